@@ -1,0 +1,270 @@
+"""Constraints: conditions of a kernel record on a problem and on this machine.
+
+A constraint is a small value with `fields` (the facets it reads) and `reject(problem, machine)`, which
+gives None or a `Rejection`: a stable code, a sentence, a remedy. Constraints never raise and never look
+past the problem; the whole list of a record is always evaluated, so that every reason is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from kernelhub.dispatch.machine import Machine
+    from kernelhub.dispatch.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a kernel cannot run a problem.
+
+    Attributes:
+        code: stable identifier, e.g. ``"capability"``; part of the public interface.
+        reason: one sentence with the value that is wrong.
+        remedy: what the user can do; empty when nothing can be done on this machine.
+    """
+
+    code: str
+    reason: str
+    remedy: str = ""
+
+
+class Constraint(Protocol):
+    """What the selector asks of a constraint."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Facets of the problem that `reject` reads."""
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        """None if the kernel may run, else why not."""
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Devices that the kernel runs on.
+
+    Args:
+        vendor: ``"nvidia"``, ``"amd"`` or ``"cpu"``.
+        at_least: lowest compute capability, inclusive.
+        below: lowest compute capability that is too new, exclusive; None for no limit.
+        only: exact capabilities; a kernel compiled for one architecture lists it here.
+        arch: exact architecture names, where there is no compute capability.
+    """
+
+    vendor: str
+    at_least: tuple[int, int] | None = None
+    below: tuple[int, int] | None = None
+    only: tuple[tuple[int, int], ...] = ()
+    arch: tuple[str, ...] = ()
+
+    fields = ("device",)
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        device = problem.device
+        if device.vendor != self.vendor:
+            return Rejection("vendor", f"runs on {self}; {device.name} is not one")
+        sm = device.capability
+        if (
+            (self.at_least is not None and sm < self.at_least)
+            or (self.below is not None and sm >= self.below)
+            or (self.only and sm not in self.only)
+            or (self.arch and device.arch not in self.arch)
+        ):
+            return Rejection("capability", f"runs on {self}; {device.name} is {device.arch}")
+        return None
+
+    def __str__(self) -> str:
+        if self.vendor == "cpu":
+            return "CPUs"
+        vendor = {"nvidia": "NVIDIA", "amd": "AMD"}.get(self.vendor, self.vendor)
+        if self.arch:
+            return f"{vendor} {' and '.join(self.arch)}"
+        if self.only:
+            return f"{vendor} {' and '.join(_sm(sm) for sm in self.only)}"
+        if self.at_least and self.below:
+            return f"{vendor} GPUs from {_sm(self.at_least)}, older than {_sm(self.below)}"
+        return f"{vendor} GPUs from {_sm(self.at_least)} on" if self.at_least else f"{vendor} GPUs"
+
+
+def _sm(capability: tuple[int, int]) -> str:
+    return f"sm_{capability[0]}{capability[1]}"
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """At least one of the alternatives must hold; the reasons of all are joined."""
+
+    alternatives: tuple[Constraint, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple({name: None for item in self.alternatives for name in item.fields})
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        rejections = []
+        for alternative in self.alternatives:
+            rejection = alternative.reject(problem, machine)
+            if rejection is None:
+                return None
+            rejections.append(rejection)
+        reason = "; ".join(rejection.reason for rejection in rejections)
+        remedy = next((rejection.remedy for rejection in rejections if rejection.remedy), "")
+        return Rejection(rejections[0].code, reason, remedy)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The facet has one of a few values."""
+
+    field: str
+    values: tuple[Any, ...]
+    code: str = "value"
+    why: str = ""
+    remedy: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        value = getattr(problem, self.field)
+        if value in self.values:
+            return None
+        allowed = ", ".join(map(str, self.values))
+        return Rejection(self.code, _because(f"{self.field} is {value}, not one of {allowed}", self.why), self.remedy)
+
+
+def dtype_in(field: str, *dtypes: str, why: str = "", remedy: str = "") -> OneOf:
+    """The facet is one of these dtypes, named as in torch: ``"bfloat16"``, ``"float8_e4m3fn"``."""
+    return OneOf(field, dtypes, "dtype", why, remedy)
+
+
+@dataclass(frozen=True)
+class Between:
+    """The facet lies between two bounds, both inclusive."""
+
+    field: str
+    low: int
+    high: int
+    why: str = ""
+    remedy: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        value = getattr(problem, self.field)
+        if self.low <= value <= self.high:
+            return None
+        return Rejection(
+            "range",
+            _because(f"{self.field} is {value}, outside {self.low} to {self.high}", self.why),
+            self.remedy,
+        )
+
+
+@dataclass(frozen=True)
+class MultipleOf:
+    """The facet is divisible by a number; the nearest legal value is offered."""
+
+    field: str
+    divisor: int
+    why: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        value = getattr(problem, self.field)
+        if value % self.divisor == 0:
+            return None
+        legal = -(-value // self.divisor) * self.divisor
+        reason = _because(f"{self.field} is {value}, not a multiple of {self.divisor}", self.why)
+        return Rejection("divisibility", reason, f"pad {self.field} to {legal}")
+
+
+@dataclass(frozen=True)
+class SameValue:
+    """Two facets have the same value."""
+
+    field: str
+    other: str
+    why: str = ""
+    remedy: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field, self.other)
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        left, right = getattr(problem, self.field), getattr(problem, self.other)
+        if left == right:
+            return None
+        return Rejection(
+            "mismatch", _because(f"{self.field} is {left} but {self.other} is {right}", self.why), self.remedy
+        )
+
+
+@dataclass(frozen=True)
+class Anything:
+    """The kernel takes any value of these facets that the op's contract allows."""
+
+    fields: tuple[str, ...]
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        return None
+
+
+def anything(*fields: str) -> Anything:
+    """Say that the kernel has no limit on these facets; a record may not stay silent about one."""
+    return Anything(fields)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A limit that needs code: a function of the problem that gives a reason or None.
+
+    Args:
+        reads: the facets that `check` reads.
+        check: problem -> what is wrong, as a sentence, or None.
+        code: stable code of the rejection.
+        remedy: what the user can do.
+    """
+
+    reads: tuple[str, ...]
+    check: Callable[[Any], str | None]
+    code: str = "rule"
+    remedy: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.reads
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        reason = self.check(problem)
+        return None if reason is None else Rejection(self.code, reason, self.remedy)
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that must be installed in a fitting version (see `probes.package`)."""
+
+    name: str
+    versions: str = ""
+    distribution: str | None = None
+    install: str = ""
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.package(self)
+        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+def _because(fact: str, why: str) -> str:
+    return f"{fact} ({why})" if why else fact

@@ -1,0 +1,151 @@
+"""Saying what should run: for a block of code (`use`, `strict`) or for the process (`configure`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from torch.compiler import is_dynamo_compiling
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.policy import Layer, Names, Wish
+from kernelhub.errors import ConfigurationError
+
+NamesLike = str | Sequence[str]
+WishLike = NamesLike | Mapping[str, NamesLike]
+
+_interned: dict[tuple[Any, ...], Layer] = {}
+
+
+class use(contextlib.ContextDecorator):
+    """Say what runs inside a block: task-local, nestable, also a decorator.
+
+    Args:
+        backend: these, for every op.
+        prefer: rank these first where they can run: names, or a mapping of op to names.
+        disable: never these: names, or a mapping of op to names.
+        deterministic: only kernels that repeat bit for bit.
+        batch_invariant: only kernels whose rows do not depend on the rest of the batch.
+        strict: never fall to another kernel; raise instead.
+        unsafe: let an explicit choice run past its kernel's own limits and known defects.
+        ops: for each op named, the backends or kernels that run it, first able first.
+
+    Raises:
+        ConfigurationError: a name means no op, no backend and no kernel.
+
+    Example:
+        >>> import kernelhub
+        >>> with kernelhub.use(paged_attention="torch", disable="torch.sdpa"):
+        ...     pass
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: NamesLike | None = None,
+        prefer: WishLike = (),
+        disable: WishLike = (),
+        deterministic: bool | None = None,
+        batch_invariant: bool | None = None,
+        strict: bool | None = None,
+        unsafe: bool | None = None,
+        **ops: NamesLike,
+    ) -> None:
+        requests = dict(ops) if backend is None else {**ops, "*": backend}
+        self._layer = _layer(
+            "context", "use", requests, prefer, disable, deterministic, batch_invariant, strict, unsafe
+        )
+
+    def __enter__(self) -> use:
+        if is_dynamo_compiling():
+            raise ConfigurationError(
+                "kernelhub.use() cannot be entered inside a torch.compile region; enter it around the compiled call"
+            )
+        if not HUB.contexts_used:
+            HUB.contexts_used.append(True)
+        HUB.contexts.set((*HUB.contexts.get(), self._layer))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        HUB.contexts.set(HUB.contexts.get()[:-1])
+
+
+def strict() -> use:
+    """A block in which no choice may fall to another kernel: what cannot run raises."""
+    return use(strict=True)
+
+
+def configure(
+    *,
+    backend: NamesLike | None = None,
+    prefer: WishLike = (),
+    disable: WishLike = (),
+    deterministic: bool | None = None,
+    batch_invariant: bool | None = None,
+    strict: bool | None = None,
+    unsafe: bool | None = None,
+    **ops: NamesLike,
+) -> None:
+    """Say what runs in this process; arguments as of `use`. Replaces what an earlier call said.
+
+    Call it before serving: every choice made so far is made again at its next call.
+    """
+    requests = dict(ops) if backend is None else {**ops, "*": backend}
+    HUB.configure(
+        _layer(
+            "configure",
+            "configure",
+            requests,
+            prefer,
+            disable,
+            deterministic,
+            batch_invariant,
+            strict,
+            unsafe,
+        )
+    )
+
+
+def _layer(
+    source: str,
+    word: str,
+    requests: Mapping[str, NamesLike],
+    prefer: WishLike,
+    disable: WishLike,
+    deterministic: bool | None,
+    batch_invariant: bool | None,
+    strict: bool | None,
+    unsafe: bool | None,
+) -> Layer:
+    """The layer that the arguments describe; the same one each time the same is said."""
+
+    def wishes(said: WishLike, parameter: str) -> tuple[Wish, ...]:
+        table = said if isinstance(said, Mapping) else {"*": said}
+        return tuple(
+            Wish(op, names, source, _origin(word, parameter or op, op, names))
+            for op, likes in table.items()
+            if (names := _names(likes))
+        )
+
+    flags = (deterministic, batch_invariant, strict, unsafe)
+    parts = (wishes(requests, ""), wishes(prefer, "prefer"), wishes(disable, "disable"))
+    layer = Layer(*parts, *flags)
+    _ = HUB.settings
+    HUB.registry.check_layer(layer)
+    return _interned.setdefault((*parts, *flags), layer)
+
+
+def _names(said: NamesLike) -> Names:
+    return (said,) if isinstance(said, str) else tuple(said)
+
+
+def _origin(word: str, parameter: str, op: str, names: Names) -> str:
+    """The wish as the user wrote it, e.g. ``use(disable='triton')``."""
+    said: Any = names[0] if len(names) == 1 else list(names)
+    if parameter == op:
+        return f"{word}({'backend' if op == '*' else op}={said!r})"
+    return f"{word}({parameter}={said!r})" if op == "*" else f"{word}({parameter}={{{op!r}: {said!r}}})"

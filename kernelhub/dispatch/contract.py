@@ -1,0 +1,45 @@
+"""An op's contract: what it is asked, how a kernel must answer, and how an answer is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic
+
+from kernelhub.dispatch.problem import ProblemT, Schema
+
+
+@dataclass(frozen=True)
+class Contract(Generic[ProblemT]):
+    """One op, as its family's folder declares it.
+
+    Attributes:
+        name: the op's public name.
+        summary: one line.
+        problem: the dataclass of its facets.
+        problem_of: builds the problem from a table key and from nothing else, so that equal keys are
+            equal problems.
+        regimes: names of the phases that order lines may speak of.
+        regime: the phase of a problem.
+        adapter: the class that every kernel's target must give an instance of, made from a problem.
+        bind: makes the function that a call runs, from adapter, problem and a call counter.
+        reference: the op in plain torch, computed in float32 or the dtype asked for.
+        example: real-model inputs for tests, benchmarks and the demo.
+    """
+
+    name: str
+    summary: str
+    problem: type[ProblemT]
+    problem_of: Callable[[Any], ProblemT]
+    regimes: tuple[str, ...]
+    regime: Callable[[ProblemT], str]
+    adapter: type
+    bind: Callable[[Any, ProblemT, Callable[[], int]], Callable[..., Any]]
+    reference: Callable[..., Any]
+    example: Callable[..., Any]
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The closed set of facets."""
+        return Schema(self.problem)

@@ -1,0 +1,118 @@
+"""`explain`: the verdict on a call or a configuration, for this machine or one that is not here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.settings import did_you_mean
+from kernelhub.errors import ConfigurationError
+from kernelhub.probes.device import DeviceFacts, facts, simulated
+
+if TYPE_CHECKING:
+    from kernelhub.dispatch.op import Backend, OpFunction
+
+DeviceLike = str | torch.device | DeviceFacts | None
+
+_DTYPES = {
+    "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16",
+    "fp8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn",
+}  # fmt: skip
+
+
+def explain(
+    op: OpFunction[Any, Any, Any] | str,
+    *args: Any,
+    device: DeviceLike = None,
+    backend: Backend = None,
+    machine: Machine | None = None,
+    **kwargs: Any,
+) -> Selection[Any]:
+    """What would run, who decides, and why every other kernel does not. Nothing runs and nothing is loaded.
+
+    Args:
+        op: an op, or its name.
+        args: the call's arguments; the verdict is on that call. Without any, `kwargs` are facets of the
+            op's problem (``head_dim_qk=128, softcap=True``) and those not given keep their default.
+        device: a device that need not be here, by name (``"B200"``), by architecture (``"sm_137"``) or by
+            facts; by default that of the arguments, else the first GPU, else the CPU.
+        backend: as in the call.
+        machine: facts of another machine, e.g. a `SimulatedMachine`.
+        kwargs: the call's keyword arguments, or facets.
+
+    Raises:
+        InvalidArgument: the call breaks the op's contract.
+        ConfigurationError: unknown op, device, facet or backend.
+
+    Example:
+        >>> import kernelhub
+        >>> verdict = kernelhub.explain("attention", device="CPU", head_dim_qk=64, head_dim_vo=64)
+        >>> verdict.selected, len(verdict.decisions) == len(kernelhub.attention.kernels())
+        ('torch.packed', True)
+    """
+    function = HUB.function(op) if isinstance(op, str) else op
+    if args:
+        asked = function.op.ask(backend, args, kwargs)
+        problem = function.op.contract.problem_of(asked.key)
+        if device is not None:
+            problem = dataclasses.replace(problem, device=device_facts(device))
+    else:
+        problem = problem_from(function.op.contract, device_facts(device), kwargs)
+    return function.op.select(problem, backend, machine)
+
+
+def device_facts(device: DeviceLike) -> DeviceFacts:
+    """Facts of a device in any of the forms that `explain` takes."""
+    if isinstance(device, DeviceFacts):
+        return device
+    if device is None:
+        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if isinstance(device, str):
+        try:
+            return simulated(device)
+        except ValueError as error:
+            if device.split(":")[0] not in ("cuda", "cpu"):
+                raise ConfigurationError(f"device: {error}") from None
+            device = torch.device(device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigurationError(f"device: there is no {device} here; name one to simulate, e.g. 'H200'")
+        device = torch.device("cuda", device.index or 0)
+    return facts(device)
+
+
+def problem_from(contract: Contract[Any], device: DeviceFacts, values: dict[str, Any]) -> Any:
+    """A problem written out by its facets."""
+    facets = contract.schema.facets
+    clean: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in facets or name == "device":
+            known = [facet for facet in facets if facet != "device"]
+            raise ConfigurationError(
+                f"{contract.name} has no facet {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}"
+            )
+        clean[name] = _facet_value(contract.name, facets[name], value)
+    return contract.problem(device=device, **clean)
+
+
+def _facet_value(op: str, facet: Any, value: Any) -> Any:
+    """The value in its normal form, or an error that says what the facet takes."""
+    if isinstance(value, torch.dtype):
+        value = str(value).removeprefix("torch.")
+    if facet.name.endswith("dtype"):
+        value = _DTYPES.get(value, value)
+    if facet.semantic:
+        if value == facet.neutral or value in facet.values:
+            return value
+        allowed = [facet.neutral, *facet.values]
+    else:
+        if type(value).__name__ == facet.annotation:
+            return value
+        allowed = [facet.annotation]
+    raise ConfigurationError(f"{op}: {facet.name} is {value!r}; it takes {', '.join(map(str, allowed))}")

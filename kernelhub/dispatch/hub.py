@@ -1,0 +1,339 @@
+"""The one place that holds state and decides: registry, machine, settings, contexts, report.
+
+`HUB` is made empty at import. Records are loaded, variables read and probes asked at the first decision.
+Every question about a kernel goes through `HUB.select`; every call that misses its table through
+`HUB.commit`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from kernelhub.dispatch.constraint import Rejection
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.load import LoadFailure, load_attribute
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.policy import Layer, Names, Policy, combine
+from kernelhub.dispatch.problem import as_dict
+from kernelhub.dispatch.registry import Registered, Registry
+from kernelhub.dispatch.report import Fallback, Report, Row
+from kernelhub.dispatch.select import Selection, select
+from kernelhub.dispatch.settings import Settings, read_settings
+from kernelhub.errors import KernelUnavailable, NoKernel
+
+selection_log = logging.getLogger("kernelhub.selection")
+fallback_log = logging.getLogger("kernelhub.fallback")
+
+Layers = tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """A selection made ready: the adapter's instance and the function that a call runs.
+
+    Attributes:
+        selection: the verdict it came from.
+        adapter: instance of the op's adapter class, made for the problem.
+        run: the call, with the op's arguments in the order that the op's module says.
+        calls: how often `run` was entered.
+    """
+
+    selection: Selection[Any]
+    adapter: Any
+    run: Callable[..., Any]
+    counter: Any
+
+    @property
+    def calls(self) -> int:
+        return int(self.counter.__reduce__()[1][0])
+
+
+class Hub:
+    """State of the library in one process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.registry = Registry()
+        self.machine = Machine()
+        self.contexts: ContextVar[Layers] = ContextVar("kernelhub contexts", default=())
+        # Filled when the first context is entered, and never emptied, since a task started inside one keeps
+        # it after the block ends. Until then a call need not read the ContextVar.
+        self.contexts_used: list[bool] = []
+        self.configured: Layer = Layer()
+        self._settings: Settings | None = None
+        self._policies: dict[tuple[Layers, Names | None, str], Policy] = {}
+        self._caches: list[Callable[[], None]] = []
+        self._functions: dict[str, Any] = {}
+        self._bound: list[Bound] = []
+        self._fallbacks: dict[tuple[str, str, str], Fallback] = {}
+
+    @property
+    def settings(self) -> Settings:
+        """The environment and config file; reading them also loads the registry."""
+        if self._settings is None:
+            with self.lock:
+                if self._settings is None:
+                    self._load()
+        assert self._settings is not None
+        return self._settings
+
+    def function(self, op: str) -> Any:
+        """The public function of an op by its name."""
+        _ = self.settings
+        self.registry.check_op(op, "op")
+        return self._functions[op]
+
+    def policy(self, op: str, backend: Names | None = None, contexts: Layers = ()) -> Policy:
+        """What the user said about `op`, from every place."""
+        key = (contexts, backend, op)
+        policy = self._policies.get(key)
+        if policy is None:
+            settings = self.settings
+            layers = (
+                settings.force,
+                *reversed(contexts),
+                self.configured,
+                settings.environment,
+                settings.file,
+            )
+            policy = combine(layers)
+            if backend is not None:
+                self.registry.check_names(backend, "backend=")
+                policy = policy.asking(op, backend)
+            self._policies[key] = policy
+        return policy
+
+    def select(self, op: str, problem: Any, policy: Policy, machine: Machine | None = None) -> Selection[Any]:
+        """The verdict on one problem. `explain` and every call get theirs here."""
+        _ = self.settings
+        contract = self.registry.contracts[op]
+        return select(
+            op,
+            contract.schema,
+            problem,
+            contract.regime(problem),
+            self.registry.candidates(op),
+            machine or self.machine,
+            policy,
+        )
+
+    def commit(self, op: str, problem: Any, policy: Policy) -> Bound:
+        """Select a kernel, load its adapter and bind it; the only place where a choice may fall to the next.
+
+        Raises:
+            NoKernel: nothing that may run can run.
+            KernelUnavailable: the chosen adapter failed to load, and `strict` is on.
+        """
+        while True:
+            selection = self.select(op, problem, policy)
+            contract = self.registry.contracts[op]
+            kernel = selection.kernel
+            if kernel is None:
+                raise NoKernel(_no_kernel_message(selection, policy), selection)
+            try:
+                adapter = self._adapter(kernel, contract, problem)
+            except LoadFailure as failure:
+                self._note_failure(selection, kernel, failure, policy)
+                continue
+            counter = itertools.count()
+            bound = Bound(selection, adapter, contract.bind(adapter, problem, counter.__next__), counter)
+            self._bound.append(bound)
+            selection_log.info("%s: %s for %s (%s)", op, kernel.name, problem, selection.because)
+            return bound
+
+    def configure(self, layer: Layer) -> None:
+        """Replace what `configure` said, and forget every choice made under it."""
+        with self.lock:
+            _ = self.settings
+            self.registry.check_layer(layer)
+            self.configured = layer
+            self.forget_choices()
+
+    def reload(self) -> None:
+        """Read the environment, the config file and the plugins again, and ask every probe again."""
+        with self.lock:
+            self.machine.forget()
+            self._settings = None
+            self.forget_choices()
+            _ = self.settings
+
+    def add_backend(self, module: Any) -> Registered:
+        """Register a backend at run time."""
+        with self.lock:
+            _ = self.settings
+            registered = self.registry.add(module)
+            self.forget_choices()
+            return registered
+
+    def remove_backend(self, name: str) -> None:
+        """Forget a backend that `add_backend` registered."""
+        with self.lock:
+            self.registry.remove(name)
+            self.forget_choices()
+
+    def restore(self) -> None:
+        """Back to the state after import: nothing configured, registered, probed, chosen or reported."""
+        with self.lock:
+            self.configured = Layer()
+            self.machine.forget()
+            self._settings = None
+            self.registry = Registry()
+            self.forget_choices()
+            self.forget_report()
+
+    def on_change(self, forget: Callable[[], None]) -> None:
+        """Have `forget` called whenever choices made so far no longer hold."""
+        self._caches.append(forget)
+
+    def forget_choices(self) -> None:
+        """Empty every table of plans."""
+        with self.lock:
+            self._policies.clear()
+            for forget in self._caches:
+                forget()
+
+    def report(self) -> Report:
+        """What ran so far; choices made again after a change of configuration are counted together."""
+        calls: dict[Any, int] = {}
+        for bound in self._bound:
+            verdict = bound.selection
+            key = (verdict.op, verdict.selected, verdict.source, verdict.because, verdict.problem)
+            calls[key] = calls.get(key, 0) + bound.calls
+        rows = [
+            Row(op, kernel, count, source, because, as_dict(problem))
+            for (op, kernel, source, because, problem), count in calls.items()
+        ]
+        return Report(tuple(rows), tuple(self._fallbacks.values()))
+
+    def forget_report(self) -> None:
+        """Start the report anew."""
+        with self.lock:
+            self._bound.clear()
+            self._fallbacks.clear()
+
+    def _load(self) -> None:
+        settings = read_settings()
+        self._functions = {function.op.contract.name: function for function in _ops()}
+        contracts = [function.op.contract for function in self._functions.values()]
+        self.registry.load(contracts, settings["KERNELHUB_PLUGINS"], settings["KERNELHUB_LOAD_TIMEOUT_S"])
+        for layer in (settings.force, settings.environment, settings.file):
+            self.registry.check_layer(layer)
+        _print_events(settings["KERNELHUB_LOG"])
+        self._settings = settings
+
+    def _adapter(self, kernel: Kernel, contract: Contract[Any], problem: Any) -> Any:
+        make = load_attribute(kernel.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])
+        try:
+            adapter = make(problem)
+        except Exception as error:
+            raise LoadFailure(
+                "load_failed",
+                f"preparing it raised {type(error).__name__}: {error}",
+                "disable it and report this",
+            ) from error
+        if not isinstance(adapter, contract.adapter):
+            raise LoadFailure(
+                "load_failed",
+                f"{kernel.target} gives {type(adapter).__name__}, not a {contract.adapter.__name__}",
+                "mend the backend",
+            )
+        return adapter
+
+    def _note_failure(self, selection: Selection[Any], kernel: Kernel, failure: LoadFailure, policy: Policy) -> None:
+        """Remember why a chosen kernel could not be loaded; raise if nothing may take its place."""
+        rejection = Rejection(failure.code, failure.reason, failure.remedy)
+        op = selection.op
+        failed = [kernel]
+        if failure.code == "load_timeout":  # the rest of the backend would hang on the same import
+            failed = [k for k in self.registry.candidates(op).kernels if k.backend == kernel.backend]
+        for item in failed:
+            self.machine.load_failures[op, item.name] = rejection
+        if policy.strict:
+            raise KernelUnavailable(
+                f"{op}: {kernel.name} was chosen ({selection.because}) but {failure.reason}, and strict is on; "
+                f"{failure.remedy}"
+            ) from failure
+        key = (op, kernel.name, failure.code)
+        known = self._fallbacks.get(key)
+        self._fallbacks[key] = Fallback(
+            op, kernel.name, failure.code, failure.reason, 1 + (known.count if known else 0)
+        )
+        if known is None:
+            fallback_log.warning("%s: falling past %s: %s; %s", op, kernel.name, failure.reason, failure.remedy)
+
+
+def _ops() -> tuple[Any, ...]:
+    """Every public op."""
+    functions: tuple[Any, ...] = importlib.import_module("kernelhub.ops").functions()
+    return functions
+
+
+def _no_kernel_message(selection: Selection[Any], policy: Policy) -> str:
+    request = policy.request_for(selection.op)
+    if request is None:
+        return f"{selection.op}: no registered kernel can run this."
+    return f"{selection.op}: {request.origin} asks for {' or '.join(request.names)}, which cannot run this."
+
+
+def _print_events(events: Names) -> None:
+    """Send the named events to stderr."""
+    for event in events:
+        log = logging.getLogger(f"kernelhub.{event}")
+        log.setLevel(logging.INFO)
+        if not log.handlers:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+            log.addHandler(handler)
+            log.propagate = False
+
+
+HUB = Hub()
+
+
+def report() -> Report:
+    """What ran in this process, how often, and why; print it, or take `to_dict()`."""
+    return HUB.report()
+
+
+def reload() -> None:
+    """Read the KERNELHUB_* variables, the config file and the plugins again, and ask every probe again."""
+    HUB.reload()
+
+
+@dataclass(frozen=True)
+class BackendHandle:
+    """A backend registered at run time.
+
+    Attributes:
+        registered: what was registered.
+    """
+
+    registered: Registered
+
+    def remove(self) -> None:
+        """Take the backend out again."""
+        HUB.remove_backend(self.registered.name)
+
+
+def register_backend(module: Any) -> BackendHandle:
+    """Register a backend in this process, as an entry point of `kernelhub.backends` would.
+
+    Args:
+        module: anything with `BACKEND`, `KERNELS` and optionally `KNOWN_BAD`.
+
+    Returns:
+        A handle whose `remove()` takes it out again.
+
+    Raises:
+        RegistrationError: a record contradicts the schema of its op, or a name is taken.
+    """
+    return BackendHandle(HUB.add_backend(module))

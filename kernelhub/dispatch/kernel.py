@@ -1,0 +1,114 @@
+"""A kernel record: everything selection needs to know of one implementation, as data.
+
+To add a kernel, write one record in the `kernels.py` of its backend and one adapter beside it:
+
+1. Say what it is: `op`, `name`, `summary`, `target`.
+2. Say all its limits: `features`, and `constraints` that together mention every structural facet of the
+   op's problem, if only with `anything(...)`. What is not listed is not supported.
+3. Say what it promises: `band`, `graph`, `deterministic`, `batch_invariant`, `reads_lengths`.
+
+Records are light to import; `target` is imported only once the kernel has been chosen.
+"""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+from dataclasses import dataclass
+
+from kernelhub.dispatch.constraint import Constraint
+
+
+class Band(enum.IntEnum):
+    """Where a kernel ranks that no line of `backends/order` mentions."""
+
+    REFERENCE = 0
+    PORTABLE = 1
+    TUNED = 2
+    SPECIALISED = 3
+    PLUGIN = 4
+
+
+class GraphLevel(enum.IntEnum):
+    """Which steps of an engine may be captured in a CUDA graph."""
+
+    NONE = 0
+    UNIFORM_DECODE = 1
+    FULL = 2
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of one op by one backend.
+
+    Attributes:
+        op: name of the op, e.g. ``"paged_attention"``.
+        name: ``"backend.variant"``, e.g. ``"triton.split_kv"``.
+        target: ``"module:attribute"`` of the adapter; what it must be is said by the op's contract.
+        summary: what the kernel does and for whom, in one line.
+        band: rank where no order line mentions the kernel.
+        constraints: every limit that can be told from the problem and the machine.
+        features: semantic features that the kernel honours (see `problem.feature_name`).
+        graph: what the kernel allows under CUDA-graph capture.
+        deterministic: the same call gives the same bits, run to run.
+        batch_invariant: a row's bits do not depend on the other rows of the batch.
+        reads_lengths: `begin` needs sequence lengths on the host, and syncs when they are not given.
+        source: where the algorithm or library comes from.
+    """
+
+    op: str
+    name: str
+    target: str
+    summary: str
+    band: Band
+    constraints: tuple[Constraint, ...]
+    features: frozenset[str] = frozenset()
+    graph: GraphLevel = GraphLevel.NONE
+    deterministic: bool = False
+    batch_invariant: bool = False
+    reads_lengths: bool = False
+    source: str = ""
+
+    @property
+    def backend(self) -> str:
+        return self.name.partition(".")[0]
+
+    def matches(self, pattern: str) -> bool:
+        """Does the user's word mean this kernel? A backend, a kernel's name, or a glob over names."""
+        return pattern in (self.backend, self.name) or fnmatch.fnmatchcase(self.name, pattern)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Who provides kernels: the `BACKEND` of a backend's `kernels.py`.
+
+    Attributes:
+        name: first part of its kernels' names.
+        summary: what it is, in one line.
+        package: import name of the library behind it, or "" for kernelhub itself.
+        homepage: where to read about the library.
+    """
+
+    name: str
+    summary: str
+    package: str = ""
+    homepage: str = ""
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """A kernel that gives wrong numbers somewhere: never chosen there, forced only with `unsafe=True`.
+
+    Attributes:
+        kernel: name or glob of the kernels it speaks of.
+        op: the op, or ``"*"``.
+        where: all of these must *hold* for the entry to apply.
+        symptom: what goes wrong, as a sentence.
+        issue: link to the report.
+    """
+
+    kernel: str
+    op: str
+    where: tuple[Constraint, ...]
+    symptom: str
+    issue: str

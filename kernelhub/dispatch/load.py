@@ -1,0 +1,70 @@
+"""Importing foreign code so that it can neither crash nor hang the caller.
+
+The import runs in a thread of its own: whatever it raises, SystemExit included, becomes a
+`LoadFailure`, and one that does not return in time is left behind.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+
+class LoadFailure(Exception):
+    """An import that failed, with a stable code, a reason and a remedy."""
+
+    def __init__(self, code: str, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.remedy = remedy
+
+
+def load_attribute(target: str, timeout_s: float) -> Any:
+    """The attribute that ``"module:attribute"`` names.
+
+    Raises:
+        LoadFailure: ``load_failed`` (the import raised, or there is no such attribute) or
+            ``load_timeout``.
+    """
+    name, _, attribute = target.partition(":")
+    module = load_module(name, timeout_s)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise LoadFailure("load_failed", f"{name} has no attribute {attribute}", "reinstall its package") from None
+
+
+def load_module(name: str, timeout_s: float) -> ModuleType:
+    """Import a module, waiting at most `timeout_s`."""
+    done = sys.modules.get(name)
+    if done is not None and not getattr(getattr(done, "__spec__", None), "_initializing", False):
+        return done
+    outcome: list[ModuleType | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(importlib.import_module(name))
+        except BaseException as error:  # SystemExit from a foreign package must not end the process
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name=f"import {name}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not outcome:
+        raise LoadFailure(
+            "load_timeout",
+            f"importing {name} did not return within {timeout_s:g} s",
+            "disable its backend, or raise KERNELHUB_LOAD_TIMEOUT_S",
+        )
+    result = outcome[0]
+    if isinstance(result, ModuleType):
+        return result
+    raise LoadFailure(
+        "load_failed",
+        f"importing {name} raised {type(result).__name__}: {result}",
+        "mend or remove the package it comes from, or disable its backend",
+    ) from result

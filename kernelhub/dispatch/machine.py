@@ -1,0 +1,87 @@
+"""The facts of this machine that are not facts of a device: packages, caches, what failed to load.
+
+A `Machine` is handed to the pure selector, so that a test or `explain` can hand it another one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping
+
+from packaging.specifiers import SpecifierSet
+
+from kernelhub.dispatch.constraint import Package, Rejection
+from kernelhub.probes.finding import Finding, found, lacking
+from kernelhub.probes.package import package
+
+
+class Machine:
+    """What probes find here, each asked once until `forget`.
+
+    Attributes:
+        load_failures: (op, kernel) whose adapter could not be imported or prepared here, and why.
+    """
+
+    def __init__(self) -> None:
+        self._findings: dict[Hashable, Finding] = {}
+        self.load_failures: dict[tuple[str, str], Rejection] = {}
+
+    def package(self, wanted: Package) -> Finding:
+        """Is the package here, in a version that fits?"""
+        return self.ask(
+            wanted,
+            lambda: package(wanted.name, wanted.versions, distribution=wanted.distribution, install=wanted.install),
+        )
+
+    def variable(self, name: str) -> str:
+        """An environment variable of another project that a record depends on, as it was first seen."""
+        return self.ask(("variable", name), lambda: found(name, os.environ.get(name), name)).value or ""
+
+    def ask(self, key: Hashable, probe: Callable[[], Finding]) -> Finding:
+        """The finding of `probe`, remembered under `key`."""
+        finding = self._findings.get(key)
+        if finding is None:
+            finding = self._findings[key] = probe()
+        return finding
+
+    def forget(self) -> None:
+        """Ask every probe again at its next use."""
+        self._findings.clear()
+        self.load_failures.clear()
+
+
+class SimulatedMachine(Machine):
+    """A machine with exactly these packages, for golden tables and what-if questions.
+
+    Args:
+        packages: import name to version.
+        variables: environment variables, as `Machine.variable` would see them.
+        findings: answers of other probes by their key; a probe not listed here finds what it asks for.
+    """
+
+    def __init__(
+        self,
+        packages: Mapping[str, str],
+        variables: Mapping[str, str] | None = None,
+        findings: Mapping[Hashable, Finding] | None = None,
+    ) -> None:
+        super().__init__()
+        self._packages = dict(packages)
+        self._variables = dict(variables or {})
+        self._given = dict(findings or {})
+
+    def package(self, wanted: Package) -> Finding:
+        version = self._packages.get(wanted.name)
+        remedy = wanted.install or f'pip install "{wanted.distribution or wanted.name}{wanted.versions}"'
+        if version is None:
+            return lacking(wanted.name, "package_missing", f"{wanted.name} is not installed", remedy)
+        if version not in SpecifierSet(wanted.versions, prereleases=True):
+            reason = f"{wanted.name} {version} is installed, {wanted.versions} is needed"
+            return lacking(wanted.name, "package_version", reason, remedy, version)
+        return found(wanted.name, version, f"{wanted.name} {version}")
+
+    def variable(self, name: str) -> str:
+        return self._variables.get(name, "")
+
+    def ask(self, key: Hashable, probe: Callable[[], Finding]) -> Finding:
+        return self._given.get(key) or found(str(key), None, "simulated")

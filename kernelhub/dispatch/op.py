@@ -1,0 +1,161 @@
+"""The table of plans behind one op, and what hangs on its function.
+
+An op's function computes a key from its arguments and asks `table.get(key)`, or under an override
+`Op.override`, for the function to run. Where that gives none it checks its arguments and asks
+`Op.decide`, which decides once and remembers. The key is made of the op's declared facets, and the
+problem is made from the key alone: equal keys give equal selections.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.explain import explain
+from kernelhub.dispatch.hub import HUB, Bound, Layers
+from kernelhub.dispatch.policy import Names
+from kernelhub.dispatch.problem import ProblemT
+from kernelhub.dispatch.select import Selection
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+PlanT = TypeVar("PlanT", covariant=True)
+
+Backend = str | tuple[str, ...] | list[str] | None
+Key = Hashable
+Run = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Passed as ``backend=`` it makes an op check its arguments and answer with its key instead of running.
+
+    So `prepare` and `explain` read a call exactly as the call itself would be read.
+    """
+
+    backend: Backend
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an op answers to `Ask`: its key, and the arguments as its `run` would get them."""
+
+    key: Key
+    arguments: tuple[Any, ...]
+
+
+class Op(Generic[ProblemT]):
+    """Decides for one op and remembers.
+
+    Attributes:
+        contract: what the op is.
+        table: key -> function to run, where neither the call nor a context says otherwise.
+    """
+
+    def __init__(self, contract: Contract[ProblemT]) -> None:
+        self.contract = contract
+        self.function: Callable[..., Any]
+        self.table: dict[Key, Run] = {}
+        self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
+        self._bound: dict[tuple[Names | None, Layers, Key], Bound] = {}
+        HUB.on_change(self._forget)
+
+    def override(self, key: Key, backend: Backend | Ask) -> Run | None:
+        """The function to run where the call or a context says what it wants; None if not yet decided."""
+        if type(backend) is list:
+            backend = tuple(backend)
+        return self._overrides.get((cast(Backend, backend), HUB.contexts.get(), key))
+
+    def decide(self, key: Key, backend: Backend | Ask) -> Run:
+        """The function to run for a key that is new; the op has checked its arguments."""
+        if isinstance(backend, Ask):
+            return lambda *arguments: Asked(key, arguments)
+        if type(backend) is list:
+            backend = tuple(backend)
+        contexts = HUB.contexts.get()
+        with HUB.lock:
+            bound = self.bound_for(key, backend)
+            if backend is None and not contexts:
+                self.table[key] = bound.run
+            self._overrides[backend, contexts, key] = bound.run
+        return bound.run
+
+    def bound_for(self, key: Key, backend: Backend) -> Bound:
+        """The verdict on a key, made ready."""
+        contexts = HUB.contexts.get()
+        names = _names(backend)
+        with HUB.lock:
+            bound = self._bound.get((names, contexts, key))
+            if bound is None:
+                policy = HUB.policy(self.contract.name, names, contexts)
+                bound = HUB.commit(self.contract.name, self.contract.problem_of(key), policy)
+                self._bound[names, contexts, key] = bound
+        return bound
+
+    def ask(self, backend: Backend, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Asked:
+        """How the op's function reads these arguments."""
+        asked: Asked = self.function(*args, **kwargs, backend=Ask(backend))
+        return asked
+
+    def select(self, problem: ProblemT, backend: Backend, machine: Any = None) -> Selection[ProblemT]:
+        """The verdict alone; nothing is loaded."""
+        policy = HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
+        return HUB.select(self.contract.name, problem, policy, machine)
+
+    def kernels(self) -> tuple[str, ...]:
+        """Names of every registered kernel, sorted."""
+        _ = HUB.settings
+        return tuple(sorted(kernel.name for kernel in HUB.registry.candidates(self.contract.name).kernels))
+
+    def _forget(self) -> None:
+        self.table.clear()
+        self._overrides.clear()
+        self._bound.clear()
+
+
+def _names(backend: Backend) -> Names | None:
+    """``backend=`` as a tuple of names."""
+    if backend is None:
+        return None
+    return (backend,) if isinstance(backend, str) else tuple(backend)
+
+
+class OpFunction(Protocol[P, R, PlanT]):
+    """A public op: a function, with its plans, verdicts and reference hanging on it."""
+
+    __name__: str
+    __doc__: str | None
+    op: Op[Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PlanT:
+        """Choose once, for arguments like these; see `kernelhub.dispatch.plan`."""
+
+    def explain(self, *args: Any, **kwargs: Any) -> Selection[Any]:
+        """The verdict on arguments like these; see `kernelhub.explain`."""
+
+    def kernels(self) -> tuple[str, ...]:
+        """Names of every registered kernel, sorted."""
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The op in plain torch."""
+
+
+def publish(op: Op[Any], prepare: Callable[..., PlanT]) -> Callable[[Callable[P, R]], OpFunction[P, R, PlanT]]:
+    """Make a function the public face of an op, with plans, verdicts and reference hanging on it."""
+
+    def decorate(function: Callable[P, R]) -> OpFunction[P, R, PlanT]:
+        public = cast(Any, function)
+        op.function = function
+        public.op = op
+        public.prepare = prepare
+        public.explain = functools.partial(explain, public)
+        public.reference = op.contract.reference
+        public.kernels = op.kernels
+        return cast("OpFunction[P, R, PlanT]", public)
+
+    return decorate

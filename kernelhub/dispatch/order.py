@@ -1,0 +1,53 @@
+"""The heuristic: which kernel is expected fastest, read from data in `backends/order`.
+
+A line says, for a family of devices and a regime of the op, in which order kernels are tried, and on
+what evidence. A kernel in no line is placed by its band: before the first listed kernel of a lower
+band, so a new kernel can be reached without touching any line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.probes.device import DeviceFacts
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of an op's order file.
+
+    Attributes:
+        family: `DeviceFacts.family` it holds for.
+        regime: a regime of the op's contract, or ``"*"``.
+        kernels: names, best first.
+        evidence: a measurement with device, versions and date, or a source.
+    """
+
+    family: str
+    regime: str
+    kernels: tuple[str, ...]
+    evidence: str
+
+
+def line_for(lines: Iterable[Line], device: DeviceFacts, regime: str) -> Line | None:
+    """The line that holds: the exact regime before ``"*"``."""
+    fitting = [line for line in lines if line.family == device.family and line.regime in (regime, "*")]
+    return min(fitting, key=lambda line: line.regime == "*", default=None)
+
+
+def ranked(kernels: Sequence[Kernel], line: Line | None) -> list[Kernel]:
+    """All kernels, best first. The order is total: line, then band, then name."""
+    by_band = sorted(kernels, key=lambda kernel: (-kernel.band, kernel.name))
+    if line is None:
+        return by_band
+    position = {name: index for index, name in enumerate(line.kernels)}
+    listed = sorted((kernel for kernel in by_band if kernel.name in position), key=lambda k: position[k.name])
+    result: list[Kernel] = []
+    unlisted = [kernel for kernel in by_band if kernel.name not in position]
+    for kernel in listed:
+        while unlisted and unlisted[0].band > kernel.band:
+            result.append(unlisted.pop(0))
+        result.append(kernel)
+    return result + unlisted

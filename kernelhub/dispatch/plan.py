@@ -1,0 +1,61 @@
+"""A plan is a selection bound and ready: `plan.run(...)` is a plain call.
+
+Selection is static: once per layer configuration. An op's own plan class adds `begin`, the metadata of
+one engine step, shared by all layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.kernel import GraphLevel
+from kernelhub.dispatch.select import Selection
+
+
+class Plan:
+    """What all plans have in common.
+
+    Attributes:
+        selection: the verdict that the plan was made from.
+        run: the call; its arguments are said by the op's plan class.
+        adapter: the chosen kernel's adapter, made for the problem.
+    """
+
+    __slots__ = ("adapter", "run", "selection")
+
+    def __init__(self, bound: Bound, run: Callable[..., Any]) -> None:
+        self.selection: Selection[Any] = bound.selection
+        self.adapter: Any = bound.adapter
+        self.run: Callable[..., Any] = run
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel that runs."""
+        assert self.selection.kernel is not None
+        return self.selection.kernel.name
+
+    @property
+    def graph(self) -> GraphLevel:
+        """What may be captured in a CUDA graph."""
+        assert self.selection.kernel is not None
+        return self.selection.kernel.graph
+
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether a step needs sequence lengths on the host, and syncs if they are not given."""
+        assert self.selection.kernel is not None
+        return self.selection.kernel.reads_lengths
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal choices: a digest of op, problem and kernel."""
+        verdict = self.selection.to_dict()
+        text = json.dumps([verdict["op"], verdict["problem"], self.kernel], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.kernel} {self.fingerprint}>"

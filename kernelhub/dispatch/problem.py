@@ -1,0 +1,99 @@
+"""A problem is all that selection may look at for one call, and its schema is closed.
+
+An op declares its problem as a frozen dataclass of facets. A facet is a device, a dtype, a dimension,
+a layout, a bit or a size *bucket*; never a token count. Facets are of two kinds:
+
+* structural (`facet`): dtypes, dimensions. Every kernel record must say something about each.
+* semantic (`feature`): softcap, window, sinks, ... Away from its neutral value such a facet changes
+  the result, and a record that does not list it cannot be chosen. A feature whose value is True is
+  listed by its name (``"softcap"``), any other value by name and value (``"kv_layout=HND"``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from kernelhub.probes.device import DeviceFacts
+
+
+class Problem(Protocol):
+    """What every op's problem has in common: a frozen dataclass that knows its device."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def device(self) -> DeviceFacts: ...
+
+
+ProblemT = TypeVar("ProblemT", bound=Problem)
+
+
+def facet(doc: str, **default: Any) -> Any:
+    """A structural field of a problem, which every kernel record must constrain."""
+    return field(metadata={"doc": doc, "kind": "structural"}, **default)
+
+
+def feature(doc: str, neutral: Any, values: tuple[Any, ...] = (True,)) -> Any:
+    """A semantic field of a problem: `neutral` asks for nothing, each of `values` for a feature."""
+    return field(default=neutral, metadata={"doc": doc, "kind": "semantic", "neutral": neutral, "values": values})
+
+
+@dataclass(frozen=True)
+class Facet:
+    """One declared field of a problem, as read back from its dataclass."""
+
+    name: str
+    doc: str
+    semantic: bool
+    neutral: Any
+    values: tuple[Any, ...]
+    annotation: str
+
+
+class Schema:
+    """The closed set of facets of one op."""
+
+    def __init__(self, problem_type: type) -> None:
+        self.problem_type = problem_type
+        self.facets: dict[str, Facet] = {}
+        for item in dataclasses.fields(problem_type):
+            if "kind" not in item.metadata:
+                raise TypeError(f"{problem_type.__name__}.{item.name} must be declared with facet() or feature()")
+            meta = item.metadata
+            self.facets[item.name] = Facet(
+                item.name,
+                meta["doc"],
+                meta["kind"] == "semantic",
+                meta.get("neutral"),
+                meta.get("values", ()),
+                str(item.type),
+            )
+        self.structural = frozenset(name for name, item in self.facets.items() if not item.semantic)
+        self._semantic = tuple((item.name, item.neutral) for item in self.facets.values() if item.semantic)
+        self.features = frozenset(
+            feature_name(item.name, value) for item in self.facets.values() if item.semantic for value in item.values
+        )
+
+    def features_used(self, problem: Problem) -> list[str]:
+        """Names of the features that `problem` asks for."""
+        used = []
+        for name, neutral in self._semantic:
+            value = getattr(problem, name)
+            if value != neutral:
+                used.append(feature_name(name, value))
+        return used
+
+
+def feature_name(name: str, value: object) -> str:
+    """How a record lists a feature: by name if it is a bit, else by name and value."""
+    return name if value is True else f"{name}={value}"
+
+
+def as_dict(problem: Problem) -> dict[str, Any]:
+    """The facets of a problem as plain values, the device by its name and architecture."""
+    plain = {item.name: getattr(problem, item.name) for item in dataclasses.fields(problem)}
+    plain["device"] = str(problem.device)
+    return plain

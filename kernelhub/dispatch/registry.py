@@ -1,0 +1,222 @@
+"""Which ops, backends, kernels and order lines there are.
+
+Built-in backends are the folders of `kernelhub.backends`; third-party ones are named by the entry-point
+group ``kernelhub.backends``. Both are modules with `BACKEND`, `KERNELS` and optionally `KNOWN_BAD`, and
+go through the same `add`, which refuses a record that contradicts its op's schema.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import importlib.util
+import logging
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
+from kernelhub.dispatch.load import LoadFailure, load_module
+from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.policy import Layer
+from kernelhub.dispatch.problem import Schema
+from kernelhub.dispatch.select import Candidates
+from kernelhub.dispatch.settings import did_you_mean
+from kernelhub.errors import ConfigurationError, RegistrationError
+
+ENTRY_POINT_GROUP = "kernelhub.backends"
+_BACKENDS = "kernelhub.backends"
+_ORDER = "kernelhub.backends.order"
+
+logger = logging.getLogger("kernelhub.plugins")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A backend that is registered, or the reason why it could not be.
+
+    Attributes:
+        backend: its record; None if it is broken before giving one.
+        name: its name, also when broken.
+        origin: the module it came from.
+        kernels: its records.
+        known_bad: its known defects.
+        error: why nothing of it is registered; empty if all is.
+    """
+
+    name: str
+    origin: str
+    backend: Backend | None = None
+    kernels: tuple[Kernel, ...] = ()
+    known_bad: tuple[KnownBad, ...] = ()
+    error: str = ""
+
+
+@dataclass
+class Registry:
+    """The registered ops and backends. The only registry there is; it lives in the hub."""
+
+    contracts: dict[str, Contract[Any]] = field(default_factory=dict)
+    backends: dict[str, Registered] = field(default_factory=dict)
+    _candidates: dict[str, Candidates] = field(default_factory=dict)
+
+    def load(self, contracts: Iterable[Contract[Any]], plugins: tuple[str, ...], timeout_s: float) -> None:
+        """Register every op, every built-in backend, and the plugins that `plugins` allows."""
+        self.contracts = {contract.name: contract for contract in contracts}
+        self.backends = {}
+        for name in _builtin_names():
+            self.add(importlib.import_module(f"{_BACKENDS}.{name}.kernels"), builtin=True)
+        for entry in _allowed_entry_points(plugins):
+            self._add_plugin(entry, timeout_s)
+
+    def add(self, module: ModuleType | Any, *, builtin: bool = False) -> Registered:
+        """Register the backend that `module` describes.
+
+        Raises:
+            RegistrationError: a record contradicts the schema of its op, or a name is taken.
+        """
+        origin = getattr(module, "__name__", repr(module))
+        try:
+            backend, kernels = module.BACKEND, tuple(module.KERNELS)
+        except AttributeError as error:
+            raise RegistrationError(f"{origin}: a backend module needs BACKEND and KERNELS ({error})") from None
+        known_bad = tuple(getattr(module, "KNOWN_BAD", ()))
+        if backend.name in self.backends and not self.backends[backend.name].error:
+            raise RegistrationError(
+                f"{origin}: backend {backend.name!r} is already registered from {self.backends[backend.name].origin}"
+            )
+        names: set[tuple[str, str]] = set()
+        for kernel in kernels:
+            if (kernel.op, kernel.name) in names:
+                raise RegistrationError(f"{origin}: two records are named {kernel.name} for {kernel.op}")
+            names.add((kernel.op, kernel.name))
+            contract = self.contracts.get(kernel.op)
+            if contract is None:
+                raise RegistrationError(
+                    f"{origin}: {kernel.name} is for unknown op {kernel.op!r}{did_you_mean(kernel.op, self.contracts)}"
+                )
+            check_record(kernel, backend, contract.schema, builtin=builtin)
+        registered = Registered(backend.name, origin, backend, kernels, known_bad)
+        self.backends[backend.name] = registered
+        self._candidates.clear()
+        return registered
+
+    def remove(self, name: str) -> None:
+        """Forget a backend."""
+        self.backends.pop(name, None)
+        self._candidates.clear()
+
+    def candidates(self, op: str) -> Candidates:
+        """Every record of `op`, with its order lines and known defects."""
+        found = self._candidates.get(op)
+        if found is None:
+            kernels = tuple(k for item in self.backends.values() for k in item.kernels if k.op == op)
+            known_bad = tuple(entry for item in self.backends.values() for entry in item.known_bad)
+            found = self._candidates[op] = Candidates(kernels, order_lines(self.contracts[op], kernels), known_bad)
+        return found
+
+    def check_layer(self, layer: Layer) -> None:
+        """Refuse words that mean no op, no backend and no kernel, naming where they were said."""
+        for wish in (*layer.requests, *layer.prefers, *layer.disables):
+            self.check_op(wish.ops, wish.origin)
+            self.check_names(wish.names, wish.origin)
+
+    def check_names(self, names: Iterable[str], origin: str) -> None:
+        """Refuse a word that means no backend and no kernel."""
+        kernels = [kernel for item in self.backends.values() for kernel in item.kernels]
+        for name in names:
+            if name not in self.backends and not any(kernel.matches(name) for kernel in kernels):
+                known = [*self.backends, *(kernel.name for kernel in kernels)]
+                raise ConfigurationError(
+                    f"{origin}: {name!r} is no backend and no kernel{did_you_mean(name, known)}; "
+                    "`kernelhub backends` lists them"
+                )
+
+    def check_op(self, pattern: str, origin: str) -> None:
+        """Refuse a word that means no op."""
+        if not any(fnmatch.fnmatchcase(op, pattern) for op in self.contracts):
+            raise ConfigurationError(
+                f"{origin}: {pattern!r} is no op{did_you_mean(pattern, self.contracts)}; "
+                f"there are {', '.join(self.contracts)}"
+            )
+
+    def _add_plugin(self, entry: metadata.EntryPoint, timeout_s: float) -> None:
+        """A plugin that cannot be registered is noted with its reason and warned of once; nothing else suffers."""
+        try:
+            self.add(load_module(entry.value.partition(":")[0], timeout_s))
+        except (LoadFailure, RegistrationError) as error:
+            self.backends.setdefault(entry.name, Registered(entry.name, entry.value, error=str(error)))
+            logger.warning("backend %s (%s) is not available: %s", entry.name, entry.value, error)
+
+
+def check_record(kernel: Kernel, backend: Backend, schema: Schema, *, builtin: bool) -> None:
+    """Refuse a record that says something the schema does not know, or stays silent where it must speak."""
+    where = f"kernel {kernel.name} for {kernel.op}"
+    if kernel.backend != backend.name or kernel.name == backend.name:
+        raise RegistrationError(f"{where}: the name must be '{backend.name}.<variant>'")
+    module, colon, attribute = kernel.target.partition(":")
+    if not (module and colon and attribute):
+        raise RegistrationError(f"{where}: target {kernel.target!r} is not 'module:attribute'")
+    for name in kernel.features:
+        if name not in schema.features:
+            raise RegistrationError(f"{where}: unknown feature {name!r}{did_you_mean(name, schema.features)}")
+    mentioned: set[str] = set()
+    for constraint in kernel.constraints:
+        for name in constraint.fields:
+            if name not in schema.facets:
+                raise RegistrationError(f"{where}: unknown facet {name!r}{did_you_mean(name, schema.facets)}")
+            mentioned.add(name)
+    silent = sorted(schema.structural - mentioned)
+    if silent:
+        raise RegistrationError(
+            f"{where}: says nothing about {', '.join(silent)}; constrain them, or write anything(...)"
+        )
+    if not builtin and kernel.band is not Band.PLUGIN:
+        raise RegistrationError(f"{where}: a third-party kernel has band PLUGIN, not {kernel.band.name}")
+
+
+def order_lines(contract: Contract[Any], kernels: Iterable[Kernel]) -> tuple[Line, ...]:
+    """The lines of `backends/order/<op>.py`, checked against ops and kernels; none if there is no such file."""
+    name = f"{_ORDER}.{contract.name}"
+    if importlib.util.find_spec(name) is None:
+        return ()
+    lines: tuple[Line, ...] = importlib.import_module(name).LINES
+    known = {kernel.name for kernel in kernels}
+    seen: set[tuple[str, str]] = set()
+    for line in lines:
+        where = f"{name}: {line.family}/{line.regime}"
+        if line.regime not in (*contract.regimes, "*"):
+            raise RegistrationError(f"{where}: {contract.name} has no such regime; it has {contract.regimes}")
+        if (line.family, line.regime) in seen:
+            raise RegistrationError(f"{where}: two lines")
+        seen.add((line.family, line.regime))
+        unknown = [kernel for kernel in line.kernels if kernel not in known]
+        if unknown:
+            raise RegistrationError(f"{where}: unknown kernel {unknown[0]}{did_you_mean(unknown[0], known)}")
+        if not line.evidence:
+            raise RegistrationError(f"{where}: a line needs its evidence")
+    return lines
+
+
+def _builtin_names() -> list[str]:
+    package = importlib.import_module(_BACKENDS)
+    return sorted(item.name for item in pkgutil.iter_modules(package.__path__) if item.ispkg and item.name != "order")
+
+
+def _allowed_entry_points(plugins: tuple[str, ...]) -> list[metadata.EntryPoint]:
+    if plugins == ("none",):
+        return []
+    entries = sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)
+    if plugins in ((), ("all",)):
+        return entries
+    for name in plugins:
+        if name not in {entry.name for entry in entries}:
+            known = [entry.name for entry in entries]
+            raise ConfigurationError(
+                f"KERNELHUB_PLUGINS: no installed plugin is named {name!r}{did_you_mean(name, known)}"
+            )
+    return [entry for entry in entries if entry.name in plugins]

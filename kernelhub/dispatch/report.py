@@ -1,0 +1,53 @@
+"""What ran, how often, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One choice that was made ready, with the calls that used it."""
+
+    op: str
+    kernel: str
+    calls: int
+    source: str
+    because: str
+    problem: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A kernel that was chosen automatically but could not be loaded, so that the next one ran."""
+
+    op: str
+    kernel: str
+    code: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything this process has dispatched; `str` for people, `to_dict` for machines."""
+
+    rows: tuple[Row, ...]
+    fallbacks: tuple[Fallback, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rows": [vars(row) for row in self.rows],
+            "fallbacks": [vars(fallback) for fallback in self.fallbacks],
+        }
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "nothing has run yet"
+        lines = [f"{'op':<18} {'kernel':<18} {'calls':>8}  why"]
+        lines += [f"{row.op:<18} {row.kernel:<18} {row.calls:>8}  {row.because}" for row in self.rows]
+        lines += [
+            f"fell past {item.kernel} for {item.op}, {item.count} times: {item.reason}" for item in self.fallbacks
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,259 @@
+"""The choice: a pure function of problem, kernels, machine and policy.
+
+`select` returns a `Selection` with one decision for every registered kernel of the op. `explain`
+returns the same object by the same call, so the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from kernelhub.dispatch.constraint import Rejection
+from kernelhub.dispatch.kernel import Kernel, KnownBad
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.order import Line, line_for, ranked
+from kernelhub.dispatch.policy import Policy, Wish
+from kernelhub.dispatch.problem import ProblemT, Schema, as_dict
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about one kernel.
+
+    Attributes:
+        kernel: its name.
+        accepted: whether it could run this problem under this policy.
+        code: ``"selected"``, ``"outranked"``, or the stable code of the first rejection.
+        reason: a sentence.
+        remedy: what would change the decision; empty if nothing would here.
+        rejections: every reason against it, the first of which gave `code`.
+    """
+
+    kernel: str
+    accepted: bool
+    code: str
+    reason: str
+    remedy: str = ""
+    rejections: tuple[Rejection, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {
+            "kernel": self.kernel,
+            "accepted": self.accepted,
+            "code": self.code,
+            "reason": self.reason,
+            "remedy": self.remedy,
+        }
+        if len(self.rejections) > 1:
+            plain["also"] = [
+                {"code": item.code, "reason": item.reason, "remedy": item.remedy} for item in self.rejections[1:]
+            ]
+        return plain
+
+
+@dataclass(frozen=True)
+class Selection(Generic[ProblemT]):
+    """The answer for one problem.
+
+    Attributes:
+        op: name of the op.
+        problem: what was looked at.
+        kernel: the record of the chosen kernel, or None if none may run.
+        source: who decided, a stable word: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``,
+            ``"environment"``, ``"file"``, ``"order"`` (a line of the heuristic), ``"band"`` (no line).
+        because: the same as a sentence, with its evidence.
+        decisions: one for every registered kernel of the op: the chosen one first, then those that were
+            outranked, best first, then the rejected by name.
+        explicit: whether the user asked for it by name; such a choice is never replaced.
+    """
+
+    op: str
+    problem: ProblemT
+    kernel: Kernel | None
+    source: str
+    because: str
+    decisions: tuple[Decision, ...]
+    explicit: bool
+
+    @property
+    def selected(self) -> str | None:
+        """Name of the chosen kernel."""
+        return self.kernel.name if self.kernel else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the keys ``op``, ``problem``, ``selected``, ``source``, ``decisions``."""
+        return {
+            "op": self.op,
+            "problem": as_dict(self.problem),
+            "selected": self.selected,
+            "source": self.source,
+            "because": self.because,
+            "decisions": [decision.to_dict() for decision in self.decisions],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.op} on {self.problem.device}: {self.selected or 'no kernel'} ({self.because})"]
+        width = max((len(decision.kernel) for decision in self.decisions), default=0)
+        for decision in self.decisions:
+            mark = "*" if decision.code == "selected" else "+" if decision.accepted else "-"
+            lines.append(f"  {mark} {decision.kernel:<{width}}  {decision.code}: {decision.reason}")
+            if decision.remedy and not decision.accepted:
+                lines.append(f"    {'':<{width}}  remedy: {decision.remedy}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What is registered for one op, as the selector sees it.
+
+    Attributes:
+        kernels: all records of the op.
+        lines: the op's heuristic.
+        known_bad: entries that speak of any of the kernels.
+    """
+
+    kernels: tuple[Kernel, ...]
+    lines: tuple[Line, ...] = ()
+    known_bad: tuple[KnownBad, ...] = ()
+
+
+def select(
+    op: str,
+    schema: Schema,
+    problem: ProblemT,
+    regime: str,
+    candidates: Candidates,
+    machine: Machine,
+    policy: Policy,
+) -> Selection[ProblemT]:
+    """Choose a kernel; read nothing but the arguments.
+
+    Args:
+        op: name of the op.
+        schema: its facets, for the features that the problem uses.
+        problem: what is asked.
+        regime: the op's name for the phase, by which order lines are found.
+        candidates: the kernels there are, their order lines and known defects.
+        machine: facts of the machine.
+        policy: what the user said.
+    """
+    features = schema.features_used(problem)
+    line = line_for(candidates.lines, problem.device, regime)
+    request = policy.request_for(op)
+    rejections = {
+        kernel.name: _rejections(op, kernel, problem, features, candidates.known_bad, machine, policy)
+        for kernel in candidates.kernels
+    }
+    able = [kernel for kernel in ranked(candidates.kernels, line) if not rejections[kernel.name]]
+    if request is not None:
+        order = _in_order_of(able, request.names)
+        source, because = request.source, request.origin
+    else:
+        wishes = [wish for wish in policy.prefers if wish.concerns(op)]
+        order = sorted(able, key=lambda kernel: [_position(wish, kernel) for wish in wishes])
+        source, because = _soft_source(order, wishes, line)
+    chosen = order[0] if order else None
+    decisions = _decisions(candidates.kernels, chosen, order, able, rejections, because, request)
+    if chosen is None:
+        because = f"none of those asked for by {because} can run" if request else "none can run"
+    return Selection(op, problem, chosen, source, because, decisions, explicit=request is not None)
+
+
+def _rejections(
+    op: str,
+    kernel: Kernel,
+    problem: Any,
+    features: Sequence[str],
+    known_bad: Sequence[KnownBad],
+    machine: Machine,
+    policy: Policy,
+) -> tuple[Rejection, ...]:
+    """Every reason against one kernel. Nothing is skipped once a reason is found."""
+    removed = [
+        Rejection("disabled", f"disabled by {wish.origin}", f"remove it from {wish.origin}")
+        for wish in policy.disables
+        if wish.concerns(op) and any(kernel.matches(name) for name in wish.names)
+    ]
+    if policy.unsafe and _asked_for(op, kernel, policy):
+        return tuple(removed)
+    found = removed
+    for constraint in kernel.constraints:
+        try:
+            rejection = constraint.reject(problem, machine)
+        except Exception as error:  # a foreign constraint must not take the call down
+            rejection = Rejection("constraint_error", f"{constraint!r} raised {error!r}")
+        if rejection is not None:
+            found.append(rejection)
+    found += [Rejection("feature", f"does not support {name}") for name in features if name not in kernel.features]
+    failure = machine.load_failures.get((op, kernel.name))
+    if failure is not None:
+        found.append(failure)
+    if policy.deterministic and not kernel.deterministic:
+        found.append(Rejection("nondeterministic", "may give other bits from run to run"))
+    if policy.batch_invariant and not kernel.batch_invariant:
+        found.append(Rejection("batch_variant", "a row's bits may depend on the rest of the batch"))
+    for entry in known_bad:
+        concerns = entry.op in ("*", op) and kernel.matches(entry.kernel)
+        if concerns and all(condition.reject(problem, machine) is None for condition in entry.where):
+            found.append(Rejection("known_bad", f"{entry.symptom} ({entry.issue})"))
+    return tuple(found)
+
+
+def _asked_for(op: str, kernel: Kernel, policy: Policy) -> bool:
+    request = policy.request_for(op)
+    return request is not None and any(kernel.matches(name) for name in request.names)
+
+
+def _in_order_of(kernels: Sequence[Kernel], names: Sequence[str]) -> list[Kernel]:
+    """The kernels that the names mean: in the order of the names, then as ranked."""
+    result: list[Kernel] = []
+    for name in names:
+        result += [kernel for kernel in kernels if kernel.matches(name) and kernel not in result]
+    return result
+
+
+def _position(wish: Wish, kernel: Kernel) -> int:
+    """Place of the kernel in a wish; behind all of it if it is not meant."""
+    return next((place for place, name in enumerate(wish.names) if kernel.matches(name)), len(wish.names))
+
+
+def _soft_source(order: Sequence[Kernel], wishes: Sequence[Wish], line: Line | None) -> tuple[str, str]:
+    """Who decided when nothing explicit was said: the strongest wish that means the winner, or the heuristic."""
+    if not order:
+        return "band", "no kernel can run"
+    wish = next((wish for wish in wishes if _position(wish, order[0]) < len(wish.names)), None)
+    if wish is not None:
+        return wish.source, f"preferred by {wish.origin}"
+    if line is not None and order[0].name in line.kernels:
+        return "order", f"first able in the order for {line.family}/{line.regime}: {line.evidence}"
+    return "band", f"highest band: {order[0].band.name.lower()}"
+
+
+def _decisions(
+    kernels: Sequence[Kernel],
+    chosen: Kernel | None,
+    order: Sequence[Kernel],
+    able: Sequence[Kernel],
+    rejections: dict[str, tuple[Rejection, ...]],
+    because: str,
+    request: Wish | None,
+) -> tuple[Decision, ...]:
+    result = []
+    if chosen is not None:
+        result.append(Decision(chosen.name, True, "selected", because))
+        result += [
+            Decision(kernel.name, True, "outranked", f"able, ranked after {order[index].name}")
+            for index, kernel in enumerate(order[1:])
+        ]
+    for kernel in able:
+        if kernel not in order and request is not None:
+            reason = f"able, but {request.origin} asks for {' or '.join(request.names)}"
+            result.append(Decision(kernel.name, False, "not_requested", reason, f"remove {request.origin}"))
+    for kernel in sorted(kernels, key=lambda kernel: kernel.name):
+        reasons = rejections[kernel.name]
+        if reasons:
+            first = reasons[0]
+            result.append(Decision(kernel.name, False, first.code, first.reason, first.remedy, reasons))
+    return tuple(result)

@@ -1,0 +1,256 @@
+"""The KERNELHUB_* variables and the config file: typed, listed in one place, read once.
+
+Each variable is declared in `VARIABLES`; a name that is not is an error with the nearest known one.
+Values are read at the first decision and again by `kernelhub.reload()`, never per call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelhub.dispatch.policy import Layer, Names, Wish
+from kernelhub.errors import ConfigurationError
+
+PREFIX = "KERNELHUB_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: full name.
+        parse: text to value; raises ValueError with what would be right.
+        default: value when the variable is unset.
+        grammar: what may be written.
+        doc: what it does, in one sentence.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    grammar: str
+    doc: str
+
+
+def parse_bool(text: str) -> bool:
+    """1, true, yes, on or 0, false, no, off, empty; in any case, spaces around ignored."""
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError(f"{text!r} is neither true (1, true, yes, on) nor false (0, false, no, off)")
+
+
+def parse_wishes(text: str) -> tuple[tuple[str, Names], ...]:
+    """``[op=]name[,name][;...]`` as (op or ``"*"``, names) pairs."""
+    pairs = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        ops, equals, words = part.rpartition("=")
+        names = tuple(filter(None, (word.strip() for word in words.split(","))))
+        if not names or (equals and not ops.strip()):
+            raise ValueError(f"{part!r} is not [op=]name[,name]")
+        pairs.append((ops.strip() or "*", names))
+    return tuple(pairs)
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{text!r} is not a positive number of seconds")
+    return seconds
+
+
+def _parse_log(text: str) -> Names:
+    words = tuple(filter(None, (word.strip().lower() for word in text.split(","))))
+    for word in words:
+        if word not in ("selection", "fallback"):
+            raise ValueError(f"{word!r} is not one of selection, fallback")
+    return words
+
+
+def _parse_names(text: str) -> Names:
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
+_WISHES = "[op=]name[,name][;...], a name being a backend, a kernel or a glob"
+
+VARIABLES = {
+    variable.name: variable
+    for variable in (
+        Variable("KERNELHUB_FORCE", parse_wishes, (), _WISHES, "Run these, whatever the code asks for, or fail."),
+        Variable("KERNELHUB_PREFER", parse_wishes, (), _WISHES, "Rank these first where they can run."),
+        Variable("KERNELHUB_DISABLE", parse_wishes, (), _WISHES, "Never run these."),
+        Variable(
+            "KERNELHUB_CONFIG",
+            Path,
+            None,
+            "path of a TOML file",
+            "Read prefer, disable and flags from a file.",
+        ),
+        Variable("KERNELHUB_DETERMINISTIC", parse_bool, None, "0 or 1", "Only kernels that repeat bit for bit."),
+        Variable(
+            "KERNELHUB_BATCH_INVARIANT",
+            parse_bool,
+            None,
+            "0 or 1",
+            "Only kernels whose rows ignore the batch.",
+        ),
+        Variable("KERNELHUB_STRICT", parse_bool, None, "0 or 1", "Never fall to another kernel; raise instead."),
+        Variable(
+            "KERNELHUB_PLUGINS",
+            _parse_names,
+            ("all",),
+            "all, none, or names",
+            "Which third-party backends load.",
+        ),
+        Variable(
+            "KERNELHUB_LOG",
+            _parse_log,
+            (),
+            "selection,fallback",
+            "Print these events to stderr as they happen.",
+        ),
+        Variable(
+            "KERNELHUB_LOAD_TIMEOUT_S",
+            _parse_seconds,
+            120.0,
+            "seconds",
+            "Longest wait for a backend's import.",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable with its value and where the value came from (``"environment"`` or ``"default"``)."""
+
+    variable: Variable
+    value: Any
+    source: str
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the environment and the config file say, parsed and checked."""
+
+    values: Mapping[str, Setting]
+    force: Layer
+    environment: Layer
+    file: Layer
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name].value
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Parse the environment and the config file it names.
+
+    Raises:
+        ConfigurationError: an unknown variable, a value that does not parse, an unreadable file.
+    """
+    environ = os.environ if environ is None else environ
+    for name in environ:
+        if name.startswith(PREFIX) and name not in VARIABLES:
+            raise ConfigurationError(f"unknown variable {name}{did_you_mean(name, VARIABLES)}; see `kernelhub env`")
+    values = {name: _setting(variable, environ.get(name)) for name, variable in VARIABLES.items()}
+
+    def wishes(name: str, source: str) -> tuple[Wish, ...]:
+        setting = values[name]
+        return tuple(Wish(ops, names, source, f"{name}={setting.text}") for ops, names in setting.value)
+
+    path = values["KERNELHUB_CONFIG"].value
+    return Settings(
+        values,
+        force=Layer(requests=wishes("KERNELHUB_FORCE", "force")),
+        environment=Layer(
+            prefers=wishes("KERNELHUB_PREFER", "environment"),
+            disables=wishes("KERNELHUB_DISABLE", "environment"),
+            deterministic=values["KERNELHUB_DETERMINISTIC"].value,
+            batch_invariant=values["KERNELHUB_BATCH_INVARIANT"].value,
+            strict=values["KERNELHUB_STRICT"].value,
+        ),
+        file=Layer() if path is None else read_file(path),
+    )
+
+
+def _setting(variable: Variable, text: str | None) -> Setting:
+    if text is None:
+        return Setting(variable, variable.default, "default", None)
+    try:
+        return Setting(variable, variable.parse(text), "environment", text)
+    except ValueError as error:
+        raise ConfigurationError(f"{variable.name}: {error}; write {variable.grammar}") from None
+
+
+_FILE_KEYS = ("prefer", "disable", "deterministic", "batch_invariant", "strict")
+
+
+def read_file(path: Path) -> Layer:
+    """What a config file says: ``prefer`` and ``disable`` (names, or a table of op to names) and flags."""
+    try:
+        document = _parse_toml(path)
+    except OSError as error:
+        raise ConfigurationError(f"KERNELHUB_CONFIG={path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"KERNELHUB_CONFIG={path}: not TOML: {error}") from None
+    for key in document:
+        if key == "force":
+            raise ConfigurationError(f"{path}: a file cannot force; use prefer, or KERNELHUB_FORCE")
+        if key not in _FILE_KEYS:
+            raise ConfigurationError(f"{path}: unknown key {key!r}{did_you_mean(key, _FILE_KEYS)}")
+    return Layer(
+        prefers=_file_wishes(path, "prefer", document.get("prefer", [])),
+        disables=_file_wishes(path, "disable", document.get("disable", [])),
+        deterministic=_file_flag(path, "deterministic", document),
+        batch_invariant=_file_flag(path, "batch_invariant", document),
+        strict=_file_flag(path, "strict", document),
+    )
+
+
+def _file_flag(path: Path, key: str, document: Mapping[str, Any]) -> bool | None:
+    value = document.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ConfigurationError(f"{path}: {key} must be true or false, not {value!r}")
+    return value
+
+
+def _file_wishes(path: Path, key: str, value: object) -> tuple[Wish, ...]:
+    table = value if isinstance(value, dict) else {"*": value}
+    result = []
+    for ops, names in table.items():
+        words = [names] if isinstance(names, str) else names
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ConfigurationError(f"{path}: {key} for {ops} must be a name or a list of names, not {names!r}")
+        if words:
+            result.append(Wish(ops, tuple(words), "file", f"{key} in {path}"))
+    return tuple(result)
+
+
+def _parse_toml(path: Path) -> dict[str, Any]:
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+    try:
+        parser = importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise ConfigurationError("a config file needs a TOML parser on Python 3.10: pip install tomli") from None
+    document: dict[str, Any] = parser.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean X?`` or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,18 @@
+"""WHAT can be asked: one folder per family of ops.
+
+In each, an op's typed function with its contract, its torch reference and its inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelhub.dispatch.op import OpFunction
+
+
+def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
+    """Every op there is."""
+    from kernelhub.ops.attention.attention import attention
+    from kernelhub.ops.attention.paged_attention import paged_attention
+
+    return (attention, paged_attention)

@@ -1,0 +1,187 @@
+"""What a kernel must be to answer `attention` or `paged_attention`.
+
+An adapter is a subclass of `AttentionAdapter`. To write one:
+
+1. In `__init__(problem)` choose what is static: tiles, branches, a library's handle.
+2. In `launch` run the kernel into `out` (and `lse`, if it is given) and return nothing.
+3. If the kernel plans on the host, do that in `begin`, keep the result in ``step.state``, and say
+   ``reads_lengths=True`` in its record.
+
+The op has checked everything its contract says before any of them is called, and brought the values of
+the features into normal form (see `Values`). Operands may have any strides.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.attention.arguments import Values, dtype_name, refuse
+from kernelhub.ops.attention.problem import AttentionProblem
+
+
+class DenseStep:
+    """Where the sequences of one `attention` call begin; there is nothing in it for batched tensors.
+
+    Attributes:
+        cu_seqlens_q: int32 [num_seqs + 1] on the device, or None for batched tensors.
+        cu_seqlens_k: int32 [num_seqs + 1] on the device, or None for batched tensors.
+        num_seqs: sequences, or 0 for batched tensors.
+        max_seqlen_q: an upper bound that the caller gave, or None.
+        max_seqlen_k: an upper bound that the caller gave, or None.
+        state: whatever the adapter's `begin` keeps.
+    """
+
+    __slots__ = (
+        "_k_offsets",
+        "_q_offsets",
+        "cu_seqlens_k",
+        "cu_seqlens_q",
+        "max_seqlen_k",
+        "max_seqlen_q",
+        "num_seqs",
+        "state",
+    )
+
+    def __init__(
+        self,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+        q_offsets: list[int] | None = None,
+        k_offsets: list[int] | None = None,
+    ) -> None:
+        self.cu_seqlens_q = cu_seqlens_q
+        self.cu_seqlens_k = cu_seqlens_k
+        self.max_seqlen_q = max_seqlen_q
+        self.max_seqlen_k = max_seqlen_k
+        self.num_seqs = 0 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        self.state: Any = None
+        self._q_offsets = q_offsets
+        self._k_offsets = k_offsets
+
+    def q_offsets(self) -> list[int]:
+        """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
+        if self._q_offsets is None:
+            assert self.cu_seqlens_q is not None
+            self._q_offsets = self.cu_seqlens_q.tolist()
+        return self._q_offsets
+
+    def k_offsets(self) -> list[int]:
+        """The values of cu_seqlens_k on the host; syncs if the caller did not give them."""
+        if self._k_offsets is None:
+            assert self.cu_seqlens_k is not None
+            self._k_offsets = self.cu_seqlens_k.tolist()
+        return self._k_offsets
+
+
+class PagedStep:
+    """The metadata of one engine step of `paged_attention`, shared by its layers.
+
+    Attributes:
+        block_table: int32 [num_seqs, max_pages] on the device.
+        seq_lens: int32 [num_seqs] on the device: KV tokens per sequence, the step's own included.
+        cu_seqlens_q: int32 [num_seqs + 1] on the device, or None where every sequence has as many queries.
+        num_seqs: sequences.
+        max_pages: columns of the block table.
+        max_seqlen_q: an upper bound on query tokens per sequence that the caller gave, or None.
+        state: whatever the adapter's `begin` keeps.
+    """
+
+    __slots__ = (
+        "_lengths",
+        "_q_offsets",
+        "block_table",
+        "cu_seqlens_q",
+        "max_pages",
+        "max_seqlen_q",
+        "num_seqs",
+        "seq_lens",
+        "state",
+    )
+
+    def __init__(
+        self,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        cu_seqlens_q: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        lengths: list[int] | None = None,
+        q_offsets: list[int] | None = None,
+    ) -> None:
+        self.block_table = block_table
+        self.seq_lens = seq_lens
+        self.cu_seqlens_q = cu_seqlens_q
+        self.max_seqlen_q = max_seqlen_q
+        self.num_seqs, self.max_pages = block_table.shape
+        self.state: Any = None
+        self._lengths = lengths
+        self._q_offsets = q_offsets
+
+    def lengths(self) -> list[int]:
+        """The values of seq_lens on the host; syncs if the caller did not give them."""
+        if self._lengths is None:
+            self._lengths = self.seq_lens.tolist()
+        return self._lengths
+
+    def q_offsets(self) -> list[int]:
+        """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
+        if self._q_offsets is None:
+            assert self.cu_seqlens_q is not None
+            self._q_offsets = self.cu_seqlens_q.tolist()
+        return self._q_offsets
+
+
+ProblemT = TypeVar("ProblemT", bound=AttentionProblem)
+StepT = TypeVar("StepT", DenseStep, PagedStep)
+
+
+class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
+    """A kernel of an attention op, made for one problem."""
+
+    def __init__(self, problem: ProblemT) -> None:
+        self.problem = problem
+        self._q = (getattr(torch, problem.q_dtype), (problem.num_q_heads, problem.head_dim_qk))
+        self._k = (getattr(torch, problem.kv_dtype), (*problem.kv_dims, problem.head_dim_qk))
+        self._v = (getattr(torch, problem.kv_dtype), (*problem.kv_dims, problem.head_dim_vo))
+
+    def begin(self, step: StepT) -> None:
+        """Plan for one step on the host, if the kernel has to."""
+
+    @abc.abstractmethod
+    def launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: StepT,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        """Run into `out` and `lse`. Shapes are those of the op's docstring; q is never empty."""
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        """Device memory beyond the operands that calls within these bounds take, at most."""
+        return 0
+
+    def check_operands(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Hold the operands against the problem: a plan may be run with others than it was prepared for.
+
+        Call it first in `launch`.
+        """
+        for place, tensor, (dtype, dims) in ((0, q, self._q), (1, k, self._k), (2, v, self._v)):
+            if tensor.dtype is not dtype or tensor.shape[-len(dims) :] != dims:
+                parameter = self.problem.operand_names[place]
+                got = f"is {dtype_name(tensor.dtype)} {list(tensor.shape)}"
+                want = f"the plan is for {dtype_name(dtype)} [..., {', '.join(map(str, dims))}]"
+                refuse("a plan's run", parameter, got, want)
+
+    @property
+    def plans_steps(self) -> bool:
+        """Whether `begin` does anything."""
+        return type(self).begin is not AttentionAdapter.begin

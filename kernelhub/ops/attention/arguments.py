@@ -1,0 +1,286 @@
+"""The arguments of an attention call: their normal forms, and the checks that name the parameter.
+
+What the key of a table holds is checked when the key is new (`check_*`). What it does not hold, the
+sizes of one call, is checked each time a step's metadata is (`begin`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.attention.problem import FP8
+
+Window = int | tuple[int, int] | None
+Scale = float | Tensor | None
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_FP8 = torch.float8_e4m3fn
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"bfloat16"`` for ``torch.bfloat16``."""
+    return str(dtype)[6:]
+
+
+def refuse(op: str, parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(op, parameter, problem, fix)
+
+
+def window_pair(op: str, window: Window) -> tuple[int, int]:
+    """``(left, right)`` with -1 for no limit; a bare number is the left side."""
+    left, right = window if type(window) is tuple and len(window) == 2 else (window, -1)
+    if type(left) is not int or type(right) is not int or left < -1 or right < -1:
+        refuse(op, "window", f"is {window!r}", "give left or (left, right), each an int from -1 (no limit) up")
+    return left, right
+
+
+def kv_scale_kind(op: str, k_scale: Scale, v_scale: Scale, num_kv_heads: int) -> str | None:
+    """How the scales arrive: ``"value"``, ``"tensor"``, ``"head"``, or None."""
+    kind = _scale_kind(op, "k_scale", k_scale, num_kv_heads)
+    if kind != _scale_kind(op, "v_scale", v_scale, num_kv_heads):
+        refuse(
+            op,
+            "v_scale",
+            "comes in another form than k_scale",
+            "give both as floats, or both as tensors alike",
+        )
+    return kind
+
+
+def _scale_kind(op: str, parameter: str, scale: Scale, num_kv_heads: int) -> str | None:
+    if scale is None:
+        return None
+    if isinstance(scale, Tensor):
+        if scale.dtype is not torch.float32:
+            refuse(op, parameter, f"has dtype {dtype_name(scale.dtype)}", "scales are float32")
+        if scale.numel() == 1:
+            return "tensor"
+        if scale.shape == (num_kv_heads,):
+            return "head"
+        refuse(
+            op,
+            parameter,
+            f"has shape {list(scale.shape)}",
+            f"give one element, or [{num_kv_heads}], one per KV head",
+        )
+    if not isinstance(scale, float | int) or not math.isfinite(scale):
+        refuse(op, parameter, f"is {scale!r}", "give a finite float or a float32 tensor")
+    return "value"
+
+
+class Values(NamedTuple):
+    """The values of a call's features in normal form, as a kernel gets them.
+
+    Attributes:
+        scale: factor of q k^T.
+        window_left: keys before its own position that a query sees; -1 for no limit.
+        window_right: keys after its own position that a query sees; -1 for no limit, 0 when causal.
+        softcap: bound of the scores; 0.0 for none.
+        sinks: [H] or None.
+        k_scale: None unless KV is fp8; then a float, or float32 of one element or [KH].
+        v_scale: as k_scale.
+    """
+
+    scale: float
+    window_left: int = -1
+    window_right: int = -1
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    k_scale: Scale = None
+    v_scale: Scale = None
+
+
+# What the key of a table holds of the features: (causal, window_left, window_right, softcap, sinks, lse, kv_scale)
+Features = tuple[bool, bool, bool, bool, bool, bool, str | None]
+PLAIN: Features = (False, False, False, False, False, False, None)
+
+_values = Values._make
+
+
+def features_of(
+    op: str,
+    q_dims: tuple[int, int],
+    num_kv_heads: int,
+    one_token: bool,
+    causal: bool,
+    window: Window,
+    softcap: float | None,
+    sinks: Tensor | None,
+    scale: float | None,
+    k_scale: Scale,
+    v_scale: Scale,
+    return_lse: bool,
+) -> tuple[Features, Values]:
+    """The semantic facets of a call for its key, and their values.
+
+    Args:
+        op: name for messages.
+        q_dims: heads and width of q.
+        num_kv_heads: heads of k.
+        one_token: every sequence has one query, for which causality and a right side change nothing.
+    """
+    left, right = (-1, -1) if window is None else window_pair(op, window)
+    if softcap is not None and not 0.0 <= softcap < math.inf:
+        refuse(op, "softcap", f"is {softcap!r}", "give a positive number, or None for no cap")
+    if sinks is not None and sinks.shape != q_dims[:1]:
+        refuse(op, "sinks", f"has shape {list(sinks.shape)}", f"give [{q_dims[0]}], one per query head")
+    kind = None if k_scale is v_scale is None else kv_scale_kind(op, k_scale, v_scale, num_kv_heads)
+    if one_token:
+        causal, right = False, -1
+    elif causal:
+        right = 0
+    features = (
+        bool(causal),
+        left >= 0,
+        right >= 0 and not causal,
+        bool(softcap),
+        sinks is not None,
+        bool(return_lse),
+        kind,
+    )
+    if scale is None:
+        scale = q_dims[1] ** -0.5
+    return features, _values((scale, left, right, softcap or 0.0, sinks, k_scale, v_scale))
+
+
+def check_operands(
+    op: str,
+    names: tuple[str, str, str],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    num_kv_heads: int,
+    sinks: Tensor | None,
+    softmax_scale: float | None,
+    k_scale: Scale,
+    out: Tensor | None,
+    out_shape: Sequence[int],
+) -> None:
+    """Dtypes, devices, head counts and widths: all that `attention` and `paged_attention` share.
+
+    Args:
+        op: name for messages.
+        names: names of q, k and v in the op's signature.
+        num_kv_heads: heads of k, already read from its layout.
+        out_shape: shape that `out` must have.
+    """
+    _, k_name, v_name = names
+    if q.dtype not in _FLOATS:
+        refuse(op, "q", f"has dtype {dtype_name(q.dtype)}", "give float32, float16 or bfloat16")
+    if k.dtype is not q.dtype and k.dtype is not _FP8:
+        refuse(op, k_name, f"has dtype {dtype_name(k.dtype)}", f"give {dtype_name(q.dtype)} as q, or {FP8}")
+    if v.dtype is not k.dtype:
+        refuse(op, v_name, f"has dtype {dtype_name(v.dtype)}", f"give {dtype_name(k.dtype)} as {k_name}")
+    if k.dtype is _FP8 and k_scale is None:
+        refuse(
+            op,
+            "k_scale",
+            f"is None with an fp8 {k_name}",
+            "give k_scale and v_scale, 1.0 if nothing was scaled",
+        )
+    if k.dtype is not _FP8 and k_scale is not None:
+        refuse(op, "k_scale", f"is given with a {dtype_name(k.dtype)} {k_name}", "scales belong to an fp8 KV")
+    num_q_heads, head_dim = q.shape[-2], q.shape[-1]
+    if num_kv_heads == 0 or num_q_heads % num_kv_heads:
+        refuse(
+            op,
+            "q",
+            f"has {num_q_heads} heads, {k_name} has {num_kv_heads}",
+            f"the heads of q must be a multiple of those of {k_name}",
+        )
+    if k.shape[-1] != head_dim:
+        refuse(op, k_name, f"has head width {k.shape[-1]}", f"q has {head_dim}")
+    for name, tensor in zip((k_name, v_name, "sinks", "k_scale", "out"), (k, v, sinks, k_scale, out), strict=True):
+        if isinstance(tensor, Tensor):
+            same_device(op, name, tensor, q)
+    if sinks is not None and sinks.dtype not in _FLOATS:
+        refuse(op, "sinks", f"has dtype {dtype_name(sinks.dtype)}", "give float32, float16 or bfloat16")
+    if softmax_scale is not None and (not isinstance(softmax_scale, float | int) or not math.isfinite(softmax_scale)):
+        refuse(op, "scale", f"is {softmax_scale!r}", "give a finite float, or None for 1 / sqrt(head width)")
+    if out is not None:
+        check_out(op, out, q, out_shape)
+    if torch.is_grad_enabled():
+        for name, tensor in zip(names, (q, k, v), strict=True):
+            if tensor.requires_grad:
+                refuse(op, name, "requires grad", "kernels are for inference; call under torch.no_grad()")
+
+
+def check_out(op: str, out: Tensor, q: Tensor, shape: Sequence[int]) -> None:
+    """A destination of the right shape and dtype that is none of the inputs."""
+    if list(out.shape) != list(shape):
+        refuse(op, "out", f"has shape {list(out.shape)}", f"give {list(shape)}")
+    if out.dtype is not q.dtype:
+        refuse(op, "out", f"has dtype {dtype_name(out.dtype)}", f"give {dtype_name(q.dtype)} as q")
+    if out.numel() and out.data_ptr() == q.data_ptr():
+        refuse(op, "out", "is the memory of q", "give memory of its own")
+
+
+def same_device(op: str, parameter: str, tensor: Tensor, q: Tensor) -> None:
+    """All operands live on one device."""
+    if tensor.device != q.device:
+        refuse(op, parameter, f"is on {tensor.device}", f"move it to {q.device}, where q is")
+
+
+def check_index(op: str, parameter: str, tensor: Any, ndim: int, shape: str) -> None:
+    """An int32 tensor of the right rank: block tables, lengths and offsets."""
+    if not isinstance(tensor, Tensor):
+        refuse(op, parameter, f"is {type(tensor).__name__}", f"give an int32 tensor {shape}")
+    if tensor.dtype is not torch.int32:
+        refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give int32: {parameter}.to(torch.int32)")
+    if tensor.ndim != ndim:
+        refuse(op, parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
+
+
+def check_offsets(
+    op: str,
+    parameter: str,
+    offsets: Sequence[int],
+    num_seqs: int,
+    num_tokens: int | None,
+    longest: int | None,
+) -> None:
+    """Host values of cu_seqlens: from 0 up, never falling, within the tokens and the bound that are given."""
+    if len(offsets) != num_seqs + 1:
+        refuse(op, parameter, f"has {len(offsets)} offsets for {num_seqs} sequences", f"give {num_seqs + 1}")
+    if offsets[0] != 0:
+        refuse(op, parameter, f"starts at {offsets[0]}", "the first offset is 0")
+    for start, end in itertools.pairwise(offsets):
+        if end < start:
+            refuse(op, parameter, f"falls from {start} to {end}", "offsets never fall")
+        if longest is not None and end - start > longest:
+            bound = parameter.replace("cu_seqlens", "max_seqlen").removesuffix("_cpu")
+            refuse(op, bound, f"is {longest}, but a sequence has {end - start} tokens", "give an upper bound")
+    if num_tokens is not None and offsets[-1] > num_tokens:
+        refuse(op, parameter, f"ends at {offsets[-1]}", f"there are {num_tokens} tokens")
+
+
+def check_bound(op: str, parameter: str, bound: Any) -> None:
+    """An upper bound that the caller may give: a Python int."""
+    if bound is not None and (type(bound) is not int or bound < 0):
+        refuse(op, parameter, f"is {bound!r}", "give an int upper bound, or None")
+
+
+def lse_shape(q_shape: Sequence[int]) -> tuple[int, ...]:
+    """[H, T] for q [T, H, D]; [B, H, S] for q [B, S, H, D]."""
+    *batch, tokens, heads, _ = q_shape
+    return (*batch, heads, tokens)
+
+
+def host_values(values: Sequence[int] | Tensor | None) -> Sequence[int] | None:
+    """Values that the caller has on the host, as Python ints."""
+    return values.tolist() if isinstance(values, Tensor) else values
+
+
+def any_tensor(op: str, **operands: Any) -> None:
+    """Each operand is a tensor at all."""
+    for parameter, operand in operands.items():
+        if not isinstance(operand, Tensor):
+            refuse(op, parameter, f"is {type(operand).__name__}", "give a torch.Tensor")

@@ -1,0 +1,330 @@
+"""`attention`: softmax attention over tensors, batched or ragged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan
+from kernelhub.ops.attention import inputs, library
+from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
+from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values, lse_shape
+from kernelhub.ops.attention.dense_call import NAME, begin, bind, check, problem_of
+from kernelhub.ops.attention.problem import (
+    ANY,
+    FEW,
+    FEW_TOKENS,
+    MANY,
+    ONE,
+    REGIMES,
+    AttentionProblem,
+    q_len_bucket,
+    regime,
+)
+from kernelhub.ops.attention.reference import attention_reference
+
+_op: Op[AttentionProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="softmax attention over tensors, batched or ragged",
+        problem=AttentionProblem,
+        problem_of=problem_of,
+        regimes=REGIMES,
+        regime=regime,
+        adapter=AttentionAdapter,
+        bind=bind,
+        reference=attention_reference,
+        example=inputs.attention_inputs,
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class AttentionStep:
+    """One engine step: where the sequences of its layers begin.
+
+    Attributes:
+        run: ``run(q, k, v, *, out=None)``, the launch for one layer; returns what the op does.
+        metadata: the checked offsets.
+    """
+
+    __slots__ = ("metadata", "run")
+
+    def __init__(self, run: Callable[..., Any], metadata: DenseStep) -> None:
+        self.run = run
+        self.metadata = metadata
+
+
+class AttentionPlan(Plan):
+    """A kernel chosen for one layer configuration: dtypes, heads, features and their values.
+
+    ``run(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, *, max_seqlen_q=None, max_seqlen_k=None,
+    out=None)`` is a whole call. `begin` makes a step whose `run` is the launch alone.
+    """
+
+    __slots__ = ("_device", "_values")
+
+    def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
+        scale, values = arguments[6], arguments[12] if len(arguments) > 12 else None
+        width = bound.selection.problem.head_dim_qk
+        self._device: torch.device = arguments[0].device
+        self._values: Values = values or Values(width**-0.5 if scale is None else scale)
+        direct = bound.run
+
+        def run(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            cu_seqlens_q: Tensor | None = None,
+            cu_seqlens_k: Tensor | None = None,
+            *,
+            max_seqlen_q: int | None = None,
+            max_seqlen_k: int | None = None,
+            out: Tensor | None = None,
+        ) -> Any:
+            return direct(
+                q,
+                k,
+                v,
+                q.shape,
+                k.shape,
+                v.shape,
+                scale,
+                out,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                max_seqlen_q,
+                max_seqlen_k,
+                values,
+            )
+
+        super().__init__(bound, run)
+
+    def begin(
+        self,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
+        *,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+        cu_seqlens_q_cpu: Sequence[int] | Tensor | None = None,
+        cu_seqlens_k_cpu: Sequence[int] | Tensor | None = None,
+    ) -> AttentionStep:
+        """Check where sequences begin and let the kernel plan for it, once for all layers.
+
+        Args:
+            cu_seqlens_q: int32 [num_seqs + 1] for ragged tensors.
+            cu_seqlens_k: int32 [num_seqs + 1] for ragged tensors.
+            max_seqlen_q: upper bound on the queries of a sequence.
+            max_seqlen_k: upper bound on the keys of a sequence.
+            cu_seqlens_q_cpu: the values of cu_seqlens_q on the host. With them and `cu_seqlens_k_cpu`
+                nothing syncs; without them a plan whose `syncs` is true does.
+            cu_seqlens_k_cpu: the values of cu_seqlens_k on the host.
+
+        Raises:
+            InvalidArgument: the offsets contradict each other or the plan.
+        """
+        step = begin(
+            self.selection.problem,
+            self.adapter,
+            self._device,
+            None,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            host_values(cu_seqlens_q_cpu),
+            host_values(cu_seqlens_k_cpu),
+        )
+        return AttentionStep(self._runner(step), step)
+
+    def _runner(self, step: DenseStep) -> Callable[..., Any]:
+        launch, values = self.adapter.launch, self._values
+        width = self.selection.problem.head_dim_vo
+
+        def run(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
+            if out is None:
+                out = q.new_empty((*q.shape[:-1], width))
+            launch(q, k, v, step, values, out, None)
+            return out
+
+        def run_with_lse(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            if out is None:
+                out = q.new_empty((*q.shape[:-1], width))
+            lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
+            launch(q, k, v, step, values, out, lse)
+            return out, lse
+
+        return run_with_lse if self.selection.problem.lse else run
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AttentionPlan:
+    """Choose once for a layer configuration: arguments as of `attention`, whose values become the plan's."""
+    asked = _op.ask(backend, args, kwargs)
+    return AttentionPlan(_op.bound_for(asked.key, backend), asked.arguments)
+
+
+@publish(_op, _prepare)
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    causal: bool = False,
+    window: Window = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Any:
+    """Softmax attention over tensors.
+
+    Args:
+        q: float32, float16 or bfloat16; ``[B, S, H, D]``, or ``[T, H, D]`` with `cu_seqlens_q`.
+        k: ``[B, SK, KH, D]``, or ``[TK, KH, D]`` with `cu_seqlens_k`; dtype of q, or float8_e4m3fn with
+            scales. H is a multiple of KH.
+        v: as k, with its own width DV.
+        cu_seqlens_q: int32 ``[num_seqs + 1]``, where the queries of each sequence begin and end in q.
+            Tokens past the last offset are left as they are in `out`.
+        cu_seqlens_k: int32 ``[num_seqs + 1]``, the same for k and v.
+        max_seqlen_q: upper bound on the queries of a sequence, for ragged tensors; must hold.
+        max_seqlen_k: upper bound on the keys of a sequence, for ragged tensors; must hold.
+        causal: queries see no later keys; the last query of a sequence sees all its keys.
+        window: ``left`` or ``(left, right)``: how many keys before and after its own position a query
+            sees, -1 for no limit. A model's "sliding window of w tokens" is ``window=w - 1``.
+        softcap: bound of the scores, ``softcap * tanh(scores / softcap)``; None or 0 for none.
+        sinks: ``[H]``, one more score per head in the softmax denominator.
+        scale: factor of q k^T; by default ``1 / sqrt(D)``.
+        k_scale: factor of an fp8 k: a float, or float32 of one element or ``[KH]``.
+        v_scale: factor of an fp8 v, in the same form.
+        return_lse: also return the log of the softmax denominator.
+        out: destination, of the shape and dtype that would be returned.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        ``q.shape[:-1] + (DV,)`` in the dtype of q; with `return_lse` also float32 ``[B, H, S]``, or
+        ``[H, T]`` for ragged tensors. A query that may see no key gives zeros.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> q = torch.randn(1, 128, 8, 64)     # 128 tokens, 8 heads of 64
+        >>> k, v = torch.randn(2, 1, 128, 2, 64)
+        >>> kernelhub.attention(q, k, v, causal=True).shape
+        torch.Size([1, 128, 8, 64])
+    """
+    if (is_dynamo_compiling() or type(q) is not Tensor) and not isinstance(backend, Ask):
+        return library.attention(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            causal,
+            window,
+            softcap,
+            sinks,
+            scale,
+            k_scale,
+            v_scale,
+            return_lse,
+            out,
+            backend,
+        )
+    try:
+        shape = q.shape
+        k_shape = k.shape
+        v_shape = v.shape
+        if cu_seqlens_q is None:
+            tokens = shape[1]
+            q_len = MANY if tokens > FEW_TOKENS else ONE if tokens <= 1 else FEW
+        else:
+            q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
+        if (
+            cu_seqlens_q is None
+            and window is None
+            and softcap is None
+            and sinks is None
+            and k_scale is None
+            and v_scale is None
+            and not causal
+            and not return_lse
+        ):
+            rest = None
+        else:
+            ragged = cu_seqlens_q is not None
+            features, values = features_of(
+                NAME,
+                (shape[-2], shape[-1]),
+                k_shape[-2],
+                q_len == ONE and not ragged,
+                causal,
+                window,
+                softcap,
+                sinks,
+                scale,
+                k_scale,
+                v_scale,
+                return_lse,
+            )
+            rest = (ragged, features)
+        key = (
+            q.get_device(),
+            q.dtype,
+            k.dtype,
+            shape[-2],
+            shape[-1],
+            k_shape[-2],
+            k_shape[-1],
+            v_shape[-1],
+            q_len,
+            rest,
+        )
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, scale, k_scale, out)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, scale, k_scale, out)
+        run = _op.decide(key, backend)
+    if rest is None:
+        return run(q, k, v, shape, k_shape, v_shape, scale, out)
+    return run(
+        q,
+        k,
+        v,
+        shape,
+        k_shape,
+        v_shape,
+        scale,
+        out,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        values,
+    )

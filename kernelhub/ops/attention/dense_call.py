@@ -1,0 +1,212 @@
+"""How a call of `attention` becomes a launch: its problem, its checks, its step, its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.attention.adapter import DenseStep
+from kernelhub.ops.attention.arguments import (
+    PLAIN,
+    Scale,
+    Values,
+    any_tensor,
+    check_bound,
+    check_index,
+    check_offsets,
+    check_operands,
+    check_out,
+    dtype_name,
+    lse_shape,
+    refuse,
+)
+from kernelhub.ops.attention.problem import AttentionProblem
+from kernelhub.probes.device import facts
+
+NAME = "attention"
+
+
+def problem_of(key: Any) -> AttentionProblem:
+    """The problem that a key means; the key is built in `attention`."""
+    device, q_dtype, kv_dtype, num_q_heads, head_dim_qk, num_kv_heads, _, head_dim_vo, q_len, rest = key
+    ragged, features = rest or (False, PLAIN)
+    causal, window_left, window_right, softcap, sinks, lse, kv_scale = features
+    return AttentionProblem(
+        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        q_dtype=dtype_name(q_dtype),
+        kv_dtype=dtype_name(kv_dtype),
+        head_dim_qk=head_dim_qk,
+        head_dim_vo=head_dim_vo,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        q_len=q_len,
+        ragged=ragged,
+        causal=causal,
+        window_left=window_left,
+        window_right=window_right,
+        softcap=softcap,
+        sinks=sinks,
+        lse=lse,
+        kv_scale=kv_scale,
+    )
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    sinks: Tensor | None,
+    scale: float | None,
+    k_scale: Scale,
+    out: Tensor | None,
+) -> None:
+    """All that a key holds, checked when the key is new."""
+    any_tensor(NAME, q=q, k=k, v=v)
+    ragged = cu_seqlens_q is not None
+    if ragged != (cu_seqlens_k is not None):
+        missing = "cu_seqlens_k" if ragged else "cu_seqlens_q"
+        refuse(NAME, missing, "is missing", "give both cu_seqlens_q and cu_seqlens_k, or neither")
+    for parameter, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != (3 if ragged else 4):
+            wanted = "[T, H, D] with cu_seqlens" if ragged else "[B, S, H, D], or [T, H, D] with cu_seqlens"
+            refuse(NAME, parameter, f"has shape {list(tensor.shape)}", f"give {wanted}")
+    check_bound(NAME, "max_seqlen_q", max_seqlen_q)
+    check_bound(NAME, "max_seqlen_k", max_seqlen_k)
+    check_shapes(q.shape, k.shape, v.shape)
+    out_shape = (*q.shape[:-1], v.shape[-1])
+    check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], sinks, scale, k_scale, out, out_shape)
+
+
+def check_shapes(q_shape: Sequence[int], k_shape: Sequence[int], v_shape: Sequence[int]) -> None:
+    """k and v agree in all but width, and with q in the batch."""
+    if k_shape[:-1] != v_shape[:-1]:
+        refuse(NAME, "v", f"has shape {list(v_shape)}", f"k has {list(k_shape)}; all but D agree")
+    if len(q_shape) == 4 and q_shape[0] != k_shape[0]:
+        refuse(NAME, "k", f"has a batch of {k_shape[0]}", f"q has {q_shape[0]}")
+
+
+def begin(
+    problem: AttentionProblem,
+    adapter: Any,
+    device: torch.device,
+    num_tokens: tuple[int, int] | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    q_offsets: Sequence[int] | None = None,
+    k_offsets: Sequence[int] | None = None,
+) -> DenseStep:
+    """Check where the sequences of one call begin and let the kernel plan for it.
+
+    Sizes are always checked; values where they are on the host, given or in CPU tensors.
+    """
+    if (cu_seqlens_q is not None) != problem.ragged:
+        form = "is missing" if problem.ragged else "is given"
+        refuse(NAME, "cu_seqlens_q", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        check_index(NAME, "cu_seqlens_q", cu_seqlens_q, 1, "[num_seqs + 1]")
+        check_index(NAME, "cu_seqlens_k", cu_seqlens_k, 1, "[num_seqs + 1]")
+        num_seqs = cu_seqlens_q.shape[0] - 1
+        if cu_seqlens_k.shape[0] != num_seqs + 1:
+            refuse(
+                NAME,
+                "cu_seqlens_k",
+                f"has {cu_seqlens_k.shape[0]} offsets",
+                f"cu_seqlens_q has {num_seqs + 1}",
+            )
+        if num_seqs < 0:
+            refuse(NAME, "cu_seqlens_q", "is empty", "the first offset is 0")
+        for parameter, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+            if offsets.device != device:
+                refuse(NAME, parameter, f"is on {offsets.device}", f"move it to {device}, where q is")
+        if device.type == "cpu":
+            q_offsets = cu_seqlens_q.tolist() if q_offsets is None else q_offsets
+            k_offsets = cu_seqlens_k.tolist() if k_offsets is None else k_offsets
+        q_tokens, k_tokens = num_tokens or (None, None)
+        if q_offsets is not None:
+            check_offsets(NAME, "cu_seqlens_q", q_offsets, num_seqs, q_tokens, max_seqlen_q)
+        if k_offsets is not None:
+            check_offsets(NAME, "cu_seqlens_k", k_offsets, num_seqs, k_tokens, max_seqlen_k)
+    step = DenseStep(
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        None if q_offsets is None else list(q_offsets),
+        None if k_offsets is None else list(k_offsets),
+    )
+    adapter.begin(step)
+    return step
+
+
+def bind(adapter: Any, problem: AttentionProblem, tick: Callable[[], int]) -> Callable[..., Any]:
+    """The function that a direct call runs: where sequences begin, the destination, the launch."""
+    launch = adapter.launch
+    ragged = problem.ragged
+    head_dim_vo = problem.head_dim_vo
+    same_width = head_dim_vo == problem.head_dim_qk
+    plain = Values(problem.head_dim_qk**-0.5)
+    returns_lse = problem.lse
+    dtype = getattr(torch, problem.q_dtype)
+    # Batched calls have no metadata. Ragged layers share theirs, so it is checked once; in CPU memory the
+    # values behind the same tensors may have changed, and are read anew.
+    reusable = not ragged or (problem.device.type != "cpu" and not adapter.plans_steps)
+    last: DenseStep | None = None
+
+    def run(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        shape: Sequence[int],
+        k_shape: Sequence[int],
+        v_shape: Sequence[int],
+        scale: float | None,
+        out: Tensor | None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+        values: Values | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        nonlocal last
+        tick()
+        step = last
+        if (
+            step is None
+            or step.cu_seqlens_q is not cu_seqlens_q
+            or step.cu_seqlens_k is not cu_seqlens_k
+            or step.max_seqlen_q != max_seqlen_q
+            or step.max_seqlen_k != max_seqlen_k
+        ):
+            num_tokens = (shape[0], k_shape[0]) if ragged else None
+            step = begin(problem, adapter, q.device, num_tokens, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+            if reusable:
+                last = step
+        if (
+            k_shape[0] != v_shape[0]
+            or k_shape[1] != v_shape[1]
+            or k_shape[-2] != v_shape[-2]
+            or (not ragged and shape[0] != k_shape[0])
+        ):
+            check_shapes(shape, k_shape, v_shape)
+        out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
+        if out is None:
+            out = torch.empty_like(q) if same_width else q.new_empty(out_shape)
+        elif out.shape != out_shape or out.dtype is not dtype:
+            check_out(NAME, out, q, out_shape)
+        lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
+        if 0 not in shape:
+            if values is None:
+                values = plain if scale is None else Values(scale)
+            launch(q, k, v, step, values, out, lse)
+        return out if lse is None else (out, lse)
+
+    return run

@@ -1,0 +1,193 @@
+"""Attention inputs with the shapes of real models, for tests, benchmarks and the demo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionModel:
+    """The attention of one layer of a published model; figures are those of its config.json.
+
+    Attributes:
+        name: the model.
+        num_q_heads: query heads of the whole model, before tensor parallelism.
+        num_kv_heads: KV heads.
+        head_dim_qk: width of a head of q and k.
+        head_dim_vo: width of a head of v.
+        window: keys before its own position that a query of a windowed layer sees; None for none.
+        softcap: bound of the scores; None for none.
+        sinks: whether heads have a sink.
+    """
+
+    name: str
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_vo: int
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        AttentionModel("llama-3.1-8b", 32, 8, 128, 128),
+        AttentionModel("llama-3.1-70b", 64, 8, 128, 128),
+        AttentionModel("qwen3-30b-a3b", 32, 4, 128, 128),
+        AttentionModel("mistral-7b-v0.1", 32, 8, 128, 128, window=4095),
+        AttentionModel("gemma-2-9b", 16, 8, 256, 256, window=4095, softcap=50.0),
+        AttentionModel("gpt-oss-120b", 64, 8, 64, 64, window=127, sinks=True),
+        AttentionModel("phi-2", 32, 32, 80, 80),
+        AttentionModel("deepseek-v3.2 prefill", 128, 128, 192, 128),
+    )
+}
+
+
+def attention_inputs(
+    model: AttentionModel | str = "llama-3.1-8b",
+    *,
+    batch: int = 1,
+    q_tokens: int = 128,
+    kv_tokens: int | None = None,
+    q_lens: Sequence[int] | None = None,
+    kv_lens: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of a causal `attention` call of one layer, with the model's features.
+
+    Args:
+        batch, q_tokens, kv_tokens: q is [batch, q_tokens, H, D], k and v [batch, kv_tokens, KH, D or DV];
+            kv_tokens is q_tokens unless given.
+        q_lens, kv_lens: instead, ragged sequences of these lengths, q_lens if only that is given.
+        dtype: of q. Values are drawn from a normal distribution.
+        kv_dtype: that of q unless given; for float8_e4m3fn, k and v come with float scales.
+        seed: equal seeds give equal tensors on every device.
+    """
+    model = MODELS[model] if isinstance(model, str) else model
+    draw = _Draw(torch.Generator().manual_seed(seed), device)
+    offsets: dict[str, Any] = {}
+    if q_lens is None:
+        q_shape: tuple[int, ...] = (batch, q_tokens)
+        kv_shape: tuple[int, ...] = (batch, q_tokens if kv_tokens is None else kv_tokens)
+    else:
+        kv_lens = q_lens if kv_lens is None else kv_lens
+        q_shape, kv_shape = (sum(q_lens),), (sum(kv_lens),)
+        offsets = {"cu_seqlens_q": draw.offsets(q_lens), "cu_seqlens_k": draw.offsets(kv_lens)}
+    arguments: dict[str, Any] = {
+        "q": draw.normal((*q_shape, model.num_q_heads, model.head_dim_qk), dtype),
+        **draw.keys_and_values("k", "v", (*kv_shape, model.num_kv_heads), model, kv_dtype or dtype),
+        **offsets,
+        "causal": True,
+    }
+    return arguments | draw.features(model, dtype)
+
+
+def paged_attention_inputs(
+    model: AttentionModel | str = "llama-3.1-8b",
+    *,
+    seq_lens: Sequence[int] = (128, 77, 1, 300),
+    q_lens: Sequence[int] | int | None = None,
+    page_size: int = 16,
+    spare_pages: int = 3,
+    kv_layout: str = "NHD",
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of a `paged_attention` call of one layer, with the model's features.
+
+    Args:
+        seq_lens: KV tokens per sequence.
+        q_lens: None for decode, one number for as many queries per sequence, or one per sequence for a
+            ragged batch.
+        page_size: tokens per page. Pages are handed out in random order.
+        spare_pages: pages of the cache that belong to no sequence; they and the unused ends of last pages
+            hold NaN, so that a kernel that reads past a sequence is seen.
+        kv_layout: ``"NHD"`` or ``"HND"``.
+    """
+    model = MODELS[model] if isinstance(model, str) else model
+    generator = torch.Generator().manual_seed(seed)
+    draw = _Draw(generator, device)
+    num_seqs = len(seq_lens)
+    pages = [-(-length // page_size) for length in seq_lens]
+    num_pages = sum(pages) + spare_pages
+    order = torch.randperm(num_pages, generator=generator, dtype=torch.int64)[: sum(pages)]
+    block_table = torch.full((num_seqs, max([*pages, 1])), -1, dtype=torch.int32)
+    for row, used in enumerate(order.split(pages)):
+        block_table[row, : len(used)] = used.int()
+    caches = draw.keys_and_values(
+        "k_cache", "v_cache", (num_pages, page_size, model.num_kv_heads), model, kv_dtype or dtype
+    )
+    unused = torch.ones(num_pages, page_size, dtype=torch.bool)
+    for row, length in enumerate(seq_lens):
+        for column in range(pages[row]):
+            unused[block_table[row, column], : min(page_size, length - column * page_size)] = False
+    for name in ("k_cache", "v_cache"):
+        poisoned = caches[name].view(torch.uint8) if caches[name].itemsize == 1 else caches[name]
+        poisoned[unused.to(device)] = 0x7F if caches[name].itemsize == 1 else torch.nan
+        if kv_layout == "HND":
+            caches[name] = caches[name].transpose(1, 2).contiguous()
+    if isinstance(q_lens, int):
+        q_shape: tuple[int, ...] = (num_seqs, q_lens)
+    else:
+        q_shape = (num_seqs,) if q_lens is None else (sum(q_lens),)
+    arguments: dict[str, Any] = {
+        "q": draw.normal((*q_shape, model.num_q_heads, model.head_dim_qk), dtype),
+        **caches,
+        "block_table": block_table.to(device),
+        "seq_lens": torch.tensor(list(seq_lens), dtype=torch.int32, device=device),
+        "kv_layout": kv_layout,
+    }
+    if q_lens is not None and not isinstance(q_lens, int):
+        arguments["cu_seqlens_q"] = draw.offsets(q_lens)
+    return arguments | draw.features(model, dtype)
+
+
+class _Draw:
+    """Random tensors from one generator, made on the CPU so that every device sees the same."""
+
+    def __init__(self, generator: torch.Generator, device: torch.device | str) -> None:
+        self.generator = generator
+        self.device = device
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(dtype).to(self.device)
+
+    def offsets(self, lengths: Sequence[int]) -> Tensor:
+        return torch.tensor([0, *lengths]).cumsum(0).to(self.device, torch.int32)
+
+    def keys_and_values(
+        self, k_name: str, v_name: str, shape: Sequence[int], model: AttentionModel, dtype: torch.dtype
+    ) -> dict[str, Any]:
+        k = torch.randn(*shape, model.head_dim_qk, generator=self.generator)
+        v = torch.randn(*shape, model.head_dim_vo, generator=self.generator)
+        if dtype is not torch.float8_e4m3fn:
+            return {k_name: k.to(dtype).to(self.device), v_name: v.to(dtype).to(self.device)}
+        k_scale, v_scale = 2.0**-6, 2.0**-5  # values up to 4 then use e4m3's range up to 256
+        return {
+            k_name: (k / k_scale).clamp(-448, 448).to(dtype).to(self.device),
+            v_name: (v / v_scale).clamp(-448, 448).to(dtype).to(self.device),
+            "k_scale": k_scale,
+            "v_scale": v_scale,
+        }
+
+    def features(self, model: AttentionModel, dtype: torch.dtype) -> dict[str, Any]:
+        features: dict[str, Any] = {}
+        if model.window is not None:
+            features["window"] = model.window
+        if model.softcap is not None:
+            features["softcap"] = model.softcap
+        if model.sinks:
+            features["sinks"] = self.normal((model.num_q_heads,), dtype)
+        return features

@@ -1,0 +1,319 @@
+"""`paged_attention`: softmax attention over a paged KV cache.
+
+One function serves decode, speculative decode with as many queries for every sequence, and ragged
+batches that mix prefill and decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan
+from kernelhub.ops.attention import inputs, library
+from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
+from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values, lse_shape
+from kernelhub.ops.attention.paged_call import NAME, NHD, begin, bind, check, problem_of
+from kernelhub.ops.attention.problem import ANY, ONE, REGIMES, PagedAttentionProblem, q_len_bucket, regime
+from kernelhub.ops.attention.reference import paged_attention_reference
+
+_op: Op[PagedAttentionProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="softmax attention over a paged KV cache: decode, speculative decode, prefill, mixed",
+        problem=PagedAttentionProblem,
+        problem_of=problem_of,
+        regimes=REGIMES,
+        regime=regime,
+        adapter=AttentionAdapter,
+        bind=bind,
+        reference=paged_attention_reference,
+        example=inputs.paged_attention_inputs,
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class PagedAttentionStep:
+    """One engine step: the metadata that its layers share.
+
+    Attributes:
+        run: ``run(q, k_cache, v_cache, *, out=None)``, the launch for one layer; returns what the op does.
+        metadata: the checked block table and lengths.
+    """
+
+    __slots__ = ("metadata", "run")
+
+    def __init__(self, run: Callable[..., Any], metadata: PagedStep) -> None:
+        self.run = run
+        self.metadata = metadata
+
+
+class PagedAttentionPlan(Plan):
+    """A kernel chosen for one layer configuration: dtypes, heads, page layout, features and their values.
+
+    ``run(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q=None, *, max_seqlen_q=None, out=None)``
+    is a whole call. `begin` makes a step whose `run` is the launch alone.
+    """
+
+    __slots__ = ("_num_pages", "_values")
+
+    def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
+        k_cache, scale, values = arguments[1], arguments[6], arguments[10] if len(arguments) > 10 else None
+        width = bound.selection.problem.head_dim_qk
+        self._num_pages: int = k_cache.shape[0]
+        self._values: Values = values or Values(width**-0.5 if scale is None else scale)
+        direct = bound.run
+
+        def run(
+            q: Tensor,
+            k_cache: Tensor,
+            v_cache: Tensor,
+            block_table: Tensor,
+            seq_lens: Tensor,
+            cu_seqlens_q: Tensor | None = None,
+            *,
+            max_seqlen_q: int | None = None,
+            out: Tensor | None = None,
+        ) -> Any:
+            return direct(
+                q,
+                k_cache,
+                v_cache,
+                block_table,
+                seq_lens,
+                q.shape,
+                scale,
+                out,
+                cu_seqlens_q,
+                max_seqlen_q,
+                values,
+            )
+
+        super().__init__(bound, run)
+
+    def begin(
+        self,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        cu_seqlens_q: Tensor | None = None,
+        *,
+        max_seqlen_q: int | None = None,
+        seq_lens_cpu: Sequence[int] | Tensor | None = None,
+        cu_seqlens_q_cpu: Sequence[int] | Tensor | None = None,
+    ) -> PagedAttentionStep:
+        """Check one engine step's metadata and let the kernel plan for it, once for all layers.
+
+        Args:
+            block_table: int32 [num_seqs, max_pages].
+            seq_lens: int32 [num_seqs].
+            cu_seqlens_q: int32 [num_seqs + 1] for ragged queries.
+            max_seqlen_q: upper bound on the queries of a sequence.
+            seq_lens_cpu: the values of seq_lens on the host. With them, and `cu_seqlens_q_cpu` for ragged
+                queries, nothing syncs; without them a plan whose `syncs` is true does.
+            cu_seqlens_q_cpu: the values of cu_seqlens_q on the host.
+
+        Raises:
+            InvalidArgument: the metadata contradicts itself or the plan.
+        """
+        step = begin(
+            self.selection.problem,
+            self.adapter,
+            block_table.device,
+            self._num_pages,
+            None,
+            block_table,
+            seq_lens,
+            cu_seqlens_q,
+            max_seqlen_q,
+            host_values(seq_lens_cpu),
+            host_values(cu_seqlens_q_cpu),
+        )
+        return PagedAttentionStep(self._runner(step), step)
+
+    def _runner(self, step: PagedStep) -> Callable[..., Any]:
+        launch, values = self.adapter.launch, self._values
+        width = self.selection.problem.head_dim_vo
+
+        def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Tensor:
+            if out is None:
+                out = q.new_empty((*q.shape[:-1], width))
+            launch(q, k_cache, v_cache, step, values, out, None)
+            return out
+
+        def run_with_lse(
+            q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]:
+            if out is None:
+                out = q.new_empty((*q.shape[:-1], width))
+            lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
+            launch(q, k_cache, v_cache, step, values, out, lse)
+            return out, lse
+
+        return run_with_lse if self.selection.problem.lse else run
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PagedAttentionPlan:
+    """Choose once for a layer configuration: arguments as of `paged_attention`, whose values become the plan's."""
+    asked = _op.ask(backend, args, kwargs)
+    return PagedAttentionPlan(_op.bound_for(asked.key, backend), asked.arguments)
+
+
+@publish(_op, _prepare)
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = True,
+    window: Window = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+    kv_layout: str = NHD,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Any:
+    """Attend to a paged KV cache.
+
+    Args:
+        q: float32, float16 or bfloat16; ``[num_seqs, H, D]`` for decode, ``[num_seqs, tokens, H, D]`` for
+            speculative decode with as many queries for every sequence, ``[T, H, D]`` with `cu_seqlens_q`
+            for ragged batches. Queries are the last tokens of their sequence.
+        k_cache: ``[num_pages, page_size, KH, D]``, or ``[num_pages, KH, page_size, D]`` for
+            ``kv_layout="HND"``; dtype of q, or float8_e4m3fn with scales. H is a multiple of KH.
+        v_cache: as k_cache, with its own width DV.
+        block_table: int32 ``[num_seqs, max_pages]``, the pages of each sequence in order; entries past a
+            sequence's last page are not read.
+        seq_lens: int32 ``[num_seqs]``, KV tokens of each sequence including those of `q`; 0 is allowed.
+        cu_seqlens_q: int32 ``[num_seqs + 1]``, where the queries of each sequence begin and end in q.
+            Tokens past the last offset are left as they are in `out`.
+        max_seqlen_q: upper bound on the queries of a sequence, for ragged batches; it lets a kernel for
+            few queries be chosen, and must hold.
+        causal: queries see no later keys; the last query sees all of its sequence.
+        window: ``left`` or ``(left, right)``: how many keys before and after its own position a query
+            sees, -1 for no limit. A model's "sliding window of w tokens" is ``window=w - 1``.
+        softcap: bound of the scores, ``softcap * tanh(scores / softcap)``; None or 0 for none.
+        sinks: ``[H]``, one more score per head in the softmax denominator.
+        scale: factor of q k^T; by default ``1 / sqrt(D)``.
+        k_scale: factor of an fp8 k_cache: a float, or float32 of one element or ``[KH]``.
+        v_scale: factor of an fp8 v_cache, in the same form.
+        kv_layout: ``"NHD"`` or ``"HND"``.
+        return_lse: also return the log of the softmax denominator.
+        out: destination, of the shape and dtype that would be returned.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        ``q.shape[:-1] + (DV,)`` in the dtype of q; with `return_lse` also float32 ``[H, T]``, or
+        ``[num_seqs, H, tokens]`` for speculative decode. A query that may see no key gives zeros.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> q = torch.randn(2, 8, 64)                        # 2 sequences, 8 heads of 64
+        >>> k_cache, v_cache = torch.randn(2, 5, 16, 2, 64)  # 5 pages of 16 tokens, 2 KV heads
+        >>> block_table = torch.tensor([[0, 1], [4, 2]], dtype=torch.int32)
+        >>> seq_lens = torch.tensor([20, 32], dtype=torch.int32)
+        >>> kernelhub.paged_attention(q, k_cache, v_cache, block_table, seq_lens).shape
+        torch.Size([2, 8, 64])
+    """
+    if (is_dynamo_compiling() or type(q) is not Tensor) and not isinstance(backend, Ask):
+        return library.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            seq_lens,
+            cu_seqlens_q,
+            max_seqlen_q,
+            causal,
+            window,
+            softcap,
+            sinks,
+            scale,
+            k_scale,
+            v_scale,
+            kv_layout,
+            return_lse,
+            out,
+            backend,
+        )
+    try:
+        shape = q.shape
+        _, dim1, dim2, head_dim_k = k_cache.shape
+        if (
+            len(shape) == 3
+            and cu_seqlens_q is None
+            and window is None
+            and softcap is None
+            and sinks is None
+            and k_scale is None
+            and v_scale is None
+            and not return_lse
+            and kv_layout == "NHD"
+        ):
+            rest = None
+        else:
+            ragged = cu_seqlens_q is not None
+            if not ragged:
+                q_len = ONE if len(shape) == 3 else q_len_bucket(shape[1])
+            else:
+                q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
+            features, values = features_of(
+                NAME,
+                (shape[-2], shape[-1]),
+                dim2 if kv_layout == NHD else dim1,
+                q_len == ONE and not ragged,
+                causal,
+                window,
+                softcap,
+                sinks,
+                scale,
+                k_scale,
+                v_scale,
+                return_lse,
+            )
+            rest = (kv_layout, ragged, q_len, features)
+        key = (
+            q.get_device(),
+            q.dtype,
+            k_cache.dtype,
+            shape[-2],
+            shape[-1],
+            dim1,
+            dim2,
+            head_dim_k,
+            v_cache.shape[-1],
+            rest,
+        )
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, sinks, scale, k_scale, kv_layout, out)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, sinks, scale, k_scale, kv_layout, out)
+        run = _op.decide(key, backend)
+    if rest is None:  # plain decode, the call that engines make most
+        return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out)
+    return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values)

@@ -1,0 +1,285 @@
+"""How a call of `paged_attention` becomes a launch: its problem, its checks, its step, its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.arguments import (
+    PLAIN,
+    Scale,
+    Values,
+    any_tensor,
+    check_bound,
+    check_index,
+    check_offsets,
+    check_operands,
+    check_out,
+    dtype_name,
+    lse_shape,
+    refuse,
+)
+from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
+from kernelhub.probes.device import facts
+
+NAME = "paged_attention"
+NHD, HND = "NHD", "HND"
+
+
+def problem_of(key: Any) -> PagedAttentionProblem:
+    """The problem that a key means; the key is built in `paged_attention`."""
+    device, q_dtype, kv_dtype, num_q_heads, head_dim_qk, dim1, dim2, _, head_dim_vo, rest = key
+    kv_layout, ragged, q_len, features = rest or (NHD, False, ONE, PLAIN)
+    page_size, num_kv_heads = (dim1, dim2) if kv_layout == NHD else (dim2, dim1)
+    causal, window_left, window_right, softcap, sinks, lse, kv_scale = features
+    return PagedAttentionProblem(
+        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        q_dtype=dtype_name(q_dtype),
+        kv_dtype=dtype_name(kv_dtype),
+        head_dim_qk=head_dim_qk,
+        head_dim_vo=head_dim_vo,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        page_size=page_size,
+        q_len=q_len,
+        kv_layout=kv_layout,
+        ragged=ragged,
+        causal=causal,
+        window_left=window_left,
+        window_right=window_right,
+        softcap=softcap,
+        sinks=sinks,
+        lse=lse,
+        kv_scale=kv_scale,
+    )
+
+
+def check(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    ragged: bool,
+    max_seqlen_q: int | None,
+    sinks: Tensor | None,
+    scale: float | None,
+    k_scale: Scale,
+    kv_layout: str,
+    out: Tensor | None,
+) -> None:
+    """All that a key holds, checked when the key is new."""
+    any_tensor(NAME, q=q, k_cache=k_cache, v_cache=v_cache)
+    if kv_layout not in (NHD, HND):
+        refuse(NAME, "kv_layout", f"is {kv_layout!r}", "give 'NHD' or 'HND'")
+    if q.ndim not in ((3,) if ragged else (3, 4)):
+        wanted = "[T, H, D] with cu_seqlens_q" if ragged else "[num_seqs, H, D] or [num_seqs, tokens, H, D]"
+        refuse(NAME, "q", f"has shape {list(q.shape)}", f"give {wanted}")
+    wanted = "[num_pages, page_size, H, D]" if kv_layout == NHD else "[num_pages, H, page_size, D]"
+    for parameter, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if cache.ndim != 4:
+            refuse(
+                NAME,
+                parameter,
+                f"has shape {list(cache.shape)}",
+                f"give {wanted} for kv_layout={kv_layout!r}",
+            )
+    if k_cache.shape[:3] != v_cache.shape[:3]:
+        refuse(
+            NAME,
+            "v_cache",
+            f"has shape {list(v_cache.shape)}",
+            f"k_cache has {list(k_cache.shape)}; all but D agree",
+        )
+    if 0 in k_cache.shape[1:]:
+        refuse(NAME, "k_cache", f"has shape {list(k_cache.shape)}", "a page holds at least one token of one head")
+    check_bound(NAME, "max_seqlen_q", max_seqlen_q)
+    num_kv_heads = k_cache.shape[2 if kv_layout == NHD else 1]
+    out_shape = (*q.shape[:-1], v_cache.shape[-1])
+    check_operands(
+        NAME,
+        ("q", "k_cache", "v_cache"),
+        q,
+        k_cache,
+        v_cache,
+        num_kv_heads,
+        sinks,
+        scale,
+        k_scale,
+        out,
+        out_shape,
+    )
+
+
+def begin(
+    problem: PagedAttentionProblem,
+    adapter: Any,
+    device: torch.device,
+    num_pages: int,
+    num_tokens: int | None,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    lengths: Sequence[int] | None = None,
+    q_offsets: Sequence[int] | None = None,
+) -> PagedStep:
+    """Check one step's metadata and let the kernel plan for it.
+
+    Sizes are always checked; values where they are on the host, given or in CPU tensors.
+    """
+    check_index(NAME, "block_table", block_table, 2, "[num_seqs, max_pages]")
+    check_index(NAME, "seq_lens", seq_lens, 1, "[num_seqs]")
+    num_seqs, max_pages = block_table.shape
+    if seq_lens.shape[0] != num_seqs:
+        refuse(NAME, "seq_lens", f"has {seq_lens.shape[0]} lengths", f"block_table has {num_seqs} sequences")
+    if (cu_seqlens_q is not None) != problem.ragged:
+        form = "is missing" if problem.ragged else "is given"
+        refuse(NAME, "cu_seqlens_q", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
+    if cu_seqlens_q is not None:
+        check_index(NAME, "cu_seqlens_q", cu_seqlens_q, 1, "[num_seqs + 1]")
+        if cu_seqlens_q.shape[0] != num_seqs + 1:
+            offsets = cu_seqlens_q.shape[0]
+            refuse(
+                NAME,
+                "cu_seqlens_q",
+                f"has {offsets} offsets for {num_seqs} sequences",
+                f"give {num_seqs + 1}",
+            )
+    for parameter, tensor in (
+        ("block_table", block_table),
+        ("seq_lens", seq_lens),
+        ("cu_seqlens_q", cu_seqlens_q),
+    ):
+        if tensor is not None and tensor.device != device:
+            refuse(NAME, parameter, f"is on {tensor.device}", f"move it to {device}, where q is")
+    on_host = device.type == "cpu"
+    if lengths is None and on_host:
+        lengths = seq_lens.tolist()
+    if q_offsets is None and on_host and cu_seqlens_q is not None:
+        q_offsets = cu_seqlens_q.tolist()
+    if lengths is not None:
+        _check_lengths(lengths, num_seqs, max_pages, problem.page_size)
+        if on_host:
+            _check_pages(block_table, lengths, problem.page_size, num_pages)
+    if q_offsets is not None:
+        check_offsets(NAME, "cu_seqlens_q", q_offsets, num_seqs, num_tokens, max_seqlen_q)
+    step = PagedStep(
+        block_table,
+        seq_lens,
+        cu_seqlens_q,
+        max_seqlen_q,
+        None if lengths is None else list(lengths),
+        None if q_offsets is None else list(q_offsets),
+    )
+    adapter.begin(step)
+    return step
+
+
+def _check_lengths(lengths: Sequence[int], num_seqs: int, max_pages: int, page_size: int) -> None:
+    if len(lengths) != num_seqs:
+        refuse(NAME, "seq_lens_cpu", f"has {len(lengths)} lengths", f"there are {num_seqs} sequences")
+    room = max_pages * page_size
+    for index, length in enumerate(lengths):
+        if not 0 <= length <= room:
+            pages = f"{max_pages} pages of {page_size}"
+            refuse(
+                NAME,
+                "seq_lens",
+                f"is {length} for sequence {index}",
+                f"block_table has room for {room} ({pages})",
+            )
+
+
+def _check_pages(block_table: Tensor, lengths: Sequence[int], page_size: int, num_pages: int) -> None:
+    """Every page that a sequence uses is a page of the cache."""
+    if not block_table.numel():
+        return
+    low, high = torch.aminmax(block_table)
+    if low >= 0 and high < num_pages:
+        return
+    used = (torch.tensor(lengths).reshape(-1, 1) + page_size - 1) // page_size
+    foreign = ((block_table < 0) | (block_table >= num_pages)) & (torch.arange(block_table.shape[1]) < used)
+    if foreign.any():
+        row, column = foreign.nonzero()[0].tolist()
+        page = int(block_table[row, column])
+        refuse(NAME, "block_table", f"names page {page} at [{row}, {column}]", f"k_cache has {num_pages} pages")
+
+
+def bind(adapter: Any, problem: PagedAttentionProblem, tick: Callable[[], int]) -> Callable[..., Any]:
+    """The function that a direct call runs: the step's metadata, the destination, the launch."""
+    launch = adapter.launch
+    ragged = problem.ragged
+    head_dim_vo = problem.head_dim_vo
+    same_width = head_dim_vo == problem.head_dim_qk
+    plain = Values(problem.head_dim_qk**-0.5)
+    returns_lse = problem.lse
+    dtype = getattr(torch, problem.q_dtype)
+    # The layers of a step share its tensors, so they are checked once. In CPU memory the values behind the
+    # same tensors may have changed, and are read anew.
+    reusable = problem.device.type != "cpu" and not adapter.plans_steps
+    last: PagedStep | None = None
+
+    def run(
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        shape: Sequence[int],
+        scale: float | None,
+        out: Tensor | None,
+        cu_seqlens_q: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        values: Values | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        nonlocal last
+        tick()
+        step = last
+        if (
+            step is None
+            or step.block_table is not block_table
+            or step.seq_lens is not seq_lens
+            or step.cu_seqlens_q is not cu_seqlens_q
+            or step.max_seqlen_q != max_seqlen_q
+        ):
+            step = begin(
+                problem,
+                adapter,
+                q.device,
+                k_cache.shape[0],
+                shape[0],
+                block_table,
+                seq_lens,
+                cu_seqlens_q,
+                max_seqlen_q,
+            )
+            if reusable:
+                last = step
+        if not ragged and shape[0] != step.num_seqs:
+            refuse_batch(shape, step.num_seqs)
+        out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
+        if out is None:
+            out = torch.empty_like(q) if same_width else q.new_empty(out_shape)
+        elif out.shape != out_shape or out.dtype is not dtype:
+            check_out(NAME, out, q, out_shape)
+        lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
+        if 0 not in shape:
+            if values is None:
+                values = plain if scale is None else Values(scale)
+            launch(q, k_cache, v_cache, step, values, out, lse)
+        return out if lse is None else (out, lse)
+
+    return run
+
+
+def refuse_batch(shape: Sequence[int], num_seqs: int) -> None:
+    """q has another number of rows than there are sequences."""
+    refuse(
+        NAME,
+        "q",
+        f"has shape {list(shape)}, and seq_lens has {num_seqs} sequences",
+        "give one row per sequence, or cu_seqlens_q for ragged queries",
+    )

@@ -1,0 +1,85 @@
+"""What selection may look at for an attention call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelhub.dispatch.problem import facet, feature
+from kernelhub.probes.device import DeviceFacts
+
+FLOATS = ("float32", "float16", "bfloat16")
+FP8 = "float8_e4m3fn"
+
+# Buckets of query tokens per sequence. A kernel that keeps all query rows of a KV head in one tile wants
+# few of them; how many a ragged batch has is known only when the caller says so (`max_seqlen_q`).
+ONE, FEW, MANY, ANY = "one", "few", "many", "any"
+FEW_TOKENS = 16
+
+# How the scales of an fp8 KV arrive: a Python float, a one-element tensor, a tensor of one per KV head.
+KV_SCALES = ("value", "tensor", "head")
+
+
+def q_len_bucket(tokens: int) -> str:
+    """Bucket of a number of query tokens per sequence."""
+    return ONE if tokens <= 1 else FEW if tokens <= FEW_TOKENS else MANY
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """One configuration of `attention`."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    q_dtype: str = facet("dtype of q and out", default="bfloat16")
+    kv_dtype: str = facet("dtype of k and v: that of q, or float8_e4m3fn", default="bfloat16")
+    head_dim_qk: int = facet("width of a head of q and k", default=128)
+    head_dim_vo: int = facet("width of a head of v and out", default=128)
+    num_q_heads: int = facet("heads of q", default=32)
+    num_kv_heads: int = facet("heads of k and v", default=8)
+    q_len: str = facet("query tokens per sequence: one, few (2 to 16), many, any", default=MANY)
+    ragged: bool = feature("sequences packed in [T, H, D] with cu_seqlens", False)
+    causal: bool = feature("queries see no later keys", False)
+    window_left: bool = feature("a limit on how far back a query sees", False)
+    window_right: bool = feature("a limit on how far ahead a query sees", False)
+    softcap: bool = feature("scores bounded by softcap * tanh(scores / softcap)", False)
+    sinks: bool = feature("one learned extra score per head in the denominator", False)
+    lse: bool = feature("the log of the softmax denominator is returned", False)
+    kv_scale: str | None = feature("how the scales of an fp8 KV arrive", None, KV_SCALES)
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def kv_dims(self) -> tuple[int, ...]:
+        """Dimensions of k and v between their tokens or pages and the width of a head."""
+        return (self.num_kv_heads,)
+
+    operand_names = ("q", "k", "v")
+
+
+@dataclass(frozen=True)
+class PagedAttentionProblem(AttentionProblem):
+    """One configuration of `paged_attention`."""
+
+    q_len: str = facet("query tokens per sequence: one, few (2 to 16), many, any", default=ONE)
+    page_size: int = facet("tokens per page of the KV cache", default=16)
+    kv_layout: str = feature("order of a page's dimensions", "NHD", ("HND",))
+
+    @property
+    def kv_dims(self) -> tuple[int, ...]:
+        """Dimensions of the caches between their pages and the width of a head."""
+        dims = (self.page_size, self.num_kv_heads)
+        return dims if self.kv_layout == "NHD" else dims[::-1]
+
+    operand_names = ("q", "k_cache", "v_cache")
+
+
+REGIMES = ("decode", "prefill", "mixed")
+
+
+def regime(problem: AttentionProblem) -> str:
+    """``decode`` for few query tokens per sequence, ``prefill`` for many, ``mixed`` where both may come."""
+    if problem.q_len in (ONE, FEW):
+        return "decode"
+    return "mixed" if problem.ragged and isinstance(problem, PagedAttentionProblem) else "prefill"

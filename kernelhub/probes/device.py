@@ -1,0 +1,170 @@
+"""What a device is: facts per device, real or simulated.
+
+This is the only place that asks the hardware. Facts of a real device are read once per device index;
+a device that is not there is described by name (``"H200"``), by architecture (``"sm_137"``) or by a
+`DeviceFacts` written out, so that selection can be explained for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import platform
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What selection may know of a device.
+
+    Attributes:
+        name: marketing name, only ever shown, never decided on.
+        type: torch device type, ``"cuda"`` (also ROCm) or ``"cpu"``.
+        vendor: ``"nvidia"``, ``"amd"`` or ``"cpu"``.
+        arch: ``"sm_90"``, ``"gfx942"`` or the CPU's instruction set, e.g. ``"avx512"``.
+        capability: compute capability (major, minor); (0, 0) where there is none.
+        num_sms: multiprocessors, compute units or physical cores.
+        shared_memory_bytes: most shared memory one block may use (opt-in limit); 0 on a CPU.
+        simulated: whether the facts come from a table instead of a device.
+    """
+
+    name: str
+    type: str
+    vendor: str
+    arch: str
+    capability: tuple[int, int] = (0, 0)
+    num_sms: int = 0
+    shared_memory_bytes: int = 0
+    simulated: bool = False
+
+    @property
+    def family(self) -> str:
+        """Generation that order lines and tile tables speak of: ``"hopper"``, ``"cpu"``, ..."""
+        if self.vendor == "nvidia":
+            return _NVIDIA_FAMILIES.get(self.capability) or _NVIDIA_GENERATIONS.get(self.capability[0], "unknown")
+        if self.vendor == "amd":
+            return _AMD_FAMILIES.get(self.arch, "unknown")
+        return self.type
+
+    def __str__(self) -> str:
+        where = " (simulated)" if self.simulated else ""
+        return f"{self.name}, {self.arch}{where}"
+
+
+_NVIDIA_FAMILIES = {(8, 9): "ada"}
+_NVIDIA_GENERATIONS = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 11: "thor", 12: "blackwell_rtx"}
+_AMD_FAMILIES = {"gfx942": "cdna3", "gfx950": "cdna4"}
+
+# Most opt-in shared memory per block, by compute capability: "Technical Specifications per Compute
+# Capability" of the CUDA C++ Programming Guide. A capability not listed gets the smallest of them.
+_SHARED_MEMORY_BYTES = {
+    (7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (8, 6): 101376, (8, 7): 166912, (8, 9): 101376,
+    (9, 0): 232448, (10, 0): 232448, (10, 3): 232448, (11, 0): 232448, (12, 0): 101376, (12, 1): 101376,
+}  # fmt: skip
+_SMALLEST_SHARED_MEMORY_BYTES = 98304
+
+
+def _nvidia(name: str, capability: tuple[int, int], num_sms: int) -> DeviceFacts:
+    shared = _SHARED_MEMORY_BYTES.get(capability, _SMALLEST_SHARED_MEMORY_BYTES)
+    arch = f"sm_{capability[0]}{capability[1]}"
+    return DeviceFacts(name, "cuda", "nvidia", arch, capability, num_sms, shared, simulated=True)
+
+
+# Multiprocessor counts are those of the vendors' datasheets.
+SIMULATED = {
+    "A100": _nvidia("NVIDIA A100-SXM4-80GB", (8, 0), 108),
+    "L40S": _nvidia("NVIDIA L40S", (8, 9), 142),
+    "H100": _nvidia("NVIDIA H100 80GB HBM3", (9, 0), 132),
+    "H200": _nvidia("NVIDIA H200", (9, 0), 132),
+    "B200": _nvidia("NVIDIA B200", (10, 0), 148),
+    "B300": _nvidia("NVIDIA B300", (10, 3), 148),
+    "RTX5090": _nvidia("NVIDIA GeForce RTX 5090", (12, 0), 170),
+    "MI300X": DeviceFacts("AMD Instinct MI300X", "cuda", "amd", "gfx942", (9, 4), 304, 65536, simulated=True),
+    "CPU": DeviceFacts("a CPU", "cpu", "cpu", "cpu", simulated=True),
+}
+
+
+def simulated(device: str) -> DeviceFacts:
+    """Facts of a device that need not be here.
+
+    Args:
+        device: a key of `SIMULATED` in any case and spacing (``"rtx 5090"``), or an architecture such as
+            ``"sm_86"`` or ``"sm_137"``, known or not yet.
+
+    Raises:
+        ValueError: when the name is neither; the message lists the known ones.
+    """
+    key = re.sub(r"[\s_-]", "", device).upper()
+    if key in SIMULATED:
+        return SIMULATED[key]
+    arch = re.fullmatch(r"SM(\d{1,2})(\d)[AF]?", key)
+    if arch:
+        capability = (int(arch[1]), int(arch[2]))
+        return dataclasses.replace(_nvidia(f"an sm_{arch[1]}{arch[2]} GPU", capability, num_sms=100))
+    raise ValueError(f"unknown device {device!r}; known: {', '.join(SIMULATED)}, or an architecture such as sm_90")
+
+
+@functools.cache
+def facts(device: torch.device) -> DeviceFacts:
+    """Facts of the device that tensors are on; a torch device with an index, or the CPU."""
+    if device.type == "cuda":
+        return _cuda_facts(device)
+    if device.type == "cpu":
+        return _cpu_facts()
+    return DeviceFacts(str(device), device.type, device.type, device.type)
+
+
+def _cuda_facts(device: torch.device) -> DeviceFacts:
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    capability = (properties.major, properties.minor)
+    if torch.version.hip:
+        arch = properties.gcnArchName.split(":")[0]
+        return DeviceFacts(
+            properties.name,
+            "cuda",
+            "amd",
+            arch,
+            capability,
+            properties.multi_processor_count,
+            shared_memory_bytes=65536,
+        )
+    shared = getattr(properties, "shared_memory_per_block_optin", None) or _SHARED_MEMORY_BYTES.get(
+        capability, _SMALLEST_SHARED_MEMORY_BYTES
+    )
+    return DeviceFacts(
+        properties.name,
+        "cuda",
+        "nvidia",
+        f"sm_{capability[0]}{capability[1]}",
+        capability,
+        properties.multi_processor_count,
+        shared,
+    )
+
+
+def _cpu_facts() -> DeviceFacts:
+    import os
+
+    import torch
+
+    arch = torch.backends.cpu.get_cpu_capability().lower()
+    name = _cpu_name()
+    return DeviceFacts(name, "cpu", "cpu", arch, num_sms=os.cpu_count() or 1)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "CPU"

@@ -1,0 +1,58 @@
+"""Is a package here, in a version that fits? Answered from metadata, without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from kernelhub.probes.finding import Finding, found, lacking
+
+
+def package(name: str, versions: str = "", *, distribution: str | None = None, install: str = "") -> Finding:
+    """Look for the top-level package `name`.
+
+    Args:
+        name: import name; a submodule may not be given, since finding one imports its parent.
+        versions: PEP 440 specifiers that the installed version must meet, e.g. ``">=3.6,<3.10"``.
+        distribution: name on the package index, where it differs from the import name.
+        install: the remedy, a command; by default ``pip install`` of the distribution.
+
+    Returns:
+        Finding with the version as value. Codes of a bad answer: ``package_missing``,
+        ``package_broken`` (a folder without code, or a loader that fails), ``package_version``
+        (another version is needed, or the version cannot be told).
+    """
+    if "." in name:
+        raise ValueError(f"package() takes a top-level name, got {name!r}")
+    distribution = distribution or name
+    remedy = install or f'pip install "{distribution}{versions}"'
+    try:
+        spec = importlib.util.find_spec(name)
+    except Exception as error:  # a foreign finder or a half-imported module may raise anything
+        return lacking(name, "package_broken", f"looking for {name} failed: {error!r}", remedy)
+    if spec is None:
+        return lacking(name, "package_missing", f"{name} is not installed", remedy)
+    if spec.origin is None:
+        folder = ", ".join(spec.submodule_search_locations or ())
+        return lacking(name, "package_broken", f"{name} is an empty namespace folder ({folder})", remedy)
+    version = _version_of(distribution)
+    if version is None:
+        if not versions:
+            return found(name, None, f"{name} of unknown version at {spec.origin}")
+        return lacking(name, "package_version", f"the version of {name} cannot be told from its metadata", remedy)
+    if Version(version) not in SpecifierSet(versions, prereleases=True):
+        return lacking(name, "package_version", f"{name} {version} is installed, {versions} is needed", remedy, version)
+    return found(name, version, f"{name} {version}")
+
+
+def _version_of(distribution: str) -> str | None:
+    """Installed version, or None where metadata is absent, empty or unreadable."""
+    try:
+        version = metadata.version(distribution)
+        Version(version)
+    except (metadata.PackageNotFoundError, InvalidVersion, TypeError, OSError, KeyError):
+        return None
+    return None if version.startswith("0.0.0+") else version

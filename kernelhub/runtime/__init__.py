@@ -1,0 +1,1 @@
+"""WHEN work is done: memory that outlives a call."""

@@ -1,0 +1,45 @@
+"""Shared by all tests: one thread per worker, Triton's interpreter where there is no GPU, a clean hub.
+
+TRITON_INTERPRET is read when Triton is imported, so it is set here, before anything else is.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+for name in [name for name in os.environ if name.startswith("KERNELHUB_")]:
+    del os.environ[name]
+
+torch.set_num_threads(1)
+
+DEVICE = "cuda" if HAS_GPU else "cpu"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if HAS_GPU:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here: this case runs on a GPU only"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A contract's cases are those that the kernel's record takes."""
+    if "case" in metafunc.fixturenames and hasattr(metafunc.cls, "accepted_cases"):
+        metafunc.parametrize("case", metafunc.cls.accepted_cases(), ids=str)
+
+
+@pytest.fixture(autouse=True)
+def clean_hub():
+    """What a test configures, registers or enters does not reach the next."""
+    yield
+    from kernelhub.dispatch.hub import HUB
+
+    assert HUB.contexts.get() == (), "a test left a context open"
+    HUB.restore()

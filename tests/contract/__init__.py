@@ -1,0 +1,1 @@
+"""One contract per op; a backend's test subclasses it and names its kernel."""
