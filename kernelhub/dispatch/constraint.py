@@ -81,9 +81,9 @@ class OnDevice:
             return "CPUs"
         vendor = {"nvidia": "NVIDIA", "amd": "AMD"}.get(self.vendor, self.vendor)
         if self.arch:
-            return f"{vendor} {' and '.join(self.arch)}"
+            return f"{vendor} {', '.join(self.arch)}"
         if self.only:
-            return f"{vendor} {' and '.join(_sm(sm) for sm in self.only)}"
+            return f"{vendor} {', '.join(_sm(sm) for sm in self.only)}"
         if self.at_least and self.below:
             return f"{vendor} GPUs from {_sm(self.at_least)}, older than {_sm(self.below)}"
         return f"{vendor} GPUs from {_sm(self.at_least)} on" if self.at_least else f"{vendor} GPUs"

@@ -19,7 +19,7 @@ class Line:
     """One line of an op's order file.
 
     Attributes:
-        family: `DeviceFacts.family` it holds for.
+        family: `DeviceFacts.family` it holds for, or ``"*"`` for every GPU without a line of its own.
         regime: a regime of the op's contract, or ``"*"``.
         kernels: names, best first.
         evidence: a measurement with device, versions and date, or a source.
@@ -32,9 +32,10 @@ class Line:
 
 
 def line_for(lines: Iterable[Line], device: DeviceFacts, regime: str) -> Line | None:
-    """The line that holds: the exact regime before ``"*"``."""
-    fitting = [line for line in lines if line.family == device.family and line.regime in (regime, "*")]
-    return min(fitting, key=lambda line: line.regime == "*", default=None)
+    """The line that holds: the device's own family before ``"*"``, then the exact regime before ``"*"``."""
+    families = (device.family,) if device.type == "cpu" else (device.family, "*")
+    fitting = [line for line in lines if line.family in families and line.regime in (regime, "*")]
+    return min(fitting, key=lambda line: (line.family == "*", line.regime == "*"), default=None)
 
 
 def ranked(kernels: Sequence[Kernel], line: Line | None) -> list[Kernel]:

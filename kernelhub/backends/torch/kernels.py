@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.dispatch.constraint import AnyOf, OnDevice, SameValue, anything, dtype_in
-from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
 from kernelhub.ops.attention.problem import FLOATS, FP8
 
 BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homepage="https://pytorch.org")
@@ -48,6 +48,7 @@ KERNELS = (
             _ANY_WIDTH,
         ),
         features=frozenset({"causal"}),
+        graph=GraphLevel.FULL,
         source="torch.nn.functional.scaled_dot_product_attention",
     ),
     Kernel(

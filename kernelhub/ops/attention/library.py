@@ -181,7 +181,8 @@ def _run_paged_attention(*arguments: Any) -> Any:
 
 
 def _lse_of(result: Any) -> Tensor:
-    return result[1] if isinstance(result, tuple) else result.new_empty(0, dtype=torch.float32)
+    lse: Tensor = result[1] if isinstance(result, tuple) else result.new_empty(0, dtype=torch.float32)
+    return lse
 
 
 def _functional(run: Any) -> Any:

@@ -1,0 +1,363 @@
+"""From an attention call to its Triton launches: what is static is fixed per problem, the rest is passed."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.prefill import prefill_kernel
+from kernelhub.backends.triton.split_kv import merge_kernel, split_kernel
+from kernelhub.backends.triton.tiles import power_of_two, prefill_tiles, query_widths, split_tiles
+from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import FP8, AttentionProblem, PagedAttentionProblem
+
+if triton.knobs.runtime.interpret:
+    interpreter.repair()
+
+_LOG2E = math.log2(math.e)
+
+# Fewest keys that are worth a program of their own: with 128-wide bfloat16 heads 256 keys are 128 KB, some
+# microseconds of one multiprocessor's share of the memory bandwidth.
+CHUNK = 256
+MOST_SPLITS = 64
+FIXED_SPLITS = 16
+PARTS = 16
+
+
+class Geometry(NamedTuple):
+    """Sizes and metadata of one call, the same for every form of it.
+
+    Attributes:
+        num_seqs: sequences.
+        q_tokens: queries per sequence; of all sequences if ragged.
+        kv_tokens: keys per sequence of batched tensors, else 0.
+        kv_bound: no sequence has more keys.
+        q_bound: no sequence has more queries.
+        cu_seqlens_q, cu_seqlens_k, block_table, seq_lens: those that the form has.
+        table_stride: elements between rows of the block table.
+    """
+
+    num_seqs: int
+    q_tokens: int
+    kv_tokens: int
+    kv_bound: int
+    q_bound: int
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    block_table: Tensor | None = None
+    seq_lens: Tensor | None = None
+    table_stride: int = 0
+
+
+class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
+    """What the Triton kernels of both ops share. A subclass says which kernels run."""
+
+    def __init__(self, problem: AttentionProblem) -> None:
+        super().__init__(problem)
+        d0, d1 = query_widths(problem)
+        device = problem.device
+        self.page_size = problem.page_size if isinstance(problem, PagedAttentionProblem) else 0
+        self.heads_first = isinstance(problem, PagedAttentionProblem) and problem.kv_layout == "HND"
+        self.fp8 = problem.kv_dtype == FP8
+        self.shape = {
+            "KV_HEADS": problem.num_kv_heads,
+            "GROUP": problem.group_size,
+            "RAGGED": problem.ragged,
+            "PAGE": self.page_size,
+            "DV": problem.head_dim_vo,
+            "DV_PAD": power_of_two(problem.head_dim_vo),
+            "HAS_LEFT": problem.window_left,
+            "HAS_RIGHT": problem.causal or problem.window_right,
+            "HAS_SINKS": problem.sinks,
+            "HAS_LSE": problem.lse,
+        }
+        self.scores = {
+            "D": problem.head_dim_qk,
+            "D0": d0,
+            "D1": d1,
+            "HAS_SOFTCAP": problem.softcap,
+            "FP8": self.fp8,
+            "NATIVE_FP8": self.fp8 and device.vendor == "nvidia" and device.capability >= (8, 9),
+            "SCALES": {"tensor": 1, "head": 2}.get(problem.kv_scale or "", 0),
+            "PRECISION": "ieee",
+        }
+
+    def launch(
+        self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
+    ) -> None:
+        self.check_operands(q, k, v)
+        with _device_of(q):
+            self.run(q, k, v, self.geometry(q, k, step), values, out, lse)
+
+    @abc.abstractmethod
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
+    ) -> None:
+        """Launch the kernels on the current device, which is that of the operands."""
+
+    def geometry(self, q: Tensor, k: Tensor, step: DenseStep | PagedStep) -> Geometry:
+        """Sizes and metadata of a call in any form."""
+        if isinstance(step, PagedStep):
+            tokens = q.shape[1] if q.ndim == 4 else q.shape[0] if self.problem.ragged else 1
+            return Geometry(
+                step.num_seqs,
+                tokens,
+                0,
+                step.max_pages * self.page_size,
+                tokens if step.max_seqlen_q is None else step.max_seqlen_q,
+                step.cu_seqlens_q,
+                None,
+                step.block_table,
+                step.seq_lens,
+                step.block_table.stride(0),
+            )
+        if step.cu_seqlens_q is None:
+            return Geometry(q.shape[0], q.shape[1], k.shape[1], k.shape[1], q.shape[1])
+        kv_bound = k.shape[0] if step.max_seqlen_k is None else step.max_seqlen_k
+        q_bound = q.shape[0] if step.max_seqlen_q is None else step.max_seqlen_q
+        return Geometry(step.num_seqs, q.shape[0], 0, kv_bound, q_bound, step.cu_seqlens_q, step.cu_seqlens_k)
+
+    def prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at: Geometry,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+        min_rows: int,
+    ) -> None:
+        """One pass over all sequences of more than `min_rows` query rows."""
+        tiles = prefill_tiles(self.problem)
+        group, kv_heads = self.problem.group_size, self.problem.num_kv_heads
+        if self.problem.ragged:
+            programs = (at.q_tokens * group // tiles.block_m + at.num_seqs) * kv_heads
+        else:
+            programs = -(-at.q_tokens * group // tiles.block_m) * kv_heads * at.num_seqs
+        k, v, score_scale, value_scale = self._scaled(k, v, values)
+        prefill_kernel[(programs,)](
+            q,
+            k,
+            v,
+            out,
+            lse,
+            values.sinks,
+            values.k_scale if isinstance(values.k_scale, Tensor) else None,
+            values.v_scale if isinstance(values.v_scale, Tensor) else None,
+            at.cu_seqlens_q,
+            at.cu_seqlens_k,
+            at.block_table,
+            at.seq_lens,
+            score_scale,
+            value_scale,
+            values.softcap,
+            at.num_seqs,
+            at.q_tokens,
+            at.kv_tokens,
+            values.window_left,
+            values.window_right,
+            *self._token_strides(q),
+            *self._kv_strides(k),
+            *self._kv_strides(v),
+            *self._token_strides(out),
+            *self._lse_strides(lse),
+            at.table_stride,
+            **self.shape,
+            **self.scores,
+            BLOCK_M=tiles.block_m,
+            BLOCK_N=tiles.block_n,
+            MIN_ROWS=min_rows,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
+        )
+
+    def split(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at: Geometry,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+        rows: int,
+        splits: int,
+    ) -> None:
+        """Sequences of up to `rows` query rows, their keys in up to `splits` parts, which are then merged."""
+        tiles = split_tiles(self.problem, rows)
+        kv_heads = self.problem.num_kv_heads
+        max_rows = -(-rows // tiles.block_m) * tiles.block_m
+        k, v, score_scale, value_scale = self._scaled(k, v, values)
+        parts = at.num_seqs * kv_heads * max_rows * splits if splits > 1 else 0
+        part_out = torch.empty(parts, self.shape["DV_PAD"], dtype=torch.float32, device=q.device)
+        part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
+        bounds = (at.q_tokens, at.kv_tokens, max_rows, splits, values.window_left, values.window_right)
+        out_strides = (*self._token_strides(out), *self._lse_strides(lse))
+        split_kernel[(at.num_seqs * kv_heads * (max_rows // tiles.block_m) * splits,)](
+            q,
+            k,
+            v,
+            out,
+            lse,
+            part_out,
+            part_lse,
+            values.sinks,
+            values.k_scale if isinstance(values.k_scale, Tensor) else None,
+            values.v_scale if isinstance(values.v_scale, Tensor) else None,
+            at.cu_seqlens_q,
+            at.cu_seqlens_k,
+            at.block_table,
+            at.seq_lens,
+            score_scale,
+            value_scale,
+            values.softcap,
+            *bounds,
+            *self._token_strides(q),
+            *self._kv_strides(k),
+            *self._kv_strides(v),
+            *out_strides,
+            at.table_stride,
+            **self.shape,
+            **self.scores,
+            BLOCK_M=tiles.block_m,
+            BLOCK_N=tiles.block_n,
+            CHUNK=CHUNK,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
+        )
+        if splits > 1:
+            merge_kernel[(at.num_seqs * kv_heads * max_rows,)](
+                out,
+                lse,
+                part_out,
+                part_lse,
+                values.sinks,
+                at.cu_seqlens_q,
+                at.cu_seqlens_k,
+                at.seq_lens,
+                *bounds,
+                *out_strides,
+                **self.shape,
+                BLOCK_M=tiles.block_m,
+                BLOCK_N=tiles.block_n,
+                CHUNK=CHUNK,
+                PARTS=PARTS,
+                num_warps=4,
+            )
+
+    def splits_for(self, num_seqs: int, rows: int, kv_bound: int) -> int:
+        """Parts per sequence that give every multiprocessor two programs, where keys suffice for that."""
+        blocks = -(-rows // split_tiles(self.problem, rows).block_m)
+        programs = max(1, num_seqs * self.problem.num_kv_heads * blocks)
+        wanted = -(-2 * self.problem.device.num_sms // programs)
+        return max(1, min(wanted, MOST_SPLITS, -(-kv_bound // CHUNK)))
+
+    def split_bytes(self, num_seqs: int, rows: int, splits: int) -> int:
+        """Memory of the parts."""
+        if splits == 1:
+            return 0
+        block_m = split_tiles(self.problem, rows).block_m
+        parts = num_seqs * self.problem.num_kv_heads * -(-rows // block_m) * block_m * splits
+        return parts * (self.shape["DV_PAD"] + 1) * 4
+
+    def _scaled(self, k: Tensor, v: Tensor, values: Values) -> tuple[Tensor, Tensor, float, float]:
+        """k and v as the kernels load them, and the factors of scores and results that the host knows."""
+        score_scale = values.scale if self.problem.softcap else values.scale * _LOG2E
+        if not self.fp8:
+            return k, v, score_scale, 1.0
+        k_scale, v_scale = 256.0, 256.0  # e4m3_over_256
+        if isinstance(values.k_scale, float | int) and isinstance(values.v_scale, float | int):
+            k_scale, v_scale = k_scale * values.k_scale, v_scale * values.v_scale
+        return k.view(torch.uint8), v.view(torch.uint8), score_scale * k_scale, v_scale
+
+    def _token_strides(self, tensor: Tensor) -> tuple[int, ...]:
+        """(sequence, token, head, width) strides of q or out."""
+        strides = tensor.stride()
+        if len(strides) == 4:
+            return strides
+        first, head, width = strides
+        return (0, first, head, width) if self.problem.ragged else (first, 0, head, width)
+
+    def _kv_strides(self, tensor: Tensor) -> tuple[int, ...]:
+        """(sequence or page, token, head, width) strides of k or v."""
+        strides = tensor.stride()
+        if len(strides) == 3:
+            return (0, *strides)
+        if self.heads_first:
+            page, head, token, width = strides
+            return (page, token, head, width)
+        return strides
+
+    def _lse_strides(self, lse: Tensor | None) -> tuple[int, ...]:
+        """(sequence, head, token) strides of the LSE."""
+        if lse is None:
+            return (0, 0, 0)
+        strides = lse.stride()
+        if len(strides) == 3:
+            return strides
+        head, last = strides
+        return (0, head, last) if self.problem.ragged else (last, head, 0)
+
+
+class Prefill(TritonAttention):
+    """Every sequence in one pass, a tile of query rows per program."""
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
+    ) -> None:
+        self.prefill(q, k, v, at, values, out, lse, min_rows=0)
+
+
+class SplitKV(TritonAttention):
+    """Few queries per sequence; keys split so that every multiprocessor has work."""
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
+    ) -> None:
+        rows = at.q_bound * self.problem.group_size
+        self.split(q, k, v, at, values, out, lse, rows, self.splits_for(at.num_seqs, rows, at.kv_bound))
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        rows = -(-num_tokens // max(1, num_seqs)) * self.problem.group_size
+        return self.split_bytes(num_seqs, rows, self.splits_for(num_seqs, rows, max_kv_len))
+
+
+class SplitKVFixed(SplitKV):
+    """The same with splits that depend on a sequence's own length only, so that its bits do too."""
+
+    def splits_for(self, num_seqs: int, rows: int, kv_bound: int) -> int:
+        return max(1, min(FIXED_SPLITS, -(-kv_bound // CHUNK)))
+
+
+class Mixed(TritonAttention):
+    """Ragged batches: sequences of one tile of rows by split KV, the rest by prefill, told apart on the device."""
+
+    def __init__(self, problem: AttentionProblem) -> None:
+        super().__init__(problem)
+        self.decode_rows = min(64, power_of_two(problem.group_size))
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
+    ) -> None:
+        splits = self.splits_for(at.num_seqs, self.decode_rows, at.kv_bound)
+        self.split(q, k, v, at, values, out, lse, self.decode_rows, splits)
+        self.prefill(q, k, v, at, values, out, lse, min_rows=self.decode_rows)
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        return self.split_bytes(num_seqs, self.decode_rows, self.splits_for(num_seqs, self.decode_rows, max_kv_len))
+
+
+def _device_of(q: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device, so that must be the operands' one."""
+    if q.is_cuda and torch.cuda.is_initialized() and torch.cuda.current_device() != q.get_device():
+        return torch.cuda.device(q.device)
+    return contextlib.nullcontext()

@@ -1,0 +1,195 @@
+"""Triton's interpreter, made right for bfloat16 and float8.
+
+With TRITON_INTERPRET=1, Triton 3.6 to 3.9 holds bfloat16 and float8 values as raw integer bits and then
+computes on the bits: `tl.dot` of bfloat16 is off by orders of magnitude, fp32 -> bfloat16 truncates, fp32 ->
+float8 loses carries, and no error is given. `repair()` replaces the operations that touch such values by ones
+that decode to float32, compute, and round to nearest even; float8 saturates, as the conversions of GPUs do.
+It also lets `range()` take a loaded bound under numpy 2.4.
+
+The adapters call it when they are imported under the interpreter. It changes nothing on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+import triton.runtime.interpreter as interpreter
+
+_TORCH_DTYPES = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float16: torch.float16,
+    tl.float32: torch.float32,
+    tl.float64: torch.float64,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+    tl.float8e4b8: torch.float8_e4m3fnuz,
+    tl.float8e5b16: torch.float8_e5m2fnuz,
+}
+# Types that the interpreter keeps as bits, and the largest value of those that saturate.
+_RAW = {tl.bfloat16, tl.float8e4nv, tl.float8e5, tl.float8e4b8, tl.float8e5b16}
+_LARGEST = {tl.float8e4nv: 448.0, tl.float8e5: 57344.0, tl.float8e4b8: 240.0, tl.float8e5b16: 57344.0}
+
+_Handle = interpreter.TensorHandle
+
+
+def repair() -> None:
+    """Replace what is wrong; a second call does nothing."""
+    builder = interpreter.InterpreterBuilder
+    if getattr(builder, "_kernelhub_repaired", False):
+        return
+    builder._kernelhub_repaired = True
+    interpreter._convert_float = _convert_float_with(interpreter._convert_float)
+    builder.cast_impl = _cast_with(builder.cast_impl)
+    builder.binary_op = _binary_with(builder.binary_op)
+    builder.unary_op = _unary_with(builder.unary_op)
+    builder.create_clampf = _clamp_with(builder.create_clampf)
+    builder.create_fma = _fma_with(builder.create_fma)
+    builder.create_dot = _dot
+    if not hasattr(builder, "get_bf16"):  # Triton 3.6
+        builder.get_bf16 = lambda self, value: self.create_fp_trunc(self.get_fp32(value), tl.bfloat16)
+    for operation in (interpreter.ReduceOps, interpreter.ScanOps):
+        operation.apply = _reduce_with(operation.apply)
+    interpreter._patch_lang_tensor = _patch_tensor_with(interpreter._patch_lang_tensor)
+
+
+def decode(bits: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+    """Values of any float type as numpy can compute with them: raw bits become float32."""
+    if dtype not in _RAW:
+        return bits
+    raw = _as_torch(np.ascontiguousarray(bits).view(_uint(dtype)))
+    return raw.view(_TORCH_DTYPES[dtype]).to(torch.float32).numpy()
+
+
+def encode(values: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+    """Values rounded to nearest even into `dtype`, as the interpreter keeps it."""
+    if dtype not in _RAW:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(values).astype(interpreter._get_np_dtype(dtype))
+    exact = _as_torch(np.asarray(values)).to(torch.float32)
+    if dtype in _LARGEST:
+        exact = exact.clamp(-_LARGEST[dtype], _LARGEST[dtype])  # clamp keeps NaN
+    return exact.to(_TORCH_DTYPES[dtype]).view(torch.uint8 if dtype in _LARGEST else torch.uint16).numpy()
+
+
+def _as_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    array = np.ascontiguousarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _uint(dtype: Any) -> Any:
+    return {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[dtype.primitive_bitwidth]
+
+
+def _convert_float_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def convert(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+        if source not in _TORCH_DTYPES or target not in _TORCH_DTYPES:
+            return original(values, source, target, rounding_mode)
+        return encode(decode(values, source), target).view(_uint(target)).reshape(values.shape)
+
+    return convert
+
+
+def _cast_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+        if source.dtype.scalar in _RAW or target.scalar in _RAW:
+            return _Handle(encode(decode(source.data, source.dtype.scalar), target.scalar), target.scalar)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return original(self, source, target)
+
+    return cast_impl
+
+
+def _binary_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def binary_op(self: Any, left: Any, right: Any, operation: Any) -> Any:
+        dtype = left.dtype.scalar
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if dtype not in _RAW and right.dtype.scalar not in _RAW:
+                return original(self, left, right, operation)
+            result = operation(decode(left.data, dtype), decode(right.data, right.dtype.scalar))
+        return _Handle(result if result.dtype == np.bool_ else encode(result, dtype), dtype)
+
+    return binary_op
+
+
+def _unary_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def unary_op(self: Any, operand: Any, operation: Any) -> Any:
+        dtype = operand.dtype.scalar
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if dtype not in _RAW:
+                return original(self, operand, operation)
+            return _Handle(encode(operation(decode(operand.data, dtype)), dtype), dtype)
+
+    return unary_op
+
+
+def _clamp_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_clampf(self: Any, operand: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
+        dtype = operand.dtype.scalar
+        if dtype not in _RAW:
+            return original(self, operand, low, high, propagate_nan)
+        return _Handle(encode(np.clip(*(decode(item.data, dtype) for item in (operand, low, high))), dtype), dtype)
+
+    return create_clampf
+
+
+def _fma_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        dtype = z.dtype.scalar
+        if dtype not in _RAW:
+            return original(self, x, y, z)
+        product = decode(x.data, dtype).astype(np.float64) * decode(y.data, dtype)
+        return _Handle(encode(product + decode(z.data, dtype), dtype), dtype)
+
+    return create_fma
+
+
+def _dot(self: Any, a: Any, b: Any, d: Any, *_options: Any) -> Any:
+    """Products in float32 as tensor cores accumulate them; float64 and integers exactly."""
+    dtype = d.dtype.scalar
+    wide = torch.float32 if a.dtype.scalar.is_floating() and dtype is not tl.float64 else torch.float64
+    left, right = (_as_torch(decode(item.data, item.dtype.scalar)).to(wide) for item in (a, b))
+    product = torch.matmul(left, right).numpy()
+    if not a.dtype.scalar.is_floating():
+        return _Handle(product.astype(d.data.dtype) + d.data, dtype)
+    return _Handle(encode(product + decode(d.data, dtype), dtype), dtype)
+
+
+def _reduce_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any, operands: Any) -> Any:
+        several = isinstance(operands, tuple)
+        tensors = operands if several else (operands,)
+        raw = [
+            tensor.dtype if isinstance(tensor, tl.core.tensor) and tensor.dtype in _RAW else None for tensor in tensors
+        ]
+        if not any(raw):
+            return original(self, operands)
+        widened = tuple(
+            tensor if dtype is None else _tensor_like(tensor, decode(tensor.handle.data, dtype), tl.float32)
+            for tensor, dtype in zip(tensors, raw, strict=True)
+        )
+        results = tuple(
+            _tensor_like(result, encode(result.handle.data, dtype), dtype)
+            if dtype is not None and result.dtype == tl.float32
+            else result
+            for result, dtype in zip(original(self, widened), raw, strict=True)
+        )
+        return results if several else results[0]
+
+    return apply
+
+
+def _tensor_like(tensor: Any, data: np.ndarray[Any, Any], dtype: Any) -> Any:
+    shape = list(tensor.shape) if tensor.type.is_block() else None
+    return tl.core.tensor(_Handle(data, dtype), dtype if shape is None else tl.block_type(dtype, shape))
+
+
+def _patch_tensor_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch

@@ -1,0 +1,279 @@
+"""The device code that the attention kernels share: one tile of queries over a range of keys.
+
+Rows of a tile are (query token, query head of the group), flattened: row r stands for token r // GROUP and
+head r % GROUP of one KV head. So a tile is full for any ratio of heads, and decode of several query heads is
+one matrix product.
+
+For a tile Q and keys n in a range, block by block (online softmax, Milakov and Gimelshein 2018; Dao 2023):
+
+    s = Q K^T * scale, softcap, mask            in units of log2
+    m' = max(m, max_n s)
+    p = 2^(s - m')
+    total = total * 2^(m - m') + sum_n p
+    acc = acc * 2^(m - m') + p V
+
+Keys are addressed by pointers and masks only. PAGE is the page size, or 0 where tokens are adjacent.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def e4m3_over_256(raw, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """float8_e4m3fn bytes as `dtype`, divided by 256.
+
+    Without native conversion the bits are moved into a float16, whose exponent bias is larger by 8: exact,
+    subnormals included. NaN (0x7f, 0xff) is kept.
+    """
+    if NATIVE:
+        return (raw.to(tl.float8e4nv, bitcast=True).to(tl.float32) * (1.0 / 256.0)).to(dtype)
+    wide = raw.to(tl.uint16)
+    magnitude = wide & 0x7F
+    bits = ((wide & 0x80) << 8) | tl.where(magnitude == 0x7F, 0x7F00, magnitude << 7).to(tl.uint16)
+    return bits.to(tl.float16, bitcast=True).to(dtype)
+
+
+@triton.jit
+def tanh(x):
+    """tanh without libdevice, exact at both ends."""
+    e = tl.exp2(tl.abs(x) * (2.0 * LOG2E))
+    t = 1.0 - 2.0 / (e + 1.0)
+    return tl.where(x < 0, -t, t)
+
+
+@triton.jit
+def sequence_of(block, cu_seqlens_q, num_seqs, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The ragged sequence that row block `block` of a static grid belongs to, and its place in it.
+
+    Sequence i is given the blocks from cu[i] * GROUP // BLOCK_M + i on, which is never too few, so the grid
+    has a size that the host knows without the lengths. A place past the sequence's end has no rows.
+    """
+    low = 0
+    high = num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        first = tl.load(cu_seqlens_q + middle) * GROUP // BLOCK_M + middle
+        if first <= block:
+            low = middle + 1
+        else:
+            high = middle
+    sequence = low - 1
+    first = tl.load(cu_seqlens_q + sequence) * GROUP // BLOCK_M + sequence
+    return sequence, block - first
+
+
+@triton.jit
+def sequence_bounds(
+    sequence,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    seq_lens,
+    q_tokens,
+    kv_tokens,
+    RAGGED: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """(first query, queries, first key, keys) of a sequence; the firsts are 0 in batched tensors and pages."""
+    q_start = sequence * 0
+    kv_start = sequence * 0
+    q_len = q_tokens
+    kv_len = kv_tokens
+    if RAGGED:
+        q_start = tl.load(cu_seqlens_q + sequence)
+        q_len = tl.load(cu_seqlens_q + sequence + 1) - q_start
+    if PAGE > 0:
+        kv_len = tl.load(seq_lens + sequence)
+    elif RAGGED:
+        kv_start = tl.load(cu_seqlens_k + sequence)
+        kv_len = tl.load(cu_seqlens_k + sequence + 1) - kv_start
+    return q_start, q_len, kv_start, kv_len
+
+
+@triton.jit
+def key_range(
+    first_token,
+    last_token,
+    q_len,
+    kv_len,
+    window_left,
+    window_right,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Keys [low, high) that some query of the tokens sees, low rounded down to a block."""
+    low = 0
+    high = kv_len
+    offset = kv_len - q_len
+    if HAS_LEFT:
+        low = tl.maximum(offset + first_token - window_left, 0) // BLOCK_N * BLOCK_N
+    if HAS_RIGHT:
+        high = tl.minimum(offset + last_token + window_right + 1, kv_len)
+    return low, tl.maximum(high, low)
+
+
+@triton.jit
+def attend(
+    acc,
+    m,
+    total,
+    q0,
+    q1,
+    k,
+    v,
+    pages,
+    position,
+    low,
+    high,
+    kv_len,
+    score_scale,
+    softcap,
+    window_left,
+    window_right,
+    stride_kp,
+    stride_kt,
+    stride_kd,
+    stride_vp,
+    stride_vt,
+    stride_vd,
+    PAGE: tl.constexpr,
+    D: tl.constexpr,
+    D0: tl.constexpr,
+    D1: tl.constexpr,
+    DV: tl.constexpr,
+    DV_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Go over keys [low, high) and update (acc, m, total).
+
+    q0 [M, D0] and q1 [M, D1] are the two parts of the queries' width (D1 is 0 if one part holds it all),
+    `position` [M] where each row stands among the keys. `k` and `v` point at the first token of the KV head
+    (or at the head in page 0), `pages` at the sequence's row of the block table. With MASKED false, every
+    row sees every key.
+    """
+    d0 = tl.arange(0, D0)
+    dv = tl.arange(0, DV_PAD)
+    n_range = tl.arange(0, BLOCK_N)
+    for start in tl.range(low, high, BLOCK_N):
+        n = start + n_range
+        inside = n < kv_len
+        if PAGE == 0:
+            k_token = n.to(tl.int64) * stride_kt
+            v_token = n.to(tl.int64) * stride_vt
+        else:
+            if MASKED:
+                page = tl.load(pages + n // PAGE, mask=inside, other=0).to(tl.int64)
+            else:
+                page = tl.load(pages + n // PAGE).to(tl.int64)
+            k_token = page * stride_kp + (n % PAGE) * stride_kt
+            v_token = page * stride_vp + (n % PAGE) * stride_vt
+        k_rows = k + k_token
+        if D0 > D:
+            k0 = tl.load(k_rows[None, :] + d0[:, None] * stride_kd, mask=(d0 < D)[:, None] & inside[None, :], other=0)
+        elif MASKED:
+            k0 = tl.load(k_rows[None, :] + d0[:, None] * stride_kd, mask=inside[None, :], other=0)
+        else:
+            k0 = tl.load(k_rows[None, :] + d0[:, None] * stride_kd)
+        if FP8:
+            k0 = e4m3_over_256(k0, q0.dtype, NATIVE_FP8)
+        s = tl.dot(q0, k0, input_precision=PRECISION)
+        if D1 > 0:
+            d1 = D0 + tl.arange(0, D1)
+            k1 = tl.load(k_rows[None, :] + d1[:, None] * stride_kd, mask=(d1 < D)[:, None] & inside[None, :], other=0)
+            if FP8:
+                k1 = e4m3_over_256(k1, q0.dtype, NATIVE_FP8)
+            s = tl.dot(q1, k1, acc=s, input_precision=PRECISION)
+        s = s * score_scale
+        if HAS_SOFTCAP:
+            s = softcap * LOG2E * tanh(s / softcap)
+        if MASKED:
+            seen = inside[None, :]
+            if HAS_LEFT:
+                seen = seen & (n[None, :] >= position[:, None] - window_left)
+            if HAS_RIGHT:
+                seen = seen & (n[None, :] <= position[:, None] + window_right)
+            s = tl.where(seen, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        p = tl.exp2(s - m_finite[:, None])
+        rescale = tl.exp2(m - m_finite)
+        total = total * rescale + tl.sum(p, 1)
+        v_rows = v + v_token
+        if DV_PAD > DV:
+            v_block = tl.load(
+                v_rows[:, None] + dv[None, :] * stride_vd, mask=(dv < DV)[None, :] & inside[:, None], other=0
+            )
+        elif MASKED:
+            v_block = tl.load(v_rows[:, None] + dv[None, :] * stride_vd, mask=inside[:, None], other=0)
+        else:
+            v_block = tl.load(v_rows[:, None] + dv[None, :] * stride_vd)
+        if FP8:
+            v_block = e4m3_over_256(v_block, q0.dtype, NATIVE_FP8)
+        acc = tl.dot(p.to(v_block.dtype), v_block, acc=acc * rescale[:, None], input_precision=PRECISION)
+        m = m_new
+    return acc, m, total
+
+
+@triton.jit
+def load_queries(q, row_offsets, valid, stride_qd, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr):
+    """The two parts [M, D0] and [M, D1] of a tile of queries; the second is the first where D1 is 0."""
+    rows = q + row_offsets
+    d0 = tl.arange(0, D0)
+    q0 = tl.load(rows[:, None] + d0[None, :] * stride_qd, mask=valid[:, None] & (d0 < D)[None, :], other=0.0)
+    q1 = q0
+    if D1 > 0:
+        d1 = D0 + tl.arange(0, D1)
+        q1 = tl.load(rows[:, None] + d1[None, :] * stride_qd, mask=valid[:, None] & (d1 < D)[None, :], other=0.0)
+    return q0, q1
+
+
+@triton.jit
+def store_rows(
+    acc,
+    m,
+    total,
+    out,
+    out_offsets,
+    stride_od,
+    lse,
+    lse_offsets,
+    sinks,
+    head,
+    valid,
+    value_scale,
+    DV: tl.constexpr,
+    DV_PAD: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+):
+    """Finish a tile: the sink's share of the denominator, the division, the LSE."""
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+        m_new = tl.maximum(m, sink)
+        rescale = tl.exp2(m - m_new)
+        total = total * rescale + tl.exp2(sink - m_new)
+        acc = acc * rescale[:, None]
+        m = m_new
+    acc = acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None]
+    dv = tl.arange(0, DV_PAD)
+    tl.store(
+        (out + out_offsets)[:, None] + dv[None, :] * stride_od,
+        acc.to(out.dtype.element_ty),
+        mask=valid[:, None] & (dv < DV)[None, :],
+    )
+    if HAS_LSE:
+        value = tl.where(total > 0.0, (m + tl.log2(tl.where(total > 0.0, total, 1.0))) * LN2, float("-inf"))
+        tl.store(lse + lse_offsets, value, mask=valid)

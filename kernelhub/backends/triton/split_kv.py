@@ -1,0 +1,267 @@
+"""Decode: the keys of a sequence are split among programs, and a second kernel merges the parts.
+
+    split:  program -> (sequence, KV head, row block, split)
+            splits in use = enough for CHUNK keys each, at most `splits`; decided here, from the length
+            attend to the split's keys; store the normalised part and its log2-sum-exp,
+            or the result itself where one split holds all keys
+    merge:  program -> one row; weigh the parts by 2^(lse - max), add the sink, store
+
+Lengths are read on the device, so the grid does not depend on them and a step can be captured in a CUDA
+graph. All query heads of a KV head, and all query tokens of a sequence, are rows of one tile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernelhub.backends.triton.softmax import LN2, LOG2E, attend, key_range, load_queries, sequence_bounds, store_rows
+
+# Sizes that change from call to call; specialising on them would compile in the middle of a request.
+_VARYING = ["q_tokens", "kv_tokens", "max_rows", "splits", "window_left", "window_right", "stride_table"]
+
+
+@triton.jit
+def split_bounds(low, high, splits, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
+    """(splits in use, keys per split) for keys [low, high): at least one split, each of whole blocks."""
+    blocks = tl.cdiv(high - low, BLOCK_N)
+    wanted = tl.maximum(tl.minimum(tl.cdiv(high - low, CHUNK), splits), 1)
+    blocks_each = tl.maximum(tl.cdiv(blocks, wanted), 1)
+    return tl.maximum(tl.cdiv(blocks, blocks_each), 1), blocks_each * BLOCK_N
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def split_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    part_out,
+    part_lse,
+    sinks,
+    k_scale,
+    v_scale,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    block_table,
+    seq_lens,
+    score_scale,
+    value_scale,
+    softcap,
+    q_tokens,
+    kv_tokens,
+    max_rows,
+    splits,
+    window_left,
+    window_right,
+    stride_qb,
+    stride_qt,
+    stride_qh,
+    stride_qd,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_kd,
+    stride_vb,
+    stride_vt,
+    stride_vh,
+    stride_vd,
+    stride_ob,
+    stride_ot,
+    stride_oh,
+    stride_od,
+    stride_lb,
+    stride_lh,
+    stride_lt,
+    stride_table,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    RAGGED: tl.constexpr,
+    PAGE: tl.constexpr,
+    D: tl.constexpr,
+    D0: tl.constexpr,
+    D1: tl.constexpr,
+    DV: tl.constexpr,
+    DV_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+    SCALES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program per split of a row block.
+
+    `max_rows`, a multiple of BLOCK_M, bounds the rows of a sequence; ragged sequences of more are left to the
+    prefill kernel. SCALES: 0 folded in by the host, 1 one element, 2 one per KV head.
+    """
+    program = tl.program_id(0)
+    split = program % splits
+    row_blocks = max_rows // BLOCK_M
+    block = program // splits % row_blocks
+    kv_head = program // (splits * row_blocks) % KV_HEADS
+    sequence = program // (splits * row_blocks * KV_HEADS)
+    q_start, q_len, kv_start, kv_len = sequence_bounds(
+        sequence, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, RAGGED, PAGE
+    )
+    if (block * BLOCK_M >= q_len * GROUP) | (q_len * GROUP > max_rows):
+        return
+    first = block * BLOCK_M // GROUP
+    last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
+    low, high = key_range(first, last, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+    used, keys_each = split_bounds(low, high, splits, BLOCK_N, CHUNK)
+    if split >= used:
+        return
+
+    q += q_start.to(tl.int64) * stride_qt
+    out += q_start.to(tl.int64) * stride_ot
+    k += kv_start.to(tl.int64) * stride_kt + kv_head * stride_kh
+    v += kv_start.to(tl.int64) * stride_vt + kv_head * stride_vh
+    pages = block_table
+    if PAGE > 0:
+        pages += sequence.to(tl.int64) * stride_table
+    if not RAGGED:
+        q += sequence.to(tl.int64) * stride_qb
+        out += sequence.to(tl.int64) * stride_ob
+        if PAGE == 0:
+            k += sequence.to(tl.int64) * stride_kb
+            v += sequence.to(tl.int64) * stride_vb
+    if SCALES > 0:
+        scale_index = kv_head if SCALES == 2 else 0
+        score_scale *= tl.load(k_scale + scale_index)
+        value_scale *= tl.load(v_scale + scale_index)
+
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    token = rows // GROUP
+    head = kv_head * GROUP + rows % GROUP
+    valid = token < q_len
+    position = kv_len - q_len + token
+    q0, q1 = load_queries(q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, D, D0, D1)
+    acc = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    begin = low + split * keys_each
+    acc, m, total = attend(
+        acc, m, total, q0, q1, k, v, pages, position, begin, tl.minimum(begin + keys_each, high), kv_len,
+        score_scale, softcap, window_left, window_right,
+        stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
+        PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
+    )  # fmt: skip
+    if used == 1:
+        lse_offsets = (q_start + token) * stride_lt + head * stride_lh
+        if HAS_LSE and not RAGGED:
+            lse += sequence.to(tl.int64) * stride_lb
+        store_rows(
+            acc, m, total, out, token.to(tl.int64) * stride_ot + head * stride_oh, stride_od, lse, lse_offsets,
+            sinks, head, valid, value_scale, DV, DV_PAD, HAS_SINKS, HAS_LSE,
+        )  # fmt: skip
+        return
+    seen = total > 0.0
+    dv = tl.arange(0, DV_PAD)
+    part = ((sequence * KV_HEADS + kv_head).to(tl.int64) * max_rows + rows) * splits + split
+    tl.store(
+        part_out + part[:, None] * DV_PAD + dv[None, :],
+        acc * (value_scale / tl.where(seen, total, 1.0))[:, None],
+        mask=valid[:, None],
+    )
+    tl.store(part_lse + part, tl.where(seen, m + tl.log2(tl.where(seen, total, 1.0)), float("-inf")), mask=valid)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def merge_kernel(
+    out,
+    lse,
+    part_out,
+    part_lse,
+    sinks,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    seq_lens,
+    q_tokens,
+    kv_tokens,
+    max_rows,
+    splits,
+    window_left,
+    window_right,
+    stride_ob,
+    stride_ot,
+    stride_oh,
+    stride_od,
+    stride_lb,
+    stride_lh,
+    stride_lt,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    RAGGED: tl.constexpr,
+    PAGE: tl.constexpr,
+    DV: tl.constexpr,
+    DV_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+):
+    """One program per row; PARTS parts at a time. Where one split held all keys there is nothing to do."""
+    program = tl.program_id(0)
+    row = program % max_rows
+    kv_head = program // max_rows % KV_HEADS
+    sequence = program // (max_rows * KV_HEADS)
+    q_start, q_len, _, kv_len = sequence_bounds(
+        sequence, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, RAGGED, PAGE
+    )
+    token = row // GROUP
+    if (token >= q_len) | (q_len * GROUP > max_rows):
+        return
+    block = row // BLOCK_M
+    first = block * BLOCK_M // GROUP
+    last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
+    low, high = key_range(first, last, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+    used, _ = split_bounds(low, high, splits, BLOCK_N, CHUNK)
+    if used == 1:
+        return
+    head = kv_head * GROUP + row % GROUP
+    part = ((sequence * KV_HEADS + kv_head).to(tl.int64) * max_rows + row) * splits
+    dv = tl.arange(0, DV_PAD)
+    acc = tl.zeros([DV_PAD], tl.float32)
+    m = float("-inf")
+    total = 0.0
+    for start in range(0, used, PARTS):
+        s = start + tl.arange(0, PARTS)
+        part_m = tl.load(part_lse + part + s, mask=s < used, other=float("-inf"))
+        values = tl.load(part_out + (part + s)[:, None] * DV_PAD + dv[None, :], mask=(s < used)[:, None], other=0.0)
+        m_new = tl.maximum(m, tl.max(part_m, 0))
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        weights = tl.exp2(part_m - m_finite)
+        rescale = tl.exp2(m - m_finite)
+        acc = acc * rescale + tl.sum(values * weights[:, None], 0)
+        total = total * rescale + tl.sum(weights, 0)
+        m = m_new
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        m_new = tl.maximum(m, sink)
+        rescale = tl.exp2(m - m_new)
+        acc = acc * rescale
+        total = total * rescale + tl.exp2(sink - m_new)
+        m = m_new
+    seen = total > 0.0
+    safe_total = tl.where(seen, total, 1.0)
+    out += (q_start + token).to(tl.int64) * stride_ot + head * stride_oh
+    if not RAGGED:
+        out += sequence.to(tl.int64) * stride_ob
+    tl.store(out + dv * stride_od, (acc / safe_total).to(out.dtype.element_ty), mask=dv < DV)
+    if HAS_LSE:
+        lse += (q_start + token) * stride_lt + head * stride_lh
+        if not RAGGED:
+            lse += sequence.to(tl.int64) * stride_lb
+        tl.store(lse, tl.where(seen, (m + tl.log2(safe_total)) * LN2, float("-inf")))

@@ -1,0 +1,48 @@
+"""Every Triton launch compiles for GPUs that are not here, fits one block's shared memory, and spills nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
+FEWEST_LAUNCHES = 40
+MATRIX_INSTRUCTION = {"A100": "mma.sync", "L40S": "mma.sync", "H200": "wgmma", "B200": "tcgen05", "RTX5090": "mma.sync"}
+
+
+@cache
+def launches(device: str) -> list[dict[str, Any]]:
+    """The report for one device. Compiling needs a process in which Triton does not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.backends.triton_ahead", "--device", device]
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("device", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in DEVICES])
+class TestAheadOfTime:
+    def test_every_case_compiles(self, device: str) -> None:
+        assert len(launches(device)) >= FEWEST_LAUNCHES
+
+    def test_fits_shared_memory(self, device: str) -> None:
+        assert [row for row in launches(device) if not row["fits"]] == []
+
+    def test_spills_no_registers(self, device: str) -> None:
+        assert [row for row in launches(device) if row["spill_bytes"]] == []
+
+    def test_prefill_uses_the_matrix_instructions_of_the_generation(self, device: str) -> None:
+        for row in launches(device):
+            if row["kernel"] == "prefill_kernel" and "float32" not in row["case"]:
+                assert MATRIX_INSTRUCTION[device] in row["instructions"], row
+
+    def test_decode_uses_matrix_instructions(self, device: str) -> None:
+        for row in launches(device):
+            if row["kernel"] == "split_kernel" and "float32" not in row["case"]:
+                assert row["instructions"], row
