@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from kernelhub.dispatch.machine import Machine
     from kernelhub.dispatch.problem import Problem
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(NamedTuple):
     """Why a kernel cannot run a problem.
 
     Attributes:
@@ -77,6 +77,10 @@ class OnDevice:
         return None
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         if self.vendor == "cpu":
             return "CPUs"
         vendor = {"nvidia": "NVIDIA", "amd": "AMD"}.get(self.vendor, self.vendor)
@@ -95,7 +99,11 @@ def _sm(capability: tuple[int, int]) -> str:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """At least one of the alternatives must hold; the reasons of all are joined."""
+    """At least one of the alternatives must hold.
+
+    The reasons given are those of the alternatives that speak of the problem's kind of device; where none
+    does, that of the first.
+    """
 
     alternatives: tuple[Constraint, ...]
 
@@ -110,9 +118,9 @@ class AnyOf:
             if rejection is None:
                 return None
             rejections.append(rejection)
-        reason = "; ".join(rejection.reason for rejection in rejections)
-        remedy = next((rejection.remedy for rejection in rejections if rejection.remedy), "")
-        return Rejection(rejections[0].code, reason, remedy)
+        close = [rejection for rejection in rejections if rejection.code != "vendor"] or rejections[:1]
+        remedy = next((rejection.remedy for rejection in close if rejection.remedy), "")
+        return Rejection(close[0].code, "; ".join(rejection.reason for rejection in close), remedy)
 
 
 @dataclass(frozen=True)

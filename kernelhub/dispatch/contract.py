@@ -25,7 +25,7 @@ class Contract(Generic[ProblemT]):
         adapter: the class that every kernel's target must give an instance of, made from a problem.
         bind: makes the function that a call runs, from adapter, problem and a call counter.
         reference: the op in plain torch, computed in float32 or the dtype asked for.
-        example: real-model inputs for tests, benchmarks and the demo.
+        example: ``"module:function"`` that gives inputs with the shapes of real models.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Contract(Generic[ProblemT]):
     adapter: type
     bind: Callable[[Any, ProblemT, Callable[[], int]], Callable[..., Any]]
     reference: Callable[..., Any]
-    example: Callable[..., Any]
+    example: str
 
     @cached_property
     def schema(self) -> Schema:

@@ -73,6 +73,7 @@ class Hub:
         self._policies: dict[tuple[Layers, Names | None, str], Policy] = {}
         self._caches: list[Callable[[], None]] = []
         self._functions: dict[str, Any] = {}
+        self._added: dict[str, Any] = {}  # backends registered at run time, which outlive a reload
         self._bound: list[Bound] = []
         self._fallbacks: dict[tuple[str, str, str], Fallback] = {}
 
@@ -171,6 +172,7 @@ class Hub:
         with self.lock:
             _ = self.settings
             registered = self.registry.add(module)
+            self._added[registered.name] = module
             self.forget_choices()
             return registered
 
@@ -178,6 +180,7 @@ class Hub:
         """Forget a backend that `add_backend` registered."""
         with self.lock:
             self.registry.remove(name)
+            self._added.pop(name, None)
             self.forget_choices()
 
     def restore(self) -> None:
@@ -187,6 +190,7 @@ class Hub:
             self.machine.forget()
             self._settings = None
             self.registry = Registry()
+            self._added.clear()
             self.forget_choices()
             self.forget_report()
 
@@ -225,6 +229,8 @@ class Hub:
         self._functions = {function.op.contract.name: function for function in _ops()}
         contracts = [function.op.contract for function in self._functions.values()]
         self.registry.load(contracts, settings["KERNELHUB_PLUGINS"], settings["KERNELHUB_LOAD_TIMEOUT_S"])
+        for module in self._added.values():
+            self.registry.add(module)
         for layer in (settings.force, settings.environment, settings.file):
             self.registry.check_layer(layer)
         _print_events(settings["KERNELHUB_LOG"])

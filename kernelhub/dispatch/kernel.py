@@ -37,9 +37,9 @@ class GraphLevel(enum.IntEnum):
     FULL = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
-    """One implementation of one op by one backend.
+    """One implementation of one op by one backend. Records are told apart by identity.
 
     Attributes:
         op: name of the op, e.g. ``"paged_attention"``.

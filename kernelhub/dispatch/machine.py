@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Mapping
 
-from packaging.specifiers import SpecifierSet
-
 from kernelhub.dispatch.constraint import Package, Rejection
 from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.package import package
+from kernelhub.probes.package import fits, package
 
 
 class Machine:
@@ -75,7 +73,7 @@ class SimulatedMachine(Machine):
         remedy = wanted.install or f'pip install "{wanted.distribution or wanted.name}{wanted.versions}"'
         if version is None:
             return lacking(wanted.name, "package_missing", f"{wanted.name} is not installed", remedy)
-        if version not in SpecifierSet(wanted.versions, prereleases=True):
+        if not fits(version, wanted.versions):
             reason = f"{wanted.name} {version} is installed, {wanted.versions} is needed"
             return lacking(wanted.name, "package_version", reason, remedy, version)
         return found(wanted.name, version, f"{wanted.name} {version}")

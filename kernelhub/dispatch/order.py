@@ -7,14 +7,15 @@ band, so a new kernel can be reached without touching any line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.probes.device import DeviceFacts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
     """One line of an op's order file.
 
@@ -38,11 +39,12 @@ def line_for(lines: Iterable[Line], device: DeviceFacts, regime: str) -> Line | 
     return min(fitting, key=lambda line: (line.family == "*", line.regime == "*"), default=None)
 
 
-def ranked(kernels: Sequence[Kernel], line: Line | None) -> list[Kernel]:
+@lru_cache(maxsize=1024)
+def ranked(kernels: tuple[Kernel, ...], line: Line | None) -> tuple[Kernel, ...]:
     """All kernels, best first. The order is total: line, then band, then name."""
     by_band = sorted(kernels, key=lambda kernel: (-kernel.band, kernel.name))
     if line is None:
-        return by_band
+        return tuple(by_band)
     position = {name: index for index, name in enumerate(line.kernels)}
     listed = sorted((kernel for kernel in by_band if kernel.name in position), key=lambda k: position[k.name])
     result: list[Kernel] = []
@@ -51,4 +53,4 @@ def ranked(kernels: Sequence[Kernel], line: Line | None) -> list[Kernel]:
         while unlisted and unlisted[0].band > kernel.band:
             result.append(unlisted.pop(0))
         result.append(kernel)
-    return result + unlisted
+    return (*result, *unlisted)

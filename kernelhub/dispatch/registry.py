@@ -14,9 +14,8 @@ import logging
 import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib import metadata
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
@@ -27,6 +26,9 @@ from kernelhub.dispatch.problem import Schema
 from kernelhub.dispatch.select import Candidates
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, RegistrationError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "kernelhub.backends"
 _BACKENDS = "kernelhub.backends"
@@ -144,7 +146,7 @@ class Registry:
                 f"there are {', '.join(self.contracts)}"
             )
 
-    def _add_plugin(self, entry: metadata.EntryPoint, timeout_s: float) -> None:
+    def _add_plugin(self, entry: EntryPoint, timeout_s: float) -> None:
         """A plugin that cannot be registered is noted with its reason and warned of once; nothing else suffers."""
         try:
             self.add(load_module(entry.value.partition(":")[0], timeout_s))
@@ -207,7 +209,9 @@ def _builtin_names() -> list[str]:
     return sorted(item.name for item in pkgutil.iter_modules(package.__path__) if item.ispkg and item.name != "order")
 
 
-def _allowed_entry_points(plugins: tuple[str, ...]) -> list[metadata.EntryPoint]:
+def _allowed_entry_points(plugins: tuple[str, ...]) -> list[EntryPoint]:
+    from importlib import metadata
+
     if plugins == ("none",):
         return []
     entries = sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)

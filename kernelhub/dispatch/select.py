@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.kernel import Kernel, KnownBad
@@ -18,8 +18,7 @@ from kernelhub.dispatch.policy import Policy, Wish
 from kernelhub.dispatch.problem import ProblemT, Schema, as_dict
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What was decided about one kernel.
 
     Attributes:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib import metadata
-
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
 
 from kernelhub.probes.finding import Finding, found, lacking
 
@@ -43,13 +39,24 @@ def package(name: str, versions: str = "", *, distribution: str | None = None, i
         if not versions:
             return found(name, None, f"{name} of unknown version at {spec.origin}")
         return lacking(name, "package_version", f"the version of {name} cannot be told from its metadata", remedy)
-    if Version(version) not in SpecifierSet(versions, prereleases=True):
+    if not fits(version, versions):
         return lacking(name, "package_version", f"{name} {version} is installed, {versions} is needed", remedy, version)
     return found(name, version, f"{name} {version}")
 
 
+def fits(version: str, versions: str) -> bool:
+    """Does a version meet PEP 440 specifiers? Pre-releases count."""
+    from packaging.specifiers import SpecifierSet  # some milliseconds that an import of kernelhub need not take
+
+    return version in SpecifierSet(versions, prereleases=True)
+
+
 def _version_of(distribution: str) -> str | None:
     """Installed version, or None where metadata is absent, empty or unreadable."""
+    from importlib import metadata
+
+    from packaging.version import InvalidVersion, Version
+
     try:
         version = metadata.version(distribution)
         Version(version)

@@ -207,10 +207,14 @@ def check_operands(
         refuse(op, "scale", f"is {softmax_scale!r}", "give a finite float, or None for 1 / sqrt(head width)")
     if out is not None:
         check_out(op, out, q, out_shape)
-    if torch.is_grad_enabled():
-        for name, tensor in zip(names, (q, k, v), strict=True):
-            if tensor.requires_grad:
-                refuse(op, name, "requires grad", "kernels are for inference; call under torch.no_grad()")
+    for name, tensor in zip(names, (q, k, v), strict=True):
+        refuse_grad(op, name, tensor)
+
+
+def refuse_grad(op: str, parameter: str, tensor: Tensor) -> None:
+    """No kernel computes gradients, and a result that silently lacks them would be wrong."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        refuse(op, parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
 
 
 def check_out(op: str, out: Tensor, q: Tensor, shape: Sequence[int]) -> None:

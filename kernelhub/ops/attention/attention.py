@@ -13,7 +13,7 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.op import Ask, Backend, Op, publish
 from kernelhub.dispatch.plan import Plan
-from kernelhub.ops.attention import inputs, library
+from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values, lse_shape
 from kernelhub.ops.attention.dense_call import NAME, begin, bind, check, problem_of
@@ -41,7 +41,7 @@ _op: Op[AttentionProblem] = Op(
         adapter=AttentionAdapter,
         bind=bind,
         reference=attention_reference,
-        example=inputs.attention_inputs,
+        example="kernelhub.ops.attention.inputs:attention_inputs",
     )
 )
 _get = _op.table.get

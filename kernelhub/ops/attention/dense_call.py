@@ -22,6 +22,7 @@ from kernelhub.ops.attention.arguments import (
     dtype_name,
     lse_shape,
     refuse,
+    refuse_grad,
 )
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.probes.device import facts
@@ -178,6 +179,8 @@ def bind(adapter: Any, problem: AttentionProblem, tick: Callable[[], int]) -> Ca
     ) -> Tensor | tuple[Tensor, Tensor]:
         nonlocal last
         tick()
+        if q.requires_grad:
+            refuse_grad(NAME, "q", q)
         step = last
         if (
             step is None

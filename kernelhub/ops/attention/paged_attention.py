@@ -17,7 +17,7 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.op import Ask, Backend, Op, publish
 from kernelhub.dispatch.plan import Plan
-from kernelhub.ops.attention import inputs, library
+from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values, lse_shape
 from kernelhub.ops.attention.paged_call import NAME, NHD, begin, bind, check, problem_of
@@ -35,7 +35,7 @@ _op: Op[PagedAttentionProblem] = Op(
         adapter=AttentionAdapter,
         bind=bind,
         reference=paged_attention_reference,
-        example=inputs.paged_attention_inputs,
+        example="kernelhub.ops.attention.inputs:paged_attention_inputs",
     )
 )
 _get = _op.table.get

@@ -1,0 +1,232 @@
+"""What choosing costs, as a ratio to an empty Python call.
+
+    python benchmarks/dispatch.py [--json] [--check] [--out FILE]
+
+Kernels that do nothing are registered, so that what is timed is kernelhub:
+
+    cached_call    a call of the op, beyond the function it finds in its table and runs
+    override_call  the same with backend=
+    plan_run       step.run of a plan, beyond the kernel's launch
+    miss           a call whose key is new, beyond the same call cached: problem, every constraint of every
+                   kernel, the verdict, the adapter, the binding
+    import         `import kernelhub` and both ops, beyond `import torch`; least of several processes
+
+The function that a call finds in its table checks what differs from call to call (who made the step's
+tensors, the destination) before it launches; `launch_ns` says what the whole call costs beyond the launch.
+`--check` exits with 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import types
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import time_statements
+
+import kernelhub
+from kernelhub.dispatch.constraint import anything
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.ops.attention.adapter import AttentionAdapter
+from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+
+# ns: at most so many nanoseconds; ratio: at most so many empty calls.
+GOALS: dict[str, dict[str, float]] = {
+    "cached_call": {"ns": 1_000, "ratio": 30},
+    "override_call": {"ns": 1_300, "ratio": 40},
+    "plan_run": {"ns": 60, "ratio": 2},
+    "miss": {"ns": 50_000},
+    "import": {"ns": 50_000_000},
+}
+TABLE_KEYS = 100_000
+
+
+class Nothing(AttentionAdapter[Any, Any]):
+    """A kernel that does nothing."""
+
+    def launch(self, q: Any, k: Any, v: Any, step: Any, values: Any, out: Any, lse: Any) -> None:
+        return None
+
+
+def _record(op: str, problem: type[AttentionProblem]) -> Kernel:
+    return Kernel(
+        op=op,
+        name="nothing.launch",
+        target=f"{__name__}:Nothing",
+        summary="does nothing",
+        band=Band.PLUGIN,
+        constraints=(anything(*problem.__dataclass_fields__),),
+    )
+
+
+NOTHING = types.SimpleNamespace(
+    BACKEND=Backend("nothing", "kernels that do nothing"),
+    KERNELS=(_record("attention", AttentionProblem), _record("paged_attention", PagedAttentionProblem)),
+)
+
+
+def measure_calls() -> dict[str, dict[str, float]]:
+    """Everything but the import, in nanoseconds and in empty calls."""
+    handle = kernelhub.register_backend(NOTHING)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    q = torch.zeros(8, 32, 128, dtype=torch.bfloat16, device=device)
+    k_cache = torch.zeros(64, 16, 8, 128, dtype=torch.bfloat16, device=device)
+    block_table = torch.zeros(8, 64, dtype=torch.int32, device=device)
+    op = kernelhub.paged_attention
+    names: dict[str, Any] = {
+        "op": op,
+        "dense": kernelhub.attention,
+        "empty": lambda a, b, c: None,
+        "q": q,
+        "q4": q.unsqueeze(1),
+        "k": k_cache,
+        "v": k_cache.clone(),
+        "bt": block_table,
+        "sl": torch.ones(8, dtype=torch.int32, device=device),
+        "out": torch.empty_like(q),
+        "out4": torch.empty_like(q).unsqueeze(1),
+        "kv4": torch.zeros(8, 64, 8, 128, dtype=torch.bfloat16, device=device),
+        "shape": q.shape,
+        "forget": kernelhub.attention.op._forget,
+    }
+    operands = [names[name] for name in ("q", "k", "v", "bt", "sl")]
+    op(*operands, out=names["out"])
+    op(*operands, out=names["out"], backend="nothing")
+    plan = op.prepare(*operands)
+    assert plan.kernel == "nothing.launch"
+    step = plan.begin(names["bt"], names["sl"])
+    names |= {"run": _serving_run(op, plan), "launch": plan.adapter.launch, "step": step, "values": plan._values}
+    names["metadata"] = step.metadata
+    ns = time_statements(
+        {
+            "empty": "empty(q, k, v)",
+            "run": "run(q, k, v, bt, sl, shape, None, out)",
+            "cached": "op(q, k, v, bt, sl, out=out)",
+            "override": "op(q, k, v, bt, sl, out=out, backend='nothing')",
+            "launch": "launch(q, k, v, metadata, values, out, None)",
+            "step": "step.run(q, k, v, out)",
+        },
+        names,
+    )
+    rare = time_statements(
+        {"cached": "dense(q4, kv4, kv4, out=out4)", "miss": "forget(); dense(q4, kv4, kv4, out=out4)"}, names
+    )
+    handle.remove()
+    HUB.forget_report()
+    empty = ns["empty"]
+
+    def cost(value: float) -> dict[str, float]:
+        return {"ns": round(value, 1), "ratio": round(value / empty, 2)}
+
+    return {
+        "empty_call": cost(empty),
+        "cached_call": cost(ns["cached"] - ns["run"]) | {"launch_ns": round(ns["cached"] - ns["launch"], 1)},
+        "override_call": cost(ns["override"] - ns["run"]),
+        "plan_run": cost(ns["step"] - ns["launch"]),
+        "miss": cost(rare["miss"] - rare["cached"]),
+    }
+
+
+def _serving_run(op: Any, plan: Any) -> Any:
+    """The function in the table, as it is on a GPU.
+
+    In CPU memory a step's metadata is read anew at each call, since values may change behind the same tensors;
+    on a GPU it is checked once. So that both machines time the same, the function is bound for a GPU's facts.
+    """
+    problem = plan.selection.problem
+    if problem.device.type == "cpu":
+        problem = kernelhub.explain(op, device="H200", head_dim_qk=128).problem
+        run = op.op.contract.bind(plan.adapter, problem, iter(range(1 << 62)).__next__)
+        for table in (op.op.table, op.op._overrides):
+            for key in table:
+                table[key] = run
+        return run
+    return next(iter(op.op.table.values()))
+
+
+def measure_import() -> dict[str, float]:
+    """Nanoseconds that a process takes for kernelhub once it has torch."""
+    code = (
+        "import time, torch; start = time.perf_counter_ns(); import kernelhub; kernelhub.attention; "
+        "kernelhub.paged_attention; print(time.perf_counter_ns() - start)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    times = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+            ).stdout
+        )
+        for _ in range(4)
+    ]
+    return {"ns": float(min(times))}
+
+
+def measure_table() -> dict[str, int]:
+    """Entries in the table of plans after calls of as many different lengths."""
+    handle = kernelhub.register_backend(NOTHING)
+    base = torch.zeros(1, TABLE_KEYS + 32, 1, 16)
+    out = torch.empty_like(base)
+    kv = base[:, :1]
+    for tokens in range(32, TABLE_KEYS + 32):
+        kernelhub.attention(base[:, :tokens], kv, kv, out=out[:, :tokens])
+    entries = len(kernelhub.attention.op.table)
+    handle.remove()
+    HUB.forget_report()
+    return {"lengths": TABLE_KEYS, "entries": entries}
+
+
+def missed_goals(result: dict[str, Any]) -> list[str]:
+    """Goals that the figures do not meet, as sentences."""
+    missed = []
+    for name, goal in GOALS.items():
+        for unit, limit in goal.items():
+            if result[name][unit] > limit:
+                missed.append(f"{name}: {result[name][unit]:g} {unit}, goal at most {limit:g}")
+    if result["table"]["entries"] != 1:
+        missed.append(f"table: {result['table']['entries']} entries after {TABLE_KEYS} lengths, goal 1")
+    return missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {
+        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "date": date.today().isoformat(),
+        **measure_calls(),
+        "import": measure_import(),
+        "table": measure_table(),
+    }
+    result["import"]["ratio"] = round(result["import"]["ns"] / result["empty_call"]["ns"], 1)
+    missed = missed_goals(result)
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        print(f"{'':14} {'ns':>12} {'x empty call':>14}   goal")
+        for name in ("empty_call", *GOALS):
+            goal = " and ".join(f"{limit:g} {unit}" for unit, limit in GOALS.get(name, {}).items())
+            print(f"{name:14} {result[name]['ns']:>12,.0f} {result[name]['ratio']:>14,.1f}   {goal}")
+        print(f"{'table':14} {result['table']['entries']:>12} entries after {TABLE_KEYS:,} lengths")
+    for line in missed:
+        print(f"goal missed: {line}", file=sys.stderr)
+    return 1 if options.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

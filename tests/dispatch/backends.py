@@ -1,0 +1,86 @@
+"""Fake backends for the real ops, registered at run time as a plugin would be."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import kernelhub
+from kernelhub.dispatch.constraint import Constraint, anything
+from kernelhub.dispatch.hub import BackendHandle
+from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
+from kernelhub.ops.attention.adapter import AttentionAdapter
+from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+
+EVERY_FEATURE = frozenset(
+    {
+        *("ragged", "causal", "window_left", "window_right", "softcap", "sinks", "lse", "kv_layout=HND"),
+        *("kv_scale=value", "kv_scale=tensor", "kv_scale=head"),
+    }
+)
+_FACETS = {
+    "attention": [n for n in AttentionProblem.__dataclass_fields__],
+    "paged_attention": [n for n in PagedAttentionProblem.__dataclass_fields__],
+}
+
+
+class Ones(AttentionAdapter[Any, Any]):
+    """Fills the output with ones and counts its launches."""
+
+    launches = 0
+
+    def launch(self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Any, out: Tensor, lse: Any) -> None:
+        type(self).launches += 1
+        out.fill_(1.0)
+
+
+class Twos(Ones):
+    """Fills the output with twos."""
+
+    launches = 0
+
+    def launch(self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Any, out: Tensor, lse: Any) -> None:
+        type(self).launches += 1
+        out.fill_(2.0)
+
+
+class DeviceError(AttentionAdapter[Any, Any]):
+    """Fails in its launch, as a kernel with an illegal access does."""
+
+    def launch(self, *arguments: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def record(name: str, target: str = "Ones", *constraints: Constraint, op: str = "attention", **more: Any) -> Kernel:
+    """A plugin's record that takes everything but what is said."""
+    mentioned = {field for constraint in constraints for field in constraint.fields}
+    silent = [facet for facet in _FACETS[op] if facet not in mentioned]
+    features = more.pop("features", EVERY_FEATURE - ({"kv_layout=HND"} if op == "attention" else set()))
+    return Kernel(
+        op=op,
+        name=name,
+        target=target if ":" in target else f"{__name__}:{target}",
+        summary=name,
+        band=more.pop("band", Band.PLUGIN),
+        constraints=(*constraints, anything(*silent)),
+        features=frozenset(features),
+        **more,
+    )
+
+
+def register(name: str, *kernels: Kernel, known_bad: tuple[KnownBad, ...] = ()) -> BackendHandle:
+    """Register a backend with these records."""
+    return kernelhub.register_backend(
+        types.SimpleNamespace(
+            __name__=f"fake.{name}", BACKEND=Backend(name, f"fake {name}"), KERNELS=kernels, KNOWN_BAD=known_bad
+        )
+    )
+
+
+def qkv(tokens: int = 4, width: int = 16) -> tuple[Tensor, Tensor, Tensor]:
+    """Small operands of `attention`."""
+    torch.manual_seed(0)
+    return torch.randn(1, tokens, 4, width), torch.randn(1, tokens, 2, width), torch.randn(1, tokens, 2, width)

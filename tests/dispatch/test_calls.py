@@ -1,0 +1,256 @@
+"""Calls under policies: the kernel that was asked for runs, nothing is replaced in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import logging
+import threading
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.errors import ConfigurationError, InvalidArgument, KernelUnavailable, NoKernel
+from tests.dispatch.backends import Ones, Twos, qkv, record, register
+
+
+@pytest.fixture
+def ones_and_twos():
+    """Two backends that answer with a constant; the first is chosen by itself."""
+    register("ones", record("ones.k", "Ones"))
+    register("twos", record("twos.k", "Twos"))
+    return qkv()
+
+
+def answer(*operands: torch.Tensor, **kwargs: object) -> float:
+    return float(kernelhub.attention(*operands, **kwargs).mean())
+
+
+class TestBackendArgument:
+    def test_a_plugin_is_chosen_by_itself(self, ones_and_twos) -> None:
+        assert answer(*ones_and_twos) == 1.0
+
+    def test_backend_names_who_runs(self, ones_and_twos) -> None:
+        assert answer(*ones_and_twos, backend="twos") == 2.0
+        assert answer(*ones_and_twos, backend="twos.k") == 2.0
+        assert answer(*ones_and_twos, backend=("twos", "ones")) == 2.0
+        assert answer(*ones_and_twos, backend=["ones", "twos"]) == 1.0
+
+    def test_an_unable_backend_raises_with_every_reason(self, ones_and_twos) -> None:
+        q, k, v = (t.half().float() for t in ones_and_twos)
+        with pytest.raises(NoKernel) as caught:
+            kernelhub.attention(q, k, v, softcap=2.0, backend="torch.sdpa")
+        assert "does not support softcap" in str(caught.value)
+        assert {d.kernel for d in caught.value.selection.decisions} == set(kernelhub.attention.kernels())
+
+    def test_an_unknown_backend_is_an_error_with_the_nearest_name(self, ones_and_twos) -> None:
+        with pytest.raises(ConfigurationError, match=r"'tritn' is no backend.*did you mean triton"):
+            kernelhub.attention(*ones_and_twos, backend="tritn")
+
+
+class TestContexts:
+    def test_the_innermost_context_wins_and_ends(self, ones_and_twos) -> None:
+        with kernelhub.use(attention="twos"):
+            assert answer(*ones_and_twos) == 2.0
+            with kernelhub.use(attention="ones"):
+                assert answer(*ones_and_twos) == 1.0
+            assert answer(*ones_and_twos) == 2.0
+        assert answer(*ones_and_twos) == 1.0
+
+    def test_the_call_s_own_argument_is_stronger(self, ones_and_twos) -> None:
+        with kernelhub.use(attention="twos"):
+            assert answer(*ones_and_twos, backend="ones") == 1.0
+
+    def test_disable_in_a_context_is_stronger_than_the_argument(self, ones_and_twos) -> None:
+        with kernelhub.use(disable="ones"), pytest.raises(NoKernel, match=r"disabled by use\(disable='ones'\)"):
+            kernelhub.attention(*ones_and_twos, backend="ones")
+
+    def test_a_context_is_a_decorator_too(self, ones_and_twos) -> None:
+        @kernelhub.use(attention="twos")
+        def inside() -> float:
+            return answer(*ones_and_twos)
+
+        assert inside() == 2.0
+        assert answer(*ones_and_twos) == 1.0
+
+    def test_a_context_object_may_be_entered_again_inside_itself(self, ones_and_twos) -> None:
+        context = kernelhub.use(attention="twos")
+        with context, context:
+            assert answer(*ones_and_twos) == 2.0
+        assert answer(*ones_and_twos) == 1.0
+
+    def test_an_exception_leaves_the_context(self, ones_and_twos) -> None:
+        with pytest.raises(ZeroDivisionError), kernelhub.use(attention="twos"):
+            1 / 0
+        assert answer(*ones_and_twos) == 1.0
+
+    def test_other_threads_do_not_see_it(self, ones_and_twos) -> None:
+        with kernelhub.use(attention="twos"), concurrent.futures.ThreadPoolExecutor(1) as pool:
+            assert pool.submit(answer, *ones_and_twos).result() == 1.0
+            assert answer(*ones_and_twos) == 2.0
+
+    def test_a_task_keeps_the_context_it_was_started_in(self, ones_and_twos) -> None:
+        async def late() -> float:
+            await asyncio.sleep(0)
+            return answer(*ones_and_twos)
+
+        async def main() -> tuple[float, float]:
+            with kernelhub.use(attention="twos"):
+                task = asyncio.create_task(late())
+            return await task, answer(*ones_and_twos)
+
+        assert asyncio.run(main()) == (2.0, 1.0)
+
+    def test_a_copied_context_keeps_it_after_the_block(self, ones_and_twos) -> None:
+        with kernelhub.use(attention="twos"):
+            copied = contextvars.copy_context()
+        assert copied.run(answer, *ones_and_twos) == 2.0
+        assert answer(*ones_and_twos) == 1.0
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"atention": "torch"}, r"'atention' is no op; did you mean attention"),
+            ({"attention": "torhc"}, r"'torhc' is no backend.*did you mean torch"),
+            ({"disable": "torch.sdap"}, r"did you mean torch.sdpa"),
+            ({"prefer": {"attentoin": "torch"}}, r"'attentoin' is no op"),
+        ],
+    )
+    def test_a_misspelt_name_is_an_error_when_it_is_written(self, arguments, message) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            kernelhub.use(**arguments)
+
+
+class TestConfigure:
+    def test_configure_holds_for_the_process_and_is_replaced_by_the_next(self, ones_and_twos) -> None:
+        assert answer(*ones_and_twos) == 1.0
+        kernelhub.configure(attention="twos")
+        assert answer(*ones_and_twos) == 2.0
+        with kernelhub.use(attention="ones"):
+            assert answer(*ones_and_twos) == 1.0
+        kernelhub.configure()
+        assert answer(*ones_and_twos) == 1.0
+
+    def test_configure_reaches_other_threads(self, ones_and_twos) -> None:
+        kernelhub.configure(attention="twos")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            assert pool.submit(answer, *ones_and_twos).result() == 2.0
+
+
+class TestEnvironment:
+    def test_force_is_stronger_than_everything_but_disable(self, ones_and_twos, monkeypatch) -> None:
+        monkeypatch.setenv("KERNELHUB_FORCE", "attention=twos")
+        kernelhub.reload()
+        with kernelhub.use(attention="ones"):
+            assert answer(*ones_and_twos, backend="ones") == 2.0
+
+    def test_disabling_torch_alone_leaves_the_rest(self, monkeypatch) -> None:
+        monkeypatch.setenv("KERNELHUB_DISABLE", "torch.packed")
+        kernelhub.reload()
+        verdict = kernelhub.explain(kernelhub.attention, *qkv())
+        assert verdict.selected == "torch.sdpa"
+        assert {d.kernel: d.code for d in verdict.decisions}["torch.packed"] == "disabled"
+
+    def test_everything_disabled_is_an_error_that_lists_why(self, monkeypatch) -> None:
+        monkeypatch.setenv("KERNELHUB_DISABLE", "*.*")
+        kernelhub.reload()
+        with pytest.raises(NoKernel) as caught:
+            kernelhub.attention(*qkv())
+        assert str(caught.value).count("disabled by KERNELHUB_DISABLE=*.*") >= len(kernelhub.attention.kernels())
+
+
+class TestFallback:
+    def test_a_kernel_that_cannot_be_imported_is_passed_once_with_its_reason(self, caplog) -> None:
+        register("broken", record("broken.k", "no_such_module:Thing"))
+        operands = qkv()
+        with caplog.at_level(logging.WARNING, "kernelhub.fallback"):
+            kernelhub.attention(*operands)
+            kernelhub.attention(*(t[:, :2] for t in operands))
+        assert len(caplog.records) == 1
+        assert "no_such_module" in caplog.text
+        report = kernelhub.report()
+        assert [(f.kernel, f.code) for f in report.fallbacks] == [("broken.k", "load_failed")]
+        verdict = kernelhub.explain(kernelhub.attention, *operands)
+        assert {d.kernel: d.code for d in verdict.decisions}["broken.k"] == "load_failed"
+
+    def test_what_was_asked_for_is_not_replaced_when_it_cannot_be_imported(self) -> None:
+        register("broken", record("broken.k", "no_such_module:Thing"))
+        with pytest.raises(NoKernel, match="No module named 'no_such_module'"):
+            kernelhub.attention(*qkv(), backend="broken")
+
+    def test_strict_forbids_falling(self) -> None:
+        register("broken", record("broken.k", "no_such_module:Thing"))
+        with kernelhub.strict(), pytest.raises(KernelUnavailable, match="strict is on"):
+            kernelhub.attention(*qkv())
+
+    def test_a_launch_that_fails_is_never_tried_on_another_kernel(self) -> None:
+        register("bad", record("bad.k", "DeviceError"))
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            kernelhub.attention(*qkv())
+        assert [(row.kernel, row.calls) for row in kernelhub.report().rows] == [("bad.k", 1)]
+
+    def test_an_adapter_of_the_wrong_class_is_refused(self) -> None:
+        register("odd", record("odd.k", "builtins:object"))
+        with pytest.raises(NoKernel, match="object"):
+            kernelhub.attention(*qkv(), backend="odd")
+
+
+class TestReport:
+    def test_calls_are_counted_per_choice(self, ones_and_twos) -> None:
+        for _ in range(3):
+            kernelhub.attention(*ones_and_twos)
+        kernelhub.attention(*ones_and_twos, backend="twos")
+        rows = {row.kernel: row for row in kernelhub.report().rows}
+        assert (rows["ones.k"].calls, rows["ones.k"].source) == (3, "band")
+        assert (rows["twos.k"].calls, rows["twos.k"].source) == (1, "kwarg")
+        assert "ones.k" in str(kernelhub.report())
+        assert kernelhub.report().to_dict()["rows"][0]["problem"]["head_dim_qk"] == 16
+
+
+class TestTable:
+    def test_its_size_does_not_depend_on_lengths(self) -> None:
+        register("ones", record("ones.k", "Ones"))
+        base = torch.zeros(2, 400, 2, 16)
+        for tokens in range(17, 400):
+            kernelhub.attention(base[:, :tokens], base, base)
+        assert len(kernelhub.attention.op.table) == 1
+
+    def test_one_disabled_kernel_runs_nowhere(self) -> None:
+        register("ones", record("ones.k", "Ones"), record("ones.k", "Ones", op="paged_attention"))
+        Ones.launches = 0
+        q, k, v = qkv()
+        cache = torch.zeros(2, 4, 2, 16)
+        table, lengths = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        with kernelhub.use(disable="ones"):
+            kernelhub.attention(q, k, v)
+            kernelhub.attention.prepare(q, k, v).begin().run(q, k, v)
+            kernelhub.paged_attention(q[:, 0], cache, cache, table, lengths)
+            plan = kernelhub.paged_attention.prepare(q[:, 0], cache, cache, table, lengths)
+            plan.begin(table, lengths).run(q[:, 0], cache, cache)
+            torch.compile(lambda q: kernelhub.attention(q, k, v), backend="eager")(q)
+            assert kernelhub.explain(kernelhub.attention, q, k, v).selected != "ones.k"
+        assert Ones.launches == 0
+
+    def test_requiring_grad_is_refused_on_every_call_not_only_the_first(self) -> None:
+        q, k, v = qkv()
+        kernelhub.attention(q, k, v)
+        with pytest.raises(InvalidArgument, match="requires grad"):
+            kernelhub.attention(q.requires_grad_(), k, v)
+        with torch.no_grad():
+            kernelhub.attention(q, k, v)
+
+
+def test_sixteen_threads_on_first_use_choose_once(ones_and_twos) -> None:
+    Twos.launches = 0
+    barrier = threading.Barrier(16)
+
+    def first_use() -> float:
+        barrier.wait()
+        return answer(*ones_and_twos, backend="twos")
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert {future.result() for future in [pool.submit(first_use) for _ in range(16)]} == {2.0}
+    assert Twos.launches == 16
+    assert [row.calls for row in kernelhub.report().rows if row.kernel == "twos.k"] == [16]

@@ -1,0 +1,225 @@
+"""Registration: the schema is closed, names are unique, and a broken plugin harms nothing."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import kernelhub
+from kernelhub.dispatch.constraint import Between, OnDevice, OneOf
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Band
+from kernelhub.errors import ConfigurationError, NoKernel, RegistrationError
+from tests.dispatch.backends import qkv, record, register
+
+
+class TestRecords:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"features": {"softcapp"}}, "unknown feature 'softcapp'; did you mean softcap"),
+            ({"features": {"kv_layout=NDH"}}, "unknown feature 'kv_layout=NDH'"),
+            ({"target": "no_colon"}, "is not 'module:attribute'"),
+            ({"op": "atention"}, "unknown op 'atention'; did you mean attention"),
+            ({"band": Band.TUNED}, "a third-party kernel has band PLUGIN"),
+        ],
+    )
+    def test_what_the_schema_does_not_know_is_refused(self, arguments: dict, message: str) -> None:
+        base = record("ours.k", op="attention")
+        fields = {name: getattr(base, name) for name in base.__dataclass_fields__} | arguments
+        fields["features"] = frozenset(fields["features"])
+        with pytest.raises(RegistrationError, match=message):
+            register("ours", type(base)(**fields))
+
+    def test_a_constraint_on_an_unknown_facet_is_refused(self) -> None:
+        with pytest.raises(RegistrationError, match="unknown facet 'head_dim'; did you mean head_dim_"):
+            register("ours", record("ours.k", "Ones", Between("head_dim", 1, 2)))
+
+    def test_silence_about_a_structural_facet_is_refused(self) -> None:
+        base = record("ours.k")
+        fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
+        fields["constraints"] = (OnDevice("cpu"), OneOf("q_dtype", ("float32",)))
+        with pytest.raises(
+            RegistrationError, match="says nothing about head_dim_qk, .*kv_dtype.*; constrain them, or write anything"
+        ):
+            register("ours", type(base)(**fields))
+
+    def test_a_kernel_bears_its_backend_s_name(self) -> None:
+        with pytest.raises(RegistrationError, match=r"the name must be 'ours\.<variant>'"):
+            register("ours", record("theirs.k"))
+
+    def test_two_records_of_one_name_are_refused(self) -> None:
+        with pytest.raises(RegistrationError, match=r"two records are named ours\.k"):
+            register("ours", record("ours.k"), record("ours.k"))
+
+    def test_two_backends_of_one_name_are_refused(self) -> None:
+        register("ours", record("ours.k"))
+        with pytest.raises(RegistrationError, match="already registered"):
+            register("ours", record("ours.j"))
+        with pytest.raises(RegistrationError, match="already registered"):
+            register("torch", record("torch.k"))
+
+    def test_a_module_that_is_no_backend_is_refused(self) -> None:
+        with pytest.raises(RegistrationError, match="needs BACKEND and KERNELS"):
+            kernelhub.register_backend(sys)
+
+    def test_a_handle_takes_its_backend_out_again(self) -> None:
+        handle = register("ours", record("ours.k"))
+        assert "ours.k" in kernelhub.attention.kernels()
+        handle.remove()
+        assert "ours.k" not in kernelhub.attention.kernels()
+
+    def test_a_backend_registered_by_hand_outlives_a_reload(self) -> None:
+        register("ours", record("ours.k"))
+        kernelhub.reload()
+        assert "ours.k" in kernelhub.attention.kernels()
+
+
+GOOD = """
+    from kernelhub.dispatch.constraint import anything
+    from kernelhub.dispatch.kernel import Backend, Band, Kernel
+    from kernelhub.ops.attention.problem import AttentionProblem
+
+    BACKEND = Backend("acme", "a third party's kernels")
+    KERNELS = (
+        Kernel(
+            op="attention", name="acme.fast", target="acme_kernels.adapter:Fast", summary="fast", band=Band.PLUGIN,
+            constraints=(anything(*AttentionProblem.__dataclass_fields__),),
+        ),
+    )
+"""
+ADAPTER = """
+    from kernelhub.ops.attention.adapter import AttentionAdapter
+
+    class Fast(AttentionAdapter):
+        def launch(self, q, k, v, step, values, out, lse):
+            out.fill_(7.0)
+"""
+
+
+def install(site: Path, distribution: str, entry: str, files: dict[str, str]) -> None:
+    """What pip would leave: modules, and metadata that declares the entry point."""
+    for name, text in files.items():
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    info = site / f"{distribution}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[kernelhub.backends]\n{entry}\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch):
+    """A site-packages folder of its own; what is imported from it is forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", "") and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+class TestPlugins:
+    def test_a_third_party_s_kernel_is_found_by_its_entry_point_and_runs(self, site: Path) -> None:
+        files = {"acme_kernels/__init__.py": "", "acme_kernels/kernels.py": GOOD, "acme_kernels/adapter.py": ADAPTER}
+        install(site, "acme", "acme = acme_kernels.kernels", files)
+        kernelhub.reload()
+        assert "acme_kernels.adapter" not in sys.modules
+        assert float(kernelhub.attention(*qkv()).mean()) == 7.0
+        assert HUB.registry.backends["acme"].origin == "acme_kernels.kernels"
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("raise ImportError('libcudart.so.12: cannot open')", "libcudart.so.12"),
+            ("raise SystemExit(3)", "SystemExit"),
+            ("this is no python", "SyntaxError"),
+            ("KERNELS = ()", "needs BACKEND and KERNELS"),
+            (GOOD.replace("acme.fast", "acme_fast"), "the name must be"),
+        ],
+    )
+    def test_a_broken_plugin_is_reported_and_harms_nothing(self, site: Path, text: str, reason: str, caplog) -> None:
+        install(site, "acme", "acme = acme_kernels", {"acme_kernels.py": text})
+        kernelhub.reload()
+        assert reason in HUB.registry.backends["acme"].error
+        assert "acme" in caplog.text
+        assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
+
+    def test_a_plugin_whose_import_hangs_is_left_behind(self, site: Path, monkeypatch) -> None:
+        install(site, "acme", "acme = acme_sleeps", {"acme_sleeps.py": "import time; time.sleep(60)"})
+        monkeypatch.setenv("KERNELHUB_LOAD_TIMEOUT_S", "0.2")
+        kernelhub.reload()
+        assert "did not return within 0.2 s" in HUB.registry.backends["acme"].error
+
+    def test_plugins_can_be_chosen_by_name_or_switched_off(self, site: Path, monkeypatch) -> None:
+        files = {"acme_kernels/__init__.py": "", "acme_kernels/kernels.py": GOOD, "acme_kernels/adapter.py": ADAPTER}
+        install(site, "acme", "acme = acme_kernels.kernels", files)
+        monkeypatch.setenv("KERNELHUB_PLUGINS", "none")
+        kernelhub.reload()
+        assert "acme" not in HUB.registry.backends
+        monkeypatch.setenv("KERNELHUB_PLUGINS", "acme")
+        kernelhub.reload()
+        assert "acme" in HUB.registry.backends
+        monkeypatch.setenv("KERNELHUB_PLUGINS", "acne")
+        with pytest.raises(ConfigurationError, match="no installed plugin is named 'acne'; did you mean acme"):
+            kernelhub.reload()
+
+    def test_a_plugin_may_not_take_a_name_that_is_taken(self, site: Path) -> None:
+        install(
+            site,
+            "acme",
+            "torch = acme_kernels",
+            {"acme_kernels.py": GOOD.replace("acme.", "torch.").replace('"acme"', '"torch"')},
+        )
+        kernelhub.reload()
+        assert HUB.registry.backends["torch"].error == ""
+        assert "torch.fast" not in kernelhub.attention.kernels()
+
+
+class TestLoading:
+    """Imports of adapters that raise, exit or hang: the next kernel runs, and the reason is kept."""
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("raise ImportError('undefined symbol: foo')", "undefined symbol: foo"),
+            ("raise TypeError('unexpected keyword')", "TypeError"),
+            ("import sys; sys.exit(1)", "SystemExit"),
+            ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+            ("def (", "SyntaxError"),
+            ("x = 1", "has no attribute Fast"),
+            ("def Fast(problem): raise ValueError('bad tile')", "bad tile"),
+        ],
+    )
+    def test_a_failing_adapter_is_passed(self, site: Path, text: str, reason: str) -> None:
+        (site / "acme_adapter.py").write_text(text)
+        register("acme", record("acme.k", "acme_adapter:Fast"))
+        assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
+        fallback = kernelhub.report().fallbacks[0]
+        assert (fallback.kernel, fallback.code) == ("acme.k", "load_failed")
+        assert reason in fallback.reason
+        with pytest.raises(NoKernel, match="acme.k"):
+            kernelhub.attention(*qkv(), backend="acme")
+
+    def test_a_hanging_adapter_is_passed_and_so_is_the_rest_of_its_backend(self, site: Path, monkeypatch) -> None:
+        (site / "acme_hang.py").write_text("import time; time.sleep(60)")
+        monkeypatch.setenv("KERNELHUB_LOAD_TIMEOUT_S", "0.2")
+        kernelhub.reload()
+        register("acme", record("acme.a", "acme_hang:A"), record("acme.b", "acme_hang:B"))
+        assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
+        codes = {d.kernel: d.code for d in kernelhub.explain(kernelhub.attention, *qkv()).decisions}
+        assert codes["acme.a"] == codes["acme.b"] == "load_timeout"
+        assert len(kernelhub.report().fallbacks) == 1
+
+    def test_reload_tries_again(self, site: Path) -> None:
+        adapter = site / "acme_late.py"
+        adapter.write_text("raise ImportError('not yet')")
+        register("acme", record("acme.k", "acme_late:Fast"))
+        kernelhub.attention(*qkv())
+        adapter.write_text(textwrap.dedent(ADAPTER) + "\n# mended\n")
+        kernelhub.reload()
+        assert float(kernelhub.attention(*qkv()).mean()) == 7.0

@@ -1,0 +1,232 @@
+"""The pure selector: who decides, in which order, and what is said of every kernel."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Package, Rule
+from kernelhub.dispatch.kernel import Band, KnownBad
+from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.policy import Layer, Policy, Wish, combine
+from kernelhub.dispatch.problem import feature_name
+from tests.dispatch.fakes import SCHEMA, choose, kernel, problem
+
+
+def wish(*names: str, source: str = "context", ops: str = "*") -> Wish:
+    return Wish(ops, names, source, f"{source}:{','.join(names)}")
+
+
+A, B, C = kernel("a.one"), kernel("b.one"), kernel("c.one", band=Band.TUNED)
+
+
+class TestWhoDecides:
+    def test_a_higher_band_wins_where_no_line_holds(self) -> None:
+        assert choose(A, B, C).selected == "c.one"
+        assert choose(A, B, C).source == "band"
+
+    def test_equal_bands_are_ordered_by_name(self) -> None:
+        assert choose(B, A).selected == "a.one"
+
+    def test_a_line_comes_before_bands(self) -> None:
+        verdict = choose(A, B, lines=(Line("hopper", "prefill", ("b.one", "a.one"), "measured"),))
+        assert (verdict.selected, verdict.source) == ("b.one", "order")
+        assert "measured" in verdict.because
+
+    def test_an_unlisted_kernel_of_a_higher_band_comes_before_the_line(self) -> None:
+        lines = (Line("hopper", "prefill", ("b.one", "a.one"), "measured"),)
+        assert choose(A, B, C, lines=lines).selected == "c.one"
+        assert choose(A, B, kernel("z.new"), lines=lines).selected == "b.one"
+
+    def test_the_device_s_own_line_comes_before_the_line_for_any_gpu(self) -> None:
+        lines = (Line("*", "prefill", ("a.one",), "any"), Line("hopper", "*", ("b.one",), "own"))
+        assert choose(A, B, lines=lines).selected == "b.one"
+        assert choose(A, B, lines=lines[:1]).selected == "a.one"
+
+    def test_preferences_rank_and_do_not_force(self) -> None:
+        policy = Policy(prefers=(wish("missing.x", "b"),))
+        assert choose(A, B, C, policy=policy).selected == "b.one"
+        narrow = kernel("b.one", Between("width", 1, 32))
+        assert choose(A, narrow, C, policy=policy).selected == "c.one"
+
+    def test_the_stronger_preference_ranks_first(self) -> None:
+        policy = Policy(prefers=(wish("b"), wish("a")))
+        assert choose(A, B, C, policy=policy).selected == "b.one"
+
+    def test_a_request_runs_what_it_names_or_nothing(self) -> None:
+        policy = Policy(requests=(wish("b"),))
+        assert choose(A, B, C, policy=policy).selected == "b.one"
+        refusing = kernel("b.one", Between("width", 1, 32))
+        verdict = choose(A, refusing, C, policy=policy)
+        assert verdict.selected is None
+        assert verdict.explicit
+
+    def test_a_request_of_several_takes_the_first_that_can(self) -> None:
+        policy = Policy(requests=(wish("b", "a"),))
+        assert choose(A, kernel("b.one", Between("width", 1, 32)), C, policy=policy).selected == "a.one"
+
+    def test_the_first_request_that_concerns_the_op_decides(self) -> None:
+        policy = Policy(requests=(wish("a", ops="other"), wish("b"), wish("c")))
+        assert choose(A, B, C, policy=policy).selected == "b.one"
+
+    def test_disable_removes_even_what_is_forced(self) -> None:
+        policy = Policy(requests=(wish("b", source="force"),), disables=(wish("b.*"),))
+        verdict = choose(A, B, policy=policy)
+        assert verdict.selected is None
+        assert {d.kernel: d.code for d in verdict.decisions}["b.one"] == "disabled"
+
+    @pytest.mark.parametrize(
+        ("flag", "code"), [("deterministic", "nondeterministic"), ("batch_invariant", "batch_variant")]
+    )
+    def test_flags_filter_the_candidates(self, flag: str, code: str) -> None:
+        keeps = kernel("a.one", **{flag: True})
+        verdict = choose(keeps, C, policy=Policy(**{flag: True}))
+        assert verdict.selected == "a.one"
+        assert {d.kernel: d.code for d in verdict.decisions}["c.one"] == code
+
+
+class TestOrderOfSources:
+    """disable > KERNELHUB_FORCE > backend= > use, innermost first > configure > preferences."""
+
+    LAYERS = (
+        Layer(requests=(wish("force.x", source="force"),)),
+        Layer(requests=(wish("inner.x"),), prefers=(wish("pi.x"),)),
+        Layer(requests=(wish("outer.x"),)),
+        Layer(requests=(wish("configured.x", source="configure"),), prefers=(wish("pc.x"),)),
+        Layer(prefers=(wish("pe.x", source="environment"),)),
+        Layer(prefers=(wish("pf.x", source="file"),)),
+    )
+    KERNELS = tuple(
+        kernel(f"{name}.x") for name in ("force", "kwarg", "inner", "outer", "configured", "pi", "pc", "pe", "pf")
+    )
+
+    def test_each_source_decides_once_all_stronger_ones_are_silent(self) -> None:
+        layers = list(self.LAYERS)
+        for index, expected in enumerate(("force.x", "inner.x", "outer.x", "configured.x")):
+            policy = combine(tuple(layers[index:]))
+            assert choose(*self.KERNELS, policy=policy).selected == expected
+        assert choose(*self.KERNELS, policy=combine(tuple(layers[:1])).asking("toy", ("kwarg",))).selected == "force.x"
+        assert choose(*self.KERNELS, policy=combine(tuple(layers[1:])).asking("toy", ("kwarg",))).selected == "kwarg.x"
+
+    def test_preferences_follow_the_same_order(self) -> None:
+        silent = [Layer(prefers=layer.prefers) for layer in self.LAYERS]
+        for index, expected in ((0, "pi.x"), (2, "pc.x"), (4, "pe.x"), (5, "pf.x")):
+            assert choose(*self.KERNELS, policy=combine(tuple(silent[index:]))).selected == expected
+
+    def test_flags_are_taken_from_the_strongest_place_that_speaks(self) -> None:
+        assert combine((Layer(), Layer(strict=False), Layer(strict=True))).strict is False
+
+
+class TestReasons:
+    def test_every_reason_is_collected_not_only_the_first(self) -> None:
+        picky = kernel("a.one", OnDevice("amd"), Between("width", 1, 32), features=())
+        decision = choose(picky, asked=problem(softcap=True)).decisions[0]
+        assert [item.code for item in decision.rejections] == ["vendor", "range", "feature"]
+
+    def test_a_missing_package_is_named_with_its_remedy(self) -> None:
+        verdict = choose(kernel("a.one", Package("nosuch", ">=2")), machine=SimulatedMachine({"nosuch": "1.0"}))
+        assert verdict.decisions[0].code == "package_version"
+        assert "nosuch 1.0" in verdict.decisions[0].reason
+        assert verdict.decisions[0].remedy == 'pip install "nosuch>=2"'
+
+    def test_a_constraint_that_raises_rejects_its_kernel_and_no_other(self) -> None:
+        def broken(_: object) -> str:
+            raise RuntimeError("boom")
+
+        verdict = choose(kernel("a.one", Rule(("width",), broken)), B)
+        assert verdict.selected == "b.one"
+        assert {d.kernel: d.code for d in verdict.decisions}["a.one"] == "constraint_error"
+
+    def test_a_known_bad_kernel_is_not_chosen_where_it_is_bad(self) -> None:
+        bad = KnownBad("c.*", "toy", (OnDevice("nvidia", only=((9, 0),)),), "wrong sums", "https://example.org/1")
+        verdict = choose(A, C, known_bad=(bad,))
+        assert verdict.selected == "a.one"
+        decision = next(d for d in verdict.decisions if d.kernel == "c.one")
+        assert decision.code == "known_bad"
+        assert "https://example.org/1" in decision.reason
+
+    def test_a_known_bad_kernel_runs_only_when_forced_unsafely(self) -> None:
+        bad = KnownBad("c.*", "*", (), "wrong sums", "https://example.org/1")
+        asked = Policy(requests=(wish("c"),))
+        assert choose(A, C, known_bad=(bad,), policy=asked).selected is None
+        unsafe = Policy(requests=(wish("c"),), unsafe=True)
+        assert choose(A, C, known_bad=(bad,), policy=unsafe).selected == "c.one"
+
+    def test_the_text_names_every_kernel_and_its_reason(self) -> None:
+        text = str(choose(A, kernel("b.one", Between("width", 1, 32, why="registers")), C))
+        for word in ("a.one", "b.one", "c.one", "outside 1 to 32 (registers)", "selected", "outranked"):
+            assert word in text
+
+
+NAMES = ("a", "b", "c", "a.one", "b.two", "c.*", "*.one", "nothing")
+wishes = st.builds(
+    wish,
+    st.sampled_from(NAMES),
+    st.sampled_from(NAMES),
+    source=st.sampled_from(("force", "context", "environment")),
+    ops=st.sampled_from(("*", "toy", "other")),
+)
+policies = st.builds(
+    Policy,
+    requests=st.lists(wishes, max_size=2).map(tuple),
+    prefers=st.lists(wishes, max_size=3).map(tuple),
+    disables=st.lists(wishes, max_size=2).map(tuple),
+    deterministic=st.booleans(),
+    batch_invariant=st.booleans(),
+    unsafe=st.booleans(),
+)
+kernels = st.builds(
+    lambda name, band, features, low, deterministic: kernel(
+        name, Between("width", low, 256), band=band, features=tuple(features), deterministic=deterministic
+    ),
+    st.sampled_from([f"{b}.{v}" for b, v in itertools.product("abc", ("one", "two"))]),
+    st.sampled_from(list(Band)),
+    st.sets(st.sampled_from(sorted(SCHEMA.features))),
+    st.sampled_from((1, 64, 65)),
+    st.booleans(),
+)
+problems = st.builds(
+    problem,
+    width=st.sampled_from((32, 64, 128)),
+    softcap=st.booleans(),
+    sinks=st.booleans(),
+    layout=st.sampled_from(("NHD", "HND")),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(kernels, min_size=1, max_size=6, unique_by=lambda k: k.name), policies, problems)
+def test_a_selection_tells_the_whole_truth(candidates, policy, asked) -> None:
+    """One decision per kernel, each with a reason; the winner was accepted and honours all that was asked."""
+    verdict = choose(*candidates, policy=policy, asked=asked)
+    assert sorted(d.kernel for d in verdict.decisions) == sorted(k.name for k in candidates)
+    assert all(d.reason and d.code and "unknown" not in d.reason for d in verdict.decisions)
+    assert [d.kernel for d in verdict.decisions if d.code == "selected"] == (
+        [verdict.selected] if verdict.selected else []
+    )
+    if verdict.kernel is None:
+        assert not any(d.accepted for d in verdict.decisions)
+        return
+    request = policy.request_for("toy")
+    asked_for = request is not None and any(verdict.kernel.matches(name) for name in request.names)
+    assert request is None or asked_for, "an explicit choice was replaced"
+    assert not any(w.concerns("toy") and any(verdict.kernel.matches(n) for n in w.names) for w in policy.disables)
+    if not (policy.unsafe and asked_for):
+        used = [
+            feature_name(n, getattr(asked, n))
+            for n in ("softcap", "sinks", "layout")
+            if getattr(asked, n) not in (False, "NHD")
+        ]
+        assert set(used) <= verdict.kernel.features, "a feature was dropped"
+        assert asked.width >= 64 or verdict.kernel.constraints[0].low == 1
+    assert choose(*candidates, policy=policy, asked=asked) == verdict
+
+
+def test_the_order_of_registration_changes_nothing() -> None:
+    refusing = kernel("d.one", OneOf("width", (1,)))
+    for order in itertools.permutations((A, B, C, refusing)):
+        assert choose(*order) == choose(A, B, C, refusing)
