@@ -53,16 +53,14 @@ class use(contextlib.ContextDecorator):
         unsafe: bool | None = None,
         **ops: NamesLike,
     ) -> None:
+        _refuse_inside_compiled_code()
         requests = dict(ops) if backend is None else {**ops, "*": backend}
         self._layer = _layer(
             "context", "use", requests, prefer, disable, deterministic, batch_invariant, strict, unsafe
         )
 
     def __enter__(self) -> use:
-        if is_dynamo_compiling():
-            raise ConfigurationError(
-                "kernelhub.use() cannot be entered inside a torch.compile region; enter it around the compiled call"
-            )
+        _refuse_inside_compiled_code()
         if not HUB.contexts_used:
             HUB.contexts_used.append(True)
         HUB.contexts.set((*HUB.contexts.get(), self._layer))
@@ -72,6 +70,14 @@ class use(contextlib.ContextDecorator):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         HUB.contexts.set(HUB.contexts.get()[:-1])
+
+
+def _refuse_inside_compiled_code() -> None:
+    """A graph cannot hold a context: the choice would be frozen, or forgotten."""
+    if is_dynamo_compiling():
+        raise ConfigurationError(
+            "kernelhub.use() cannot be entered inside a torch.compile region; enter it around the compiled call"
+        )
 
 
 def strict() -> use:

@@ -18,12 +18,13 @@ class Contract(Generic[ProblemT]):
         name: the op's public name.
         summary: one line.
         problem: the dataclass of its facets.
-        problem_of: builds the problem from a table key and from nothing else, so that equal keys are
-            equal problems.
+        problem_of: builds the problem from a table key and a device index (-1 for the CPU) and from nothing
+            else, so that equal keys are equal problems.
         regimes: names of the phases that order lines may speak of.
         regime: the phase of a problem.
         adapter: the class that every kernel's target must give an instance of, made from a problem.
-        bind: makes the function that a call runs, from adapter, problem and a call counter.
+        bind: makes the function that a call runs, from adapter, problem, device index, a call counter, and a
+            function that gives the same for another device index.
         reference: the op in plain torch, computed in float32 or the dtype asked for.
         example: ``"module:function"`` that gives inputs with the shapes of real models.
     """
@@ -31,11 +32,11 @@ class Contract(Generic[ProblemT]):
     name: str
     summary: str
     problem: type[ProblemT]
-    problem_of: Callable[[Any], ProblemT]
+    problem_of: Callable[[Any, int], ProblemT]
     regimes: tuple[str, ...]
     regime: Callable[[ProblemT], str]
     adapter: type
-    bind: Callable[[Any, ProblemT, Callable[[], int]], Callable[..., Any]]
+    bind: Callable[[Any, ProblemT, int, Callable[[], int], Callable[[int], Callable[..., Any]]], Callable[..., Any]]
     reference: Callable[..., Any]
     example: str
 

@@ -59,7 +59,7 @@ def explain(
     function = HUB.function(op) if isinstance(op, str) else op
     if args:
         asked = function.op.ask(backend, args, kwargs)
-        problem = function.op.contract.problem_of(asked.key)
+        problem = function.op.contract.problem_of(asked.key, asked.device)
         if device is not None:
             problem = dataclasses.replace(problem, device=device_facts(device))
     else:

@@ -127,8 +127,17 @@ class Hub:
             policy,
         )
 
-    def commit(self, op: str, problem: Any, policy: Policy) -> Bound:
+    def commit(
+        self,
+        op: str,
+        problem: Any,
+        policy: Policy,
+        device: int,
+        elsewhere: Callable[[int], Callable[..., Any]],
+    ) -> Bound:
         """Select a kernel, load its adapter and bind it; the only place where a choice may fall to the next.
+
+        `device` and `elsewhere` are for the contract's `bind`.
 
         Raises:
             NoKernel: nothing that may run can run.
@@ -146,7 +155,8 @@ class Hub:
                 self._note_failure(selection, kernel, failure, policy)
                 continue
             counter = itertools.count()
-            bound = Bound(selection, adapter, contract.bind(adapter, problem, counter.__next__), counter)
+            run = contract.bind(adapter, problem, device, counter.__next__, elsewhere)
+            bound = Bound(selection, adapter, run, counter)
             self._bound.append(bound)
             selection_log.info("%s: %s for %s (%s)", op, kernel.name, problem, selection.because)
             return bound

@@ -3,7 +3,11 @@
 An op's function computes a key from its arguments and asks `table.get(key)`, or under an override
 `Op.override`, for the function to run. Where that gives none it checks its arguments and asks
 `Op.decide`, which decides once and remembers. The key is made of the op's declared facets, and the
-problem is made from the key alone: equal keys give equal selections.
+problem is made from the key and the device alone: equal keys on equal devices give equal selections.
+
+The device is not in the key, because it hardly ever changes and reading it costs as much as hashing the
+rest: the function that a table holds knows the device it was bound for, and passes a call from another
+device on to the one bound there.
 """
 
 from __future__ import annotations
@@ -41,9 +45,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an op answers to `Ask`: its key, and the arguments as its `run` would get them."""
+    """What an op answers to `Ask`: key, device index, and the arguments as its `run` would get them."""
 
     key: Key
+    device: int
     arguments: tuple[Any, ...]
 
 
@@ -60,7 +65,7 @@ class Op(Generic[ProblemT]):
         self.function: Callable[..., Any]
         self.table: dict[Key, Run] = {}
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
-        self._bound: dict[tuple[Names | None, Layers, Key], Bound] = {}
+        self._bound: dict[tuple[Names | None, Layers, Key, int], Bound] = {}
         HUB.on_change(self._forget)
 
     def override(self, key: Key, backend: Backend | Ask) -> Run | None:
@@ -69,30 +74,44 @@ class Op(Generic[ProblemT]):
             backend = tuple(backend)
         return self._overrides.get((cast(Backend, backend), HUB.contexts.get(), key))
 
-    def decide(self, key: Key, backend: Backend | Ask) -> Run:
-        """The function to run for a key that is new; the op has checked its arguments."""
+    def decide(self, key: Key, device: int, backend: Backend | Ask) -> Run:
+        """The function to run for a key that is new; the op has checked its arguments.
+
+        Args:
+            key: the call's key.
+            device: index of the operands' GPU, -1 for the CPU, as `Tensor.get_device` gives it.
+            backend: the call's ``backend=``.
+        """
         if isinstance(backend, Ask):
-            return lambda *arguments: Asked(key, arguments)
+            return lambda *arguments: Asked(key, device, arguments)
         if type(backend) is list:
             backend = tuple(backend)
         contexts = HUB.contexts.get()
         with HUB.lock:
-            bound = self.bound_for(key, backend)
+            bound = self.bound_for(key, device, backend)
             if backend is None and not contexts:
                 self.table[key] = bound.run
             self._overrides[backend, contexts, key] = bound.run
         return bound.run
 
-    def bound_for(self, key: Key, backend: Backend) -> Bound:
-        """The verdict on a key, made ready."""
+    def bound_for(self, key: Key, device: int, backend: Backend) -> Bound:
+        """The verdict on a key on one device, made ready."""
         contexts = HUB.contexts.get()
         names = _names(backend)
+        bound = self._bound.get((names, contexts, key, device))
+        if bound is not None:
+            return bound
         with HUB.lock:
-            bound = self._bound.get((names, contexts, key))
+            bound = self._bound.get((names, contexts, key, device))
             if bound is None:
                 policy = HUB.policy(self.contract.name, names, contexts)
-                bound = HUB.commit(self.contract.name, self.contract.problem_of(key), policy)
-                self._bound[names, contexts, key] = bound
+                problem = self.contract.problem_of(key, device)
+
+                def elsewhere(other: int) -> Run:
+                    return self.bound_for(key, other, backend).run
+
+                bound = HUB.commit(self.contract.name, problem, policy, device, elsewhere)
+                self._bound[names, contexts, key, device] = bound
         return bound
 
     def ask(self, backend: Backend, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Asked:

@@ -16,6 +16,16 @@ from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.select import Selection
 
 
+def traced_as(run: Any, traced: Callable[..., Any]) -> Any:
+    """`run`, which torch.compile replaces by `traced`.
+
+    The attribute is the one that torch's own wrappers carry for it. Unlike a test of `is_compiling` it costs an
+    eager call nothing.
+    """
+    run._torchdynamo_inline = traced
+    return run
+
+
 class Plan:
     """What all plans have in common.
 

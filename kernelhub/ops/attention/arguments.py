@@ -146,8 +146,7 @@ def features_of(
         bool(return_lse),
         kind,
     )
-    if scale is None:
-        scale = q_dims[1] ** -0.5
+    scale = q_dims[1] ** -0.5 if scale is None else finite_scale(op, scale)
     return features, _values((scale, left, right, softcap or 0.0, sinks, k_scale, v_scale))
 
 
@@ -177,8 +176,7 @@ def check_operands(
         refuse(op, "q", f"has dtype {dtype_name(q.dtype)}", "give float32, float16 or bfloat16")
     if k.dtype is not q.dtype and k.dtype is not _FP8:
         refuse(op, k_name, f"has dtype {dtype_name(k.dtype)}", f"give {dtype_name(q.dtype)} as q, or {FP8}")
-    if v.dtype is not k.dtype:
-        refuse(op, v_name, f"has dtype {dtype_name(v.dtype)}", f"give {dtype_name(k.dtype)} as {k_name}")
+    check_alike(op, q, ((k_name, k), (v_name, v)))
     if k.dtype is _FP8 and k_scale is None:
         refuse(
             op,
@@ -198,13 +196,13 @@ def check_operands(
         )
     if k.shape[-1] != head_dim:
         refuse(op, k_name, f"has head width {k.shape[-1]}", f"q has {head_dim}")
-    for name, tensor in zip((k_name, v_name, "sinks", "k_scale", "out"), (k, v, sinks, k_scale, out), strict=True):
+    for name, tensor in (("sinks", sinks), ("k_scale", k_scale), ("out", out)):
         if isinstance(tensor, Tensor):
             same_device(op, name, tensor, q)
     if sinks is not None and sinks.dtype not in _FLOATS:
         refuse(op, "sinks", f"has dtype {dtype_name(sinks.dtype)}", "give float32, float16 or bfloat16")
-    if softmax_scale is not None and (not isinstance(softmax_scale, float | int) or not math.isfinite(softmax_scale)):
-        refuse(op, "scale", f"is {softmax_scale!r}", "give a finite float, or None for 1 / sqrt(head width)")
+    if softmax_scale is not None:
+        finite_scale(op, softmax_scale)
     if out is not None:
         check_out(op, out, q, out_shape)
     for name, tensor in zip(names, (q, k, v), strict=True):
@@ -225,6 +223,22 @@ def check_out(op: str, out: Tensor, q: Tensor, shape: Sequence[int]) -> None:
         refuse(op, "out", f"has dtype {dtype_name(out.dtype)}", f"give {dtype_name(q.dtype)} as q")
     if out.numel() and out.data_ptr() == q.data_ptr():
         refuse(op, "out", "is the memory of q", "give memory of its own")
+
+
+def check_alike(op: str, q: Tensor, kv: tuple[tuple[str, Tensor], tuple[str, Tensor]]) -> None:
+    """k and v, given with their names, are on q's device and of one dtype."""
+    (k_name, k), (v_name, v) = kv
+    same_device(op, k_name, k, q)
+    same_device(op, v_name, v, q)
+    if v.dtype is not k.dtype:
+        refuse(op, v_name, f"has dtype {dtype_name(v.dtype)}", f"give {dtype_name(k.dtype)} as {k_name}")
+
+
+def finite_scale(op: str, scale: Any) -> float:
+    """The factor of q k^T, if it is one."""
+    if not isinstance(scale, float | int) or not math.isfinite(scale):
+        refuse(op, "scale", f"is {scale!r}", "give a finite float, or None for 1 / sqrt(head width)")
+    return scale
 
 
 def same_device(op: str, parameter: str, tensor: Tensor, q: Tensor) -> None:

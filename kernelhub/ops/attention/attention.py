@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.op import Ask, Backend, Op, publish
-from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values, lse_shape
@@ -107,7 +107,7 @@ class AttentionPlan(Plan):
                 values,
             )
 
-        super().__init__(bound, run)
+        super().__init__(bound, traced_as(run, self._traced))
 
     def begin(
         self,
@@ -164,13 +164,59 @@ class AttentionPlan(Plan):
             launch(q, k, v, step, values, out, lse)
             return out, lse
 
-        return run_with_lse if self.selection.problem.lse else run
+        def traced(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
+            return self._traced(
+                q,
+                k,
+                v,
+                step.cu_seqlens_q,
+                step.cu_seqlens_k,
+                max_seqlen_q=step.max_seqlen_q,
+                max_seqlen_k=step.max_seqlen_k,
+                out=out,
+            )
+
+        return traced_as(run_with_lse if self.selection.problem.lse else run, traced)
+
+    def _traced(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
+        *,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
+        """What torch.compile sees of a run: the op, with the plan's values and kernel."""
+        problem, values = self.selection.problem, self._values
+        return attention(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            problem.causal,
+            (values.window_left, -1 if problem.causal else values.window_right),
+            values.softcap,
+            values.sinks,
+            values.scale,
+            values.k_scale,
+            values.v_scale,
+            problem.lse,
+            out,
+            self.kernel,
+        )
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AttentionPlan:
     """Choose once for a layer configuration: arguments as of `attention`, whose values become the plan's."""
     asked = _op.ask(backend, args, kwargs)
-    return AttentionPlan(_op.bound_for(asked.key, backend), asked.arguments)
+    return AttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
 @publish(_op, _prepare)
@@ -257,12 +303,16 @@ def attention(
         k_shape = k.shape
         v_shape = v.shape
         if cu_seqlens_q is None:
-            tokens = shape[1]
+            _, tokens, heads, width = shape
+            _, _, kv_heads, width_k = k_shape
             q_len = MANY if tokens > FEW_TOKENS else ONE if tokens <= 1 else FEW
         else:
+            _, heads, width = shape
+            _, kv_heads, width_k = k_shape
             q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
         if (
             cu_seqlens_q is None
+            and cu_seqlens_k is None
             and window is None
             and softcap is None
             and sinks is None
@@ -276,8 +326,8 @@ def attention(
             ragged = cu_seqlens_q is not None
             features, values = features_of(
                 NAME,
-                (shape[-2], shape[-1]),
-                k_shape[-2],
+                (heads, width),
+                kv_heads,
                 q_len == ONE and not ragged,
                 causal,
                 window,
@@ -290,13 +340,12 @@ def attention(
             )
             rest = (ragged, features)
         key = (
-            q.get_device(),
             q.dtype,
             k.dtype,
-            shape[-2],
-            shape[-1],
-            k_shape[-2],
-            k_shape[-1],
+            heads,
+            width,
+            kv_heads,
+            width_k,
             v_shape[-1],
             q_len,
             rest,
@@ -310,7 +359,7 @@ def attention(
         run = _op.override(key, backend)
     if run is None:
         check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, scale, k_scale, out)
-        run = _op.decide(key, backend)
+        run = _op.decide(key, q.get_device(), backend)
     if rest is None:
         return run(q, k, v, shape, k_shape, v_shape, scale, out)
     return run(

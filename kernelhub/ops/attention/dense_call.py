@@ -14,12 +14,14 @@ from kernelhub.ops.attention.arguments import (
     Scale,
     Values,
     any_tensor,
+    check_alike,
     check_bound,
     check_index,
     check_offsets,
     check_operands,
     check_out,
     dtype_name,
+    finite_scale,
     lse_shape,
     refuse,
     refuse_grad,
@@ -30,9 +32,9 @@ from kernelhub.probes.device import facts
 NAME = "attention"
 
 
-def problem_of(key: Any) -> AttentionProblem:
-    """The problem that a key means; the key is built in `attention`."""
-    device, q_dtype, kv_dtype, num_q_heads, head_dim_qk, num_kv_heads, _, head_dim_vo, q_len, rest = key
+def problem_of(key: Any, device: int) -> AttentionProblem:
+    """The problem that a key means on a device; the key is built in `attention`."""
+    q_dtype, kv_dtype, num_q_heads, head_dim_qk, num_kv_heads, _, head_dim_vo, q_len, rest = key
     ragged, features = rest or (False, PLAIN)
     causal, window_left, window_right, softcap, sinks, lse, kv_scale = features
     return AttentionProblem(
@@ -72,8 +74,7 @@ def check(
     any_tensor(NAME, q=q, k=k, v=v)
     ragged = cu_seqlens_q is not None
     if ragged != (cu_seqlens_k is not None):
-        missing = "cu_seqlens_k" if ragged else "cu_seqlens_q"
-        refuse(NAME, missing, "is missing", "give both cu_seqlens_q and cu_seqlens_k, or neither")
+        refuse_half(cu_seqlens_q)
     for parameter, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != (3 if ragged else 4):
             wanted = "[T, H, D] with cu_seqlens" if ragged else "[B, S, H, D], or [T, H, D] with cu_seqlens"
@@ -83,6 +84,12 @@ def check(
     check_shapes(q.shape, k.shape, v.shape)
     out_shape = (*q.shape[:-1], v.shape[-1])
     check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], sinks, scale, k_scale, out, out_shape)
+
+
+def refuse_half(cu_seqlens_q: Tensor | None) -> None:
+    """Only one of the two offsets is given."""
+    missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
+    refuse(NAME, missing, "is missing", "give both cu_seqlens_q and cu_seqlens_k, or neither")
 
 
 def check_shapes(q_shape: Sequence[int], k_shape: Sequence[int], v_shape: Sequence[int]) -> None:
@@ -109,6 +116,8 @@ def begin(
 
     Sizes are always checked; values where they are on the host, given or in CPU tensors.
     """
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        refuse_half(cu_seqlens_q)
     if (cu_seqlens_q is not None) != problem.ragged:
         form = "is missing" if problem.ragged else "is given"
         refuse(NAME, "cu_seqlens_q", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
@@ -148,7 +157,13 @@ def begin(
     return step
 
 
-def bind(adapter: Any, problem: AttentionProblem, tick: Callable[[], int]) -> Callable[..., Any]:
+def bind(
+    adapter: Any,
+    problem: AttentionProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
     """The function that a direct call runs: where sequences begin, the destination, the launch."""
     launch = adapter.launch
     ragged = problem.ragged
@@ -157,6 +172,7 @@ def bind(adapter: Any, problem: AttentionProblem, tick: Callable[[], int]) -> Ca
     plain = Values(problem.head_dim_qk**-0.5)
     returns_lse = problem.lse
     dtype = getattr(torch, problem.q_dtype)
+    kv_dtype = getattr(torch, problem.kv_dtype)
     # Batched calls have no metadata. Ragged layers share theirs, so it is checked once; in CPU memory the
     # values behind the same tensors may have changed, and are read anew.
     reusable = not ragged or (problem.device.type != "cpu" and not adapter.plans_steps)
@@ -176,8 +192,12 @@ def bind(adapter: Any, problem: AttentionProblem, tick: Callable[[], int]) -> Ca
         max_seqlen_q: int | None = None,
         max_seqlen_k: int | None = None,
         values: Values | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Any:
         nonlocal last
+        if q.get_device() != device:
+            run_there = elsewhere(q.get_device())
+            sizes = (max_seqlen_q, max_seqlen_k)
+            return run_there(q, k, v, shape, k_shape, v_shape, scale, out, cu_seqlens_q, cu_seqlens_k, *sizes, values)
         tick()
         if q.requires_grad:
             refuse_grad(NAME, "q", q)
@@ -200,6 +220,13 @@ def bind(adapter: Any, problem: AttentionProblem, tick: Callable[[], int]) -> Ca
             or (not ragged and shape[0] != k_shape[0])
         ):
             check_shapes(shape, k_shape, v_shape)
+        if (
+            k.get_device() != device
+            or v.get_device() != device
+            or v.dtype is not kv_dtype
+            or (device < 0 and (k.is_meta or v.is_meta))
+        ):
+            check_alike(NAME, q, (("k", k), ("v", v)))
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         if out is None:
             out = torch.empty_like(q) if same_width else q.new_empty(out_shape)
@@ -208,7 +235,7 @@ def bind(adapter: Any, problem: AttentionProblem, tick: Callable[[], int]) -> Ca
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:
             if values is None:
-                values = plain if scale is None else Values(scale)
+                values = plain if scale is None else Values(finite_scale(NAME, scale))
             launch(q, k, v, step, values, out, lse)
         return out if lse is None else (out, lse)
 

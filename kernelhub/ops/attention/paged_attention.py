@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.op import Ask, Backend, Op, publish
-from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values, lse_shape
@@ -99,7 +99,7 @@ class PagedAttentionPlan(Plan):
                 values,
             )
 
-        super().__init__(bound, run)
+        super().__init__(bound, traced_as(run, self._traced))
 
     def begin(
         self,
@@ -159,13 +159,60 @@ class PagedAttentionPlan(Plan):
             launch(q, k_cache, v_cache, step, values, out, lse)
             return out, lse
 
-        return run_with_lse if self.selection.problem.lse else run
+        def traced(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Any:
+            return self._traced(
+                q,
+                k_cache,
+                v_cache,
+                step.block_table,
+                step.seq_lens,
+                step.cu_seqlens_q,
+                max_seqlen_q=step.max_seqlen_q,
+                out=out,
+            )
+
+        return traced_as(run_with_lse if self.selection.problem.lse else run, traced)
+
+    def _traced(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        cu_seqlens_q: Tensor | None = None,
+        *,
+        max_seqlen_q: int | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
+        """What torch.compile sees of a run: the op, with the plan's values and kernel."""
+        problem, values = self.selection.problem, self._values
+        return paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            seq_lens,
+            cu_seqlens_q,
+            max_seqlen_q,
+            problem.causal,
+            (values.window_left, -1 if problem.causal else values.window_right),
+            values.softcap,
+            values.sinks,
+            values.scale,
+            values.k_scale,
+            values.v_scale,
+            problem.kv_layout,
+            problem.lse,
+            out,
+            self.kernel,
+        )
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PagedAttentionPlan:
     """Choose once for a layer configuration: arguments as of `paged_attention`, whose values become the plan's."""
     asked = _op.ask(backend, args, kwargs)
-    return PagedAttentionPlan(_op.bound_for(asked.key, backend), asked.arguments)
+    return PagedAttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
 @publish(_op, _prepare)
@@ -258,7 +305,8 @@ def paged_attention(
         )
     try:
         shape = q.shape
-        _, dim1, dim2, head_dim_k = k_cache.shape
+        pages, dim1, dim2, width_k = k_cache.shape
+        v_pages, v_dim1, v_dim2, width_v = v_cache.shape
         if (
             len(shape) == 3
             and cu_seqlens_q is None
@@ -271,15 +319,21 @@ def paged_attention(
             and kv_layout == "NHD"
         ):
             rest = None
+            _, heads, width = shape
         else:
             ragged = cu_seqlens_q is not None
-            if not ragged:
-                q_len = ONE if len(shape) == 3 else q_len_bucket(shape[1])
-            else:
+            if ragged:
+                _, heads, width = shape
                 q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
+            elif len(shape) == 3:
+                _, heads, width = shape
+                q_len = ONE
+            else:
+                _, tokens, heads, width = shape
+                q_len = q_len_bucket(tokens)
             features, values = features_of(
                 NAME,
-                (shape[-2], shape[-1]),
+                (heads, width),
                 dim2 if kv_layout == NHD else dim1,
                 q_len == ONE and not ragged,
                 causal,
@@ -293,15 +347,16 @@ def paged_attention(
             )
             rest = (kv_layout, ragged, q_len, features)
         key = (
-            q.get_device(),
             q.dtype,
             k_cache.dtype,
-            shape[-2],
-            shape[-1],
+            heads,
+            width,
             dim1,
             dim2,
-            head_dim_k,
-            v_cache.shape[-1],
+            width_k,
+            v_dim1,
+            v_dim2,
+            width_v,
             rest,
         )
     except (AttributeError, TypeError, ValueError, IndexError):
@@ -311,9 +366,9 @@ def paged_attention(
         run = _get(key)
     else:
         run = _op.override(key, backend)
-    if run is None:
+    if run is None or pages != v_pages:
         check(q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, sinks, scale, k_scale, kv_layout, out)
-        run = _op.decide(key, backend)
+        run = _op.decide(key, q.get_device(), backend)
     if rest is None:  # plain decode, the call that engines make most
         return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out)
     return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values)

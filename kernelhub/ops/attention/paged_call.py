@@ -14,12 +14,14 @@ from kernelhub.ops.attention.arguments import (
     Scale,
     Values,
     any_tensor,
+    check_alike,
     check_bound,
     check_index,
     check_offsets,
     check_operands,
     check_out,
     dtype_name,
+    finite_scale,
     lse_shape,
     refuse,
     refuse_grad,
@@ -31,9 +33,9 @@ NAME = "paged_attention"
 NHD, HND = "NHD", "HND"
 
 
-def problem_of(key: Any) -> PagedAttentionProblem:
-    """The problem that a key means; the key is built in `paged_attention`."""
-    device, q_dtype, kv_dtype, num_q_heads, head_dim_qk, dim1, dim2, _, head_dim_vo, rest = key
+def problem_of(key: Any, device: int) -> PagedAttentionProblem:
+    """The problem that a key means on a device; the key is built in `paged_attention`."""
+    q_dtype, kv_dtype, num_q_heads, head_dim_qk, dim1, dim2, _, _, _, head_dim_vo, rest = key
     kv_layout, ragged, q_len, features = rest or (NHD, False, ONE, PLAIN)
     page_size, num_kv_heads = (dim1, dim2) if kv_layout == NHD else (dim2, dim1)
     causal, window_left, window_right, softcap, sinks, lse, kv_scale = features
@@ -209,7 +211,13 @@ def _check_pages(block_table: Tensor, lengths: Sequence[int], page_size: int, nu
         refuse(NAME, "block_table", f"names page {page} at [{row}, {column}]", f"k_cache has {num_pages} pages")
 
 
-def bind(adapter: Any, problem: PagedAttentionProblem, tick: Callable[[], int]) -> Callable[..., Any]:
+def bind(
+    adapter: Any,
+    problem: PagedAttentionProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
     """The function that a direct call runs: the step's metadata, the destination, the launch."""
     launch = adapter.launch
     ragged = problem.ragged
@@ -218,6 +226,7 @@ def bind(adapter: Any, problem: PagedAttentionProblem, tick: Callable[[], int]) 
     plain = Values(problem.head_dim_qk**-0.5)
     returns_lse = problem.lse
     dtype = getattr(torch, problem.q_dtype)
+    kv_dtype = getattr(torch, problem.kv_dtype)
     # The layers of a step share its tensors, so they are checked once. In CPU memory the values behind the
     # same tensors may have changed, and are read anew.
     reusable = problem.device.type != "cpu" and not adapter.plans_steps
@@ -235,8 +244,13 @@ def bind(adapter: Any, problem: PagedAttentionProblem, tick: Callable[[], int]) 
         cu_seqlens_q: Tensor | None = None,
         max_seqlen_q: int | None = None,
         values: Values | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Any:
         nonlocal last
+        if q.get_device() != device:
+            run_there = elsewhere(q.get_device())
+            return run_there(
+                q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values
+            )
         tick()
         if q.requires_grad:
             refuse_grad(NAME, "q", q)
@@ -261,6 +275,13 @@ def bind(adapter: Any, problem: PagedAttentionProblem, tick: Callable[[], int]) 
             )
             if reusable:
                 last = step
+        if (
+            k_cache.get_device() != device
+            or v_cache.get_device() != device
+            or v_cache.dtype is not kv_dtype
+            or (device < 0 and (k_cache.is_meta or v_cache.is_meta))
+        ):
+            check_alike(NAME, q, (("k_cache", k_cache), ("v_cache", v_cache)))
         if not ragged and shape[0] != step.num_seqs:
             refuse_batch(shape, step.num_seqs)
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
@@ -271,7 +292,7 @@ def bind(adapter: Any, problem: PagedAttentionProblem, tick: Callable[[], int]) 
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:
             if values is None:
-                values = plain if scale is None else Values(scale)
+                values = plain if scale is None else Values(finite_scale(NAME, scale))
             launch(q, k_cache, v_cache, step, values, out, lse)
         return out if lse is None else (out, lse)
 

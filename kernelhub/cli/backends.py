@@ -1,0 +1,162 @@
+"""``kernelhub backends``: who provides kernels, and which of them can run here."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernelhub.cli.console import Console, Table
+from kernelhub.cli.facets import AnyOp, op_named, ops
+from kernelhub.cli.here import devices, is_built_in, library, obstacles
+from kernelhub.dispatch.constraint import Rejection
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.problem import Schema
+from kernelhub.dispatch.registry import Registered
+from kernelhub.probes.finding import Finding
+
+# Fewer missing features than this are told instead of those that are there.
+_FEW = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The command's options."""
+    parser.add_argument("--op", metavar="OP", type=op_named, help=f"only kernels of this op: {', '.join(ops())}")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Print backends and kernels; always 0, since none of them need be able to run here."""
+    _ = HUB.settings
+    device = devices()[0]
+    functions = ops().values() if arguments.op is None else (arguments.op,)
+    kernels = [entry for function in functions for entry in _kernels(function)]
+    backends = [(registered, library(registered)) for registered in HUB.registry.backends.values()]
+    if arguments.json:
+        console.json(
+            {
+                "device": str(device),
+                "backends": [_backend_dict(*backend) for backend in backends],
+                "kernels": [entry.to_dict() for entry in kernels],
+            }
+        )
+        return 0
+    console.heading("backends")
+    console.table(_backend_table(backends))
+    for function in functions:
+        contract = function.op.contract
+        console.line()
+        console.heading(f"kernels of {contract.name} ({contract.summary}) on {device}")
+        console.table(_kernel_table(contract.schema, [entry for entry in kernels if entry.kernel.op == contract.name]))
+    return 0
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A kernel, and what speaks against it on this machine whatever the problem."""
+
+    kernel: Kernel
+    obstacles: tuple[Rejection, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        kernel = self.kernel
+        return {
+            "op": kernel.op,
+            "name": kernel.name,
+            "summary": kernel.summary,
+            "usable_here": not self.obstacles,
+            "obstacles": [
+                {"code": obstacle.code, "reason": obstacle.reason, "remedy": obstacle.remedy}
+                for obstacle in self.obstacles
+            ],
+            "band": kernel.band.name.lower(),
+            "features": sorted(kernel.features),
+            "graph": kernel.graph.name.lower(),
+            "deterministic": kernel.deterministic,
+            "batch_invariant": kernel.batch_invariant,
+            "reads_lengths": kernel.reads_lengths,
+            "source": kernel.source,
+        }
+
+
+def _kernels(function: AnyOp) -> list[_Entry]:
+    """The kernels of an op, best first for its default problem on this machine."""
+    name = function.op.contract.name
+    verdict = function.explain()
+    records = {kernel.name: kernel for kernel in HUB.registry.candidates(name).kernels}
+    ordered = (records[decision.kernel] for decision in verdict.decisions)
+    return [_Entry(kernel, obstacles(kernel, verdict)) for kernel in ordered]
+
+
+def _backend_dict(registered: Registered, finding: Finding | None) -> dict[str, Any]:
+    backend = registered.backend
+    return {
+        "name": registered.name,
+        "summary": backend.summary if backend else "",
+        "origin": registered.origin,
+        "built_in": is_built_in(registered),
+        "error": registered.error,
+        "package": backend.package if backend else "",
+        "homepage": backend.homepage if backend else "",
+        "library": dataclasses.asdict(finding) if finding else None,
+        "kernels": [f"{kernel.op}:{kernel.name}" for kernel in registered.kernels],
+    }
+
+
+def _backend_table(backends: Sequence[tuple[Registered, Finding | None]]) -> Table:
+    columns = ("backend", "state", "library", "what it is", "from", "remedy")
+    return Table(columns, [_backend_row(registered, finding) for registered, finding in backends])
+
+
+def _backend_row(registered: Registered, finding: Finding | None) -> tuple[str, ...]:
+    origin = "built in" if is_built_in(registered) else registered.origin
+    if registered.backend is None:
+        remedy = "mend or uninstall it, or set KERNELHUB_PLUGINS"
+        return (registered.name, "broken", registered.error, "", origin, remedy)
+    state = "ok" if finding is None or finding.ok else "missing"
+    reason, remedy = (finding.reason, finding.remedy) if finding else ("", "")
+    return (registered.name, state, reason, registered.backend.summary, origin, remedy)
+
+
+def _kernel_table(schema: Schema, entries: Sequence[_Entry]) -> Table:
+    columns = (
+        "kernel",
+        "here",
+        "band",
+        "graph",
+        "deterministic",
+        "batch invariant",
+        "features",
+        "what it is",
+        "why not",
+    )
+    return Table(columns, [_kernel_row(schema, entry) for entry in entries])
+
+
+def _kernel_row(schema: Schema, entry: _Entry) -> tuple[str, ...]:
+    kernel = entry.kernel
+    return (
+        kernel.name,
+        "no" if entry.obstacles else "yes",
+        kernel.band.name.lower(),
+        kernel.graph.name.lower(),
+        "yes" if kernel.deterministic else "-",
+        "yes" if kernel.batch_invariant else "-",
+        _features(kernel, schema),
+        kernel.summary,
+        "; ".join(_told(obstacle) for obstacle in entry.obstacles),
+    )
+
+
+def _features(kernel: Kernel, schema: Schema) -> str:
+    missing = sorted(schema.features - kernel.features)
+    if len(missing) < _FEW:
+        return f"all but {', '.join(missing)}" if missing else "all"
+    return ", ".join(sorted(kernel.features)) or "none"
+
+
+def _told(obstacle: Rejection) -> str:
+    return f"{obstacle.reason} ({obstacle.remedy})" if obstacle.remedy else obstacle.reason

@@ -1,0 +1,103 @@
+"""Facts of `doctor` about dispatch: settings, libraries of backends, plugins, and what each op would run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kernelhub.cli.env import file_words
+from kernelhub.cli.facets import AnyOp, ops
+from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
+from kernelhub.cli.here import devices, is_built_in, library, obstacles
+from kernelhub.cli.variables import Variables
+from kernelhub.dispatch.constraint import Rejection
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.order import line_for, ranked
+from kernelhub.dispatch.registry import Registered
+from kernelhub.dispatch.select import Selection
+from kernelhub.probes.device import DeviceFacts
+
+
+def settings(variables: Variables) -> Iterator[Fact]:
+    """Every variable that is set, and the config file."""
+    written = [state for state in variables.states if state.text is not None]
+    for state in written:
+        if state.problem:
+            yield Fact(PROBLEM, state.problem, "every call fails until it is right", f"change or unset {state.name}")
+        else:
+            yield Fact(OK, f"{state.name}={state.text}", state.meaning)
+    if not written:
+        yield Fact(OK, "no KERNELHUB_* variable is set", "defaults hold; `kernelhub env` lists them")
+    file = variables.config_file()
+    if file is not None:
+        path, layer = file
+        yield Fact(OK, f"config file {path}", "; ".join(file_words(layer)) or "it says nothing")
+
+
+def libraries(variables: Variables) -> Iterator[Fact]:
+    """The library behind each built-in backend; torch is told of apart."""
+    for registered in variables.registry.backends.values():
+        finding = library(registered) if is_built_in(registered) else None
+        if finding is None or finding.subject == "torch":
+            continue
+        kernels = f"{len(registered.kernels)} kernels of backend {registered.name}"
+        if finding.ok:
+            yield Fact(OK, finding.reason, f"fits {kernels}")
+        else:
+            yield Fact(NOTE, finding.reason, f"{kernels} cannot run", finding.remedy)
+
+
+def plugins(variables: Variables) -> Iterator[Fact]:
+    """Backends that are not ours, broken ones with the reason."""
+    for registered in variables.registry.backends.values():
+        if not is_built_in(registered):
+            yield _plugin(registered)
+
+
+def verdicts() -> Iterator[Fact]:
+    """For each kind of device here and each op: what would run, and what faster kernel is missing."""
+    for device in devices():
+        for function in ops().values():
+            yield _verdict(function, device)
+
+
+def _plugin(registered: Registered) -> Fact:
+    what = f"backend {registered.name} from {registered.origin}"
+    if registered.error:
+        remedy = "mend or uninstall it, or name the wanted ones in KERNELHUB_PLUGINS"
+        return Fact(NOTE, what, f"none of its kernels can be chosen: {registered.error}", remedy)
+    return Fact(OK, what, f"{len(registered.kernels)} kernels registered")
+
+
+def _verdict(function: AnyOp, device: DeviceFacts) -> Fact:
+    name = function.op.contract.name
+    verdict = function.explain(device=device)
+    missing = _missing(function, verdict)
+    remedies = "; ".join(f"for {kernel.name}: {rejection.remedy}" for kernel, rejection in missing)
+    more = f"`kernelhub explain {name}` says why"
+    if verdict.kernel is None:
+        return Fact(PROBLEM, f"{name} on {device.name}: no kernel", verdict.because, remedies or more)
+    what = f"{name} on {device.name}: {verdict.selected}"
+    if not missing:
+        return Fact(OK, what, "the first choice for a plain call")
+    names = ", ".join(kernel.name for kernel, _ in missing)
+    return Fact(NOTE, what, f"{names} would be chosen before it", remedies)
+
+
+def _missing(function: AnyOp, verdict: Selection[Any]) -> Sequence[tuple[Kernel, Rejection]]:
+    """Kernels ranked before the chosen one that could be made to run here, with what to do."""
+    contract = function.op.contract
+    candidates = HUB.registry.candidates(contract.name)
+    problem = verdict.problem
+    line = line_for(candidates.lines, problem.device, contract.regime(problem))
+    missing = []
+    for kernel in ranked(candidates.kernels, line):
+        if kernel is verdict.kernel:
+            break
+        decision = next(item for item in verdict.decisions if item.kernel == kernel.name)
+        fits = decision.rejections == obstacles(kernel, verdict)
+        # Without a remedy nothing can be done about it: a kernel for other devices stays one.
+        if fits and all(rejection.remedy for rejection in decision.rejections):
+            missing += [(kernel, rejection) for rejection in decision.rejections]
+    return missing

@@ -1,0 +1,74 @@
+"""``kernelhub env``: every KERNELHUB_* variable, its value and where that came from."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kernelhub.cli.console import Console, Table
+from kernelhub.cli.variables import State, Variables, read_variables
+from kernelhub.dispatch.policy import Layer
+
+_FLAGS = ("deterministic", "batch_invariant", "strict")
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The command's options."""
+    parser.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Print every variable; 2 if one is wrong, as every call would then fail."""
+    variables = read_variables()
+    if arguments.json:
+        console.json(_to_dict(variables))
+    else:
+        _show(variables, console)
+    return 2 if variables.wrong else 0
+
+
+def file_words(layer: Layer) -> Iterator[str]:
+    """What a config file says, a phrase each."""
+    for key, wishes in (("prefer", layer.prefers), ("disable", layer.disables)):
+        for wish in wishes:
+            yield f"{key} {', '.join(wish.names)}" + ("" if wish.ops == "*" else f" for {wish.ops}")
+    for flag in _FLAGS:
+        value = getattr(layer, flag)
+        if value is not None:
+            yield f"{flag} {'on' if value else 'off'}"
+
+
+def _show(variables: Variables, console: Console) -> None:
+    columns = ("variable", "value", "source", "what to write", "meaning")
+    console.table(Table(columns, [_row(state) for state in variables.states]))
+    file = variables.config_file()
+    if file is None:
+        console.line("config file: none is read; KERNELHUB_CONFIG names one")
+    else:
+        path, layer = file
+        console.line(f"config file: {path} says {'; '.join(file_words(layer)) or 'nothing'}")
+    for state in variables.wrong:
+        console.line(f"wrong: {state.problem}")
+
+
+def _row(state: State) -> tuple[str, ...]:
+    return (state.name, _shown(state), state.source, state.grammar, state.meaning)
+
+
+def _shown(state: State) -> str:
+    if state.text is not None:
+        return state.text
+    value = state.value
+    if value is None or value == ():
+        return "unset"
+    return ",".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _to_dict(variables: Variables) -> dict[str, Any]:
+    file = variables.config_file()
+    return {
+        "variables": [dataclasses.asdict(state) for state in variables.states],
+        "config_file": None if file is None else {"path": file[0], "says": list(file_words(file[1]))},
+    }

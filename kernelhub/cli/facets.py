@@ -1,0 +1,91 @@
+"""A problem written as flags: one for each facet that the op declares, with the op's own words as help."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.op import OpFunction
+from kernelhub.dispatch.problem import Facet
+from kernelhub.dispatch.settings import did_you_mean
+from kernelhub.ops import functions
+
+AnyOp = OpFunction[Any, Any, Any]
+
+_PREFIX = "facet_"  # keeps a facet apart from an option of the same name in argparse's namespace
+
+
+def ops() -> dict[str, AnyOp]:
+    """Every op by its name. Unlike the hub it needs no valid settings."""
+    return {function.op.contract.name: function for function in functions()}
+
+
+def op_named(name: str) -> AnyOp:
+    """The op of that name, for argparse.
+
+    Raises:
+        ArgumentTypeError: there is none; the message names the nearest.
+    """
+    known = ops()
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"{name!r} is no op{did_you_mean(name, known)}; there are {', '.join(known)}")
+    return known[name]
+
+
+def add_facets(parser: argparse.ArgumentParser, contract: Contract[Any]) -> None:
+    """Flags for every facet of the op but its device."""
+    group = parser.add_argument_group(f"facets of {contract.name}")
+    usual = defaults(contract)
+    for facet in _facets(contract):
+        text = facet.doc.replace("%", "%%")
+        if facet.name in usual:
+            text += f" (default: {_shown(usual[facet.name])})"
+        flag, where = f"--{facet.name.replace('_', '-')}", f"{_PREFIX}{facet.name}"
+        if facet.semantic and facet.values == (True,):
+            group.add_argument(
+                flag, dest=where, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+        else:
+            group.add_argument(
+                flag, dest=where, type=_parse(facet), metavar=_metavar(facet), default=argparse.SUPPRESS, help=text
+            )
+
+
+def given(arguments: argparse.Namespace, contract: Contract[Any]) -> dict[str, Any]:
+    """The facets that were written, by name."""
+    said = vars(arguments)
+    return {facet.name: said[_PREFIX + facet.name] for facet in _facets(contract) if _PREFIX + facet.name in said}
+
+
+def defaults(contract: Contract[Any]) -> dict[str, Any]:
+    """The facets of a problem of which nothing was written; those without a default are not among them."""
+    fields = dataclasses.fields(contract.problem)
+    return {item.name: item.default for item in fields if item.default is not dataclasses.MISSING}
+
+
+def _facets(contract: Contract[Any]) -> list[Facet]:
+    return [facet for facet in contract.schema.facets.values() if facet.name != "device"]
+
+
+def _parse(facet: Facet) -> Callable[[str], Any]:
+    """Text to value. Whether the op takes it is for `explain` to say."""
+    if facet.semantic:
+        words = {_shown(value): value for value in (facet.neutral, *facet.values)}
+        return lambda text: words.get(text, text)
+    return int if facet.annotation == "int" else str
+
+
+def _metavar(facet: Facet) -> str:
+    if facet.semantic:
+        return "{" + ",".join(_shown(value) for value in (facet.neutral, *facet.values)) + "}"
+    return "N" if facet.annotation == "int" else "DTYPE" if facet.name.endswith("dtype") else "WORD"
+
+
+def _shown(value: Any) -> str:
+    """A value as it would be written on the command line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)

@@ -1,0 +1,157 @@
+"""Facts of `doctor` about the machine: Python, torch, devices, driver, compilers, packages, caches.
+
+Nothing here imports the parts of kernelhub that need torch, so that a broken torch can be told of.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
+from kernelhub.probes.cache import triton_cache_folder, writable
+from kernelhub.probes.compiler import c_compiler, python_headers
+from kernelhub.probes.device import DeviceFacts, facts
+from kernelhub.probes.finding import Finding
+from kernelhub.probes.package import package
+from kernelhub.probes.toolkit import driver, nvcc
+
+_GET_TORCH = "install a CUDA build of torch, see https://pytorch.org/get-started/locally"
+
+
+def python() -> Fact:
+    """The interpreter, held against what the package was made for."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    wanted = _metadata("Requires-Python")
+    if wanted and version not in SpecifierSet(wanted):
+        return Fact(NOTE, f"Python {version}", f"kernelhub is tested with {wanted}", "use a version in that range")
+    return Fact(OK, f"Python {version}", "kernelhub is tested with it")
+
+
+def torch_package() -> Fact:
+    """Is torch here, new enough, and does it import?"""
+    finding = package("torch", str(requirements().get("torch", "")))
+    if not finding.ok:
+        return Fact(PROBLEM, finding.reason, "every op needs torch", finding.remedy)
+    try:
+        torch = importlib.import_module("torch")
+    except Exception as error:  # a wheel for another platform fails in many ways
+        meaning = f"importing it raised {type(error).__name__}: {error}"
+        return Fact(PROBLEM, f"torch {finding.value}", meaning, "reinstall torch for this platform")
+    return Fact(OK, f"torch {finding.value}", f"built for {_built_for(torch)}")
+
+
+def devices() -> list[Fact]:
+    """Every GPU that torch sees, or why it sees none, and the CPU."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count:
+        return [*(_gpu(index) for index in range(count)), _cpu()]
+    return [_no_gpu(torch, "; ".join(str(warning.message).strip() for warning in caught)), _cpu()]
+
+
+def toolchain() -> Iterator[Fact]:
+    """Driver and compilers; what is absent matters only where there is a GPU to use it."""
+    found = driver()
+    yield _fact(found, "a GPU of NVIDIA can be used", "no GPU of NVIDIA can be used")
+    found = nvcc()
+    built = _built_for(importlib.import_module("torch")).removeprefix("CUDA ")
+    if found.value is not None and built[:1].isdigit() and found.value.split(".")[0] != built.split(".")[0]:
+        meaning = f"torch is built for CUDA {built}; extensions that nvcc compiles for it may not load"
+        yield Fact(NOTE, found.reason, meaning, f"point CUDA_HOME at a toolkit of CUDA {built}")
+    else:
+        yield _fact(found, "CUDA sources can be compiled", "no CUDA sources can be compiled; ready-made kernels run")
+    for found in (c_compiler(), python_headers()):
+        yield _fact(found, "Triton builds its launcher with it", "Triton kernels cannot be launched on a GPU")
+
+
+def caches() -> list[Fact]:
+    """Folders that compilers write to."""
+    found = writable(triton_cache_folder(), "TRITON_CACHE_DIR")
+    return [_fact(found, "Triton keeps compiled kernels there", "Triton kernels are not chosen on a GPU")]
+
+
+def extras() -> Iterator[Fact]:
+    """Packages that kernelhub uses where they are installed."""
+    wanted = requirements()
+    uses = {"rich": "tables, colours and a progress bar on a terminal", "transformers": "use inside its models"}
+    if sys.version_info < (3, 11):
+        uses["tomli"] = "config files on Python 3.10"
+    for name, use in uses.items():
+        yield _fact(package(name, str(wanted.get(name, ""))), f"for {use}", f"optional, for {use}")
+
+
+def requirements() -> dict[str, SpecifierSet]:
+    """Versions that kernelhub asks for, by package; empty where its own metadata is missing."""
+    try:
+        lines = metadata.requires("kernelhub") or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    return {item.name: item.specifier for item in map(Requirement, lines) if item.specifier}
+
+
+def _metadata(key: str) -> str:
+    try:
+        return metadata.metadata("kernelhub")[key]
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _built_for(torch: Any) -> str:
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+
+
+def _no_gpu(torch: Any, warning: str) -> Fact:
+    """Why torch sees no GPU, as far as can be told."""
+    if not driver().ok:
+        return Fact(NOTE, "no GPU", "kernels run on the CPU")
+    if not (torch.version.cuda or torch.version.hip):
+        return Fact(NOTE, "a GPU driver, but no GPU for torch", "this torch is built for CPUs only", _GET_TORCH)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    reason = warning or (f"CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else "torch gives no reason")
+    remedy = "check `nvidia-smi`, CUDA_VISIBLE_DEVICES, and that the driver is new enough for this torch"
+    return Fact(NOTE, "a GPU driver, but no GPU for torch", f"kernels run on the CPU; {reason}", remedy)
+
+
+def _gpu(index: int) -> Fact:
+    import torch
+
+    try:
+        device = facts(torch.device("cuda", index))
+        memory_gib = torch.cuda.get_device_properties(index).total_memory / 2**30
+    except Exception as error:  # a GPU that has failed raises whatever the driver says
+        meaning = f"it does not answer: {type(error).__name__}: {error}"
+        return Fact(PROBLEM, f"GPU {index}", meaning, "check `nvidia-smi`; hide it by CUDA_VISIBLE_DEVICES")
+    return Fact(OK, f"GPU {index}: {device}, {device.num_sms} SMs, {memory_gib:.0f} GiB", _generation(device))
+
+
+def _generation(device: DeviceFacts) -> str:
+    if device.family == "unknown":
+        return "a generation that no measured order speaks of; general orders hold"
+    return f"kernels are ordered as for {device.family}"
+
+
+def _cpu() -> Fact:
+    import torch
+
+    device = facts(torch.device("cpu"))
+    threads = torch.get_num_threads()
+    return Fact(OK, f"CPU: {device}, {device.num_sms} cores", f"tensors on the CPU are served by {threads} threads")
+
+
+def _fact(found: Finding, good: str, bad: str) -> Fact:
+    """A finding of which a bad answer stops nothing."""
+    return Fact(OK, found.reason, good) if found.ok else Fact(NOTE, found.reason, bad, found.remedy)

@@ -1,0 +1,120 @@
+"""Entry of the command ``kernelhub``.
+
+Exit codes: 0, all is well; 1, the answer is no (no kernel can run, a result is wrong, `doctor` found a
+problem that keeps calls from running); 2, the question is wrong (usage, or a wrong setting). Errors are one
+message on stderr. Nothing heavy is imported before the command is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import kernelhub
+from kernelhub.cli.console import console_for
+from kernelhub.dispatch.settings import did_you_mean
+from kernelhub.errors import ConfigurationError, KernelhubError, KernelUnavailable, NoKernel
+
+_INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what it answers, and an example of its use."""
+
+    summary: str
+    example: str
+
+
+COMMANDS = {
+    "demo": Command("run real attention here: which kernel ran and why, how exact, how fast", "kernelhub demo --quick"),
+    "doctor": Command("check this machine, and say what each finding means and what to do", "kernelhub doctor"),
+    "backends": Command("list who provides kernels, and which of them can run here", "kernelhub backends"),
+    "explain": Command(
+        "say which kernel would run, here or on any device, and why no other",
+        "kernelhub explain paged_attention --device H200 --model llama-3.1-8b",
+    ),
+    "env": Command("list every KERNELHUB_* variable, its value and where that came from", "kernelhub env"),
+}
+
+_EXIT_CODES = "exit codes: 0 fine; 1 the answer is no: no kernel, a wrong result, a problem; 2 wrong usage or setting"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code; `argv` is that of the process unless given."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except SystemExit as leaving:  # argparse leaves this way after --help
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except (NoKernel, KernelUnavailable) as error:
+        return _fail(error, 1)
+    except KernelhubError as error:
+        return _fail(error, 2)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader has left, as `head` does. Python flushes stdout once more at exit, which must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(f"kernelhub {kernelhub.__version__}")
+        return 0
+    if name not in COMMANDS:
+        raise ConfigurationError(
+            f"{name!r} is no command{did_you_mean(name, COMMANDS)}; there are {', '.join(COMMANDS)}"
+        )
+    command = importlib.import_module(f"kernelhub.cli.{name}")
+    parser = _Parser(
+        prog=f"kernelhub {name}",
+        description=COMMANDS[name].summary,
+        epilog=f"example: {COMMANDS[name].example}",
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser, rest)
+    code: int = command.run(parser.parse_args(rest), console_for(sys.stdout))
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its errors are of the library's family, and a misspelt flag is answered with the nearest."""
+
+    def error(self, message: str) -> NoReturn:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        wrong = message.removeprefix("unrecognized arguments: ").split()[0]
+        hint = did_you_mean(wrong, flags) if wrong.startswith("--") else ""
+        raise ConfigurationError(f"{message}{hint}; see `{self.prog} --help`")
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [
+        "usage: kernelhub COMMAND [options]",
+        "",
+        "Every LLM kernel behind one stable call: which runs on this machine, and why.",
+        "",
+        "commands:",
+    ]
+    for name, command in COMMANDS.items():
+        lines += [f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]
+    lines += ["", "`kernelhub COMMAND --help` lists its options; `kernelhub --version` tells the version.", _EXIT_CODES]
+    return "\n".join(lines)
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"kernelhub: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,66 @@
+"""How long calls take beside each other: medians of samples taken in turn, by events on a GPU.
+
+What else the machine does slows all of them alike, so their ratio holds where their times do not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Call = Callable[[], object]
+
+_WARM_UP_CALLS = 2
+_FEWEST, _MOST = 3, 50
+# Shorter calls are timed several at once, so that a GPU does not wait for the host between them.
+_SAMPLE_S = 0.002
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one call.
+
+    Attributes:
+        median_s: median over the samples.
+        samples: how many there were.
+    """
+
+    median_s: float
+    samples: int
+
+
+def time_calls(calls: Sequence[Call], device: torch.device, budget_s: float) -> list[Timing]:
+    """Time each call after a warm-up, all of them for about `budget_s` together."""
+    sample = _by_events if device.type == "cuda" else _by_clock
+    for call in calls:
+        sample(call, _WARM_UP_CALLS)
+    once_s = [sample(call, 1) for call in calls]
+    repeats = [max(1, min(_MOST, int(_SAMPLE_S / seconds))) for seconds in once_s]
+    round_s = sum(seconds * number for seconds, number in zip(once_s, repeats, strict=True))
+    rounds = max(_FEWEST, min(_MOST, int(budget_s / round_s)))
+    samples = [[sample(call, number) for call, number in zip(calls, repeats, strict=True)] for _ in range(rounds)]
+    return [Timing(statistics.median(column), rounds) for column in zip(*samples, strict=True)]
+
+
+def _by_clock(call: Call, repeats: int) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def _by_events(call: Call, repeats: int) -> float:
+    """Seconds of one call on the current GPU."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / repeats

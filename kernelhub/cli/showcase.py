@@ -1,0 +1,149 @@
+"""The calls that `demo` makes: attention of real models, each with its check and its peer in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import kernelhub
+from kernelhub.cli.facets import AnyOp
+from kernelhub.ops.attention.inputs import MODELS, AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.tolerance import Agreement, compare_out
+
+_LLAMA, _GPT_OSS = MODELS["llama-3.1-8b"], MODELS["gpt-oss-120b"]
+
+# Queries per block that is held against the reference, which keeps every score in memory.
+_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much the demo does on a kind of device.
+
+    Attributes:
+        prefill_tokens: tokens of the sequence that is prefilled.
+        num_seqs: sequences that are decoded.
+        kv_tokens: KV tokens of each of them, on average.
+        budget_s: time spent on each measurement.
+    """
+
+    prefill_tokens: int
+    num_seqs: int
+    kv_tokens: int
+    budget_s: float
+
+
+FULL = {"cpu": Size(1024, 8, 2048, 3.0), "cuda": Size(8192, 32, 4096, 2.0)}
+QUICK = {"cpu": Size(256, 4, 512, 0.5), "cuda": Size(2048, 16, 1024, 0.5)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call with everything that is asked about it.
+
+    Attributes:
+        what: the call in words.
+        function: the op.
+        arguments: its arguments.
+        tokens: tokens that one call attends for.
+        check: holds a result against the reference.
+        checked: what of the result `check` looks at.
+        peer: the nearest that plain torch has.
+        peer_is: what exactly that computes.
+    """
+
+    what: str
+    function: AnyOp
+    arguments: dict[str, Any]
+    tokens: int
+    check: Callable[[Tensor], Agreement]
+    checked: str
+    peer: Callable[[], Tensor]
+    peer_is: str
+
+
+def cases(size: Size, device: torch.device) -> dict[str, Callable[[], Case]]:
+    """The demo's calls by title, each made when it is asked for, so that one is in memory at a time."""
+    return {
+        "prefill": partial(_prefill, _LLAMA, size.prefill_tokens, device),
+        "paged decode": partial(_decode, _LLAMA, size, device),
+        "prefill with a window and sinks": partial(_prefill, _GPT_OSS, size.prefill_tokens, device),
+    }
+
+
+def _prefill(model: AttentionModel, tokens: int, device: torch.device) -> Case:
+    arguments = attention_inputs(model, q_tokens=tokens, device=device)
+    q, k, v = (arguments[name].transpose(1, 2) for name in ("q", "k", "v"))
+    lacking = " and ".join(name for name in ("window", "sinks") if name in arguments)
+    starts = sorted({0, max(0, (tokens - _BLOCK) // 2), max(0, tokens - _BLOCK)})
+    return Case(
+        what=f"{model.name}, 1 sequence of {tokens} tokens, bfloat16, causal{_features(arguments)}",
+        function=kernelhub.attention,
+        arguments=arguments,
+        tokens=tokens,
+        check=partial(_check_prefill, arguments, starts),
+        checked=_checked(starts, tokens),
+        peer=partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True),
+        peer_is="the same tensors, causal" + (f", without {lacking}, which it does not take" if lacking else ""),
+    )
+
+
+def _decode(model: AttentionModel, size: Size, device: torch.device) -> Case:
+    lengths = _spread(size.num_seqs, size.kv_tokens)
+    arguments = paged_attention_inputs(model, seq_lens=lengths, device=device)
+    q = arguments["q"].unsqueeze(2)
+    shape = (size.num_seqs, model.num_kv_heads, size.kv_tokens)
+    k = torch.randn(*shape, model.head_dim_qk, device=device).to(q.dtype)
+    v = torch.randn(*shape, model.head_dim_vo, device=device).to(q.dtype)
+    what = f"{size.num_seqs} sequences of {min(lengths)} to {max(lengths)} tokens, pages of 16, bfloat16"
+    return Case(
+        what=f"{model.name}, {what}{_features(arguments)}",
+        function=kernelhub.paged_attention,
+        arguments=arguments,
+        tokens=size.num_seqs,
+        check=partial(_check_decode, arguments),
+        checked="all sequences",
+        peer=partial(scaled_dot_product_attention, q, k, v, enable_gqa=True),
+        peer_is=f"as many KV tokens without pages, {size.num_seqs} sequences of {size.kv_tokens} in one dense tensor",
+    )
+
+
+def _spread(count: int, mean: int) -> list[int]:
+    """Different lengths around a mean, as a serving engine meets them, with the sum of equal ones."""
+    step = max(1, mean // (8 * count))
+    return [mean + step * (2 * index - count + 1) for index in range(count)]
+
+
+def _features(arguments: dict[str, Any]) -> str:
+    said = {"window": f", window of {arguments.get('window', 0) + 1} tokens", "sinks": ", sinks"}
+    return "".join(text for name, text in said.items() if name in arguments)
+
+
+def _check_prefill(arguments: dict[str, Any], starts: list[int], out: Tensor) -> Agreement:
+    """Blocks of queries against the reference; a block's last query sees the keys up to itself."""
+    features = {name: value for name, value in arguments.items() if name not in ("q", "k", "v")}
+    q, k, v = arguments["q"], arguments["k"], arguments["v"]
+    results, expected = [], []
+    for start in starts:
+        end = min(start + _BLOCK, q.shape[1])
+        results.append(out[:, start:end])
+        expected.append(kernelhub.attention.reference(q[:, start:end], k[:, :end], v[:, :end], **features))
+    return compare_out(torch.cat(results, 1), torch.cat(expected, 1), float(v.abs().max()))
+
+
+def _checked(starts: list[int], tokens: int) -> str:
+    """What blocks of queries beginning at `starts` cover."""
+    covered = len(set().union(*(range(start, min(start + _BLOCK, tokens)) for start in starts)))
+    return "all queries" if covered == tokens else f"{covered} of {tokens} queries: the first, middle and last ones"
+
+
+def _check_decode(arguments: dict[str, Any], out: Tensor) -> Agreement:
+    expected = kernelhub.paged_attention.reference(**arguments)
+    # Pages that no sequence uses hold NaN.
+    return compare_out(out, expected, float(arguments["v_cache"].abs().nan_to_num().max()))

@@ -1,0 +1,122 @@
+"""The KERNELHUB_* variables as they are, wrong ones included; the library itself stops at the first wrong one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelhub.cli.facets import ops
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.policy import Layer
+from kernelhub.dispatch.registry import Registry
+from kernelhub.dispatch.settings import PREFIX, VARIABLES, read_file, read_settings
+from kernelhub.errors import ConfigurationError
+
+_PLUGINS, _TIMEOUT, _CONFIG = "KERNELHUB_PLUGINS", "KERNELHUB_LOAD_TIMEOUT_S", "KERNELHUB_CONFIG"
+
+
+@dataclass(frozen=True)
+class State:
+    """One variable as it is.
+
+    Attributes:
+        name: full name; also of a variable that kernelhub does not know.
+        value: what holds; None if it is invalid.
+        source: ``"environment"``, ``"default"`` or ``"invalid"``.
+        text: what is written in the environment, or None.
+        grammar: what may be written.
+        meaning: what it does.
+        problem: what is wrong, as kernelhub would say it at the first call; empty if nothing is.
+    """
+
+    name: str
+    value: Any
+    source: str
+    text: str | None
+    grammar: str
+    meaning: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Variables:
+    """Every variable, and the backends that their words were checked against.
+
+    Attributes:
+        states: those that kernelhub knows, as declared, then unknown ones that are set.
+        registry: backends, also where a variable is wrong and the library would load none.
+    """
+
+    states: tuple[State, ...]
+    registry: Registry
+
+    @property
+    def wrong(self) -> list[State]:
+        """Those that have a problem."""
+        return [state for state in self.states if state.problem]
+
+    def config_file(self) -> tuple[str, Layer] | None:
+        """The config file that is in force, and what it says."""
+        state = next(state for state in self.states if state.name == _CONFIG)
+        return None if state.value is None else (str(state.value), read_file(state.value))
+
+
+def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
+    """The variables of the environment, each judged on its own."""
+    environ = os.environ if environ is None else environ
+    registry, plugins_problem = _registry(environ)
+    names = dict.fromkeys([*VARIABLES, *sorted(name for name in environ if name.startswith(PREFIX))])
+    states = [_state(name, environ.get(name), registry, plugins_problem) for name in names]
+    return Variables(tuple(states), registry)
+
+
+def _state(name: str, text: str | None, registry: Registry, plugins_problem: str) -> State:
+    variable = VARIABLES.get(name)
+    grammar, meaning = (variable.grammar, variable.doc) if variable else ("", "kernelhub knows no such variable")
+    problem = _problem(name, text, registry)
+    if name == _PLUGINS and not problem:
+        problem = plugins_problem
+    if problem:
+        return State(name, None, "invalid", text, grammar, meaning, problem)
+    setting = read_settings({} if text is None else {name: text}).values[name]
+    return State(name, setting.value, setting.source, text, grammar, meaning)
+
+
+def _problem(name: str, text: str | None, registry: Registry) -> str:
+    """What is wrong with one variable: its name, its value, or the words in it that mean nothing."""
+    if text is None:
+        return ""
+    try:
+        settings = read_settings({name: text})
+        for layer in (settings.force, settings.environment, settings.file):
+            registry.check_layer(layer)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def _registry(environ: Mapping[str, str]) -> tuple[Registry, str]:
+    """Every backend that can be registered, and what is wrong with KERNELHUB_PLUGINS."""
+    try:
+        _ = HUB.settings
+        return HUB.registry, ""
+    except ConfigurationError:
+        registry = Registry()
+    contracts = [function.op.contract for function in ops().values()]
+    plugins, timeout_s = _value(_PLUGINS, environ), _value(_TIMEOUT, environ)
+    try:
+        registry.load(contracts, plugins, timeout_s)
+    except ConfigurationError as error:
+        registry.load(contracts, VARIABLES[_PLUGINS].default, timeout_s)
+        return registry, str(error)
+    return registry, ""
+
+
+def _value(name: str, environ: Mapping[str, str]) -> Any:
+    """The variable's value, or its default where the value is wrong."""
+    try:
+        return read_settings({name: environ[name]} if name in environ else {})[name]
+    except ConfigurationError:
+        return VARIABLES[name].default

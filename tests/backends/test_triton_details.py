@@ -1,0 +1,162 @@
+"""What the contract does not show of the Triton kernels: merging many splits, invariance, exact bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import kernelhub
+from kernelhub.backends.triton import adapters, interpreter
+from kernelhub.backends.triton.softmax import e4m3_over_256, sequence_of, tanh
+from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
+from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from tests.conftest import DEVICE, HAS_GPU
+
+ONE_HEAD = AttentionModel("one head", 4, 1, 64, 64)
+
+
+def paged(**inputs):
+    return paged_attention_inputs(ONE_HEAD, device=DEVICE, page_size=64, **inputs)
+
+
+class TestSplits:
+    @pytest.mark.parametrize("splits", [1, 2, 7, 16, 33])
+    def test_any_number_of_splits_gives_the_reference(self, splits: int, monkeypatch) -> None:
+        monkeypatch.setattr(adapters.SplitKV, "splits_for", lambda *_: splits)
+        monkeypatch.setattr(adapters, "CHUNK", 64)
+        arguments = paged(seq_lens=(1100, 64, 65, 0))
+        sinks = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=DEVICE)
+        out, lse = kernelhub.paged_attention(**arguments, sinks=sinks, return_lse=True, backend="triton.split_kv")
+        want, want_lse = kernelhub.paged_attention.reference(**arguments, sinks=sinks, return_lse=True)
+        assert compare_out(out, want, 4.5).ok
+        assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
+
+    def test_a_window_is_split_by_what_it_sees(self, monkeypatch) -> None:
+        monkeypatch.setattr(adapters.SplitKV, "splits_for", lambda *_: 8)
+        monkeypatch.setattr(adapters, "CHUNK", 64)
+        arguments = paged(seq_lens=(900, 130)) | {"window": 300}
+        out = kernelhub.paged_attention(**arguments, backend="triton.split_kv")
+        assert compare_out(out, kernelhub.paged_attention.reference(**arguments), 4.5).ok
+
+    def test_more_work_is_split_less(self) -> None:
+        problem = kernelhub.explain("paged_attention", device="H200", num_q_heads=32, num_kv_heads=8).problem
+        adapter = adapters.SplitKV(problem)
+        assert [adapter.splits_for(batch, 4, 1 << 17) for batch in (1, 2, 8, 33, 64)] == [33, 17, 5, 1, 1]
+        assert adapter.splits_for(1, 4, 512) == 2
+        assert adapters.SplitKVFixed(problem).splits_for(64, 4, 1 << 17) == adapters.FIXED_SPLITS
+
+    @pytest.mark.parametrize("seq_lens", [(900,), (900, 130), (100,) * 5])
+    def test_a_plan_declares_the_memory_that_its_splits_take(self, seq_lens: tuple[int, ...], monkeypatch) -> None:
+        arguments = paged(seq_lens=seq_lens)
+        operands = [arguments[name] for name in ("q", "k_cache", "v_cache", "block_table", "seq_lens")]
+        plan = kernelhub.paged_attention.prepare(*operands, backend="triton.split_kv")
+        taken = []
+        empty = torch.empty
+
+        def watched(*shape, **options):
+            tensor = empty(*shape, **options)
+            taken.append(tensor.numel() * tensor.itemsize)
+            return tensor
+
+        monkeypatch.setattr(torch, "empty", watched)
+        plan.begin(*operands[3:]).run(*operands[:3], empty(*operands[0].shape, dtype=torch.bfloat16, device=DEVICE))
+        monkeypatch.undo()
+        room = operands[3].shape[1] * 64
+        assert sum(taken) == plan.adapter.workspace_bytes(len(seq_lens), len(seq_lens), room)
+
+
+class TestBatchInvariance:
+    @pytest.mark.parametrize("backend", ["triton.split_kv_fixed", "triton.prefill"])
+    def test_a_row_s_bits_do_not_depend_on_the_batch(self, backend: str) -> None:
+        arguments = paged(seq_lens=(700, 300, 20, 5))
+        together = kernelhub.paged_attention(**arguments, backend=backend)
+        for row in range(4):
+            alone = arguments | {name: arguments[name][row : row + 1] for name in ("q", "block_table", "seq_lens")}
+            assert torch.equal(kernelhub.paged_attention(**alone, backend=backend), together[row : row + 1])
+
+    def test_the_policy_chooses_an_invariant_kernel(self) -> None:
+        with kernelhub.use(batch_invariant=True):
+            verdict = kernelhub.explain("paged_attention", device="H200", q_len="one")
+        assert verdict.selected == "triton.split_kv_fixed"
+        assert {d.kernel: d.code for d in verdict.decisions}["triton.split_kv"] == "batch_variant"
+
+
+@triton.jit
+def _decode(raw, out, NATIVE: tl.constexpr, DTYPE: tl.constexpr):
+    i = tl.arange(0, 256)
+    tl.store(out + i, e4m3_over_256(tl.load(raw + i), DTYPE, NATIVE).to(tl.float32) * 256.0)
+
+
+@triton.jit
+def _tanh(x, out):
+    i = tl.arange(0, 64)
+    tl.store(out + i, tanh(tl.load(x + i)))
+
+
+@triton.jit
+def _sequences(cu, num_seqs, sequence, block, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    s, b = sequence_of(tl.program_id(0), cu, num_seqs, GROUP, BLOCK_M)
+    tl.store(sequence + tl.program_id(0), s)
+    tl.store(block + tl.program_id(0), b)
+
+
+class TestDeviceCode:
+    @pytest.mark.parametrize("native", [False, True])
+    @pytest.mark.parametrize("dtype", [tl.float16, tl.bfloat16, tl.float32])
+    def test_all_256_bytes_of_e4m3_are_decoded_exactly(self, native: bool, dtype) -> None:
+        if native and HAS_GPU and torch.cuda.get_device_capability() < (8, 9):
+            native = False
+        raw = torch.arange(256, dtype=torch.int32).to(torch.uint8).to(DEVICE)
+        out = torch.empty(256, device=DEVICE)
+        _decode[(1,)](raw, out, native, dtype)
+        want = raw.view(torch.float8_e4m3fn).float()
+        assert torch.equal(out.nan_to_num(12345.0), want.nan_to_num(12345.0))
+        assert torch.equal(out.isnan(), want.isnan())
+
+    def test_tanh_is_that_of_torch(self) -> None:
+        x = torch.cat([torch.linspace(-30, 30, 60), torch.tensor([0.0, 1e-4, -200.0, 200.0])]).to(DEVICE)
+        out = torch.empty_like(x)
+        _tanh[(1,)](x, out)
+        assert (out - torch.tanh(x)).abs().max() < 3e-7
+
+    def test_a_static_grid_covers_every_row_block_of_a_ragged_batch_once(self) -> None:
+        group, block_m = 3, 16
+        lengths = [0, 1, 5, 6, 40, 0, 0, 17, 0]
+        cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(DEVICE)
+        programs = sum(lengths) * group // block_m + len(lengths)
+        sequence = torch.full((programs,), -1, dtype=torch.int32, device=DEVICE)
+        block = sequence.clone()
+        _sequences[(programs,)](cu, len(lengths), sequence, block, group, block_m)
+        seen = set(zip(sequence.tolist(), block.tolist(), strict=True))
+        assert len(seen) == programs
+        needed = {(s, b) for s, n in enumerate(lengths) for b in range(-(-n * group // block_m))}
+        assert needed <= seen
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the interpreter is on only where there is no GPU: 4 cases")
+class TestInterpreterRepair:
+    """The interpreter's own arithmetic against torch, over every bit pattern."""
+
+    @pytest.mark.parametrize(
+        ("dtype", "name"), [(tl.float8e4nv, "float8_e4m3fn"), (tl.float8e5, "float8_e5m2"), (tl.bfloat16, "bfloat16")]
+    )
+    def test_every_value_decodes_and_encodes_as_in_torch(self, dtype, name: str) -> None:
+        torch_dtype = getattr(torch, name)
+        bits = torch.arange(1 << (8 * torch_dtype.itemsize), dtype=torch.int32)
+        raw = bits.to(torch.uint8 if torch_dtype.itemsize == 1 else torch.uint16)
+        values = raw.view(torch_dtype).float()
+        decoded = torch.from_numpy(interpreter.decode(raw.numpy(), dtype).copy())
+        assert torch.equal(decoded.nan_to_num(7.0), values.nan_to_num(7.0))
+        finite = values.isfinite()
+        encoded = torch.from_numpy(interpreter.encode(values.numpy(), dtype).copy())
+        assert torch.equal(encoded[finite].int(), raw[finite].int())
+
+    def test_rounding_is_to_nearest_even_and_fp8_saturates(self) -> None:
+        import numpy as np
+
+        values = np.array([1.00390625, 1.01171875, 3e38, -1e39, 500.0], dtype=np.float32)
+        bf16 = torch.tensor(values).to(torch.bfloat16).view(torch.uint16).numpy()
+        assert np.array_equal(interpreter.encode(values, tl.bfloat16), bf16)
+        assert interpreter.encode(np.float32([500.0, -1e9]), tl.float8e4nv).tolist() == [0x7E, 0xFE]

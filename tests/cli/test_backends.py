@@ -1,0 +1,90 @@
+"""``kernelhub backends``: who provides kernels, and which of them can run here."""
+
+from __future__ import annotations
+
+import pytest
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+
+
+def kernels(answer):
+    return {(kernel["op"], kernel["name"]): kernel for kernel in answer.json["kernels"]}
+
+
+class TestJson:
+    def test_every_registered_kernel_is_listed_with_what_it_promises(self, ask):
+        listed = kernels(ask("backends", "--json"))
+        for op in (kernelhub.attention, kernelhub.paged_attention):
+            assert {name for told, name in listed if told == op.__name__} == set(op.kernels())
+            for record in HUB.registry.candidates(op.__name__).kernels:
+                kernel = listed[op.__name__, record.name]
+                assert kernel["summary"] == record.summary
+                assert kernel["features"] == sorted(record.features)
+                assert kernel["deterministic"] is record.deterministic
+                assert kernel["batch_invariant"] is record.batch_invariant
+                assert (kernel["band"], kernel["graph"]) == (record.band.name.lower(), record.graph.name.lower())
+
+    def test_only_those_of_one_op_if_asked(self, ask):
+        assert {op for op, _ in kernels(ask("backends", "--op", "attention", "--json"))} == {"attention"}
+
+    def test_libraries_are_told_with_their_version(self, ask):
+        import torch
+
+        backends = {backend["name"]: backend for backend in ask("backends", "--json").json["backends"]}
+        assert backends["torch"]["library"]["value"] == torch.__version__
+        assert backends["torch"]["built_in"] is True
+
+    def test_a_broken_plugin_is_listed_with_the_reason(self, ask, broken_plugin):
+        backends = {backend["name"]: backend for backend in ask("backends", "--json").json["backends"]}
+        assert backends[broken_plugin]["built_in"] is False
+        assert "libsunken.so" in backends[broken_plugin]["error"]
+
+
+class TestUsableHere:
+    @pytest.fixture(autouse=True)
+    def no_interpreter(self, monkeypatch):
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+    @pytest.mark.usefixtures("an_h200")
+    def test_a_limit_of_the_problem_is_not_held_against_a_kernel(self, ask):
+        listed = kernels(ask("backends", "--json"))
+        assert listed["paged_attention", "torch.blocked"]["usable_here"] is True
+        mixed = listed["paged_attention", "triton.mixed"]  # takes only ragged batches, which the default is not
+        assert "value" not in [obstacle["code"] for obstacle in mixed["obstacles"]]
+
+    @pytest.mark.usefixtures("an_h200", "no_triton")
+    def test_a_missing_package_is_held_against_its_kernels_with_the_remedy(self, ask):
+        for (_, name), kernel in kernels(ask("backends", "--json")).items():
+            if name.startswith("triton."):
+                assert kernel["usable_here"] is False
+                assert "package_missing" in [obstacle["code"] for obstacle in kernel["obstacles"]]
+                assert any("pip install" in obstacle["remedy"] for obstacle in kernel["obstacles"])
+
+    @pytest.mark.usefixtures("an_h200")
+    def test_a_kernel_for_another_device_is_not_usable(self, ask):
+        packed = kernels(ask("backends", "--json"))["attention", "torch.packed"]
+        assert [obstacle["code"] for obstacle in packed["obstacles"]] == ["vendor"]
+
+    def test_a_disabled_kernel_is_not_usable(self, ask, monkeypatch):
+        monkeypatch.setenv("KERNELHUB_DISABLE", "torch.sdpa")
+        sdpa = kernels(ask("backends", "--json"))["attention", "torch.sdpa"]
+        assert [obstacle["code"] for obstacle in sdpa["obstacles"]] == ["disabled"]
+
+
+class TestForPeople:
+    def test_backends_and_kernels_have_a_row_each(self, ask):
+        answer = ask("backends")
+        assert answer.code == 0
+        assert answer.row("torch").split()[1] == "ok"
+        assert answer.row("torch.sdpa").split()[1] == "yes"
+
+    def test_a_broken_plugin_is_a_row_with_the_reason(self, ask, broken_plugin):
+        answer = ask("backends")
+        assert answer.row(broken_plugin).split()[1] == "broken"
+        assert "libsunken.so" in answer.row(broken_plugin)
+
+    def test_a_misspelt_op_is_answered_with_the_nearest(self, ask):
+        answer = ask("backends", "--op", "paged_atention")
+        assert answer.code == 2
+        assert "did you mean paged_attention?" in answer.err

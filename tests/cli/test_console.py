@@ -1,0 +1,119 @@
+"""Output: framed on a terminal, plain in a pipe, and the same facts in both."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from kernelhub.cli.console import Console, Table, TerminalConsole, console_for, steps
+from kernelhub.cli.main import main
+
+LONG = "a reason of many words " * 30
+TABLE = Table(("kernel", "verdict", "remedy"), [("torch.sdpa", "runs", ""), ("triton.prefill", "no", LONG)])
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal of 100 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return Terminal()
+
+
+@pytest.fixture
+def without_rich(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+
+
+class TestPlain:
+    def test_a_row_is_a_line_however_long(self):
+        stream = io.StringIO()
+        Console(stream).table(TABLE)
+        header, first, second = stream.getvalue().splitlines()
+        assert header.split() == ["kernel", "verdict", "remedy"]
+        assert first.split() == ["torch.sdpa", "runs"]
+        assert LONG.strip() in second
+
+    def test_columns_are_aligned(self):
+        stream = io.StringIO()
+        Console(stream).table(TABLE)
+        header, first, second = stream.getvalue().splitlines()
+        assert header.index("verdict") == first.index("runs") == second.index("no")
+
+    def test_a_column_without_a_word_is_left_out(self):
+        stream = io.StringIO()
+        Console(stream).table(Table(("kernel", "remedy"), [("torch.sdpa", "")]))
+        assert "remedy" not in stream.getvalue()
+
+    def test_a_reason_of_several_lines_stays_in_its_row(self):
+        stream = io.StringIO()
+        Console(stream).table(Table(("kernel", "reason"), [("a.b", "first\nsecond\tthird")]))
+        assert stream.getvalue().splitlines()[1] == "a.b     first second third"
+
+
+class TestOnATerminal:
+    def test_tables_are_framed_and_coloured(self, terminal):
+        console_for(terminal).table(TABLE)
+        text = terminal.getvalue()
+        assert "╭" in text
+        assert "\x1b[" in text
+
+    def test_long_words_are_wrapped_and_not_cut(self, terminal):
+        console_for(terminal).table(TABLE)
+        assert terminal.getvalue().count("reason") == LONG.count("reason")
+        assert "…" not in terminal.getvalue()
+
+    def test_brackets_are_not_markup(self, terminal):
+        console_for(terminal).table(Table(("grammar",), [("[op=]name[,name]",)]))
+        assert "[op=]name[,name]" in terminal.getvalue()
+
+    def test_json_is_not_framed(self, terminal):
+        console_for(terminal).json({"a": [1]})
+        assert terminal.getvalue() == '{\n  "a": [\n    1\n  ]\n}\n'
+
+    def test_without_rich_it_is_plain(self, terminal, without_rich):
+        console = console_for(terminal)
+        assert not isinstance(console, TerminalConsole)
+        console.table(TABLE)
+        assert "\x1b" not in terminal.getvalue()
+        assert LONG.strip() in terminal.getvalue()
+
+    def test_a_whole_command_is(self, terminal, monkeypatch):
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert main(["explain", "attention", "--device", "H200"]) == 0
+        assert "╭" in terminal.getvalue()
+        assert "attention on NVIDIA H200" in terminal.getvalue()
+
+
+class TestProgress:
+    def test_in_a_pipe_each_step_is_a_line(self):
+        stream = io.StringIO()
+        with steps(2, stream) as step:
+            step("draw")
+            step("run")
+        assert stream.getvalue() == "step 1/2: draw\nstep 2/2: run\n"
+
+    def test_on_a_terminal_it_is_a_bar_that_goes_away(self, terminal):
+        with steps(2, terminal) as step:
+            step("draw")
+            step("run")
+        assert "step 1/2" not in terminal.getvalue()
+        assert "2/2" not in terminal.getvalue().splitlines()[-1]
+
+    def test_on_a_terminal_without_rich_each_step_is_a_line(self, terminal, without_rich):
+        with steps(1, terminal) as step:
+            step("draw")
+        assert terminal.getvalue() == "step 1/1: draw\n"

@@ -1,0 +1,201 @@
+"""``kernelhub doctor``: what is here, what it means, what to do; it never crashes on what it is to find."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kernelhub.cli import machine_facts
+
+
+def facts(answer, status=None):
+    return [fact for fact in answer.json["facts"] if status in (None, fact["status"])]
+
+
+def about(answer, text):
+    """The fact that mentions something."""
+    found = [fact for fact in facts(answer) if text in fact["what"]]
+    assert found, f"no fact about {text} in {[fact['what'] for fact in facts(answer)]}"
+    return found[0]
+
+
+class TestAHealthyMachine:
+    def test_each_line_has_a_status_and_says_what_it_means(self, ask):
+        answer = ask("doctor", "--json")
+        assert answer.code == 0
+        assert answer.json["ok"] is True
+        for fact in facts(answer):
+            assert fact.keys() == {"status", "what", "meaning", "remedy"}
+            assert fact["status"] in ("ok", "note")
+            assert fact["what"]
+            assert fact["meaning"]
+
+    def test_it_speaks_of_each_part_of_the_machine(self, ask):
+        answer = ask("doctor", "--json")
+        for part in ("Python 3", "torch", "CPU", "NVIDIA driver", "nvcc", "C compiler", "triton", "rich", "KERNELHUB_"):
+            about(answer, part)
+
+    def test_it_tells_what_each_op_would_run(self, ask):
+        answer = ask("doctor", "--json")
+        assert "torch.packed" in about(answer, "paged_attention on ")["what"]
+        assert "torch.packed" in about(answer, "attention on ")["what"]
+
+    def test_for_people_each_fact_is_a_row_and_the_end_sums_up(self, ask):
+        answer = ask("doctor")
+        *_, last = answer.out.splitlines()
+        assert answer.out.splitlines()[0].split() == ["status", "what", "what", "it", "means", "what", "to", "do"]
+        assert last.startswith("nothing keeps calls from running")
+
+
+@pytest.mark.usefixtures("an_h200")
+class TestWithAGpu:
+    def test_the_gpu_is_told_with_its_facts(self, ask):
+        fact = about(ask("doctor", "--json"), "GPU 0")
+        assert fact["what"] == "GPU 0: NVIDIA H200, sm_90, 132 SMs, 141 GiB"
+        assert "hopper" in fact["meaning"]
+
+    @pytest.mark.usefixtures("no_triton")
+    def test_a_faster_kernel_that_lacks_its_package_is_named_with_the_remedy(self, ask):
+        answer = ask("doctor", "--json")
+        assert answer.code == 0
+        fact = about(answer, "paged_attention on NVIDIA H200")
+        assert fact["status"] == "note"
+        assert fact["what"].endswith("torch.blocked")
+        assert "triton.split_kv" in fact["meaning"]
+        assert 'pip install "triton' in fact["remedy"]
+
+    @pytest.mark.usefixtures("no_triton")
+    def test_a_kernel_that_this_gpu_can_never_run_is_not_recommended(self, ask):
+        assert "torch.packed" not in about(ask("doctor", "--json"), "paged_attention on NVIDIA H200")["meaning"]
+
+    def test_a_gpu_that_fails_is_a_problem_and_no_crash(self, ask, monkeypatch):
+        import torch
+
+        def fail(device):
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+        monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
+        answer = ask("doctor", "--json")
+        assert answer.code == 1
+        assert "uncorrectable ECC error" in about(answer, "GPU 0")["meaning"]
+
+    def test_no_kernel_at_all_is_a_problem(self, ask, monkeypatch):
+        monkeypatch.setenv("KERNELHUB_DISABLE", "paged_attention=torch,triton")
+        answer = ask("doctor", "--json")
+        assert answer.code == 1
+        fact = about(answer, "paged_attention on NVIDIA H200")
+        assert (fact["status"], fact["what"].rpartition(": ")[2]) == ("problem", "no kernel")
+        assert "remove it from KERNELHUB_DISABLE" in fact["remedy"]
+
+
+class TestADriverThatTorchCannotUse:
+    @pytest.fixture
+    def driver(self, monkeypatch):
+        from kernelhub.probes.finding import found
+
+        monkeypatch.setattr(machine_facts, "driver", lambda: found("NVIDIA driver", "580.1", "NVIDIA driver 580.1"))
+
+    @pytest.mark.usefixtures("driver")
+    def test_a_torch_for_cpus_is_named_as_the_reason(self, ask, monkeypatch):
+        import torch
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.version, "cuda", None)
+        fact = about(ask("doctor", "--json"), "no GPU for torch")
+        assert fact["status"] == "note"
+        assert "built for CPUs only" in fact["meaning"]
+        assert "CUDA build of torch" in fact["remedy"]
+
+    @pytest.mark.usefixtures("driver")
+    def test_devices_hidden_by_a_variable_are_named_as_the_reason(self, ask, monkeypatch):
+        import torch
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert "CUDA_VISIBLE_DEVICES is ''" in about(ask("doctor", "--json"), "no GPU for torch")["meaning"]
+
+
+class TestWrongSettings:
+    @pytest.mark.parametrize(
+        ("name", "text", "what"),
+        [
+            ("KERNELHUB_FORSE", "torch", "did you mean KERNELHUB_FORCE?"),
+            ("KERNELHUB_STRICT", "maybe", "'maybe' is neither true"),
+            ("KERNELHUB_FORCE", "tritn", "did you mean triton?"),
+            ("KERNELHUB_CONFIG", "/nowhere/kernelhub.toml", "No such file or directory"),
+        ],
+    )
+    def test_it_is_a_line_with_the_reason_and_exit_1(self, ask, monkeypatch, name, text, what):
+        monkeypatch.setenv(name, text)
+        answer = ask("doctor", "--json")
+        assert answer.code == 1
+        (problem,) = facts(answer, "problem")
+        assert what in problem["what"]
+        assert name in problem["remedy"]
+        assert about(answer, "triton") is not None
+
+    def test_a_right_one_is_told_as_being_in_force(self, ask, monkeypatch):
+        monkeypatch.setenv("KERNELHUB_PREFER", "torch.sdpa")
+        assert about(ask("doctor", "--json"), "KERNELHUB_PREFER=torch.sdpa")["status"] == "ok"
+
+    def test_what_a_config_file_says_is_told(self, ask, monkeypatch, tmp_path):
+        path = tmp_path / "kernelhub.toml"
+        path.write_text('prefer = "torch"\n')
+        monkeypatch.setenv("KERNELHUB_CONFIG", str(path))
+        assert about(ask("doctor", "--json"), f"config file {path}")["meaning"] == "prefer torch"
+
+
+class TestBrokenThings:
+    def test_a_broken_plugin_is_a_note_with_the_reason(self, ask, broken_plugin):
+        answer = ask("doctor", "--json")
+        assert answer.code == 0
+        fact = about(answer, f"backend {broken_plugin}")
+        assert fact["status"] == "note"
+        assert "libsunken.so" in fact["meaning"]
+        assert "KERNELHUB_PLUGINS" in fact["remedy"]
+
+    def test_a_cache_that_cannot_be_written_is_a_note(self, ask, monkeypatch, tmp_path):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+        fact = about(ask("doctor", "--json"), "is not a folder")
+        assert fact["status"] == "note"
+        assert "TRITON_CACHE_DIR" in fact["remedy"]
+
+    def test_a_compiler_that_is_not_there_is_a_note(self, ask, monkeypatch):
+        monkeypatch.setenv("CC", "no-such-compiler")
+        fact = about(ask("doctor", "--json"), "CC=no-such-compiler")
+        assert (fact["status"], "gcc" in fact["remedy"]) == ("note", True)
+
+    def test_a_torch_that_does_not_import_is_a_problem_and_no_crash(self, ask_shell, tmp_path):
+        before = f"sys.modules.pop('torch', None); sys.path.insert(0, {str(tmp_path)!r})"
+        folder = tmp_path / "torch"
+        folder.mkdir()
+        (folder / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
+        answer = ask_shell("doctor", "--json", before=before)
+        assert answer.code == 1
+        (problem,) = facts(answer, "problem")
+        assert "libcudart.so.13" in problem["meaning"]
+        assert "reinstall torch" in problem["remedy"]
+
+
+class TestAsAProcess:
+    def test_with_a_home_that_cannot_be_written_it_answers(self, ask_shell, tmp_path):
+        home = tmp_path / "home"
+        home.write_text("a file where a folder should be")
+        answer = ask_shell("doctor", env={"HOME": str(home)})
+        assert answer.code == 0
+        assert f"{home} is not a folder" in answer.out
+        assert "\x1b" not in answer.out
+
+    def test_without_rich_it_answers_and_says_what_rich_is_for(self, ask_shell):
+        answer = ask_shell("doctor", before="sys.modules['rich'] = None")
+        assert answer.code == 0
+        assert "rich is not installed" in answer.out
+        assert "progress bar" in answer.out
+
+    def test_python_is_held_against_the_range_of_the_package(self, monkeypatch):
+        monkeypatch.setattr(sys, "version_info", (3, 99, 0))
+        fact = machine_facts.python()
+        assert (fact.status, fact.what) == ("note", "Python 3.99.0")

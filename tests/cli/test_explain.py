@@ -1,0 +1,166 @@
+"""``kernelhub explain``: the same verdict as `kernelhub.explain`, on a problem written as flags."""
+
+from __future__ import annotations
+
+import pytest
+
+import kernelhub
+from kernelhub.ops.attention.inputs import MODELS, attention_inputs, paged_attention_inputs
+
+OPS = {"attention": kernelhub.attention, "paged_attention": kernelhub.paged_attention}
+TRITON = ("--with", "triton=3.7.1")
+
+
+class TestJson:
+    @pytest.mark.parametrize("op", OPS)
+    @pytest.mark.parametrize("device", ["H200", "MI300X", "CPU", "sm_137"])
+    def test_there_is_one_decision_for_every_registered_kernel(self, ask, op, device):
+        verdict = ask("explain", op, "--device", device, "--json").json
+        assert sorted(decision["kernel"] for decision in verdict["decisions"]) == list(OPS[op].kernels())
+        for decision in verdict["decisions"]:
+            assert {"kernel", "accepted", "code", "reason", "remedy"} <= decision.keys()
+            assert isinstance(decision["accepted"], bool)
+            assert decision["code"]
+            assert decision["reason"]
+        selected = [item["kernel"] for item in verdict["decisions"] if item["code"] == "selected"]
+        assert selected == [verdict["selected"]]
+        assert verdict["source"] in ("order", "band")
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_it_is_what_the_library_says(self, ask, op):
+        flags = ("--q-dtype", "fp16", "--kv-dtype", "fp8", "--kv-scale", "head", "--softcap", "--q-len", "few")
+        facets = {"q_dtype": "fp16", "kv_dtype": "fp8", "kv_scale": "head", "softcap": True, "q_len": "few"}
+        answer = ask("explain", op, "--device", "B200", "--json", *flags)
+        assert answer.json == kernelhub.explain(op, device="B200", **facets).to_dict()
+
+    def test_a_facet_may_be_written_before_the_op(self, ask):
+        before = ask("explain", "--head-dim-qk", "64", "--json", "attention", "--device", "H200").json
+        after = ask("explain", "attention", "--device", "H200", "--head-dim-qk", "64", "--json").json
+        assert before == after
+        assert before["problem"]["head_dim_qk"] == 64
+
+    def test_backend_is_that_of_the_call(self, ask):
+        answer = ask("explain", "attention", "--backend", "torch.blocked,torch.sdpa", "--device", "CPU", "--json")
+        assert answer.json["selected"] == "torch.blocked"
+        assert answer.json["source"] == "kwarg"
+
+    def test_a_bit_can_be_turned_off_again(self, ask):
+        verdict = ask(
+            "explain", "attention", "--model", "gpt-oss-120b", "--no-sinks", "--device", "H200", "--json"
+        ).json
+        assert verdict["problem"]["sinks"] is False
+        assert verdict["problem"]["window_left"] is True
+
+
+class TestNoKernel:
+    def test_it_is_exit_1_and_every_reason(self, ask):
+        answer = ask("explain", "attention", "--backend", "torch.sdpa", "--softcap", "--sinks", "--device", "H200")
+        assert answer.code == 1
+        assert answer.out.startswith("attention on NVIDIA H200, sm_90 (simulated): no kernel can run this")
+        assert "does not support softcap" in answer.out
+        assert "does not support sinks" in answer.out
+
+    def test_as_json_it_is_exit_1_too(self, ask):
+        answer = ask("explain", "attention", "--backend", "torch.sdpa", "--softcap", "--device", "H200", "--json")
+        assert (answer.code, answer.json["selected"]) == (1, None)
+
+
+class TestOtherMachines:
+    def test_a_package_that_is_named_is_there(self, ask):
+        answer = ask("explain", "paged_attention", "--device", "H200", *TRITON, "--json")
+        assert answer.json["selected"].startswith("triton.")
+
+    def test_a_package_that_is_not_named_is_not_there(self, ask):
+        verdict = ask("explain", "paged_attention", "--device", "H200", "--with", "torch=2.9.0", "--json").json
+        triton = [item for item in verdict["decisions"] if item["kernel"].startswith("triton.")]
+        assert triton
+        assert {item["code"] for item in triton} == {"package_missing"}
+        assert all("pip install" in item["remedy"] for item in triton)
+
+    @pytest.mark.parametrize("text", ["triton", "triton=", "=3.7", "triton=new"])
+    def test_a_package_needs_a_name_and_a_version(self, ask, text):
+        answer = ask("explain", "attention", "--with", text)
+        assert answer.code == 2
+        assert "is not PACKAGE=VERSION" in answer.err
+
+
+class TestModels:
+    @pytest.mark.parametrize("model", MODELS)
+    def test_a_prefill_has_the_facets_of_the_models_call(self, ask, model):
+        inputs = attention_inputs(model, q_tokens=17)
+        verdict = kernelhub.explain("attention", inputs.pop("q"), **inputs)
+        assert ask("explain", "attention", "--model", model, "--json").json["problem"] == verdict.to_dict()["problem"]
+
+    @pytest.mark.parametrize("model", MODELS)
+    def test_a_decode_has_the_facets_of_the_models_call(self, ask, model):
+        inputs = paged_attention_inputs(model, seq_lens=(5, 17))
+        verdict = kernelhub.explain("paged_attention", inputs.pop("q"), **inputs)
+        answer = ask("explain", "paged_attention", "--model", model, "--json")
+        assert answer.json["problem"] == verdict.to_dict()["problem"]
+
+    def test_a_mixed_batch_has_the_facets_of_the_models_call(self, ask):
+        inputs = paged_attention_inputs("gpt-oss-120b", seq_lens=(5, 17), q_lens=(1, 3))
+        verdict = kernelhub.explain("paged_attention", inputs.pop("q"), **inputs)
+        words = ("--model", "gpt-oss-120b", "--ragged", "--q-len", "any", "--json")
+        assert ask("explain", "paged_attention", *words).json["problem"] == verdict.to_dict()["problem"]
+
+    def test_what_is_written_wins_over_the_model(self, ask):
+        words = ("--model", "llama-3.1-8b", "--num-q-heads", "8", "--json")
+        problem = ask("explain", "attention", *words).json["problem"]
+        assert (problem["num_q_heads"], problem["head_dim_qk"]) == (8, 128)
+
+    def test_an_unknown_model_is_answered_with_the_nearest(self, ask):
+        answer = ask("explain", "attention", "--model", "lama-3.1-8b")
+        assert answer.code == 2
+        assert "'lama-3.1-8b' is unknown; did you mean llama-3.1-8b?" in answer.err
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("atention",), "'atention' is no op; did you mean attention?"),
+            (("atention", "--head-dim-qk", "64"), "'atention' is no op; did you mean attention?"),
+            (("attention", "--device", "H2OO"), "unknown device 'H2OO'; known: A100"),
+            (("attention", "--backend", "tritn"), "'tritn' is no backend and no kernel; did you mean triton?"),
+            (("attention", "--backend", ","), "',' names nothing"),
+            (("paged_attention", "--kv-layout", "NDH"), "kv_layout is 'NDH'; it takes NHD, HND"),
+            (("attention", "--page-size", "16"), "--page-size"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+    )
+    def test_it_says_what_is_wrong_and_what_would_be_right(self, ask, words, message):
+        answer = ask("explain", *words, "--json")
+        assert (answer.code, answer.out) == (2, "")
+        assert message in answer.err
+
+
+class TestForPeople:
+    def test_the_first_lines_are_the_answer_who_decided_and_the_question(self, ask):
+        words = ("--device", "B200", "--model", "gpt-oss-120b", *TRITON)
+        first, second, third, *_ = ask("explain", "paged_attention", *words).out.splitlines()
+        assert first == "paged_attention on NVIDIA B200, sm_100 (simulated): triton.split_kv"
+        assert second.startswith("decided by: order, first able in the order for")
+        assert "head_dim_qk=64" in third
+        assert third.endswith("window_left, sinks, page_size=16")
+
+    def test_each_kernel_has_a_row_with_its_verdict(self, ask):
+        answer = ask("explain", "attention", "--device", "H200", "--softcap", *TRITON)
+        assert answer.row("triton.prefill").split()[1] == "runs"
+        assert answer.row("torch.blocked").split()[1] == "able"
+        assert answer.row("torch.sdpa").split()[1:3] == ["no", "feature"]
+
+    def test_help_on_an_op_lists_every_facet_in_the_ops_words(self, ask):
+        text = " ".join(ask("explain", "paged_attention", "--help").out.split())
+        for facet in kernelhub.paged_attention.op.contract.schema.facets.values():
+            if facet.name != "device":
+                assert f"--{facet.name.replace('_', '-')}" in text
+                assert facet.doc in text
+
+
+def test_in_a_pipe_it_is_plain_and_complete(ask_shell):
+    answer = ask_shell("explain", "attention", "--device", "H200", "--with", "torch=2.9.0", env={"COLUMNS": "40"})
+    assert answer.code == 0
+    assert "\x1b" not in answer.out
+    assert "│" not in answer.out
+    assert 'pip install "triton' in answer.row("triton.prefill")

@@ -1,0 +1,103 @@
+"""The command as a whole: help, version, errors, exit codes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import kernelhub
+from kernelhub.cli.main import COMMANDS
+
+
+class TestHelp:
+    def test_without_a_word_it_shows_every_command_with_an_example(self, ask):
+        answer = ask()
+        assert answer.code == 0
+        for name, command in COMMANDS.items():
+            assert re.search(rf"^  {name} ", answer.out, re.MULTILINE)
+            assert f"$ {command.example}" in answer.out
+
+    def test_help_by_either_flag_is_the_same(self, ask):
+        assert ask("--help").out == ask("-h").out == ask().out
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_command_has_help_and_offers_json(self, ask, command):
+        answer = ask(command, "--help")
+        assert answer.code == 0
+        assert "--json" in answer.out
+        assert COMMANDS[command].summary in " ".join(answer.out.split())
+
+    @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "demo"])
+    def test_every_example_runs(self, ask, command):
+        words = COMMANDS[command].example.split()
+        assert words[0] == "kernelhub"
+        assert ask(*words[1:]).code == 0
+
+    def test_version(self, ask):
+        assert ask("--version").out == f"kernelhub {kernelhub.__version__}\n"
+
+
+class TestImports:
+    def test_help_and_version_load_neither_torch_nor_rich(self):
+        code = (
+            "import sys; from kernelhub.cli.main import main; main(['--help']); main(['--version']);"
+            "print([name for name in ('torch', 'rich') if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "[]"
+
+    def test_the_library_does_not_load_the_command_line(self):
+        code = (
+            "import sys, kernelhub; kernelhub.attention.kernels();"
+            "print([name for name in ('kernelhub.cli', 'rich') if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "[]"
+
+
+class TestErrors:
+    def test_a_misspelt_command_is_answered_with_the_nearest(self, ask):
+        answer = ask("docter")
+        assert (answer.code, answer.out) == (2, "")
+        assert "'docter' is no command; did you mean doctor?" in answer.err
+
+    def test_a_misspelt_flag_is_answered_with_the_nearest(self, ask):
+        answer = ask("explain", "attention", "--head-dim-qq", "64")
+        assert (answer.code, answer.out) == (2, "")
+        assert "--head-dim-qq" in answer.err
+        assert "did you mean --head-dim-qk?" in answer.err
+
+    def test_a_flag_is_not_guessed_from_its_beginning(self, ask):
+        assert ask("explain", "attention", "--dev", "H200").code == 2
+
+    @pytest.mark.parametrize(
+        "words",
+        [("explain",), ("explain", "attention", "--page-size", "x"), ("demo", "--device", "tpu"), ("env", "now")],
+        ids=" ".join,
+    )
+    def test_wrong_usage_is_one_message_and_exit_2(self, ask, words):
+        answer = ask(*words)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith("kernelhub: ")
+        assert "--help" in answer.err or "did you mean" in answer.err
+
+    @pytest.mark.parametrize("command", ["backends", "demo"])
+    def test_a_misspelt_variable_is_one_message_and_exit_2(self, ask, monkeypatch, command):
+        monkeypatch.setenv("KERNELHUB_FORSE", "torch")
+        answer = ask(command, "--json")
+        assert (answer.code, answer.out) == (2, "")
+        assert "unknown variable KERNELHUB_FORSE; did you mean KERNELHUB_FORCE?" in answer.err
+        assert "Traceback" not in answer.err
+
+    def test_a_reader_that_leaves_early_sees_no_error(self):
+        command = f"{sys.executable} -m kernelhub backends --json | head -n 1"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_as_a_module_it_is_the_same_command(ask_shell):
+    answer = ask_shell("--version")
+    assert (answer.code, answer.out) == (0, f"kernelhub {kernelhub.__version__}\n")

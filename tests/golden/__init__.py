@@ -1,0 +1,1 @@
+"""Golden selection tables: a review of their diff shows what a change reroutes."""

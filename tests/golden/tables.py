@@ -1,0 +1,109 @@
+"""Which kernel is chosen for the attention of real models, on devices that are not here.
+
+    python -m tests.golden.tables --write      # after a change that is meant to reroute something
+
+Two files per op. In the first each block is one set of installed packages, each row one model and phase, each
+column one device, and a cell names the chosen kernel. The second gives the code of every kernel's decision.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kernelhub
+from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.ops.attention.inputs import MODELS, AttentionModel
+
+HERE = Path(__file__).parent
+DEVICES = ("CPU", "A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090", "MI300X", "sm_75", "sm_137")
+INSTALLED: tuple[dict[str, str], ...] = ({"triton": "3.7.1"}, {"triton": "3.4.0"}, {})
+
+
+def facets_of(model: AttentionModel) -> dict[str, Any]:
+    """A model's facets."""
+    return {
+        "num_q_heads": model.num_q_heads,
+        "num_kv_heads": model.num_kv_heads,
+        "head_dim_qk": model.head_dim_qk,
+        "head_dim_vo": model.head_dim_vo,
+        "window_left": model.window is not None,
+        "softcap": model.softcap is not None,
+        "sinks": model.sinks,
+    }
+
+
+PHASES: dict[str, dict[str, dict[str, Any]]] = {
+    "attention": {
+        "prefill": {"q_len": "many", "causal": True},
+        "ragged prefill": {"q_len": "any", "ragged": True, "causal": True},
+        "decode": {"q_len": "one"},
+        "fp32 prefill": {"q_len": "many", "causal": True, "q_dtype": "float32", "kv_dtype": "float32"},
+        "prefill with lse": {"q_len": "many", "causal": True, "lse": True},
+    },
+    "paged_attention": {
+        "decode": {"q_len": "one"},
+        "speculative decode": {"q_len": "few", "causal": True},
+        "prefill": {"q_len": "many", "causal": True},
+        "mixed": {"q_len": "any", "ragged": True, "causal": True},
+        "fp8 decode": {"q_len": "one", "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
+        "HND page 64": {"q_len": "one", "kv_layout": "HND", "page_size": 64},
+    },
+}
+
+
+def table(op: str) -> str:
+    """The whole text of one op's file."""
+    return "\n".join(_lines(op)) + "\n"
+
+
+def _lines(op: str) -> Iterator[str]:
+    yield f"# {op}: chosen kernel by model, phase and device. Written by python -m tests.golden.tables --write"
+    for installed in INSTALLED:
+        packages = ", ".join(f"{name} {version}" for name, version in installed.items()) or "nothing but torch"
+        yield ""
+        yield f"## installed: {packages}"
+        yield _row("", DEVICES)
+        for model in MODELS.values():
+            for phase, facets in PHASES[op].items():
+                machine = SimulatedMachine(installed)
+                chosen = [
+                    kernelhub.explain(op, device=device, machine=machine, **facets_of(model) | facets).selected or "-"
+                    for device in DEVICES
+                ]
+                yield _row(f"{model.name}, {phase}", chosen)
+
+
+def reasons(op: str) -> str:
+    """What is said of every kernel, for one plain problem per phase."""
+    lines = [f"# {op}: code of every kernel's decision. Written by python -m tests.golden.tables --write"]
+    for installed in INSTALLED[:2]:
+        for phase, facets in PHASES[op].items():
+            lines += ["", f"## {phase}, triton {installed['triton']}"]
+            for device in DEVICES:
+                verdict = kernelhub.explain(op, device=device, machine=SimulatedMachine(installed), **facets)
+                codes = "  ".join(f"{decision.kernel}:{decision.code}" for decision in verdict.decisions)
+                lines.append(f"{device:<9}{codes}")
+    return "\n".join(lines) + "\n"
+
+
+def _row(head: str, cells: Any) -> str:
+    return (f"{head:<40}" + "".join(f"{cell:<17}" for cell in cells)).rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the files; otherwise they are printed")
+    options = parser.parse_args()
+    for op in PHASES:
+        if options.write:
+            (HERE / f"{op}.txt").write_text(table(op))
+            (HERE / f"{op}.reasons.txt").write_text(reasons(op))
+        else:
+            print(table(op))
+
+
+if __name__ == "__main__":
+    main()

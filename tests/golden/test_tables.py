@@ -1,0 +1,19 @@
+"""What is chosen is what the golden tables say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden.tables import HERE, PHASES, reasons, table
+
+
+@pytest.mark.parametrize("op", PHASES)
+def test_selection_is_what_the_golden_table_says(op: str) -> None:
+    written = (HERE / f"{op}.txt").read_text()
+    assert table(op) == written, "if this is meant: python -m tests.golden.tables --write, and review the diff"
+
+
+@pytest.mark.parametrize("op", PHASES)
+def test_reasons_are_what_the_golden_table_says(op: str) -> None:
+    written = (HERE / f"{op}.reasons.txt").read_text()
+    assert reasons(op) == written, "if this is meant: python -m tests.golden.tables --write, and review the diff"

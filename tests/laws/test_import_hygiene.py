@@ -1,0 +1,128 @@
+"""`import kernelhub` is light and harmless, on any machine (DESIGN, third law)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RECORDER = """
+import builtins, json, os, socket, subprocess, sys
+import torch
+events = []
+def note(what):
+    def wrapper(*args, **kwargs):
+        events.append(what)
+        raise RuntimeError(what)
+    return wrapper
+for name in ("_lazy_init", "is_available", "device_count", "get_device_capability", "get_device_properties", "current_device"):
+    setattr(torch.cuda, name, note("torch.cuda." + name))
+subprocess.Popen.__init__ = note("subprocess")
+os.system = note("os.system")
+socket.socket.__init__ = note("socket")
+real_open = builtins.open
+def watched_open(file, mode="r", *args, **kwargs):
+    if any(letter in mode for letter in "wax+"):
+        events.append(f"open({file}, {mode})")
+    return real_open(file, mode, *args, **kwargs)
+builtins.open = watched_open
+environment, folder, before = dict(os.environ), os.getcwd(), set(sys.modules)
+import kernelhub
+{action}
+print(json.dumps({
+    "events": events,
+    "environment_changed": dict(os.environ) != environment or os.getcwd() != folder,
+    "modules": sorted(set(sys.modules) - before),
+    "threads": __import__("threading").active_count(),
+}))
+"""
+
+
+def record(action: str, **environment: str) -> dict[str, Any]:
+    """What a fresh process saw while it imported kernelhub and did `action`."""
+    code = RECORDER.replace("{action}", action)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("KERNELHUB_", "TRITON_"))}
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=clean | environment, timeout=120
+    )
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+HEAVY = ("triton", "flashinfer", "deep_gemm", "torch._dynamo", "torch._inductor", "transformers", "rich", "hypothesis")
+
+
+def heavy(seen: dict[str, Any]) -> list[str]:
+    return [name for name in seen["modules"] if name.split(".")[0] in HEAVY or name.startswith(HEAVY)]
+
+
+def test_importing_touches_nothing_and_loads_nothing_heavy() -> None:
+    seen = record("")
+    assert seen["events"] == []
+    assert heavy(seen) == []
+    assert not seen["environment_changed"]
+    assert seen["threads"] == 1
+    assert [name for name in seen["modules"] if name.startswith("kernelhub")] == ["kernelhub"]
+
+
+def test_looking_at_every_public_name_is_as_harmless() -> None:
+    seen = record("[getattr(kernelhub, name) for name in kernelhub.__all__]")
+    assert seen["events"] == []
+    assert heavy(seen) == []
+    assert seen["threads"] == 1
+
+
+def test_explaining_for_a_gpu_that_is_not_there_asks_no_gpu_and_imports_no_library() -> None:
+    seen = record("kernelhub.explain('paged_attention', device='B200')")
+    assert seen["events"] == []
+    assert heavy(seen) == []
+
+
+def test_a_call_on_the_cpu_asks_no_gpu_and_imports_no_triton() -> None:
+    seen = record("q = torch.zeros(1, 4, 2, 16); kernelhub.attention(q, q, q, causal=True)")
+    assert seen["events"] == []
+    assert heavy(seen) == []
+
+
+def test_it_works_without_a_home_and_with_an_unwritable_one(tmp_path: Path) -> None:
+    call = "q = torch.zeros(1, 4, 2, 16); kernelhub.attention(q, q, q)"
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    for home in ("/nonexistent", str(locked), ""):
+        assert record(call, HOME=home)["events"] == []
+
+
+def test_a_wrong_variable_does_not_break_the_import_only_the_first_decision() -> None:
+    code = (
+        "import kernelhub, torch\n"
+        "q = torch.zeros(1, 4, 2, 16)\n"
+        "try: kernelhub.attention(q, q, q)\n"
+        "except kernelhub.errors.ConfigurationError as error: print(error)\n"
+    )
+    environment = os.environ | {"KERNELHUB_DISABEL": "torch"}
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    assert "unknown variable KERNELHUB_DISABEL; did you mean KERNELHUB_DISABLE?" in answer.stdout
+
+
+def test_a_process_may_fork_after_the_import_and_after_a_call() -> None:
+    code = """
+import os, torch, kernelhub
+torch.set_num_threads(1)
+q = torch.randn(1, 4, 2, 16)
+want = kernelhub.attention(q, q, q)
+children = []
+for _ in range(8):
+    child = os.fork()
+    if child == 0:
+        same = torch.equal(kernelhub.attention(q, q, q), want)
+        new = kernelhub.attention(q.double().float(), q, q, causal=True).shape == q.shape
+        os._exit(0 if same and new else 1)
+    children.append(child)
+print(sum(os.waitpid(child, 0)[1] for child in children))
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert answer.stdout.strip() == "0", answer.stderr

@@ -1,0 +1,110 @@
+"""The laws of the house that can be read off the imports (DESIGN, section 2)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import kernelhub
+
+ROOT = Path(kernelhub.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+BACKENDS = {
+    path.name for path in (ROOT / "backends").iterdir() if path.is_dir() and path.name not in ("order", "__pycache__")
+}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def room(name: str) -> str:
+    """The room of kernelhub that a module name lies in."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "kernelhub" and len(parts) > 1 else ""
+
+
+ALLOWED = {
+    "probes": {"probes"},
+    "runtime": {"runtime", "probes"},
+    "dispatch": {"dispatch", "probes", "errors"},
+    "ops": {"ops", "dispatch", "probes", "runtime", "errors"},
+    "backends": {"backends", "ops", "dispatch", "probes", "runtime", "errors"},
+    "errors": {"dispatch"},
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_rooms_import_only_what_the_plan_allows(path: Path) -> None:
+    name = module_of(path)
+    allowed = ALLOWED.get(room(name))
+    if allowed is None:  # the public module, cli and compat may import all
+        return
+    for imported in imports(path):
+        if imported.startswith("kernelhub"):
+            assert room(imported) in allowed, f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(module_of(p)) in ("ops", "dispatch")], ids=module_of)
+def test_ops_and_dispatch_name_no_backend(path: Path) -> None:
+    code = ast.parse(path.read_text())
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(code)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node)
+    }
+    vendors = BACKENDS - {"torch"} | {"flashinfer", "deep_gemm", "flash_attn", "flash_mla", "cudnn", "cutlass"}
+    for node in ast.walk(code):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            words = set(re.findall(r"[a-z_]+", node.value))
+            assert not words & vendors, f"{path}:{node.lineno} names {words & vendors}"
+        elif isinstance(node, ast.Name):
+            assert node.id not in vendors, f"{path}:{node.lineno} names {node.id}"
+
+
+def test_backends_do_not_import_each_other() -> None:
+    for backend in BACKENDS:
+        for path in (ROOT / "backends" / backend).rglob("*.py"):
+            for imported in imports(path):
+                if imported.startswith("kernelhub.backends."):
+                    assert imported.split(".")[2] == backend, f"{path} imports {imported}"
+
+
+def test_records_import_no_adapter() -> None:
+    for backend in BACKENDS:
+        for imported in imports(ROOT / "backends" / backend / "kernels.py"):
+            assert not imported.startswith("kernelhub.backends"), f"{backend}/kernels.py imports {imported}"
+            assert imported.split(".")[0] in ("kernelhub", "__future__", "dataclasses"), imported
+
+
+def test_only_order_files_name_kernels_of_several_backends() -> None:
+    for path in FILES:
+        if "order" in path.parts or room(module_of(path)) != "backends":
+            continue
+        own = path.relative_to(ROOT / "backends").parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = re.fullmatch(r"(\w+)\.(\w+)", node.value)
+                assert not (found and found[1] in BACKENDS - {own}), f"{path}:{node.lineno} names {node.value}"
+
+
+def test_no_wildcard_and_no_name_of_a_model_in_the_public_api() -> None:
+    models = re.compile(r"llama|qwen|gemma|deepseek|mistral|gpt_oss", re.IGNORECASE)
+    assert not [name for name in kernelhub.__all__ if models.search(name)]

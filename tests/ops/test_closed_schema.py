@@ -1,0 +1,147 @@
+"""No kernel that lacks a feature is ever chosen where the feature is used; whatever is read is in the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.dispatch.problem import feature_name
+from kernelhub.probes.device import SIMULATED
+
+OPS = {"attention": kernelhub.attention, "paged_attention": kernelhub.paged_attention}
+MACHINE = SimulatedMachine({"triton": "3.7.1"}, variables={"TRITON_INTERPRET": "1"})
+
+
+def kernels(op: str) -> list[Any]:
+    _ = HUB.settings
+    return list(HUB.registry.candidates(op).kernels)
+
+
+def semantic(op: str) -> list[Any]:
+    return [facet for facet in OPS[op].op.contract.schema.facets.values() if facet.semantic]
+
+
+CASES = [(op, facet.name, value) for op in OPS for facet in semantic(op) for value in facet.values]
+
+
+@pytest.mark.parametrize(("op", "name", "value"), CASES)
+def test_a_kernel_that_does_not_list_a_feature_is_refused_where_it_is_used(op: str, name: str, value: Any) -> None:
+    feature = feature_name(name, value)
+    lacking = {kernel.name for kernel in kernels(op) if feature not in kernel.features}
+    for device in SIMULATED:
+        verdict = kernelhub.explain(op, device=device, machine=MACHINE, **{name: value})
+        assert verdict.selected not in lacking
+        for decision in verdict.decisions:
+            if decision.kernel in lacking:
+                assert not decision.accepted
+                assert any(item.code == "feature" and feature in item.reason for item in decision.rejections)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_feature_is_honoured_by_some_kernel_on_every_device(op: str) -> None:
+    for device, facet in itertools.product(SIMULATED, semantic(op)):
+        for value in facet.values:
+            verdict = kernelhub.explain(op, device=device, machine=MACHINE, **{facet.name: value})
+            assert verdict.selected is not None, f"{device}: nothing runs {facet.name}={value}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None:
+    """A kernel that nothing can ever reach is an error."""
+    reached = set()
+    facets = [
+        {"q_len": q_len, "ragged": ragged, "causal": True, "softcap": softcap, "head_dim_vo": width}
+        for q_len in ("one", "many", "any")
+        for ragged in (False, True)
+        for softcap in (False, True)
+        for width in (64, 128)
+    ]
+    for device, values in itertools.product(SIMULATED, facets):
+        reached.add(kernelhub.explain(op, device=device, machine=MACHINE, **values).selected)
+    with kernelhub.use(batch_invariant=True):
+        reached.add(kernelhub.explain(op, device="H200", machine=MACHINE, q_len="one").selected)
+    assert reached >= {kernel.name for kernel in kernels(op)}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_constraints_read_only_what_they_declare(op: str) -> None:
+    """A facet that is not declared may take any value without changing what a constraint says."""
+    contract = OPS[op].op.contract
+    for kernel, device in itertools.product(kernels(op), SIMULATED.values()):
+        problem = contract.problem(device=device)
+        for constraint in kernel.constraints:
+            watched = _Watched(problem)
+            constraint.reject(watched, MACHINE)
+            assert watched.read <= set(constraint.fields), f"{kernel.name}: {constraint} reads {watched.read}"
+
+
+class _Watched:
+    """A problem that notes which of its facets are read."""
+
+    def __init__(self, problem: Any) -> None:
+        self.__dict__["problem"] = problem
+        self.__dict__["read"] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self.problem, name)
+
+
+widths = st.sampled_from((16, 64, 80, 128, 256))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 70),
+    st.integers(0, 70),
+    st.sampled_from(((4, 4), (4, 2), (8, 1))),
+    widths,
+    st.sampled_from((torch.float32, torch.bfloat16)),
+    st.booleans(),
+    st.sampled_from((None, 3, (5, 2), (-1, 0))),
+    st.sampled_from((None, 0.0, 2.0)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_equal_keys_are_equal_problems_and_a_call_s_own_facets(
+    batch, tokens, keys, heads, width, dtype, causal, window, softcap, sinks, lse
+) -> None:
+    q = torch.empty(batch, tokens, heads[0], width, dtype=dtype)
+    k = torch.empty(batch, keys, heads[1], width, dtype=dtype)
+    arguments = {"causal": causal, "window": window, "softcap": softcap, "return_lse": lse}
+    arguments["sinks"] = torch.empty(heads[0]) if sinks else None
+    op = kernelhub.attention.op
+    key = op.ask(None, (q, k, k), arguments).key
+    problem = op.contract.problem_of(key, -1)
+    assert problem.head_dim_qk == width
+    assert (problem.num_q_heads, problem.num_kv_heads) == heads
+    assert problem.softcap == bool(softcap)
+    assert problem.sinks == sinks
+    assert problem.lse == lse
+    other = torch.empty(2, 1 if tokens == 1 else 9 if tokens <= 16 else 40, heads[0], width, dtype=dtype)
+    other_k = torch.empty(2, 7, heads[1], width, dtype=dtype)
+    other_key = op.ask(None, (other, other_k, other_k), arguments).key
+    assert other_key == key, "a key depends on a length"
+    assert op.contract.problem_of(other_key, -1) == problem
+
+
+def test_problems_can_be_told_apart_by_every_facet() -> None:
+    for function in OPS.values():
+        base = kernelhub.explain(function, device="H200").problem
+        for facet in dataclasses.fields(base):
+            if facet.name != "device":
+                value = getattr(base, facet.name)
+                changed = {"bfloat16": "float16", "many": "one", "one": "many", "NHD": "HND", None: "head"}.get(
+                    value, not value if isinstance(value, bool) else (value * 2 if isinstance(value, int) else value)
+                )
+                assert dataclasses.replace(base, **{facet.name: changed}) != base

@@ -1,0 +1,145 @@
+"""The ops under torch.compile, torch.export and fake tensors: one opaque operator, never a frozen choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import kernelhub
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from tests.conftest import DEVICE
+from tests.dispatch.backends import record, register
+
+SMALL = AttentionModel("small", 4, 2, 32, 32)
+SINKS = AttentionModel("small with sinks", 4, 2, 32, 32, window=7, sinks=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def compiled(function: Callable[..., Any]) -> tuple[Callable[..., Any], CompileCounterWithBackend]:
+    counter = CompileCounterWithBackend("aot_eager")
+    return torch.compile(function, fullgraph=True, backend=counter), counter
+
+
+class TestCompile:
+    @pytest.mark.parametrize("model", [SMALL, SINKS], ids=str)
+    def test_attention_compiles_at_most_two_graphs_over_batch_sizes(self, model: AttentionModel) -> None:
+        run, counter = compiled(lambda arguments: kernelhub.attention(**arguments) * 2)
+        for batch in (1, 3, 4, 5, 9, 17):
+            arguments = attention_inputs(model, batch=batch, q_tokens=20, dtype=torch.float32, device=DEVICE)
+            assert torch.equal(run(arguments), kernelhub.attention(**arguments) * 2)
+        assert counter.frame_count <= 2
+
+    @pytest.mark.parametrize("model", [SMALL, SINKS], ids=str)
+    def test_paged_attention_compiles_at_most_two_graphs_over_batch_sizes(self, model: AttentionModel) -> None:
+        run, counter = compiled(lambda arguments: kernelhub.paged_attention(**arguments) + 1)
+        for batch in (1, 2, 3, 5, 8):
+            arguments = paged_attention_inputs(model, seq_lens=(30,) * batch, dtype=torch.float32, device=DEVICE)
+            assert torch.equal(run(arguments), kernelhub.paged_attention(**arguments) + 1)
+        assert counter.frame_count <= 2
+
+    def test_lse_and_out_and_a_named_backend_go_through(self) -> None:
+        arguments = attention_inputs(SMALL, batch=2, q_tokens=9, dtype=torch.float32, device=DEVICE)
+        want, want_lse = kernelhub.attention(**arguments, return_lse=True, backend="torch.blocked")
+        run, counter = compiled(
+            lambda a, out: kernelhub.attention(**a, return_lse=True, out=out, backend="torch.blocked")
+        )
+        out = torch.full_like(want, torch.nan)
+        got, lse = run(arguments, out)
+        assert got is out
+        assert torch.equal(out, want)
+        assert torch.equal(lse, want_lse)
+        assert counter.frame_count == 1
+
+    def test_a_choice_made_after_compiling_is_honoured(self) -> None:
+        register("ones", record("ones.k", "Ones"))
+        arguments = attention_inputs(SMALL, batch=2, q_tokens=9, dtype=torch.float32, device=DEVICE)
+        run, counter = compiled(lambda a: kernelhub.attention(**a) * 1.0)
+        assert float(run(arguments).mean()) == 1.0
+        with kernelhub.use(disable="ones"):
+            assert torch.equal(run(arguments), kernelhub.attention(**arguments))
+        kernelhub.configure(disable="ones")
+        assert float(run(arguments).mean()) != 1.0
+        assert counter.frame_count == 1
+
+    def test_a_context_inside_the_compiled_region_is_refused_with_what_to_do(self) -> None:
+        def inside(q: torch.Tensor) -> torch.Tensor:
+            with kernelhub.use(attention="torch"):
+                return kernelhub.attention(q, q, q)
+
+        with pytest.raises(Exception, match="enter it around the compiled call"):
+            torch.compile(inside, fullgraph=True, backend="eager")(torch.zeros(1, 4, 2, 16))
+
+    def test_plans_run_inside_a_compiled_region(self) -> None:
+        arguments = attention_inputs(SMALL, batch=2, q_tokens=9, dtype=torch.float32, device=DEVICE)
+        q, k, v = (arguments[name] for name in "qkv")
+        plan = kernelhub.attention.prepare(q, k, v, causal=True, window=4)
+        step = plan.begin()
+        want = kernelhub.attention(q, k, v, causal=True, window=4) * 2
+        for call in (lambda q: plan.run(q, k, v) * 2, lambda q: step.run(q, k, v) * 2):
+            run, counter = compiled(call)
+            assert torch.equal(run(q), want)
+            assert counter.frame_count == 1
+            assert "kernelhub.attention" in counter.graphs[0].code
+
+    def test_paged_plans_do_too(self) -> None:
+        arguments = paged_attention_inputs(SINKS, seq_lens=(30, 12), q_lens=3, dtype=torch.float32, device=DEVICE)
+        operands = [arguments[name] for name in ("q", "k_cache", "v_cache", "block_table", "seq_lens")]
+        features = {"window": arguments["window"], "sinks": arguments["sinks"]}
+        plan = kernelhub.paged_attention.prepare(*operands, **features)
+        step = plan.begin(*operands[3:])
+        want = kernelhub.paged_attention(*operands, **features) * 2
+        for call in (lambda q: plan.run(q, *operands[1:]) * 2, lambda q: step.run(q, *operands[1:3]) * 2):
+            run, counter = compiled(call)
+            assert torch.equal(run(operands[0]), want)
+            assert "kernelhub.paged_attention" in counter.graphs[0].code
+
+
+class TestFakeTensors:
+    def test_they_give_the_shapes_dtypes_and_device_of_the_real_call(self) -> None:
+        with FakeTensorMode():
+            q = torch.empty(7, 8, 64, dtype=torch.bfloat16, device="cuda")
+            k_cache = torch.empty(30, 16, 2, 64, dtype=torch.bfloat16, device="cuda")
+            v_cache = torch.empty(30, 16, 2, 32, dtype=torch.bfloat16, device="cuda")
+            table = torch.empty(7, 4, dtype=torch.int32, device="cuda")
+            lengths = torch.empty(7, dtype=torch.int32, device="cuda")
+            out, lse = kernelhub.paged_attention(q, k_cache, v_cache, table, lengths, return_lse=True)
+            assert (tuple(out.shape), out.dtype, out.device.type) == ((7, 8, 32), torch.bfloat16, "cuda")
+            assert (tuple(lse.shape), lse.dtype) == ((8, 7), torch.float32)
+            dense = torch.empty(2, 5, 8, 64, device="cuda")
+            assert tuple(kernelhub.attention(dense, dense, dense).shape) == (2, 5, 8, 64)
+
+    def test_explain_takes_them_for_a_device_that_is_not_here(self) -> None:
+        with FakeTensorMode():
+            q = torch.empty(2, 100, 8, 64, dtype=torch.bfloat16)
+            verdict = kernelhub.explain(kernelhub.attention, q, q, q, device="H200", causal=True)
+        assert verdict.problem.device.family == "hopper"
+        assert verdict.problem.causal
+
+    def test_the_operators_pass_torch_s_own_check(self) -> None:
+        arguments = attention_inputs(SMALL, batch=1, q_tokens=5, dtype=torch.float32)
+        q, k, v = (arguments[name] for name in "qkv")
+        features = (True, None, None, None, None, None, None, None, None, True, None)
+        operands = (q, k, v, None, None, None, None, *features)
+        torch.library.opcheck(torch.ops.kernelhub.attention.default, operands)
+        torch.library.opcheck(torch.ops.kernelhub.attention_out.default, (*operands, torch.empty_like(q)))
+
+    def test_a_module_that_calls_an_op_can_be_exported(self) -> None:
+        class Layer(torch.nn.Module):
+            def forward(self, q: torch.Tensor) -> torch.Tensor:
+                return kernelhub.attention(q, q, q, causal=True, window=3) + 1
+
+        q = torch.randn(2, 9, 4, 16)
+        batch = torch.export.Dim("batch", min=2, max=64)
+        program = torch.export.export(Layer(), (q,), dynamic_shapes=({0: batch},))
+        assert any("kernelhub.attention" in str(node.target) for node in program.graph.nodes)
+        larger = torch.randn(5, 9, 4, 16)
+        assert torch.equal(program.module()(larger), Layer()(larger))
