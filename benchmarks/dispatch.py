@@ -206,7 +206,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
         "date": date.today().isoformat(),
         **measure_calls(),
         "import": measure_import(),

@@ -20,6 +20,8 @@ class Contract(Generic[ProblemT]):
         problem: the dataclass of its facets.
         problem_of: builds the problem from a table key and a device index (-1 for the CPU) and from nothing
             else, so that equal keys are equal problems.
+        complete: facets that a user wrote out, with those that follow from them filled in.
+        contradiction: what is wrong with facets that cannot stand together, as a sentence, or None.
         regimes: names of the phases that order lines may speak of.
         regime: the phase of a problem.
         adapter: the class that every kernel's target must give an instance of, made from a problem.
@@ -33,6 +35,8 @@ class Contract(Generic[ProblemT]):
     summary: str
     problem: type[ProblemT]
     problem_of: Callable[[Any, int], ProblemT]
+    complete: Callable[[dict[str, Any]], dict[str, Any]]
+    contradiction: Callable[[ProblemT], str | None]
     regimes: tuple[str, ...]
     regime: Callable[[ProblemT], str]
     adapter: type

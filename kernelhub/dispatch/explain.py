@@ -38,7 +38,7 @@ def explain(
 
     Args:
         op: an op, or its name.
-        args: the call's arguments; the verdict is on that call. Without any, `kwargs` are facets of the
+        args: the call's arguments; the verdict is on that call. Without any tensor, `kwargs` are facets of the
             op's problem (``head_dim_qk=128, softcap=True``) and those not given keep their default.
         device: a device that need not be here, by name (``"B200"``), by architecture (``"sm_137"``) or by
             facts; by default that of the arguments, else the first GPU, else the CPU.
@@ -57,7 +57,7 @@ def explain(
         ('torch.packed', True)
     """
     function = HUB.function(op) if isinstance(op, str) else op
-    if args:
+    if args or any(isinstance(value, torch.Tensor) for value in kwargs.values()):
         asked = function.op.ask(backend, args, kwargs)
         problem = function.op.contract.problem_of(asked.key, asked.device)
         if device is not None:
@@ -68,22 +68,25 @@ def explain(
 
 
 def device_facts(device: DeviceLike) -> DeviceFacts:
-    """Facts of a device in any of the forms that `explain` takes."""
+    """Facts of a device in any of the forms that `explain` takes; ``"cpu"`` and ``"cuda"`` are those here."""
     if isinstance(device, DeviceFacts):
         return device
     if device is None:
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if isinstance(device, str):
         try:
-            return simulated(device)
-        except ValueError as error:
-            if device.split(":")[0] not in ("cuda", "cpu"):
-                raise ConfigurationError(f"device: {error}") from None
-            device = torch.device(device)
+            device = torch.device(device) if device.startswith(("cuda", "cpu")) else simulated(device)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"device: {error}") from None
+    if isinstance(device, DeviceFacts):
+        return device
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigurationError(f"device: there is no {device} here; name one to simulate, e.g. 'H200'")
-        device = torch.device("cuda", device.index or 0)
+        index, count = device.index or 0, torch.cuda.device_count()
+        if index >= count:
+            raise ConfigurationError(
+                f"device: there is no {device} here ({count} GPUs); name one to simulate, e.g. 'H200'"
+            )
+        device = torch.device("cuda", index)
     return facts(device)
 
 
@@ -98,7 +101,11 @@ def problem_from(contract: Contract[Any], device: DeviceFacts, values: dict[str,
                 f"{contract.name} has no facet {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}"
             )
         clean[name] = _facet_value(contract.name, facets[name], value)
-    return contract.problem(device=device, **clean)
+    problem = contract.problem(device=device, **contract.complete(clean))
+    wrong = contract.contradiction(problem)
+    if wrong is not None:
+        raise ConfigurationError(f"{contract.name}: {wrong}")
+    return problem
 
 
 def _facet_value(op: str, facet: Any, value: Any) -> Any:
@@ -108,11 +115,13 @@ def _facet_value(op: str, facet: Any, value: Any) -> Any:
     if facet.name.endswith("dtype"):
         value = _DTYPES.get(value, value)
     if facet.semantic:
-        if value == facet.neutral or value in facet.values:
-            return value
         allowed = [facet.neutral, *facet.values]
+    elif facet.values:
+        allowed = list(facet.values)
+    elif type(value) is int and value > 0:
+        return value
     else:
-        if type(value).__name__ == facet.annotation:
-            return value
-        allowed = [facet.annotation]
+        allowed = ["a positive int"]
+    if value in allowed and type(value) is not int:
+        return value
     raise ConfigurationError(f"{op}: {facet.name} is {value!r}; it takes {', '.join(map(str, allowed))}")

@@ -27,8 +27,8 @@ from kernelhub.dispatch.problem import as_dict
 from kernelhub.dispatch.registry import Registered, Registry
 from kernelhub.dispatch.report import Fallback, Report, Row
 from kernelhub.dispatch.select import Selection, select
-from kernelhub.dispatch.settings import Settings, read_settings
-from kernelhub.errors import KernelUnavailable, NoKernel
+from kernelhub.dispatch.settings import Settings, did_you_mean, read_settings
+from kernelhub.errors import ConfigurationError, KernelUnavailable, NoKernel
 
 selection_log = logging.getLogger("kernelhub.selection")
 fallback_log = logging.getLogger("kernelhub.fallback")
@@ -90,7 +90,9 @@ class Hub:
     def function(self, op: str) -> Any:
         """The public function of an op by its name."""
         _ = self.settings
-        self.registry.check_op(op, "op")
+        if op not in self._functions:
+            known = ", ".join(self._functions)
+            raise ConfigurationError(f"{op!r} is no op{did_you_mean(op, self._functions)}; there are {known}")
         return self._functions[op]
 
     def policy(self, op: str, backend: Names | None = None, contexts: Layers = ()) -> Policy:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from kernelhub.dispatch.hub import Bound
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.select import Selection
 
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
-def traced_as(run: Any, traced: Callable[..., Any]) -> Any:
+
+def traced_as(run: _Call, traced: Callable[..., Any]) -> _Call:
     """`run`, which torch.compile replaces by `traced`.
 
     The attribute is the one that torch's own wrappers carry for it. Unlike a test of `is_compiling` it costs an
     eager call nothing.
     """
-    run._torchdynamo_inline = traced
+    run._torchdynamo_inline = traced  # type: ignore[attr-defined]
     return run
 
 

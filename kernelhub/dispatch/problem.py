@@ -31,14 +31,26 @@ class Problem(Protocol):
 ProblemT = TypeVar("ProblemT", bound=Problem)
 
 
-def facet(doc: str, **default: Any) -> Any:
-    """A structural field of a problem, which every kernel record must constrain."""
-    return field(metadata={"doc": doc, "kind": "structural"}, **default)
+def facet(doc: str, *, values: tuple[Any, ...] = (), **default: Any) -> Any:
+    """A structural field of a problem, which every kernel record must constrain.
+
+    Args:
+        doc: what it is.
+        values: the values that the op's contract allows; any positive number if empty.
+        default: ``default=...`` as of a dataclass field.
+    """
+    return field(metadata={"doc": doc, "kind": "structural", "values": values}, **default)
 
 
-def feature(doc: str, neutral: Any, values: tuple[Any, ...] = (True,)) -> Any:
-    """A semantic field of a problem: `neutral` asks for nothing, each of `values` for a feature."""
-    return field(default=neutral, metadata={"doc": doc, "kind": "semantic", "neutral": neutral, "values": values})
+def feature(doc: str, neutral: Any, values: tuple[Any, ...] = (True,), *, usual: Any = None) -> Any:
+    """A semantic field of a problem: `neutral` asks for nothing, each of `values` for a feature.
+
+    `usual` is the value of a problem that is written out without it, where that is not `neutral`.
+    """
+    return field(
+        default=neutral if usual is None else usual,
+        metadata={"doc": doc, "kind": "semantic", "neutral": neutral, "values": values},
+    )
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,6 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean X?`` or nothing."""
+    """`` (did you mean X?)`` or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -19,7 +19,12 @@ def driver() -> Finding:
     try:
         text = path.read_text()
     except OSError:
-        return lacking("NVIDIA driver", "driver_missing", "no NVIDIA driver is loaded", "kernels run on the CPU here")
+        return lacking(
+            "NVIDIA driver",
+            "driver_missing",
+            "no NVIDIA driver is loaded",
+            "if this machine has an NVIDIA GPU, install its driver",
+        )
     version = re.search(r"\s(\d{3,}\.\d+(?:\.\d+)?)\s", text)
     return found(
         "NVIDIA driver",

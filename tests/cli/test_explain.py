@@ -112,17 +112,17 @@ class TestModels:
     def test_an_unknown_model_is_answered_with_the_nearest(self, ask):
         answer = ask("explain", "attention", "--model", "lama-3.1-8b")
         assert answer.code == 2
-        assert "'lama-3.1-8b' is unknown; did you mean llama-3.1-8b?" in answer.err
+        assert "'lama-3.1-8b' is unknown (did you mean llama-3.1-8b?)" in answer.err
 
 
 class TestErrors:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("atention",), "'atention' is no op; did you mean attention?"),
-            (("atention", "--head-dim-qk", "64"), "'atention' is no op; did you mean attention?"),
+            (("atention",), "'atention' is no op (did you mean attention?)"),
+            (("atention", "--head-dim-qk", "64"), "'atention' is no op (did you mean attention?)"),
             (("attention", "--device", "H2OO"), "unknown device 'H2OO'; known: A100"),
-            (("attention", "--backend", "tritn"), "'tritn' is no backend and no kernel; did you mean triton?"),
+            (("attention", "--backend", "tritn"), "'tritn' is no backend and no kernel (did you mean triton?)"),
             (("attention", "--backend", ","), "',' names nothing"),
             (("paged_attention", "--kv-layout", "NDH"), "kv_layout is 'NDH'; it takes NHD, HND"),
             (("attention", "--page-size", "16"), "--page-size"),

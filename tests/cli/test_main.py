@@ -62,7 +62,7 @@ class TestErrors:
     def test_a_misspelt_command_is_answered_with_the_nearest(self, ask):
         answer = ask("docter")
         assert (answer.code, answer.out) == (2, "")
-        assert "'docter' is no command; did you mean doctor?" in answer.err
+        assert "'docter' is no command (did you mean doctor?)" in answer.err
 
     def test_a_misspelt_flag_is_answered_with_the_nearest(self, ask):
         answer = ask("explain", "attention", "--head-dim-qq", "64")
@@ -89,7 +89,7 @@ class TestErrors:
         monkeypatch.setenv("KERNELHUB_FORSE", "torch")
         answer = ask(command, "--json")
         assert (answer.code, answer.out) == (2, "")
-        assert "unknown variable KERNELHUB_FORSE; did you mean KERNELHUB_FORCE?" in answer.err
+        assert "unknown variable KERNELHUB_FORSE (did you mean KERNELHUB_FORCE?)" in answer.err
         assert "Traceback" not in answer.err
 
     def test_a_reader_that_leaves_early_sees_no_error(self):

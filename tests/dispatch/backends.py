@@ -22,8 +22,8 @@ EVERY_FEATURE = frozenset(
     }
 )
 _FACETS = {
-    "attention": [n for n in AttentionProblem.__dataclass_fields__],
-    "paged_attention": [n for n in PagedAttentionProblem.__dataclass_fields__],
+    "attention": list(AttentionProblem.__dataclass_fields__),
+    "paged_attention": list(PagedAttentionProblem.__dataclass_fields__),
 }
 
 

@@ -58,9 +58,12 @@ def kernel(
     )
 
 
+NO_POLICY = Policy()
+
+
 def choose(
     *kernels: Kernel,
-    policy: Policy = Policy(),
+    policy: Policy = NO_POLICY,
     lines: tuple[Line, ...] = (),
     known_bad: tuple[KnownBad, ...] = (),
     machine: Machine | None = None,

@@ -83,7 +83,7 @@ class TestContexts:
 
     def test_an_exception_leaves_the_context(self, ones_and_twos) -> None:
         with pytest.raises(ZeroDivisionError), kernelhub.use(attention="twos"):
-            1 / 0
+            raise ZeroDivisionError
         assert answer(*ones_and_twos) == 1.0
 
     def test_other_threads_do_not_see_it(self, ones_and_twos) -> None:
@@ -112,7 +112,7 @@ class TestContexts:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"atention": "torch"}, r"'atention' is no op; did you mean attention"),
+            ({"atention": "torch"}, r"'atention' is no op.*did you mean attention"),
             ({"attention": "torhc"}, r"'torhc' is no backend.*did you mean torch"),
             ({"disable": "torch.sdap"}, r"did you mean torch.sdpa"),
             ({"prefer": {"attentoin": "torch"}}, r"'attentoin' is no op"),

@@ -20,10 +20,10 @@ class TestRecords:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"features": {"softcapp"}}, "unknown feature 'softcapp'; did you mean softcap"),
+            ({"features": {"softcapp"}}, "unknown feature 'softcapp'.*did you mean softcap"),
             ({"features": {"kv_layout=NDH"}}, "unknown feature 'kv_layout=NDH'"),
             ({"target": "no_colon"}, "is not 'module:attribute'"),
-            ({"op": "atention"}, "unknown op 'atention'; did you mean attention"),
+            ({"op": "atention"}, "unknown op 'atention'.*did you mean attention"),
             ({"band": Band.TUNED}, "a third-party kernel has band PLUGIN"),
         ],
     )
@@ -35,7 +35,7 @@ class TestRecords:
             register("ours", type(base)(**fields))
 
     def test_a_constraint_on_an_unknown_facet_is_refused(self) -> None:
-        with pytest.raises(RegistrationError, match="unknown facet 'head_dim'; did you mean head_dim_"):
+        with pytest.raises(RegistrationError, match=r"unknown facet 'head_dim'.*did you mean head_dim_"):
             register("ours", record("ours.k", "Ones", Between("head_dim", 1, 2)))
 
     def test_silence_about_a_structural_facet_is_refused(self) -> None:
@@ -43,7 +43,7 @@ class TestRecords:
         fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
         fields["constraints"] = (OnDevice("cpu"), OneOf("q_dtype", ("float32",)))
         with pytest.raises(
-            RegistrationError, match="says nothing about head_dim_qk, .*kv_dtype.*; constrain them, or write anything"
+            RegistrationError, match=r"says nothing about head_dim_qk, .*kv_dtype.*; constrain them, or write anything"
         ):
             register("ours", type(base)(**fields))
 
@@ -165,7 +165,7 @@ class TestPlugins:
         kernelhub.reload()
         assert "acme" in HUB.registry.backends
         monkeypatch.setenv("KERNELHUB_PLUGINS", "acne")
-        with pytest.raises(ConfigurationError, match="no installed plugin is named 'acne'; did you mean acme"):
+        with pytest.raises(ConfigurationError, match=r"no installed plugin is named 'acne'.*did you mean acme"):
             kernelhub.reload()
 
     def test_a_plugin_may_not_take_a_name_that_is_taken(self, site: Path) -> None:
@@ -202,7 +202,7 @@ class TestLoading:
         fallback = kernelhub.report().fallbacks[0]
         assert (fallback.kernel, fallback.code) == ("acme.k", "load_failed")
         assert reason in fallback.reason
-        with pytest.raises(NoKernel, match="acme.k"):
+        with pytest.raises(NoKernel, match=r"acme\.k"):
             kernelhub.attention(*qkv(), backend="acme")
 
     def test_a_hanging_adapter_is_passed_and_so_is_the_rest_of_its_backend(self, site: Path, monkeypatch) -> None:

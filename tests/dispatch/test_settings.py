@@ -50,7 +50,7 @@ class TestValues:
 class TestEnvironment:
     def test_an_unknown_variable_is_an_error_with_the_nearest_name(self) -> None:
         with pytest.raises(
-            ConfigurationError, match="unknown variable KERNELHUB_DISABLED; did you mean KERNELHUB_DISABLE"
+            ConfigurationError, match=r"unknown variable KERNELHUB_DISABLED.*did you mean KERNELHUB_DISABLE"
         ):
             read_settings({"KERNELHUB_DISABLED": "x"})
 
@@ -148,7 +148,7 @@ class TestFile:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("prefr = 'torch'", "unknown key 'prefr'; did you mean prefer"),
+            ("prefr = 'torch'", "unknown key 'prefr'.*did you mean prefer"),
             ("force = 'torch'", "a file cannot force"),
             ("strict = 'yes'", "strict must be true or false"),
             ("prefer = 3", "must be a name or a list of names"),

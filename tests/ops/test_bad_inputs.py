@@ -207,10 +207,10 @@ def test_what_no_kernel_can_do_is_refused_with_all_reasons_not_with_an_error_fro
         assert f"- {name}" in str(caught.value)
 
 
-@pytest.mark.parametrize("backend", [None, "torch.packed", "torch.blocked", "triton"])
-def test_head_counts_of_any_ratio(backend: str | None) -> None:
+@pytest.mark.parametrize("backend", ["torch.packed", "torch.blocked"])
+def test_head_counts_of_any_ratio(backend: str) -> None:
     for heads, kv_heads in ((3, 1), (5, 5), (7, 1), (12, 4), (128, 1)):
         q = torch.randn(1, 2, heads, 32)
         kv = torch.randn(1, 3, kv_heads, 32)
-        out = kernelhub.attention(q, kv, kv, backend=backend or "torch")
+        out = kernelhub.attention(q, kv, kv, backend=backend)
         assert torch.allclose(out, kernelhub.attention.reference(q, kv, kv), atol=1e-5)

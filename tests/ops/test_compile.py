@@ -75,7 +75,8 @@ class TestCompile:
             with kernelhub.use(attention="torch"):
                 return kernelhub.attention(q, q, q)
 
-        with pytest.raises(Exception, match="enter it around the compiled call"):
+        # dynamo before 2.10 names the class of an exception raised while tracing, not its words
+        with pytest.raises(Exception, match=r"enter it around the compiled call|\(ConfigurationError\)"):
             torch.compile(inside, fullgraph=True, backend="eager")(torch.zeros(1, 4, 2, 16))
 
     def test_plans_run_inside_a_compiled_region(self) -> None:

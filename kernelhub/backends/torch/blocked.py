@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.sequences import dense_sequences, dequantized, nhd, paged_sequences
+from kernelhub.backends.torch.sequences import dense_sequences, nhd, paged_sequences, widened
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
@@ -55,7 +55,7 @@ class BlockedPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         self.check_operands(q, k, v)
         attend = _Attend(values)
         k, v = nhd(k, self.problem.kv_layout), nhd(v, self.problem.kv_layout)
-        for sequence in paged_sequences(q, k, v, step, out, lse):
+        for sequence in paged_sequences(q, k, v, step, values.window_left, out, lse):
             attend.one(*sequence)
 
 
@@ -69,8 +69,8 @@ class _Attend:
     def one(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
         """q [S, H, D], k [L, KH, D], v [L, KH, DV], out [S, H, DV], lse [H, S]."""
         tokens, length = q.shape[0], k.shape[0]
-        k = dequantized(k, self.k_scale, torch.float32).transpose(0, 1)
-        v = dequantized(v, self.v_scale, torch.float32).transpose(0, 1)
+        k = widened("k wide", k, self.k_scale, torch.float32).transpose(0, 1)
+        v = widened("v wide", v, self.v_scale, torch.float32).transpose(0, 1)
         block = max(1, _SCORES_PER_BLOCK // max(1, q.shape[1] * length))
         for start in range(0, tokens, block):
             rows = slice(start, min(start + block, tokens))

@@ -19,7 +19,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.sequences import dense_sequences, dequantized, gathered, nhd, paged_sequences
+from kernelhub.backends.torch.sequences import (
+    dense_sequences,
+    gathered,
+    nhd,
+    paged_sequences,
+    visible_keys,
+    widened,
+)
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
@@ -73,7 +80,7 @@ class PackedPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         if len(lengths) > 1 and min(lengths) == max(lengths) > 0 and step.cu_seqlens_q is None:
             attend.equal_pages(q, k, v, step.block_table, lengths[0], out, lse)
         else:
-            for sequence in paged_sequences(q, k, v, step, out, lse):
+            for sequence in paged_sequences(q, k, v, step, values.window_left, out, lse):
                 attend.one(*sequence)
 
 
@@ -100,9 +107,13 @@ class _Attend:
         lse: Tensor | None,
     ) -> None:
         """Sequences of equal length over NHD caches: one gather and one batch for all of them."""
-        pages = block_table[:, : -(-length // k.shape[1])].long()
+        page_size = k.shape[1]
+        keys = visible_keys(length, q.shape[1] if q.ndim == 4 else 1, self.left)
+        first = keys.start // page_size
+        pages = block_table[:, first : -(-length // page_size)].long()
+        inside = slice(keys.start - first * page_size, length - first * page_size)
         k, v = (
-            gathered(tag, cache, pages.reshape(-1)).unflatten(0, (pages.shape[0], -1))[:, :length]
+            gathered(tag, cache, pages.reshape(-1)).unflatten(0, (pages.shape[0], -1))[:, inside]
             for tag, cache in (("k", k), ("v", v))
         )
         if q.ndim == 4:
@@ -119,8 +130,8 @@ class _Attend:
             out[:, :first] = 0.0
             if lse is not None:
                 lse[:, :, :first] = -torch.inf if self.sinks is None else self.sinks[:, None]
-        k = _adjacent(dequantized(k, self.k_scale, self.dtype)).transpose(1, 2)
-        v = _adjacent(dequantized(v, self.v_scale, self.dtype)).transpose(1, 2)
+        k = _adjacent(widened("k wide", k, self.k_scale, self.dtype)).transpose(1, 2)
+        v = _adjacent(widened("v wide", v, self.v_scale, self.dtype)).transpose(1, 2)
         for start in range(first, tokens, BLOCK):
             rows = slice(start, min(start + BLOCK, tokens))
             self._block(

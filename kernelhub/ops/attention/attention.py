@@ -25,6 +25,8 @@ from kernelhub.ops.attention.problem import (
     ONE,
     REGIMES,
     AttentionProblem,
+    complete,
+    contradiction,
     q_len_bucket,
     regime,
 )
@@ -36,6 +38,8 @@ _op: Op[AttentionProblem] = Op(
         summary="softmax attention over tensors, batched or ragged",
         problem=AttentionProblem,
         problem_of=problem_of,
+        complete=complete,
+        contradiction=contradiction,
         regimes=REGIMES,
         regime=regime,
         adapter=AttentionAdapter,

@@ -21,7 +21,16 @@ from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values, lse_shape
 from kernelhub.ops.attention.paged_call import NAME, NHD, begin, bind, check, problem_of
-from kernelhub.ops.attention.problem import ANY, ONE, REGIMES, PagedAttentionProblem, q_len_bucket, regime
+from kernelhub.ops.attention.problem import (
+    ANY,
+    ONE,
+    REGIMES,
+    PagedAttentionProblem,
+    complete,
+    contradiction,
+    q_len_bucket,
+    regime,
+)
 from kernelhub.ops.attention.reference import paged_attention_reference
 
 _op: Op[PagedAttentionProblem] = Op(
@@ -30,6 +39,8 @@ _op: Op[PagedAttentionProblem] = Op(
         summary="softmax attention over a paged KV cache: decode, speculative decode, prefill, mixed",
         problem=PagedAttentionProblem,
         problem_of=problem_of,
+        complete=complete,
+        contradiction=contradiction,
         regimes=REGIMES,
         regime=regime,
         adapter=AttentionAdapter,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
@@ -13,7 +14,9 @@ FP8 = "float8_e4m3fn"
 # Buckets of query tokens per sequence. A kernel that keeps all query rows of a KV head in one tile wants
 # few of them; how many a ragged batch has is known only when the caller says so (`max_seqlen_q`).
 ONE, FEW, MANY, ANY = "one", "few", "many", "any"
+Q_LENS = (ONE, FEW, MANY, ANY)
 FEW_TOKENS = 16
+_Q_LEN_DOC = "query tokens per sequence: one, few (2 to 16), many, any"
 
 # How the scales of an fp8 KV arrive: a Python float, a one-element tensor, a tensor of one per KV head.
 KV_SCALES = ("value", "tensor", "head")
@@ -29,13 +32,13 @@ class AttentionProblem:
     """One configuration of `attention`."""
 
     device: DeviceFacts = facet("where the tensors are")
-    q_dtype: str = facet("dtype of q and out", default="bfloat16")
-    kv_dtype: str = facet("dtype of k and v: that of q, or float8_e4m3fn", default="bfloat16")
+    q_dtype: str = facet("dtype of q and out", values=FLOATS, default="bfloat16")
+    kv_dtype: str = facet("dtype of k and v: that of q, or float8_e4m3fn", values=(*FLOATS, FP8), default="bfloat16")
     head_dim_qk: int = facet("width of a head of q and k", default=128)
     head_dim_vo: int = facet("width of a head of v and out", default=128)
     num_q_heads: int = facet("heads of q", default=32)
     num_kv_heads: int = facet("heads of k and v", default=8)
-    q_len: str = facet("query tokens per sequence: one, few (2 to 16), many, any", default=MANY)
+    q_len: str = facet(_Q_LEN_DOC, values=Q_LENS, default=MANY)
     ragged: bool = feature("sequences packed in [T, H, D] with cu_seqlens", False)
     causal: bool = feature("queries see no later keys", False)
     window_left: bool = feature("a limit on how far back a query sees", False)
@@ -62,7 +65,8 @@ class AttentionProblem:
 class PagedAttentionProblem(AttentionProblem):
     """One configuration of `paged_attention`."""
 
-    q_len: str = facet("query tokens per sequence: one, few (2 to 16), many, any", default=ONE)
+    q_len: str = facet(_Q_LEN_DOC, values=Q_LENS, default=ONE)
+    causal: bool = feature("queries see no later keys", False, usual=True)
     page_size: int = facet("tokens per page of the KV cache", default=16)
     kv_layout: str = feature("order of a page's dimensions", "NHD", ("HND",))
 
@@ -73,6 +77,28 @@ class PagedAttentionProblem(AttentionProblem):
         return dims if self.kv_layout == "NHD" else dims[::-1]
 
     operand_names = ("q", "k_cache", "v_cache")
+
+
+def complete(facets: dict[str, Any]) -> dict[str, Any]:
+    """Facets that a user wrote out, with those that follow: the dtype of KV, the width of v."""
+    q_dtype = facets.get("q_dtype", "bfloat16")
+    implied = {"kv_dtype": FP8 if facets.get("kv_scale") else q_dtype}
+    if "head_dim_qk" in facets:
+        implied["head_dim_vo"] = facets["head_dim_qk"]
+    if facets.get("kv_dtype") == FP8:
+        implied["kv_scale"] = KV_SCALES[0]
+    return implied | facets
+
+
+def contradiction(problem: AttentionProblem) -> str | None:
+    """What no call could ask for."""
+    if problem.num_q_heads % problem.num_kv_heads:
+        return f"num_q_heads is {problem.num_q_heads}, no multiple of num_kv_heads, {problem.num_kv_heads}"
+    if problem.kv_dtype not in (problem.q_dtype, FP8):
+        return f"kv_dtype is {problem.kv_dtype}, neither q_dtype, {problem.q_dtype}, nor {FP8}"
+    if (problem.kv_dtype == FP8) != (problem.kv_scale is not None):
+        return f"kv_dtype is {problem.kv_dtype} with kv_scale {problem.kv_scale}; scales belong to {FP8}"
+    return None
 
 
 REGIMES = ("decode", "prefill", "mixed")

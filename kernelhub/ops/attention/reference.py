@@ -82,8 +82,8 @@ def paged_attention_reference(
     lse = torch.zeros(rows_of_q.shape[1], rows_of_q.shape[0], dtype=compute_dtype, device=q.device)
     for i, length in enumerate(seq_lens.tolist()):
         pages = block_table[i, : -(-length // page_size)].long()
-        k = _dequantized(k_cache[pages].flatten(0, 1)[:length], k_scale, compute_dtype)
-        v = _dequantized(v_cache[pages].flatten(0, 1)[:length], v_scale, compute_dtype)
+        k = _dequantized(_tokens(k_cache, pages)[:length], k_scale, compute_dtype)
+        v = _dequantized(_tokens(v_cache, pages)[:length], v_scale, compute_dtype)
         rows = slice(starts[i], starts[i + 1])
         out[rows], lse[:, rows] = _attend(rows_of_q[rows], k, v, features)
     out = out.reshape(*q.shape[:-1], v_cache.shape[-1])
@@ -134,6 +134,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, features: _Features) -> tuple[Tenso
     lse = torch.logsumexp(scores, dim=2)
     weights = torch.exp(scores - lse[..., None]).masked_fill(lse[..., None] == -torch.inf, 0.0)
     return torch.einsum("hqk,khd->qhd", weights, v), lse
+
+
+def _tokens(cache: Tensor, pages: Tensor) -> Tensor:
+    """Pages of a cache one after the other; torch before 2.9 cannot index float8 but by its bytes."""
+    if cache.dtype.itemsize == 1:
+        return cache.view(torch.uint8)[pages].view(cache.dtype).flatten(0, 1)
+    return cache[pages].flatten(0, 1)
 
 
 def _dequantized(tensor: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:

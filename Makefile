@@ -1,0 +1,32 @@
+# Daily acts, one command each. PYTHON may name another interpreter or virtual environment.
+PYTHON ?= python
+INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
+
+.PHONY: demo test lint bench docs golden test-matrix gpu
+
+demo:                 ## install, and run real attention on this machine
+	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
+
+test:                 ## install what the tests need, and run them
+	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest
+
+lint:                 ## style and types
+	$(INSTALL) -e ".[dev]"
+	$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
+
+bench:                ## what choosing costs, and the attention kernels against torch and the roofs
+	$(INSTALL) -e ".[dev]"
+	$(PYTHON) benchmarks/dispatch.py
+	$(PYTHON) benchmarks/attention.py
+
+golden:               ## rewrite the golden selection tables, to be reviewed as a diff
+	$(PYTHON) -m tests.golden.tables --write
+
+docs:                 ## rewrite the generated pages
+	$(PYTHON) scripts/generate_docs.py
+
+test-matrix:          ## Triton's tests on the oldest and newest Triton, the core on older torch
+	scripts/test_matrix.sh
+
+gpu:                  ## on a machine with a GPU: tests marked gpu, then benchmarks, results under build/
+	scripts/verify_on_gpu.sh
