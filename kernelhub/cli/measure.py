@@ -5,6 +5,7 @@ What else the machine does slows all of them alike, so their ratio holds where t
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,11 @@ Call = Callable[[], object]
 
 _WARM_UP_CALLS = 2
 _FEWEST, _MOST = 3, 50
-# Shorter calls are timed several at once, so that a GPU does not wait for the host between them.
+# Shorter calls are timed several at once.
 _SAMPLE_S = 0.002
+# Written before each call on a GPU: more than any L2 cache holds, and long enough to write (0.1 ms at 5 TB/s)
+# that the host has queued the call by the time the GPU comes to it.
+_FLUSHED_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,9 @@ class Timing:
 
 def time_calls(calls: Sequence[Call], device: torch.device, budget_s: float) -> list[Timing]:
     """Time each call after a warm-up, all of them for about `budget_s` together."""
-    sample = _by_events if device.type == "cuda" else _by_clock
+    sample = _by_clock
+    if device.type == "cuda":
+        sample = functools.partial(_by_events, torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device))
     for call in calls:
         sample(call, _WARM_UP_CALLS)
     once_s = [sample(call, 1) for call in calls]
@@ -54,13 +60,14 @@ def _by_clock(call: Call, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _by_events(call: Call, repeats: int) -> float:
-    """Seconds of one call on the current GPU."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+def _by_events(flushed: torch.Tensor, call: Call, repeats: int) -> float:
+    """Seconds of one call on the current GPU, its operands in no cache."""
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     torch.cuda.synchronize()
-    start.record()
-    for _ in range(repeats):
+    for start, end in events:
+        flushed.zero_()
+        start.record()
         call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / repeats
+        end.record()
+    torch.cuda.synchronize()
+    return sum(float(start.elapsed_time(end)) for start, end in events) / 1e3 / repeats

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.contract.attention import DenseContract, PagedContract
+
+pytestmark = pytest.mark.device
 
 
 class TestPacked(DenseContract):
     kernel = "torch.packed"
+    device = "cpu"
     fewest_cases = 53
     claims_determinism = True
 
@@ -23,6 +28,7 @@ class TestBlocked(DenseContract):
 
 class TestPackedPaged(PagedContract):
     kernel = "torch.packed"
+    device = "cpu"
     fewest_cases = 60
     claims_determinism = True
 

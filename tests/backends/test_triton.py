@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.contract.attention import Case, DenseContract, PagedContract
+
+pytestmark = pytest.mark.device
 
 
 class TestPrefill(DenseContract):

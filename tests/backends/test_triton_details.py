@@ -14,6 +14,7 @@ from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_input
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from tests.conftest import DEVICE, HAS_GPU
 
+pytestmark = pytest.mark.device
 ONE_HEAD = AttentionModel("one head", 4, 1, 64, 64)
 
 

@@ -142,15 +142,17 @@ class TestDevice:
             def record(self):
                 self.at_ms = clock[0]
 
-            def synchronize(self):
-                pass
-
             def elapsed_time(self, end):
                 return end.at_ms - self.at_ms
 
         def call(duration_ms):
             clock[0] += duration_ms
 
+        class Flushed:
+            def zero_(self):
+                clock[0] += 7.0
+
+        monkeypatch.setattr(torch, "empty", lambda *_, **__: Flushed())
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         one, other = time_calls((lambda: call(0.5), lambda: call(4.0)), torch.device("cuda"), budget_s=0.1)

@@ -66,18 +66,18 @@ class Case:
     def __str__(self) -> str:
         return self.label
 
-    def arguments(self, generate: Any) -> dict[str, Any]:
-        """The call's arguments on this machine's device."""
+    def arguments(self, generate: Any, device: str) -> dict[str, Any]:
+        """The call's arguments."""
         model = AttentionModel(self.label, *self.heads, *self.widths)
         kv_dtype = None if self.kv_scale is None else FP8
-        arguments = generate(model, dtype=self.dtype, kv_dtype=kv_dtype, device=DEVICE, **self.inputs)
+        arguments = generate(model, dtype=self.dtype, kv_dtype=kv_dtype, device=device, **self.inputs)
         arguments["causal"] = False
         for name in self.features:
             arguments |= FEATURES[name]
         if arguments.get("sinks") is True:
-            arguments["sinks"] = torch.linspace(-1, 4, self.heads[0], device=DEVICE, dtype=self.dtype)
+            arguments["sinks"] = torch.linspace(-1, 4, self.heads[0], device=device, dtype=self.dtype)
         if self.kv_scale in ("tensor", "head"):
-            factors = torch.linspace(0.5, 1.5, self.heads[1] if self.kv_scale == "head" else 1, device=DEVICE)
+            factors = torch.linspace(0.5, 1.5, self.heads[1] if self.kv_scale == "head" else 1, device=device)
             for name in ("k_scale", "v_scale"):
                 arguments[name] = arguments[name] * factors
         return arguments
@@ -158,6 +158,7 @@ class Contract:
 
     op: ClassVar[str]
     kernel: ClassVar[str]
+    device: ClassVar[str] = DEVICE
     cases: ClassVar[list[Case]]
     fewest_cases: ClassVar[int]
 
@@ -172,7 +173,7 @@ class Contract:
 
     @classmethod
     def inputs(cls, case: Case) -> dict[str, Any]:
-        return case.arguments(attention_inputs if cls.op == "attention" else paged_attention_inputs)
+        return case.arguments(attention_inputs if cls.op == "attention" else paged_attention_inputs, cls.device)
 
     @classmethod
     def accepted_cases(cls) -> list[Case]:
@@ -211,7 +212,7 @@ class Contract:
         arguments = self.inputs(case)
         value = arguments["v"] if "v" in arguments else arguments["v_cache"]
         shape = (*arguments["q"].shape[:-1], value.shape[-1])
-        out = torch.full(shape, torch.nan, dtype=case.dtype, device=DEVICE)
+        out = torch.full(shape, torch.nan, dtype=case.dtype, device=self.device)
         got = self.run(arguments, out=out, return_lse="lse" in self.record().features)
         assert (got[0] if isinstance(got, tuple) else got) is out
         self.check(got, arguments)
@@ -256,7 +257,7 @@ class Contract:
     def test_writes_nothing_past_its_output(self) -> None:
         arguments = self.inputs(self.plain)
         want = self.run(arguments)
-        guarded = torch.full((want.shape[0] + 2, *want.shape[1:]), -777.0, dtype=want.dtype, device=DEVICE)
+        guarded = torch.full((want.shape[0] + 2, *want.shape[1:]), -777.0, dtype=want.dtype, device=self.device)
         self.run(arguments, out=guarded[1:-1])
         assert torch.equal(guarded[1:-1], want)
         assert (guarded[0] == -777.0).all()

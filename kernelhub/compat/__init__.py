@@ -1,0 +1,1 @@
+"""Names that other projects know: kernelhub behind the interfaces they already call."""

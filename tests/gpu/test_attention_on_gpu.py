@@ -1,0 +1,214 @@
+"""What only a GPU can show of the attention ops: graphs, syncs, streams, memory beyond 32-bit offsets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import GraphLevel
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.tolerance import compare_out
+from tests.contract.attention import largest_value, split
+
+pytestmark = pytest.mark.gpu
+
+GROUPED = AttentionModel("grouped", 8, 2, 128, 128)
+RICH = AttentionModel("windowed, with sinks", 8, 2, 64, 64, window=50, sinks=True)
+PAGED = ("triton.split_kv", "triton.split_kv_fixed", "triton.prefill")
+DENSE = ("triton.prefill", "triton.split_kv", "torch.sdpa")
+
+
+def agrees(out: torch.Tensor, arguments: dict[str, Any]) -> None:
+    function = kernelhub.attention if "k" in arguments else kernelhub.paged_attention
+    args, kwargs = split(arguments)
+    agreement = compare_out(out, function.reference(*args, **kwargs), largest_value(arguments))
+    assert agreement.ok, str(agreement)
+
+
+def captured(call: Any) -> torch.cuda.CUDAGraph:
+    """A graph of `call`, made after three calls on a side stream, as engines do."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+class TestChoice:
+    def test_the_gpu_is_served_by_triton(self) -> None:
+        decode = paged_attention_inputs(GROUPED, seq_lens=(900, 30), device="cuda")
+        prefill = attention_inputs(GROUPED, batch=1, q_tokens=300, device="cuda")
+        assert kernelhub.paged_attention.explain(**decode).selected == "triton.split_kv"
+        assert kernelhub.attention.explain(**prefill).decisions[0].kernel in ("triton.prefill", "torch.sdpa")
+        agrees(kernelhub.paged_attention(**decode), decode)
+        agrees(kernelhub.attention(**prefill), prefill)
+
+    def test_every_kernel_captured_below_claims_to_be(self) -> None:
+        for op, names in (("paged_attention", (*PAGED, "triton.mixed")), ("attention", DENSE)):
+            records = {kernel.name: kernel for kernel in HUB.registry.candidates(op).kernels}
+            assert all(records[name].graph is GraphLevel.FULL for name in names)
+
+
+class TestGraphs:
+    @pytest.mark.parametrize("planned", [False, True], ids=["called", "planned"])
+    @pytest.mark.parametrize("model", [GROUPED, RICH], ids=str)
+    @pytest.mark.parametrize("kernel", PAGED)
+    def test_a_captured_decode_reads_the_lengths_of_each_replay(self, kernel, model, planned) -> None:
+        arguments = paged_attention_inputs(model, seq_lens=(700, 700, 700), page_size=16, device="cuda")
+        args, kwargs = split(arguments)
+        out = torch.empty_like(arguments["q"])
+        if planned:
+            step = kernelhub.paged_attention.prepare(*args, backend=kernel, **kwargs).begin(*args[3:])
+            graph = captured(lambda: step.run(*args[:3], out=out))
+        else:
+            graph = captured(lambda: kernelhub.paged_attention(*args, backend=kernel, out=out, **kwargs))
+        for seq_lens in ((700, 1, 16), (0, 333, 650)):
+            arguments["seq_lens"].copy_(torch.tensor(seq_lens))
+            arguments["block_table"].copy_(arguments["block_table"].flip(0))
+            arguments["q"].normal_()
+            out.fill_(torch.nan)
+            graph.replay()
+            agrees(out, arguments)
+
+    @pytest.mark.parametrize("kernel", ["triton.mixed", "triton.prefill"])
+    def test_a_captured_mixed_step_reads_the_offsets_of_each_replay(self, kernel) -> None:
+        arguments = paged_attention_inputs(RICH, seq_lens=(90, 40, 70), q_lens=(60, 1, 9), device="cuda")
+        arguments["max_seqlen_q"] = 70
+        out = torch.empty_like(arguments["q"])
+        graph = captured(lambda: kernelhub.paged_attention(**arguments, backend=kernel, out=out))
+        for offsets in ((0, 1, 2, 70), (0, 40, 70, 70), (0, 0, 35, 70)):
+            arguments["cu_seqlens_q"].copy_(torch.tensor(offsets))
+            out.fill_(torch.nan)
+            graph.replay()
+            agrees(out, arguments)
+
+    @pytest.mark.parametrize("kernel", DENSE)
+    def test_a_captured_dense_call_sees_new_operands(self, kernel) -> None:
+        arguments = attention_inputs(GROUPED, batch=2, q_tokens=8, kv_tokens=500, device="cuda")
+        out = torch.empty_like(arguments["q"])
+        graph = captured(lambda: kernelhub.attention(**arguments, backend=kernel, out=out))
+        for name in ("q", "k", "v"):
+            arguments[name].normal_()
+        graph.replay()
+        agrees(out, arguments)
+
+
+class TestSyncs:
+    @pytest.fixture(autouse=True)
+    def no_syncs(self):
+        yield
+        torch.cuda.set_sync_debug_mode("default")
+
+    @pytest.mark.parametrize("kernel", [None, *PAGED, "triton.mixed"])
+    @pytest.mark.parametrize("q_lens", [None, 4, (60, 1, 9)], ids=["decode", "uniform", "mixed"])
+    def test_no_call_waits_for_the_gpu(self, q_lens, kernel) -> None:
+        arguments = paged_attention_inputs(RICH, seq_lens=(90, 40, 70), q_lens=q_lens, device="cuda")
+        verdict = kernelhub.paged_attention.explain(**arguments, backend=kernel)
+        if verdict.selected is None:
+            assert kernel is not None
+            return
+        for _ in range(3):  # compile, decide and bind, then serve
+            out = kernelhub.paged_attention(**arguments, backend=kernel)
+            torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("default")
+        agrees(out, arguments)
+
+    def test_a_plan_that_says_it_does_not_sync_does_not(self) -> None:
+        arguments = paged_attention_inputs(GROUPED, seq_lens=(90, 40, 70), device="cuda")
+        args, kwargs = split(arguments)
+        plan = kernelhub.paged_attention.prepare(*args, **kwargs)
+        assert not plan.syncs
+        plan.begin(*args[3:]).run(*args[:3])
+        torch.cuda.set_sync_debug_mode("error")
+        plan.begin(*args[3:]).run(*args[:3])
+
+
+class TestStreams:
+    def test_work_goes_to_the_current_stream(self) -> None:
+        arguments = paged_attention_inputs(GROUPED, seq_lens=(4000, 100), device="cuda")
+        want = kernelhub.paged_attention(**arguments)
+        late = torch.randn_like(arguments["q"])
+        side = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50_000_000)
+            arguments["q"].copy_(late)
+            out = kernelhub.paged_attention(**arguments)
+        torch.cuda.synchronize()
+        assert not torch.equal(out, want)
+        agrees(out, arguments)
+
+
+class TestMemory:
+    """Offsets beyond 2^31 elements, each array made so that a 32-bit offset would read or write elsewhere."""
+
+    @pytest.mark.parametrize("kernel", PAGED)
+    def test_a_page_beyond_two_to_the_31_elements(self, kernel) -> None:
+        pages, page_size = 70_000, 256
+        cache = torch.full((pages, page_size, 1, 128), 3.0, dtype=torch.bfloat16, device="cuda")
+        assert cache.numel() > 1 << 31
+        tokens = torch.randn(2, 4 * page_size, 1, 128, device="cuda").to(torch.bfloat16)
+        far = torch.tensor([pages - 1, 7, pages - 3, 65_537], dtype=torch.int32, device="cuda")
+        k_cache, v_cache = cache, cache.clone()
+        for held, values in ((k_cache, tokens[0]), (v_cache, tokens[1])):
+            held[far.long()] = values.view(4, page_size, 1, 128)
+        q = torch.randn(1, 4, 128, device="cuda").to(torch.bfloat16)
+        lengths = torch.tensor([1000], dtype=torch.int32, device="cuda")
+        out = kernelhub.paged_attention(q, k_cache, v_cache, far[None], lengths, backend=kernel)
+        want = kernelhub.attention.reference(q[:, None], tokens[:1, :1000], tokens[1:, :1000])[:, 0]
+        assert compare_out(out, want, float(tokens[1].abs().max())).ok
+
+    @pytest.mark.parametrize("kernel", ["triton.prefill"])
+    def test_queries_beyond_two_to_the_31_elements(self, kernel) -> None:
+        heads, first, last = 64, 270_000, 100
+        q = torch.randn(first + last, heads, 128, dtype=torch.bfloat16, device="cuda")
+        assert (q.numel() - last * heads * 128) > 1 << 31
+        kv = torch.randn(2, first + last, 1, 128, dtype=torch.bfloat16, device="cuda")
+        offsets = torch.tensor([0, first, first + last], dtype=torch.int32, device="cuda")
+        out = kernelhub.attention(
+            q,
+            kv[0],
+            kv[1],
+            causal=True,
+            window=8,
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
+            max_seqlen_q=first,
+            max_seqlen_k=first,
+            backend=kernel,
+        )
+        for part in (slice(0, 200), slice(first - 200, first), slice(first, first + last)):
+            before = max(0, part.start - 8) if part.start != first else first
+            seen = slice(before, part.stop)
+            want = kernelhub.attention.reference(
+                q[None, seen].clone(), kv[:1, seen], kv[1:, seen], causal=True, window=8
+            )[0, part.start - before :]
+            assert compare_out(out[part], want, float(kv[1, seen].abs().max())).ok
+
+
+class TestCompiled:
+    def test_inductor_keeps_the_numbers(self) -> None:
+        arguments = attention_inputs(RICH, batch=2, q_tokens=40, device="cuda")
+        torch._dynamo.reset()
+        run = torch.compile(lambda arguments: kernelhub.attention(**arguments) * 1, fullgraph=True)
+        agrees(run(arguments), arguments)
+
+    def test_graph_trees_capture_the_op(self) -> None:
+        arguments = paged_attention_inputs(GROUPED, seq_lens=(300, 20), device="cuda")
+        torch._dynamo.reset()
+        run = torch.compile(
+            lambda arguments: kernelhub.paged_attention(**arguments) * 1, fullgraph=True, mode="reduce-overhead"
+        )
+        for seq_lens in ((300, 20), (300, 20), (300, 20), (5, 299)):
+            arguments["seq_lens"].copy_(torch.tensor(seq_lens))
+            torch.compiler.cudagraph_mark_step_begin()
+            agrees(run(arguments).clone(), arguments)
