@@ -174,11 +174,15 @@ def test_out_may_not_be_the_memory_of_q() -> None:
         run(arguments | {"out": arguments["q"]})
 
 
-def test_a_parameter_tensor_is_taken_like_any_tensor_without_grad() -> None:
-    arguments = dense()
-    arguments["q"] = nn.Parameter(arguments["q"])
-    with pytest.raises(InvalidArgument, match="requires grad"):
+@pytest.mark.parametrize("parameter", ["q", "k", "v", "sinks"])
+def test_a_parameter_tensor_is_taken_like_any_tensor_without_grad(parameter: str) -> None:
+    arguments = dense(sinks=torch.zeros(4))
+    run(arguments)
+    run(arguments)
+    arguments[parameter] = nn.Parameter(arguments[parameter])
+    with pytest.raises(InvalidArgument, match="requires grad") as caught:
         run(arguments)
+    assert caught.value.parameter == parameter
     with torch.no_grad():
         assert run(arguments).shape == (2, 6, 4, 32)
 

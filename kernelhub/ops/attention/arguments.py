@@ -61,6 +61,8 @@ def _scale_kind(op: str, parameter: str, scale: Scale, num_kv_heads: int) -> str
     if isinstance(scale, Tensor):
         if scale.dtype is not torch.float32:
             refuse(op, parameter, f"has dtype {dtype_name(scale.dtype)}", "scales are float32")
+        if scale.requires_grad:
+            refuse_grad(op, (parameter,), (scale,))
         if scale.numel() == 1:
             return "tensor"
         if scale.shape == (num_kv_heads,):
@@ -130,8 +132,11 @@ def features_of(
     left, right = (-1, -1) if window is None else window_pair(op, window)
     if softcap is not None and not 0.0 <= softcap < math.inf:
         refuse(op, "softcap", f"is {softcap!r}", "give a positive number, or None for no cap")
-    if sinks is not None and sinks.shape != q_dims[:1]:
-        refuse(op, "sinks", f"has shape {list(sinks.shape)}", f"give [{q_dims[0]}], one per query head")
+    if sinks is not None:
+        if sinks.shape != q_dims[:1]:
+            refuse(op, "sinks", f"has shape {list(sinks.shape)}", f"give [{q_dims[0]}], one per query head")
+        if sinks.requires_grad:
+            refuse_grad(op, ("sinks",), (sinks,))
     kind = None if k_scale is v_scale is None else kv_scale_kind(op, k_scale, v_scale, num_kv_heads)
     if one_token:
         causal, right = False, -1
@@ -205,14 +210,15 @@ def check_operands(
         finite_scale(op, softmax_scale)
     if out is not None:
         check_out(op, out, q, out_shape)
-    for name, tensor in zip(names, (q, k, v), strict=True):
-        refuse_grad(op, name, tensor)
+    refuse_grad(op, names, (q, k, v))
 
 
-def refuse_grad(op: str, parameter: str, tensor: Tensor) -> None:
+def refuse_grad(op: str, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
     """No kernel computes gradients, and a result that silently lacks them would be wrong."""
-    if tensor.requires_grad and torch.is_grad_enabled():
-        refuse(op, parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+    if torch.is_grad_enabled():
+        for name, tensor in zip(names, tensors, strict=True):
+            if tensor.requires_grad:
+                refuse(op, name, "requires grad", "kernels are for inference; call under torch.no_grad()")
 
 
 def check_out(op: str, out: Tensor, q: Tensor, shape: Sequence[int]) -> None:

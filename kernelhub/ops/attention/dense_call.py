@@ -199,8 +199,8 @@ def bind(
             sizes = (max_seqlen_q, max_seqlen_k)
             return run_there(q, k, v, shape, k_shape, v_shape, scale, out, cu_seqlens_q, cu_seqlens_k, *sizes, values)
         tick()
-        if q.requires_grad:
-            refuse_grad(NAME, "q", q)
+        if q.requires_grad or k.requires_grad or v.requires_grad:
+            refuse_grad(NAME, ("q", "k", "v"), (q, k, v))
         step = last
         if (
             step is None

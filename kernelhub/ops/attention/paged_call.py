@@ -252,8 +252,8 @@ def bind(
                 q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values
             )
         tick()
-        if q.requires_grad:
-            refuse_grad(NAME, "q", q)
+        if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad:
+            refuse_grad(NAME, ("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
         step = last
         if (
             step is None

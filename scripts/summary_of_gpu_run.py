@@ -1,0 +1,56 @@
+"""The short table at the end of scripts/verify_on_gpu.sh, from the files that its parts left in a folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+
+def tests(path: Path) -> tuple[Counter[str], list[str]]:
+    """How many tests ended how, and the names of those that failed."""
+    counts: Counter[str] = Counter()
+    failed = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        ended = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
+        counts[ended] += 1
+        if ended in ("failure", "error"):
+            failed.append(f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}")
+    return counts, failed
+
+
+def main(folder: Path) -> int:
+    exit_codes = {}
+    for line in (folder / "parts.txt").read_text().splitlines():
+        name, code, seconds, budget = line.split()
+        exit_codes[name] = int(code)
+        spent = "ran out of time" if code in ("124", "137") else f"exit {code}"
+        print(f"{name:14} {spent:18} {seconds:>4} of {budget} s")
+    for name in ("gpu_tests", "other_tests"):
+        path = folder / f"{name}.xml"
+        if path.exists() and path.stat().st_size:
+            counts, failed = tests(path)
+            print(f"{name:14} " + ", ".join(f"{count} {ended}" for ended, count in sorted(counts.items())))
+            for case in failed[:25]:
+                print(f"    failed: {case[:150]}")
+    if (folder / "dispatch.json").exists():
+        costs = json.loads((folder / "dispatch.json").read_text())
+        names = ("cached_call", "override_call", "plan_run", "miss", "import")
+        print("dispatch, ns   " + ", ".join(f"{name} {costs[name]['ns']:,.0f}" for name in names))
+    if (folder / "attention.json").exists():
+        result = json.loads((folder / "attention.json").read_text())
+        print(f"{result['device']}, torch {result['torch']}, {result['date']}")
+        for row in result["rows"]:
+            peers = row["torch_ms"]
+            best = f"torch's best {min(peers.values()):.3f}" if peers else "torch has no such op"
+            ours = ", ".join(
+                f"{'*' * (name == row['chosen'])}{name} {ms:.3f}" for name, ms in row["kernels_ms"].items()
+            )
+            print(f"  {row['case']}: {ours}; {best}; roof {row['roof_ms']:.3f} ms")
+    return max(exit_codes.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
