@@ -33,7 +33,8 @@ def python() -> Fact:
     wanted = _metadata("Requires-Python")
     if wanted and version not in SpecifierSet(wanted):
         return Fact(NOTE, f"Python {version}", f"kernelhub is tested with {wanted}", "use a version in that range")
-    return Fact(OK, f"Python {version}", "kernelhub is tested with it")
+    meaning = "kernelhub is tested with it" if wanted else "kernelhub is not installed, so its range is not known"
+    return Fact(OK, f"Python {version}", meaning)
 
 
 def torch_package() -> Fact:

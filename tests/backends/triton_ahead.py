@@ -58,6 +58,7 @@ class Case:
 
 _PLAIN: dict[str, Any] = {"head_dim_qk": 128, "head_dim_vo": 128, "num_q_heads": 32, "num_kv_heads": 8}
 _FLOAT32: dict[str, Any] = {"q_dtype": "float32", "kv_dtype": "float32"}
+_WINDOW: dict[str, Any] = {"causal": True, "window_left": True, "sinks": True}
 _EVERYTHING: dict[str, Any] = {
     "causal": True,
     "window_left": True,
@@ -80,6 +81,8 @@ def cases() -> list[Case]:
         result.append(Case(f"paged prefill {qk}/{vo}", adapters.Prefill, wide | {"q_len": MANY}))
         result.append(Case(f"decode {qk}/{vo}", adapters.SplitKV, _width(qk, vo) | {"q_len": ONE}))
     result += [
+        Case("windowed prefill 64/64", adapters.Prefill, _width(64, 64) | _WINDOW | {"q_len": MANY}, paged=False),
+        Case("windowed decode 64/64", adapters.SplitKV, _width(64, 64) | _WINDOW | {"causal": False, "q_len": ONE}),
         Case("ragged prefill", adapters.Prefill, _PLAIN | {"causal": True, "ragged": True, "q_len": ANY}, paged=False),
         Case("mixed", adapters.Mixed, _PLAIN | {"causal": True, "ragged": True, "q_len": ANY}),
         Case("prefill, everything", adapters.Prefill, _PLAIN | _EVERYTHING | {"q_len": MANY}),

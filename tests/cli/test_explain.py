@@ -6,6 +6,7 @@ import pytest
 
 import kernelhub
 from kernelhub.ops.attention.inputs import MODELS, attention_inputs, paged_attention_inputs
+from tests.conftest import DEVICE
 
 OPS = {"attention": kernelhub.attention, "paged_attention": kernelhub.paged_attention}
 TRITON = ("--with", "triton=3.7.1")
@@ -87,19 +88,19 @@ class TestOtherMachines:
 class TestModels:
     @pytest.mark.parametrize("model", MODELS)
     def test_a_prefill_has_the_facets_of_the_models_call(self, ask, model):
-        inputs = attention_inputs(model, q_tokens=17)
+        inputs = attention_inputs(model, q_tokens=17, device=DEVICE)
         verdict = kernelhub.explain("attention", inputs.pop("q"), **inputs)
         assert ask("explain", "attention", "--model", model, "--json").json["problem"] == verdict.to_dict()["problem"]
 
     @pytest.mark.parametrize("model", MODELS)
     def test_a_decode_has_the_facets_of_the_models_call(self, ask, model):
-        inputs = paged_attention_inputs(model, seq_lens=(5, 17))
+        inputs = paged_attention_inputs(model, seq_lens=(5, 17), device=DEVICE)
         verdict = kernelhub.explain("paged_attention", inputs.pop("q"), **inputs)
         answer = ask("explain", "paged_attention", "--model", model, "--json")
         assert answer.json["problem"] == verdict.to_dict()["problem"]
 
     def test_a_mixed_batch_has_the_facets_of_the_models_call(self, ask):
-        inputs = paged_attention_inputs("gpt-oss-120b", seq_lens=(5, 17), q_lens=(1, 3))
+        inputs = paged_attention_inputs("gpt-oss-120b", seq_lens=(5, 17), q_lens=(1, 3), device=DEVICE)
         verdict = kernelhub.explain("paged_attention", inputs.pop("q"), **inputs)
         words = ("--model", "gpt-oss-120b", "--ragged", "--q-len", "any", "--json")
         assert ask("explain", "paged_attention", *words).json["problem"] == verdict.to_dict()["problem"]

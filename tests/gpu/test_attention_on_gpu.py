@@ -122,11 +122,11 @@ class TestSyncs:
         torch.cuda.set_sync_debug_mode("default")
         agrees(out, arguments)
 
-    def test_a_plan_that_says_it_does_not_sync_does_not(self) -> None:
+    def test_a_plan_that_reads_no_lengths_does_not_wait(self) -> None:
         arguments = paged_attention_inputs(GROUPED, seq_lens=(90, 40, 70), device="cuda")
         args, kwargs = split(arguments)
         plan = kernelhub.paged_attention.prepare(*args, **kwargs)
-        assert not plan.syncs
+        assert not plan.reads_lengths
         plan.begin(*args[3:]).run(*args[:3])
         torch.cuda.set_sync_debug_mode("error")
         plan.begin(*args[3:]).run(*args[:3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -255,11 +256,10 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             )
 
     def splits_for(self, num_seqs: int, rows: int, kv_bound: int) -> int:
-        """Parts per sequence that give every multiprocessor two programs, where keys suffice for that."""
+        """Parts per sequence that keep every multiprocessor at work, where keys suffice for that."""
         blocks = -(-rows // split_tiles(self.problem, rows).block_m)
         programs = max(1, num_seqs * self.problem.num_kv_heads * blocks)
-        wanted = -(-2 * self.problem.device.num_sms // programs)
-        return max(1, min(wanted, MOST_SPLITS, -(-kv_bound // CHUNK)))
+        return full_waves(programs, 2 * self.problem.device.num_sms, max(1, min(MOST_SPLITS, -(-kv_bound // CHUNK))))
 
     def split_bytes(self, num_seqs: int, rows: int, splits: int) -> int:
         """Memory of the parts."""
@@ -274,7 +274,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         score_scale = values.scale if self.problem.softcap else values.scale * _LOG2E
         if not self.fp8:
             return k, v, score_scale, 1.0
-        k_scale, v_scale = 256.0, 256.0  # e4m3_over_256
+        k_scale = v_scale = 1.0 if self.scores["NATIVE_FP8"] else 256.0  # e4m3_scaled
         if isinstance(values.k_scale, float | int) and isinstance(values.v_scale, float | int):
             k_scale, v_scale = k_scale * values.k_scale, v_scale * values.v_scale
         return k.view(torch.uint8), v.view(torch.uint8), score_scale * k_scale, v_scale
@@ -324,7 +324,7 @@ class SplitKV(TritonAttention):
         self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
         rows = at.q_bound * self.problem.group_size
-        self.split(q, k, v, at, values, out, lse, rows, self.splits_for(at.num_seqs, rows, at.kv_bound))
+        self.split(q, k, v, at, values, out, lse, rows, self.splits_for(at.num_seqs, rows, seen_by(at, values)))
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         rows = -(-num_tokens // max(1, num_seqs)) * self.problem.group_size
@@ -348,12 +348,29 @@ class Mixed(TritonAttention):
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
-        splits = self.splits_for(at.num_seqs, self.decode_rows, at.kv_bound)
+        splits = self.splits_for(at.num_seqs, self.decode_rows, seen_by(at, values))
         self.split(q, k, v, at, values, out, lse, self.decode_rows, splits)
         self.prefill(q, k, v, at, values, out, lse, min_rows=self.decode_rows)
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         return self.split_bytes(num_seqs, self.decode_rows, self.splits_for(num_seqs, self.decode_rows, max_kv_len))
+
+
+def seen_by(at: Geometry, values: Values) -> int:
+    """Upper bound on the keys that the queries of a sequence, which are its last tokens, see together."""
+    return at.kv_bound if values.window_left < 0 else min(at.kv_bound, values.window_left + at.q_bound)
+
+
+@functools.lru_cache(maxsize=4096)
+def full_waves(programs: int, room: int, most: int) -> int:
+    """Parts of each of `programs`, up to `most`, with which rounds of `room` programs are nearly full.
+
+    As many as one round holds; if that fills less than 85 % of what the best number would, the fewest that fill
+    as much.
+    """
+    filled = [programs * parts / (-(-programs * parts // room) * room) for parts in range(1, most + 1)]
+    fewest = 1 + next(index for index, share in enumerate(filled) if share >= 0.85 * max(filled))
+    return max(fewest, min(most, room // programs))
 
 
 def _device_of(q: Tensor) -> contextlib.AbstractContextManager[Any]:

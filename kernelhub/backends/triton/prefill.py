@@ -126,7 +126,9 @@ def prefill_kernel(
     head = kv_head * GROUP + rows % GROUP
     valid = token < q_len
     position = kv_len - q_len + token
-    q0, q1 = load_queries(q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, D, D0, D1)
+    q0, q1, scale = load_queries(
+        q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, score_scale, D, D0, D1, FP8
+    )
 
     first = block * BLOCK_M // GROUP
     last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
@@ -145,19 +147,19 @@ def prefill_kernel(
     if HAS_LEFT:
         acc, m, total = attend(
             acc, m, total, q0, q1, k, v, pages, position, low, tl.minimum(full_low, high), kv_len,
-            score_scale, softcap, window_left, window_right,
+            scale, softcap, window_left, window_right,
             stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
             PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
         )  # fmt: skip
     acc, m, total = attend(
         acc, m, total, q0, q1, k, v, pages, position, full_low, full_high, kv_len,
-        score_scale, softcap, window_left, window_right,
+        scale, softcap, window_left, window_right,
         stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
         PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, False, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
     )  # fmt: skip
     acc, m, total = attend(
         acc, m, total, q0, q1, k, v, pages, position, tl.maximum(full_low, full_high), high, kv_len,
-        score_scale, softcap, window_left, window_right,
+        scale, softcap, window_left, window_right,
         stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
         PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
     )  # fmt: skip

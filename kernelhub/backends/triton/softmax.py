@@ -6,13 +6,17 @@ one matrix product.
 
 For a tile Q and keys n in a range, block by block (online softmax, Milakov and Gimelshein 2018; Dao 2023):
 
-    s = Q K^T * scale, softcap, mask            in units of log2
-    m' = max(m, max_n s)
-    p = 2^(s - m')
+    s = Q K^T, softcap, mask
+    m' = max(m, scale * max_n s)                in units of log2
+    p = 2^(scale * s - m')
     total = total * 2^(m - m') + sum_n p
     acc = acc * 2^(m - m') + p V
 
 Keys are addressed by pointers and masks only. PAGE is the page size, or 0 where tokens are adjacent.
+
+e4m3 keys and values become float16, which holds them exactly and costs a quarter of the conversions that
+bfloat16 would. So do the queries, each row divided by the power of two of its largest element first: exact
+down to 2^-24 of that element, and in range for any queries.
 """
 
 from __future__ import annotations
@@ -25,14 +29,14 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def e4m3_over_256(raw, dtype: tl.constexpr, NATIVE: tl.constexpr):
-    """float8_e4m3fn bytes as `dtype`, divided by 256.
+def e4m3_scaled(raw, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """float8_e4m3fn bytes as `dtype`, divided by 256 where there is no native conversion.
 
-    Without native conversion the bits are moved into a float16, whose exponent bias is larger by 8: exact,
-    subnormals included. NaN (0x7f, 0xff) is kept.
+    There the bits are moved into a float16, whose exponent bias is larger by 8: exact, subnormals included.
+    NaN (0x7f, 0xff) is kept.
     """
     if NATIVE:
-        return (raw.to(tl.float8e4nv, bitcast=True).to(tl.float32) * (1.0 / 256.0)).to(dtype)
+        return raw.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(dtype)
     wide = raw.to(tl.uint16)
     magnitude = wide & 0x7F
     bits = ((wide & 0x80) << 8) | tl.where(magnitude == 0x7F, 0x7F00, magnitude << 7).to(tl.uint16)
@@ -132,7 +136,7 @@ def attend(
     low,
     high,
     kv_len,
-    score_scale,
+    scale,
     softcap,
     window_left,
     window_right,
@@ -160,13 +164,17 @@ def attend(
     """Go over keys [low, high) and update (acc, m, total).
 
     q0 [M, D0] and q1 [M, D1] are the two parts of the queries' width (D1 is 0 if one part holds it all),
-    `position` [M] where each row stands among the keys. `k` and `v` point at the first token of the KV head
+    `position` [M] where each row stands among the keys, `scale` the positive factor of the scores (in units of
+    log2 unless they are capped), one per row with FP8. `k` and `v` point at the first token of the KV head
     (or at the head in page 0), `pages` at the sequence's row of the block table. With MASKED false, every
     row sees every key.
     """
     d0 = tl.arange(0, D0)
     dv = tl.arange(0, DV_PAD)
     n_range = tl.arange(0, BLOCK_N)
+    factor = scale
+    if FP8:
+        factor = scale[:, None]
     for start in tl.range(low, high, BLOCK_N):
         n = start + n_range
         inside = n < kv_len
@@ -188,17 +196,16 @@ def attend(
         else:
             k0 = tl.load(k_rows[None, :] + d0[:, None] * stride_kd)
         if FP8:
-            k0 = e4m3_over_256(k0, q0.dtype, NATIVE_FP8)
+            k0 = e4m3_scaled(k0, q0.dtype, NATIVE_FP8)
         s = tl.dot(q0, k0, input_precision=PRECISION)
         if D1 > 0:
             d1 = D0 + tl.arange(0, D1)
             k1 = tl.load(k_rows[None, :] + d1[:, None] * stride_kd, mask=(d1 < D)[:, None] & inside[None, :], other=0)
             if FP8:
-                k1 = e4m3_over_256(k1, q0.dtype, NATIVE_FP8)
+                k1 = e4m3_scaled(k1, q0.dtype, NATIVE_FP8)
             s = tl.dot(q1, k1, acc=s, input_precision=PRECISION)
-        s = s * score_scale
         if HAS_SOFTCAP:
-            s = softcap * LOG2E * tanh(s / softcap)
+            s = softcap * LOG2E * tanh(s * (factor / softcap))
         if MASKED:
             seen = inside[None, :]
             if HAS_LEFT:
@@ -206,9 +213,14 @@ def attend(
             if HAS_RIGHT:
                 seen = seen & (n[None, :] <= position[:, None] + window_right)
             s = tl.where(seen, s, float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
-        p = tl.exp2(s - m_finite[:, None])
+        if HAS_SOFTCAP:
+            m_new = tl.maximum(m, tl.max(s, 1))
+            m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+            p = tl.exp2(s - m_finite[:, None])
+        else:
+            m_new = tl.maximum(m, tl.max(s, 1) * scale)
+            m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+            p = tl.exp2(s * factor - m_finite[:, None])
         rescale = tl.exp2(m - m_finite)
         total = total * rescale + tl.sum(p, 1)
         v_rows = v + v_token
@@ -221,15 +233,29 @@ def attend(
         else:
             v_block = tl.load(v_rows[:, None] + dv[None, :] * stride_vd)
         if FP8:
-            v_block = e4m3_over_256(v_block, q0.dtype, NATIVE_FP8)
+            v_block = e4m3_scaled(v_block, q0.dtype, NATIVE_FP8)
         acc = tl.dot(p.to(v_block.dtype), v_block, acc=acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     return acc, m, total
 
 
 @triton.jit
-def load_queries(q, row_offsets, valid, stride_qd, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr):
-    """The two parts [M, D0] and [M, D1] of a tile of queries; the second is the first where D1 is 0."""
+def load_queries(
+    q,
+    row_offsets,
+    valid,
+    stride_qd,
+    score_scale,
+    D: tl.constexpr,
+    D0: tl.constexpr,
+    D1: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """The two parts [M, D0] and [M, D1] of a tile of queries, and the factor of their scores, [M] with FP8.
+
+    The second part is the first where D1 is 0. The factor is positive: the sign of `score_scale`, or its
+    being 0, goes into the queries.
+    """
     rows = q + row_offsets
     d0 = tl.arange(0, D0)
     q0 = tl.load(rows[:, None] + d0[None, :] * stride_qd, mask=valid[:, None] & (d0 < D)[None, :], other=0.0)
@@ -237,7 +263,23 @@ def load_queries(q, row_offsets, valid, stride_qd, D: tl.constexpr, D0: tl.const
     if D1 > 0:
         d1 = D0 + tl.arange(0, D1)
         q1 = tl.load(rows[:, None] + d1[None, :] * stride_qd, mask=valid[:, None] & (d1 < D)[None, :], other=0.0)
-    return q0, q1
+    sign = tl.where(score_scale > 0, 1.0, tl.where(score_scale < 0, -1.0, 0.0))
+    scale = tl.where(score_scale == 0, 1.0, tl.abs(score_scale))
+    if FP8:
+        scale += tl.zeros_like(row_offsets).to(tl.float32)
+    if FP8 and q0.dtype == tl.bfloat16:
+        largest = tl.max(tl.abs(q0.to(tl.float32)), 1)
+        if D1 > 0:
+            largest = tl.maximum(largest, tl.max(tl.abs(q1.to(tl.float32)), 1))
+        power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        power = tl.where(power > 0, power, 1.0)
+        q0 = (q0.to(tl.float32) * (sign / power)[:, None]).to(tl.float16)
+        q1 = (q1.to(tl.float32) * (sign / power)[:, None]).to(tl.float16)
+        scale = scale * power
+    else:
+        q0 = (q0.to(tl.float32) * sign).to(q0.dtype)
+        q1 = (q1.to(tl.float32) * sign).to(q1.dtype)
+    return q0, q1, scale
 
 
 @triton.jit

@@ -143,14 +143,16 @@ def split_kernel(
     head = kv_head * GROUP + rows % GROUP
     valid = token < q_len
     position = kv_len - q_len + token
-    q0, q1 = load_queries(q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, D, D0, D1)
+    q0, q1, scale = load_queries(
+        q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, score_scale, D, D0, D1, FP8
+    )
     acc = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     begin = low + split * keys_each
     acc, m, total = attend(
         acc, m, total, q0, q1, k, v, pages, position, begin, tl.minimum(begin + keys_each, high), kv_len,
-        score_scale, softcap, window_left, window_right,
+        scale, softcap, window_left, window_right,
         stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
         PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
     )  # fmt: skip

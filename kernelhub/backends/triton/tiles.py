@@ -52,7 +52,9 @@ def power_of_two(width: int) -> int:
 def prefill_tiles(problem: AttentionProblem) -> Tiles:
     """Tiles of the prefill kernel.
 
-    128 x 64 with 8 warps gives wgmma on sm_90 and tcgen05 on sm_10x without a spill. With mma.sync
+    128 x 64 with 8 warps gives wgmma on sm_90 and tcgen05 on sm_10x without a spill; an H200 does best with
+    two stages where three leave no room for a second program on a multiprocessor, and with 64 x 32 where a
+    window leaves few keys to a tile (benchmarks/results/h200.json). With mma.sync
     (sm_80, 86, 89, 120) the accumulator of 128 x 128 and the scores of 64 keys do not fit the registers
     together; 32 keys do, but not with the search for a ragged sequence, which takes 64 x 64. float32 has no
     tensor-core product exact enough, and as fused multiply-adds anything above 16 x 32 spills kilobytes.
@@ -60,7 +62,12 @@ def prefill_tiles(problem: AttentionProblem) -> Tiles:
     width = _widest(problem)
     if problem.q_dtype == "float32":
         return Tiles(16, 32 if width <= 128 else 16, 4, 1)
-    if _has_warpgroup_products(problem):
+    if problem.device.family == "hopper":
+        if width <= 64 and problem.window_left:
+            return Tiles(64, 32, 4, 2)
+        both = sum(query_widths(problem)) + power_of_two(problem.head_dim_vo)
+        return Tiles(128, 64, 8, 3 if both <= 320 else 2)
+    if problem.device.family == "blackwell":
         if width <= 64:
             return Tiles(128, 64, 4, 3)
         return Tiles(128, 64, 8, 3) if width <= 128 else Tiles(64, 64, 8, 2)
@@ -81,6 +88,8 @@ def split_tiles(problem: AttentionProblem, rows: int) -> Tiles:
         return Tiles(16, 16, 4 if problem.device.shared_memory_bytes < 128 << 10 else 8, 1)
     block_m = min(64, power_of_two(rows))
     num_warps = 8 if block_m == 64 else 4
+    if problem.device.family == "hopper" and block_m == 16 and width <= 128:
+        return Tiles(16, 128, 4, 3)
     if width <= 128:
         return Tiles(block_m, 64, num_warps, 3 if width <= 64 or _has_warpgroup_products(problem) else 2)
     return Tiles(block_m, 32, num_warps, 2)

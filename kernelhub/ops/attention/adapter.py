@@ -14,6 +14,7 @@ the features into normal form (see `Values`). Operands may have any strides.
 from __future__ import annotations
 
 import abc
+import threading
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +22,18 @@ from torch import Tensor
 
 from kernelhub.ops.attention.arguments import Values, dtype_name, refuse
 from kernelhub.ops.attention.problem import AttentionProblem
+
+
+class _Lent(threading.local):
+    """Whether a call's tensors are lent, by a compiled graph that may reuse their memory when the call returns.
+
+    A graph's memory pool refuses tensors that others hold on to, so no step made of them is kept.
+    """
+
+    now = False
+
+
+LENT = _Lent()
 
 
 class DenseStep:

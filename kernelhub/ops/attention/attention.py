@@ -131,7 +131,7 @@ class AttentionPlan(Plan):
             max_seqlen_q: upper bound on the queries of a sequence.
             max_seqlen_k: upper bound on the keys of a sequence.
             cu_seqlens_q_cpu: the values of cu_seqlens_q on the host. With them and `cu_seqlens_k_cpu`
-                nothing syncs; without them a plan whose `syncs` is true does.
+                nothing syncs; without them a plan whose `reads_lengths` is true does.
             cu_seqlens_k_cpu: the values of cu_seqlens_k on the host.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.attention.adapter import DenseStep
+from kernelhub.ops.attention.adapter import LENT, DenseStep
 from kernelhub.ops.attention.arguments import (
     PLAIN,
     Scale,
@@ -211,7 +211,7 @@ def bind(
         ):
             num_tokens = (shape[0], k_shape[0]) if ragged else None
             step = begin(problem, adapter, q.device, num_tokens, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-            if reusable:
+            if reusable and not LENT.now:
                 last = step
         if (
             k_shape[0] != v_shape[0]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
+from kernelhub.ops.attention.adapter import LENT
 from kernelhub.ops.attention.arguments import Scale, Window, any_tensor, lse_shape
 
 _LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
@@ -185,9 +186,17 @@ def _lse_of(result: Any) -> Tensor:
     return lse
 
 
+def _run_lent(run: Any, q: Tensor, *arguments: Any) -> Any:
+    LENT.now = True
+    try:
+        return run(_plain(q), *arguments)
+    finally:
+        LENT.now = False
+
+
 def _functional(run: Any) -> Any:
     def implementation(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        result = run(_plain(q), *arguments)
+        result = _run_lent(run, q, *arguments)
         return (result[0] if isinstance(result, tuple) else result), _lse_of(result)
 
     return implementation
@@ -195,7 +204,7 @@ def _functional(run: Any) -> Any:
 
 def _mutating(run: Any) -> Any:
     def implementation(q: Tensor, *arguments: Any) -> Tensor:
-        return _lse_of(run(_plain(q), *arguments))
+        return _lse_of(_run_lent(run, q, *arguments))
 
     return implementation
 

@@ -130,7 +130,7 @@ class PagedAttentionPlan(Plan):
             cu_seqlens_q: int32 [num_seqs + 1] for ragged queries.
             max_seqlen_q: upper bound on the queries of a sequence.
             seq_lens_cpu: the values of seq_lens on the host. With them, and `cu_seqlens_q_cpu` for ragged
-                queries, nothing syncs; without them a plan whose `syncs` is true does.
+                queries, nothing syncs; without them a plan whose `reads_lengths` is true does.
             cu_seqlens_q_cpu: the values of cu_seqlens_q on the host.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import (
     PLAIN,
     Scale,
@@ -273,7 +273,7 @@ def bind(
                 cu_seqlens_q,
                 max_seqlen_q,
             )
-            if reusable:
+            if reusable and not LENT.now:
                 last = step
         if (
             k_cache.get_device() != device
