@@ -232,6 +232,21 @@ class Contract:
         assert (scaled - plain).abs().max() > 0.05, "scale changes nothing"
         self.check(scaled, arguments | {"scale": 0.3})
 
+    def test_the_scale_may_have_any_sign(self) -> None:
+        arguments = self.inputs(self.several)
+        features = {"softcap": 1.5} if "softcap" in self.record().features else {}
+        for more in ({}, features):
+            for scale in (-0.3, 0.0):
+                self.check(self.run(arguments, scale=scale, **more), arguments | {"scale": scale} | more)
+
+    def test_queries_may_be_larger_than_half_precision_holds(self) -> None:
+        for kv_scale in (None, "value"):
+            if kv_scale is None or "kv_scale=value" in self.record().features:
+                arguments = self.inputs(dataclasses.replace(self.several, kv_scale=kv_scale))
+                arguments["q"] = arguments["q"] * 1e30
+                arguments["scale"] = 1e-31
+                self.check(self.run(arguments), arguments)
+
     def test_operands_may_have_any_strides(self) -> None:
         arguments = self.inputs(self.plain)
         want = self.run(arguments)

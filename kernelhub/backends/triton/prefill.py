@@ -81,9 +81,12 @@ def prefill_kernel(
     NATIVE_FP8: tl.constexpr,
     SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
+    SIGN: tl.constexpr,
     MIN_ROWS: tl.constexpr,
 ):
     """One program per row block. SCALES: 0 folded in by the host, 1 one element, 2 one per KV head.
+
+    SIGN is that of the scores' scale, as far as the host knows it.
 
     With MIN_ROWS, sequences of that many rows or fewer are left to the split-KV kernel.
     """
@@ -127,7 +130,7 @@ def prefill_kernel(
     valid = token < q_len
     position = kv_len - q_len + token
     q0, q1, scale = load_queries(
-        q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, score_scale, D, D0, D1, FP8
+        q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, score_scale, D, D0, D1, FP8, SIGN
     )
 
     first = block * BLOCK_M // GROUP

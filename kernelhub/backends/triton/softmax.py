@@ -250,11 +250,13 @@ def load_queries(
     D0: tl.constexpr,
     D1: tl.constexpr,
     FP8: tl.constexpr,
+    SIGN: tl.constexpr,
 ):
     """The two parts [M, D0] and [M, D1] of a tile of queries, and the factor of their scores, [M] with FP8.
 
     The second part is the first where D1 is 0. The factor is positive: the sign of `score_scale`, or its
-    being 0, goes into the queries.
+    being 0, goes into the queries. SIGN is that sign where it is known beforehand, which without FP8 it is: so
+    queries whose scores have a positive factor stay as they were loaded, in shared memory.
     """
     rows = q + row_offsets
     d0 = tl.arange(0, D0)
@@ -263,22 +265,23 @@ def load_queries(
     if D1 > 0:
         d1 = D0 + tl.arange(0, D1)
         q1 = tl.load(rows[:, None] + d1[None, :] * stride_qd, mask=valid[:, None] & (d1 < D)[None, :], other=0.0)
-    sign = tl.where(score_scale > 0, 1.0, tl.where(score_scale < 0, -1.0, 0.0))
     scale = tl.where(score_scale == 0, 1.0, tl.abs(score_scale))
     if FP8:
-        scale += tl.zeros_like(row_offsets).to(tl.float32)
-    if FP8 and q0.dtype == tl.bfloat16:
-        largest = tl.max(tl.abs(q0.to(tl.float32)), 1)
-        if D1 > 0:
-            largest = tl.maximum(largest, tl.max(tl.abs(q1.to(tl.float32)), 1))
-        power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        power = tl.where(power > 0, power, 1.0)
-        q0 = (q0.to(tl.float32) * (sign / power)[:, None]).to(tl.float16)
-        q1 = (q1.to(tl.float32) * (sign / power)[:, None]).to(tl.float16)
+        sign = tl.where(score_scale > 0, 1.0, tl.where(score_scale < 0, -1.0, 0.0))
+        power = tl.full(row_offsets.shape, 1.0, tl.float32)
+        if q0.dtype == tl.bfloat16:
+            largest = tl.max(tl.abs(q0.to(tl.float32)), 1)
+            if D1 > 0:
+                largest = tl.maximum(largest, tl.max(tl.abs(q1.to(tl.float32)), 1))
+            power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+            power = tl.where(power > 0, power, 1.0)
+        dtype: tl.constexpr = tl.float32 if q0.dtype == tl.float32 else tl.float16
+        q0 = (q0.to(tl.float32) * (sign / power)[:, None]).to(dtype)
+        q1 = (q1.to(tl.float32) * (sign / power)[:, None]).to(dtype)
         scale = scale * power
-    else:
-        q0 = (q0.to(tl.float32) * sign).to(q0.dtype)
-        q1 = (q1.to(tl.float32) * sign).to(q1.dtype)
+    elif SIGN < 1:
+        q0 = (q0.to(tl.float32) * SIGN).to(q0.dtype)
+        q1 = (q1.to(tl.float32) * SIGN).to(q1.dtype)
     return q0, q1, scale
 
 

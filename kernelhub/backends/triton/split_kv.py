@@ -96,11 +96,13 @@ def split_kernel(
     NATIVE_FP8: tl.constexpr,
     SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
+    SIGN: tl.constexpr,
 ):
     """One program per split of a row block.
 
     `max_rows`, a multiple of BLOCK_M, bounds the rows of a sequence; ragged sequences of more are left to the
     prefill kernel. SCALES: 0 folded in by the host, 1 one element, 2 one per KV head.
+    SIGN is that of the scores' scale, as far as the host knows it.
     """
     program = tl.program_id(0)
     split = program % splits
@@ -144,7 +146,7 @@ def split_kernel(
     valid = token < q_len
     position = kv_len - q_len + token
     q0, q1, scale = load_queries(
-        q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, score_scale, D, D0, D1, FP8
+        q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, score_scale, D, D0, D1, FP8, SIGN
     )
     acc = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)

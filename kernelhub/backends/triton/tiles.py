@@ -88,8 +88,8 @@ def split_tiles(problem: AttentionProblem, rows: int) -> Tiles:
         return Tiles(16, 16, 4 if problem.device.shared_memory_bytes < 128 << 10 else 8, 1)
     block_m = min(64, power_of_two(rows))
     num_warps = 8 if block_m == 64 else 4
-    if problem.device.family == "hopper" and block_m == 16 and width <= 128:
-        return Tiles(16, 128, 4, 3)
+    if problem.device.family == "hopper" and width <= 128:
+        return Tiles(block_m, 128 if block_m == 16 else 64, 4, 3)
     if width <= 128:
         return Tiles(block_m, 64, num_warps, 3 if width <= 64 or _has_warpgroup_products(problem) else 2)
     return Tiles(block_m, 32, num_warps, 2)
