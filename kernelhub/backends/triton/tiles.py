@@ -1,7 +1,7 @@
 """Tile shapes, chosen from facts of the device: generation, shared memory, widths and element size.
 
 Every choice is held against the ahead-of-time report (`tests/backends/test_triton_ahead.py`): it compiles,
-fits the shared memory of one block, and spills no registers.
+fits the shared memory of one block, and spills a few registers at most.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def power_of_two(width: int) -> int:
 def prefill_tiles(problem: AttentionProblem) -> Tiles:
     """Tiles of the prefill kernel.
 
-    128 x 64 with 8 warps gives wgmma on sm_90 and tcgen05 on sm_10x without a spill; an H200 does best with
+    128 x 64 with 8 warps gives wgmma on sm_90 and tcgen05 on sm_10x; an H200 does best with
     two stages where three leave no room for a second program on a multiprocessor, and with 64 x 32 where a
     window leaves few keys to a tile (benchmarks/results/h200.json). With mma.sync
     (sm_80, 86, 89, 120) the accumulator of 128 x 128 and the scores of 64 keys do not fit the registers

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from kernelhub.ops.attention.adapter import LENT, DenseStep
 from kernelhub.ops.attention.arguments import (
@@ -199,7 +199,7 @@ def bind(
             sizes = (max_seqlen_q, max_seqlen_k)
             return run_there(q, k, v, shape, k_shape, v_shape, scale, out, cu_seqlens_q, cu_seqlens_k, *sizes, values)
         tick()
-        if q.requires_grad or k.requires_grad or v.requires_grad:
+        if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             refuse_grad(NAME, ("q", "k", "v"), (q, k, v))
         step = last
         if (
@@ -213,12 +213,7 @@ def bind(
             step = begin(problem, adapter, q.device, num_tokens, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
             if reusable and not LENT.now:
                 last = step
-        if (
-            k_shape[0] != v_shape[0]
-            or k_shape[1] != v_shape[1]
-            or k_shape[-2] != v_shape[-2]
-            or (not ragged and shape[0] != k_shape[0])
-        ):
+        if (k_shape != v_shape and k_shape[:-1] != v_shape[:-1]) or (not ragged and shape[0] != k_shape[0]):
             check_shapes(shape, k_shape, v_shape)
         if (
             k.get_device() != device

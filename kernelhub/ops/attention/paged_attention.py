@@ -316,10 +316,12 @@ def paged_attention(
         )
     try:
         shape = q.shape
-        pages, dim1, dim2, width_k = k_cache.shape
-        v_pages, v_dim1, v_dim2, width_v = v_cache.shape
+        k_shape = k_cache.shape
+        v_shape = v_cache.shape
+        _, dim1, dim2, width_k = k_shape
         if (
-            len(shape) == 3
+            v_shape == k_shape
+            and len(shape) == 3
             and cu_seqlens_q is None
             and window is None
             and softcap is None
@@ -356,20 +358,10 @@ def paged_attention(
                 v_scale,
                 return_lse,
             )
-            rest = (kv_layout, ragged, q_len, features)
-        key = (
-            q.dtype,
-            k_cache.dtype,
-            heads,
-            width,
-            dim1,
-            dim2,
-            width_k,
-            v_dim1,
-            v_dim2,
-            width_v,
-            rest,
-        )
+            if v_shape != k_shape and (len(v_shape) != 4 or v_shape[:3] != k_shape[:3]):
+                check(q, k_cache, v_cache, ragged, max_seqlen_q, sinks, scale, k_scale, kv_layout, out)
+            rest = (v_shape[3], kv_layout, ragged, q_len, features)
+        key = (q.dtype, k_cache.dtype, heads, width, dim1, dim2, width_k, rest)
     except (AttributeError, TypeError, ValueError, IndexError):
         check(q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, sinks, scale, k_scale, kv_layout, out)
         raise
@@ -377,7 +369,7 @@ def paged_attention(
         run = _get(key)
     else:
         run = _op.override(key, backend)
-    if run is None or pages != v_pages:
+    if run is None:
         check(q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, sinks, scale, k_scale, kv_layout, out)
         run = _op.decide(key, q.get_device(), backend)
     if rest is None:  # plain decode, the call that engines make most

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import (
@@ -35,8 +35,8 @@ NHD, HND = "NHD", "HND"
 
 def problem_of(key: Any, device: int) -> PagedAttentionProblem:
     """The problem that a key means on a device; the key is built in `paged_attention`."""
-    q_dtype, kv_dtype, num_q_heads, head_dim_qk, dim1, dim2, _, _, _, head_dim_vo, rest = key
-    kv_layout, ragged, q_len, features = rest or (NHD, False, ONE, PLAIN)
+    q_dtype, kv_dtype, num_q_heads, head_dim_qk, dim1, dim2, _, rest = key
+    head_dim_vo, kv_layout, ragged, q_len, features = rest or (head_dim_qk, NHD, False, ONE, PLAIN)
     page_size, num_kv_heads = (dim1, dim2) if kv_layout == NHD else (dim2, dim1)
     causal, window_left, window_right, softcap, sinks, lse, kv_scale = features
     return PagedAttentionProblem(
@@ -252,7 +252,7 @@ def bind(
                 q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values
             )
         tick()
-        if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad:
+        if is_grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
             refuse_grad(NAME, ("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
         step = last
         if (
