@@ -46,8 +46,18 @@ class Report:
         if not self.rows:
             return "nothing has run yet"
         lines = [f"{'op':<18} {'kernel':<18} {'calls':>8}  why"]
-        lines += [f"{row.op:<18} {row.kernel:<18} {row.calls:>8}  {row.because}" for row in self.rows]
+        for row in self.rows:
+            apart = self._apart(row)
+            why = f"{apart}: {row.because}" if apart else row.because
+            lines.append(f"{row.op:<18} {row.kernel:<18} {row.calls:>8}  {why}")
         lines += [
             f"fell past {item.kernel} for {item.op}, {item.count} times: {item.reason}" for item in self.fallbacks
         ]
         return "\n".join(lines)
+
+    def _apart(self, row: Row) -> str:
+        """The facets that tell a row's problem from those of the other rows of its op."""
+        others = [other.problem for other in self.rows if other.op == row.op]
+        return ", ".join(
+            f"{name}={value}" for name, value in row.problem.items() if any(other[name] != value for other in others)
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from kernelhub.backends.torch.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 
 pytestmark = pytest.mark.device
@@ -36,3 +38,14 @@ class TestPackedPaged(PagedContract):
 class TestBlockedPaged(PagedContract):
     kernel = "torch.blocked"
     fewest_cases = 70
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_all_256_bytes_of_e4m3_are_decoded_exactly(dtype) -> None:
+    raw = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    for several in (raw[:127], raw):  # without a NaN, and with both
+        got = torch.empty(several.shape, dtype=dtype)
+        e4m3_values("test", several.view(torch.float8_e4m3fn), got)
+        want = several.view(torch.float8_e4m3fn).float()
+        assert torch.equal(got.float().nan_to_num(nan=1e9), want.nan_to_num(nan=1e9))
+        assert torch.equal(torch.signbit(got)[~want.isnan()], torch.signbit(want)[~want.isnan()])

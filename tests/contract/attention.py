@@ -217,6 +217,11 @@ class Contract:
         assert (got[0] if isinstance(got, tuple) else got) is out
         self.check(got, arguments)
 
+    def test_without_out_the_result_is_the_same(self) -> None:
+        cases = self.accepted_cases()
+        for case in cases[:: max(1, len(cases) // 8)]:
+            self.check(self.run(self.inputs(case)), self.inputs(case))
+
     def test_every_feature_changes_the_result(self) -> None:
         arguments = self.inputs(self.several)
         plain = self.run(arguments)
@@ -257,6 +262,9 @@ class Contract:
             out = layout(torch.full_like(want, torch.nan))
             assert self.run(moved, out=out) is out
             self.check(out, arguments)
+            new = self.run(moved)
+            assert new.is_contiguous()
+            assert torch.equal(new, out)
 
     def test_no_tokens_give_an_empty_result(self) -> None:
         arguments = self.inputs(self.plain)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.dispatch.constraint import OnDevice
 from kernelhub.errors import ConfigurationError, InvalidArgument, KernelUnavailable, NoKernel
 from tests.dispatch.backends import Ones, Twos, qkv, record, register
 
@@ -208,8 +209,33 @@ class TestReport:
         assert "ones.k" in str(kernelhub.report())
         assert kernelhub.report().to_dict()["rows"][0]["problem"]["head_dim_qk"] == 16
 
+    def test_problems_that_differ_are_told_apart(self) -> None:
+        register("ones", record("ones.k", "Ones"))
+        q, k, v = qkv()
+        kernelhub.attention(q, k, v)
+        assert "q_dtype" not in str(kernelhub.report())
+        kernelhub.attention(q.double().half(), k.half(), v.half())
+        lines = str(kernelhub.report()).splitlines()[1:]
+        assert ["q_dtype=float16" in line for line in lines].count(True) == 1
+        assert not any("head_dim_qk" in line for line in lines)
+
 
 class TestTable:
+    def test_a_function_made_for_one_device_passes_others_on(self) -> None:
+        register("ones", record("ones.k", "Ones", OnDevice("cpu")))
+        register("twos", record("twos.k", "Twos", OnDevice("nvidia")))
+        operands = qkv()
+        assert answer(*operands) == 1.0
+        op = kernelhub.attention.op
+        problem = kernelhub.explain(kernelhub.attention, device="H200").problem
+        ((key, _),) = op.table.items()
+        op.table[key] = op.contract.bind(
+            Twos(problem), problem, 0, lambda: 0, lambda device: op.bound_for(key, device, None).run
+        )
+        launches = Twos.launches
+        assert answer(*operands) == 1.0, "the kernel of another device ran"
+        assert Twos.launches == launches
+
     def test_its_size_does_not_depend_on_lengths(self) -> None:
         register("ones", record("ones.k", "Ones"))
         base = torch.zeros(2, 400, 2, 16)

@@ -6,6 +6,7 @@ are more keys than queries; where there are fewer, the queries that see no key a
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
@@ -32,17 +33,28 @@ class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
         causal = values.window_right == 0
         blind = max(0, q.shape[1] - k.shape[1]) if causal else (0 if k.shape[1] else q.shape[1])
         out[:, :blind] = 0.0
-        if blind == q.shape[1]:
-            return
-        rows = q[:, blind:].transpose(1, 2)
-        tokens, length = rows.shape[2], k.shape[1]
-        square = tokens == length
-        out[:, blind:] = scaled_dot_product_attention(
-            rows,
+        if blind < q.shape[1]:
+            out[:, blind:] = self._attend(q[:, blind:], k, v, values.scale, causal)
+
+    def compute(self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values) -> Tensor:
+        causal = values.window_right == 0
+        if not k.shape[1] or (causal and k.shape[1] < q.shape[1]):
+            return super().compute(q, k, v, step, values)
+        self.check_operands(q, k, v)
+        return self._attend(q, k, v, values.scale, causal).contiguous()
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+        """Attention of queries that all see a key."""
+        if scale <= 0:  # torch's CUDA kernels take the maximum before they scale, and give NaN
+            q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
+        square = q.shape[1] == k.shape[1]
+        bias = causal_lower_right(q.shape[1], k.shape[1]) if causal and not square else None
+        return scaled_dot_product_attention(
+            q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
-            attn_mask=causal_lower_right(tokens, length) if causal and not square else None,
+            attn_mask=bias,
             is_causal=causal and square,
-            scale=values.scale,
+            scale=scale,
             enable_gqa=self.problem.group_size > 1,
         ).transpose(1, 2)

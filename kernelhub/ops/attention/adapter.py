@@ -4,7 +4,8 @@ An adapter is a subclass of `AttentionAdapter`. To write one:
 
 1. In `__init__(problem)` choose what is static: tiles, branches, a library's handle.
 2. In `launch` run the kernel into `out` (and `lse`, if it is given) and return nothing.
-3. If the kernel plans on the host, do that in `begin`, keep the result in ``step.state``, and say
+3. If the library insists on allocating the result, override `compute` too, which spares the copy.
+4. If the kernel plans on the host, do that in `begin`, keep the result in ``step.state``, and say
    ``reads_lengths=True`` in its record.
 
 The op has checked everything its contract says before any of them is called, and brought the values of
@@ -177,6 +178,17 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
         lse: Tensor | None,
     ) -> None:
         """Run into `out` and `lse`. Shapes are those of the op's docstring; q is never empty."""
+
+    def compute(self, q: Tensor, k: Tensor, v: Tensor, step: StepT, values: Values) -> Tensor:
+        """Run and return the result, contiguous, where the caller gave no `out` and wants no LSE; q is never empty."""
+        out = q.new_empty((*q.shape[:-1], self.problem.head_dim_vo))
+        self.launch(q, k, v, step, values, out, None)
+        return out
+
+    @property
+    def allocates(self) -> bool:
+        """Whether `compute` does better than `launch` into a new tensor."""
+        return type(self).compute is not AttentionAdapter.compute
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         """Device memory beyond the operands that calls within these bounds take, at most."""

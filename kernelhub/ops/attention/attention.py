@@ -152,12 +152,13 @@ class AttentionPlan(Plan):
         return AttentionStep(self._runner(step), step)
 
     def _runner(self, step: DenseStep) -> Callable[..., Any]:
-        launch, values = self.adapter.launch, self._values
+        launch, compute, values = self.adapter.launch, self.adapter.compute, self._values
         width = self.selection.problem.head_dim_vo
 
         def run(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
             if out is None:
-                out = q.new_empty((*q.shape[:-1], width))
+                result: Tensor = compute(q, k, v, step, values)
+                return result
             launch(q, k, v, step, values, out, None)
             return out
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, contiguous_format, empty_like, is_grad_enabled
 
 from kernelhub.ops.attention.adapter import LENT, DenseStep
 from kernelhub.ops.attention.arguments import (
@@ -166,6 +166,7 @@ def bind(
 ) -> Callable[..., Any]:
     """The function that a direct call runs: where sequences begin, the destination, the launch."""
     launch = adapter.launch
+    compute = adapter.compute if adapter.allocates and not problem.lse else None
     ragged = problem.ragged
     head_dim_vo = problem.head_dim_vo
     same_width = head_dim_vo == problem.head_dim_qk
@@ -222,15 +223,17 @@ def bind(
             or (device < 0 and (k.is_meta or v.is_meta))
         ):
             check_alike(NAME, q, (("k", k), ("v", v)))
+        if values is None:
+            values = plain if scale is None else Values(finite_scale(NAME, scale))
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         if out is None:
-            out = torch.empty_like(q) if same_width else q.new_empty(out_shape)
+            if compute is not None and 0 not in shape:
+                return compute(q, k, v, step, values)
+            out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
         elif out.shape != out_shape or out.dtype is not dtype:
             check_out(NAME, out, q, out_shape)
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:
-            if values is None:
-                values = plain if scale is None else Values(finite_scale(NAME, scale))
             launch(q, k, v, step, values, out, lse)
         return out if lse is None else (out, lse)
 

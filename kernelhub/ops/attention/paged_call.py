@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, contiguous_format, empty_like, is_grad_enabled
 
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import (
@@ -286,7 +286,7 @@ def bind(
             refuse_batch(shape, step.num_seqs)
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         if out is None:
-            out = torch.empty_like(q) if same_width else q.new_empty(out_shape)
+            out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
         elif out.shape != out_shape or out.dtype is not dtype:
             check_out(NAME, out, q, out_shape)
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None

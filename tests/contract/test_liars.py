@@ -1,0 +1,168 @@
+"""The contract catches kernels that lie: each of these is the right kernel with one defect."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from kernelhub.backends.torch.blocked import Blocked, BlockedPaged
+from kernelhub.dispatch.kernel import Band
+from tests.contract.attention import DenseContract, PagedContract
+from tests.dispatch.backends import record, register
+
+
+class Lie:
+    """Mixed into a right kernel: the whole of it unless a method is overridden."""
+
+    def change(self, q: Any, k: Any, v: Any, values: Any) -> Any:
+        return q, k, v, values
+
+    def spoil(self, q: Any, out: Any, lse: Any) -> None:
+        return None
+
+    def launch(self, q: Any, k: Any, v: Any, step: Any, values: Any, out: Any, lse: Any) -> None:
+        self.check_operands(q, k, v)
+        q, k, v, values = self.change(q, k, v, values)
+        super().launch(q, k, v, step, values, out, lse)  # type: ignore[misc]
+        if q.numel():
+            self.spoil(q, out, lse)
+
+
+class Truth(Lie):
+    pass
+
+
+class ForgetsSoftcap(Lie):
+    def change(self, q, k, v, values):
+        return q, k, v, values._replace(softcap=0.0)
+
+
+class ForgetsSinks(Lie):
+    def change(self, q, k, v, values):
+        return q, k, v, values._replace(sinks=None)
+
+
+class ForgetsTheMask(Lie):
+    def change(self, q, k, v, values):
+        return q, k, v, values._replace(window_right=-1)
+
+
+class WindowOfOneMore(Lie):
+    def change(self, q, k, v, values):
+        return q, k, v, values._replace(window_left=values.window_left + (values.window_left >= 0))
+
+
+class RightWindowOfOneLess(Lie):
+    def change(self, q, k, v, values):
+        return q, k, v, values._replace(window_right=values.window_right - (values.window_right > 0))
+
+
+class DefaultScale(Lie):
+    def change(self, q, k, v, values):
+        return q, k, v, values._replace(scale=q.shape[-1] ** -0.5)
+
+
+class SharesTheScaleOfTheFirstHead(Lie):
+    def change(self, q, k, v, values):
+        if not isinstance(values.k_scale, torch.Tensor):
+            return q, k, v, values
+        first = values.k_scale[:1].expand_as(values.k_scale) if values.k_scale.ndim else values.k_scale
+        return q, k, v, values._replace(k_scale=first)
+
+
+class ForgetsTheScaleOfV(Lie):
+    def change(self, q, k, v, values):
+        return q, k, v, values._replace(v_scale=values.k_scale)
+
+
+class OtherHeadsOfTheGroup(Lie):
+    def change(self, q, k, v, values):
+        group = self.problem.group_size
+        mixed = q.unflatten(-2, (group, -1)).transpose(-3, -2).flatten(-3, -2)
+        return mixed, k, v, values
+
+
+class LogToTheBaseOfTwo(Lie):
+    def spoil(self, q, out, lse):
+        if lse is not None:
+            lse /= math.log(2)
+
+
+class OnePercentTooMuch(Lie):
+    def spoil(self, q, out, lse):
+        out *= 1.01
+
+
+class LeavesTheLastTokenUnwritten(Lie):
+    def spoil(self, q, out, lse):
+        out[-1:] = torch.nan
+
+
+class OneWrongElement(Lie):
+    def spoil(self, q, out, lse):
+        out[(0,) * out.ndim] += 0.5
+
+
+class WritesPastItsOutput(Lie):
+    def spoil(self, q, out, lse):
+        bytes_after = out.untyped_storage().nbytes() - (out.storage_offset() + out.numel()) * out.itemsize
+        if bytes_after >= out.itemsize and out.is_contiguous():
+            out.as_strided((1,), (1,), out.storage_offset() + out.numel()).fill_(0.0)
+
+
+class OtherBitsEachTime(Lie):
+    def spoil(self, q, out, lse):
+        out *= 1 + 0.01 * torch.rand((), device=out.device).to(out.dtype)
+
+
+def _both(lie: type) -> tuple[type, type]:
+    dense = type(f"Dense{lie.__name__}", (lie, Blocked), {"__module__": __name__})
+    paged = type(f"Paged{lie.__name__}", (lie, BlockedPaged), {"__module__": __name__})
+    globals()[dense.__name__], globals()[paged.__name__] = dense, paged
+    return dense, paged
+
+
+LIES = [lie for lie in Lie.__subclasses__() if lie is not Truth]
+for _lie in (Truth, *LIES):
+    _both(_lie)
+
+
+def failures(contract: type, kernel: str, device: str) -> list[str]:
+    """The tests of a contract that a kernel fails, until the first few."""
+    subject = type("Subject", (contract,), {"kernel": kernel, "device": device, "fewest_cases": 1})()
+    failed = []
+    for name, test in inspect.getmembers(subject, inspect.ismethod):
+        if not name.startswith("test_"):
+            continue
+        takes_case = "case" in inspect.signature(test).parameters
+        for arguments in [(case,) for case in subject.accepted_cases()] if takes_case else [()]:
+            try:
+                test(*arguments)
+            except AssertionError:
+                failed.append(name)
+                break
+    return failed
+
+
+def _register(lie: type, op: str, prefix: str) -> None:
+    kernel = record("liar.k", f"{__name__}:{prefix}{lie.__name__}", op=op, band=Band.PLUGIN, reads_lengths=True)
+    register("liar", kernel)
+
+
+SUBJECTS = [("attention", "Dense", DenseContract), ("paged_attention", "Paged", PagedContract)]
+
+
+@pytest.mark.parametrize(("op", "prefix", "contract"), SUBJECTS, ids=["attention", "paged_attention"])
+class TestLiars:
+    @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+    def test_is_caught(self, lie, op, prefix, contract) -> None:
+        _register(lie, op, prefix)
+        assert failures(contract, "liar.k", "cpu"), f"nothing in the contract tells {lie.__name__} from a right kernel"
+
+    def test_a_right_kernel_is_not(self, op, prefix, contract) -> None:
+        _register(Truth, op, prefix)
+        assert failures(contract, "liar.k", "cpu") == []
