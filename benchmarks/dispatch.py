@@ -13,7 +13,8 @@ Kernels that do nothing are registered, so that what is timed is kernelhub:
 
 The function that a call finds in its table checks what differs from call to call (who made the step's
 tensors, the destination) before it launches; `launch_ns` says what the whole call costs beyond the launch.
-`--check` exits with 1 if a goal is missed, three times in a row: what else runs on a machine only ever adds time.
+`--check` measures up to three times and exits with 1 if a goal is missed in each: what else runs on a machine only
+ever adds time.
 """
 
 from __future__ import annotations
@@ -200,15 +201,15 @@ def measure() -> dict[str, Any]:
     return result
 
 
-def missed_goals(result: dict[str, Any]) -> list[str]:
-    """Goals that the figures do not meet, as sentences."""
-    missed = []
+def missed_goals(result: dict[str, Any]) -> dict[str, str]:
+    """Goals that the figures do not meet, each with a sentence."""
+    missed = {}
     for name, goal in GOALS.items():
         for unit, limit in goal.items():
             if result[name][unit] > limit:
-                missed.append(f"{name}: {result[name][unit]:g} {unit}, goal at most {limit:g}")
+                missed[f"{name}, {unit}"] = f"{name}: {result[name][unit]:g} {unit}, goal at most {limit:g}"
     if result["table"]["entries"] != 1:
-        missed.append(f"table: {result['table']['entries']} entries after {TABLE_KEYS} lengths, goal 1")
+        missed["table"] = f"table: {result['table']['entries']} entries after {TABLE_KEYS} lengths, goal 1"
     return missed
 
 
@@ -219,11 +220,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for _ in range(ATTEMPTS if options.check else 1):
-        result = measure()
-        missed = missed_goals(result)
-        if not missed:
-            break
+    result = measure()
+    missed = missed_goals(result)
+    for _ in range(ATTEMPTS - 1 if options.check else 0):
+        if missed:
+            result = measure()
+            again = missed_goals(result)
+            missed = {goal: sentence for goal, sentence in again.items() if goal in missed}
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
@@ -234,7 +237,7 @@ def main() -> int:
             goal = " and ".join(f"{limit:g} {unit}" for unit, limit in GOALS.get(name, {}).items())
             print(f"{name:14} {result[name]['ns']:>12,.0f} {result[name]['ratio']:>14,.1f}   {goal}")
         print(f"{'table':14} {result['table']['entries']:>12} entries after {TABLE_KEYS:,} lengths")
-    for line in missed:
+    for line in missed.values():
         print(f"goal missed: {line}", file=sys.stderr)
     return 1 if options.check and missed else 0
 
