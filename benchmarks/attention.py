@@ -1,6 +1,6 @@
 """Every attention kernel that can run here, against torch's best and against the machine's roofs.
 
-    python benchmarks/attention.py [--quick] [--json] [--out FILE] [--plot FILE.png]
+    python benchmarks/attention.py [--quick] [--json] [--out FILE] [--plot FILE.png] [--show FILE]
 
 For each case all kernels that accept it are timed in turn with torch's own ways of computing the same, so that
 what else the machine does slows all alike. torch's best is the fastest of scaled_dot_product_attention with
@@ -217,46 +217,48 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def plot(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Speed of every kernel over torch's enable_gqa or, lacking that, its share of the roof."""
+    """Every kernel's and every peer's share of the roof; peers are grey."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = list(dict.fromkeys(name for row in rows for name in (*row["kernels_ms"], *row["torch_ms"])))
-    figure, axis = plt.subplots(figsize=(11, 0.62 * len(rows) * max(3, len(names)) / 3 + 1.5))
-    height = 0.85 / len(names)
-    for index, name in enumerate(names):
-        at, share = [], []
-        for place, row in enumerate(rows):
-            ms = (row["kernels_ms"] | row["torch_ms"]).get(name)
-            if ms is not None:
-                at.append(place + index * height)
-                share.append(100 * row["roof_ms"] / ms)
-        ours = "." in name
-        axis.barh(at, share, height, label=name, color=None if ours else "0.75", edgecolor="0.4" if not ours else None)
-    axis.set_yticks([place + 0.4 for place in range(len(rows))], [row["case"] for row in rows])
-    axis.invert_yaxis()
+    kernels = list(dict.fromkeys(name for row in rows for name in row["kernels_ms"]))
+    peers = list(dict.fromkeys(name for row in rows for name in row["torch_ms"]))
+    greys = [str(0.4 + 0.5 * index / max(1, len(peers) - 1)) for index in range(len(peers))]
+    colours = dict(zip(kernels, plt.get_cmap("tab10").colors, strict=False)) | dict(zip(peers, greys, strict=True))
+    figure, axis = plt.subplots(figsize=(10, 0.16 * sum(1 + len(_times(row)) for row in rows) + 1.2))
+    place, labels, drawn = 0.0, [], set()
+    for row in rows:
+        times = _times(row)
+        labels.append((place + (len(times) - 1) / 2, row["case"]))
+        for name, ms in times.items():
+            label = None if name in drawn else f"torch: {name}" if name in peers else name
+            axis.barh(place, 100 * row["roof_ms"] / ms, 0.9, color=colours[name], label=label)
+            drawn.add(name)
+            place += 1
+        place += 1
+    axis.set_yticks([at for at, _ in labels], [label for _, label in labels], fontsize=8)
+    axis.set_ylim(place - 0.5, -1)
     axis.set_xlabel("% of the roof measured in the same run (longer is faster)")
     axis.set_title(title)
     axis.legend(loc="lower right", fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
-    parser.add_argument("--plot", type=Path, help="also draw the result into this file")
-    options = parser.parse_args()
+def _times(row: dict[str, Any]) -> dict[str, float]:
+    return {**row["kernels_ms"], **row["torch_ms"]}
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Measure every case on the first GPU, or else on the CPU."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    budget_s = 0.5 if options.quick else 2.0 if device.type == "cuda" else 4.0
+    budget_s = 0.5 if quick else 2.0 if device.type == "cuda" else 4.0
     with torch.no_grad():
         roof = roofs(device, budget_s)
-        rows = [measure(make(), device, budget_s, roof) for make in cases(device, options.quick)]
-    result = {
+        rows = [measure(make(), device, budget_s, roof) for make in cases(device, quick)]
+    return {
         "device": str(facts(device)),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "torch": torch.__version__,
@@ -264,18 +266,30 @@ def main() -> int:
         "roofs": roof,
         "rows": rows,
     }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    parser.add_argument("--show", dest="shown", type=Path, help="show this JSON of an earlier run; measure nothing")
+    parser.add_argument("--plot", type=Path, help="also draw the result into this file")
+    options = parser.parse_args()
+    result = json.loads(options.shown.read_text()) if options.shown else run(options.quick)
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.plot:
-        plot(rows, f"{result['device']}, torch {torch.__version__}", options.plot)
+        plot(result["rows"], f"{result['device']}, torch {result['torch']}, {result['date']}", options.plot)
     if options.json:
         print(json.dumps(result, indent=1))
     else:
+        roof = result["roofs"]
         print(
             f"{result['device']}: reads {roof['bytes_per_s'] / 1e9:,.0f} GB/s, "
             f"{roof['operations_per_s'] / 1e9:,.0f} GFLOP/s in bfloat16"
         )
-        show(rows)
+        show(result["rows"])
     return 0
 
 
