@@ -20,6 +20,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.hub import HUB, Bound, Layers
+from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.policy import Names
 from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.select import Selection
@@ -164,11 +165,16 @@ class OpFunction(Protocol[P, R, PlanT]):
         """The op in plain torch."""
 
 
-def publish(op: Op[Any], prepare: Callable[..., PlanT]) -> Callable[[Callable[P, R]], OpFunction[P, R, PlanT]]:
-    """Make a function the public face of an op, with plans, verdicts and reference hanging on it."""
+def publish(
+    op: Op[Any], prepare: Callable[..., PlanT], traced: Callable[..., Any]
+) -> Callable[[Callable[P, R]], OpFunction[P, R, PlanT]]:
+    """Make a function the public face of an op, with plans, verdicts and reference hanging on it.
+
+    `traced`, of the same signature, is what torch.compile sees in its place.
+    """
 
     def decorate(function: Callable[P, R]) -> OpFunction[P, R, PlanT]:
-        public = cast(Any, function)
+        public = cast(Any, traced_as(function, traced))
         op.function = function
         public.op = op
         public.prepare = prepare

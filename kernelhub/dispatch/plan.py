@@ -63,6 +63,20 @@ class Plan:
         return self.selection.kernel.reads_lengths
 
     @property
+    def syncs(self) -> bool:
+        """Whether `begin` waits for the device where host lengths are not given. With them it never does."""
+        return self.reads_lengths and self.selection.problem.device.type != "cpu"
+
+    def workspace_bytes(self, **sizes: int) -> int:
+        """Device memory beyond operands and result that runs within these sizes take, at most.
+
+        Args:
+            sizes: as of the adapter of the op; for attention ``num_seqs``, ``num_tokens``, ``max_kv_len``.
+        """
+        num_bytes: int = self.adapter.workspace_bytes(**sizes)
+        return num_bytes
+
+    @property
     def fingerprint(self) -> str:
         """Equal for equal choices: a digest of op, problem and kernel."""
         verdict = self.selection.to_dict()

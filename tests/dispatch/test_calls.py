@@ -7,12 +7,15 @@ import concurrent.futures
 import contextvars
 import logging
 import threading
+import types
 
 import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.triton.adapters import SplitKV
 from kernelhub.dispatch.constraint import OnDevice
+from kernelhub.dispatch.plan import Plan
 from kernelhub.errors import ConfigurationError, InvalidArgument, KernelUnavailable, NoKernel
 from tests.dispatch.backends import Ones, Twos, qkv, record, register
 
@@ -196,6 +199,25 @@ class TestFallback:
         register("odd", record("odd.k", "builtins:object"))
         with pytest.raises(NoKernel, match="object"):
             kernelhub.attention(*qkv(), backend="odd")
+
+
+class TestPlans:
+    def test_say_whether_a_step_waits_for_the_device(self) -> None:
+        for device, syncs in (("H200", True), ("CPU", False)):
+            problem = kernelhub.explain("paged_attention", device=device).problem
+            verdict = kernelhub.paged_attention.op.select(problem, "torch.blocked")
+            plan = Plan(types.SimpleNamespace(selection=verdict, adapter=None), lambda: None)
+            assert plan.reads_lengths
+            assert plan.syncs is syncs
+
+    def test_say_how_much_memory_they_take(self) -> None:
+        problem = kernelhub.explain("paged_attention", device="H200").problem
+        verdict = kernelhub.paged_attention.op.select(problem, "triton.split_kv")
+        plan = Plan(types.SimpleNamespace(selection=verdict, adapter=SplitKV(problem)), lambda: None)
+        one_long = plan.workspace_bytes(num_seqs=1, num_tokens=1, max_kv_len=1 << 17)
+        parts = one_long / (8 * 16 * (128 + 1) * 4)  # KV heads, rows of a tile, width and LSE, bytes
+        assert 1 < parts <= 64
+        assert plan.workspace_bytes(num_seqs=1024, num_tokens=1024, max_kv_len=64) == 0
 
 
 class TestReport:

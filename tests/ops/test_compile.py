@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernelhub
+from kernelhub.ops.attention import library
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from tests.conftest import DEVICE
 from tests.dispatch.backends import record, register
@@ -144,3 +146,9 @@ class TestFakeTensors:
         assert any("kernelhub.attention" in str(node.target) for node in program.graph.nodes)
         larger = torch.randn(5, 9, 4, 16)
         assert torch.equal(program.module()(larger), Layer()(larger))
+
+
+@pytest.mark.parametrize("op", ["attention", "paged_attention"])
+def test_what_is_traced_has_the_parameters_of_the_op(op) -> None:
+    traced, public = getattr(library, op), getattr(kernelhub, op)
+    assert inspect.signature(traced) == inspect.signature(public)

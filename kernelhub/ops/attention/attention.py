@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
@@ -131,7 +130,7 @@ class AttentionPlan(Plan):
             max_seqlen_q: upper bound on the queries of a sequence.
             max_seqlen_k: upper bound on the keys of a sequence.
             cu_seqlens_q_cpu: the values of cu_seqlens_q on the host. With them and `cu_seqlens_k_cpu`
-                nothing syncs; without them a plan whose `reads_lengths` is true does.
+                nothing syncs; without them a plan whose `syncs` is true does.
             cu_seqlens_k_cpu: the values of cu_seqlens_k on the host.
 
         Raises:
@@ -224,7 +223,7 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AttentionPla
     return AttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
-@publish(_op, _prepare)
+@publish(_op, _prepare, traced=library.attention)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -283,7 +282,7 @@ def attention(
         >>> kernelhub.attention(q, k, v, causal=True).shape
         torch.Size([1, 128, 8, 64])
     """
-    if (is_dynamo_compiling() or type(q) is not Tensor) and not isinstance(backend, Ask):
+    if type(q) is not Tensor and not isinstance(backend, Ask):
         return library.attention(
             q,
             k,

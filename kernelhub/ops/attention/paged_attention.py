@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
@@ -130,7 +129,7 @@ class PagedAttentionPlan(Plan):
             cu_seqlens_q: int32 [num_seqs + 1] for ragged queries.
             max_seqlen_q: upper bound on the queries of a sequence.
             seq_lens_cpu: the values of seq_lens on the host. With them, and `cu_seqlens_q_cpu` for ragged
-                queries, nothing syncs; without them a plan whose `reads_lengths` is true does.
+                queries, nothing syncs; without them a plan whose `syncs` is true does.
             cu_seqlens_q_cpu: the values of cu_seqlens_q on the host.
 
         Raises:
@@ -226,7 +225,7 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PagedAttenti
     return PagedAttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
-@publish(_op, _prepare)
+@publish(_op, _prepare, traced=library.paged_attention)
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -293,7 +292,7 @@ def paged_attention(
         >>> kernelhub.paged_attention(q, k_cache, v_cache, block_table, seq_lens).shape
         torch.Size([2, 8, 64])
     """
-    if (is_dynamo_compiling() or type(q) is not Tensor) and not isinstance(backend, Ask):
+    if type(q) is not Tensor and not isinstance(backend, Ask):
         return library.paged_attention(
             q,
             k_cache,

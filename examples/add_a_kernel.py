@@ -1,0 +1,73 @@
+"""A third party's kernel: one record, one adapter, chosen by itself and held against the reference.
+
+In a package of your own this file would be ``yourpackage/kernels.py``, found through the entry point
+
+    [project.entry-points."kernelhub.backends"]
+    mine = "yourpackage.kernels"
+
+Here it registers itself. Run it with ``python examples/add_a_kernel.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import kernelhub
+from kernelhub.dispatch.constraint import Between, OnDevice, SameValue, anything, dtype_in
+from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.ops.attention.adapter import AttentionAdapter
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
+from kernelhub.ops.attention.tolerance import compare_out
+
+BACKEND = Backend("mine", "matrix products and a softmax, for heads without groups")
+
+# Every limit is data. A facet that no constraint mentions is an error, a feature that is not listed is refused.
+KERNELS = (
+    Kernel(
+        op="attention",
+        name="mine.naive",
+        target=f"{__name__}:Naive",
+        summary="a softmax between two products, for short sequences on a CPU",
+        band=Band.PLUGIN,
+        constraints=(
+            OnDevice("cpu"),
+            dtype_in("q_dtype", "float32"),
+            dtype_in("kv_dtype", "float32"),
+            SameValue("num_q_heads", "num_kv_heads", why="no grouped heads"),
+            Between("head_dim_qk", 16, 256),
+            anything("head_dim_vo", "q_len"),
+        ),
+        features=frozenset({"causal"}),
+        deterministic=True,
+    ),
+)
+
+
+class Naive(AttentionAdapter[Any, Any]):
+    """Imported only once the kernel has been chosen."""
+
+    def launch(self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Any, out: Tensor, lse: Tensor | None) -> None:
+        self.check_operands(q, k, v)
+        scores = torch.einsum("bshd,blhd->bhsl", q, k) * values.scale
+        if values.window_right == 0:
+            tokens, length = q.shape[1], k.shape[1]
+            hidden = torch.ones(tokens, length, dtype=torch.bool).triu(length - tokens + 1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        out.copy_(torch.einsum("bhsl,blhd->bshd", scores.softmax(-1).nan_to_num(), v))
+
+
+def main() -> None:
+    kernelhub.register_backend(sys.modules[__name__])
+    arguments = attention_inputs(AttentionModel("tiny", 4, 4, 64, 64), batch=2, q_tokens=50, dtype=torch.float32)
+    print(kernelhub.attention.explain(**arguments))
+    out = kernelhub.attention(**arguments)
+    print("against the reference:", compare_out(out, kernelhub.attention.reference(**arguments), 4.0))
+    print("grouped heads go to:", kernelhub.explain("attention", device="CPU", q_dtype="float32").selected)
+
+
+if __name__ == "__main__":
+    main()
