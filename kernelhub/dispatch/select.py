@@ -93,7 +93,8 @@ class Selection(Generic[ProblemT]):
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.op} on {self.problem.device}: {self.selected or 'no kernel'} ({self.because})"]
+        who = f"{self.selected}, decided by {self.source}" if self.selected else f"no kernel: {self.because}"
+        lines = [f"{self.op} on {self.problem.device}: {who}"]
         width = max((len(decision.kernel) for decision in self.decisions), default=0)
         for decision in self.decisions:
             mark = "*" if decision.code == "selected" else "+" if decision.accepted else "-"

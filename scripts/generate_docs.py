@@ -1,0 +1,223 @@
+"""Rewrite the generated parts of README.md and docs/: tables of variables, kernels and results, and the API.
+
+A part stands between ``<!-- name: made by scripts/generate_docs.py -->`` and ``<!-- end -->``. With ``--check``
+nothing is written, and the exit code is 1 if a part is out of date.
+
+Nothing here depends on the machine: kernels are told from their records, verdicts are those on simulated devices,
+figures come from benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import kernelhub  # noqa: E402
+from kernelhub.dispatch.hub import HUB  # noqa: E402
+from kernelhub.dispatch.settings import VARIABLES  # noqa: E402
+
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PART = re.compile(r"(<!-- ([a-z0-9_ ]+): made by scripts/generate_docs.py -->\n).*?(<!-- end -->)", re.DOTALL)
+OPS = ("attention", "paged_attention")
+INSTALLED = kernelhub.SimulatedMachine({"torch": "2.13.0", "triton": "3.7.1"})
+DEVICES = ("CPU", "A100", "L40S", "H200", "B200", "RTX5090", "MI300X")
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def variables() -> str:
+    rows = []
+    for variable in VARIABLES.values():
+        default = variable.default
+        shown = "" if default in (None, ()) else ",".join(default) if isinstance(default, tuple) else f"{default:g}"
+        rows.append((f"`{variable.name}`", f"`{variable.grammar}`", shown, variable.doc))
+    return table(("variable", "what to write", "default", "what it does"), rows)
+
+
+def kernels(op: str) -> str:
+    _ = HUB.settings
+    rows = []
+    for kernel in sorted(HUB.registry.candidates(op).kernels, key=lambda kernel: kernel.name):
+        promises = [
+            *(["deterministic"] if kernel.deterministic else []),
+            *(["batch invariant"] if kernel.batch_invariant else []),
+            *(["wants lengths on the host"] if kernel.reads_lengths else []),
+            f"CUDA graphs: {kernel.graph.name.lower().replace('_', ' ')}",
+        ]
+        features = ", ".join(sorted(kernel.features)) or "none"
+        rows.append((f"`{kernel.name}`", kernel.summary, features, "; ".join(promises)))
+    return table(("kernel", "what it is", "features", "promises"), rows)
+
+
+def choices() -> str:
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "prefill": ("attention", {"q_len": "many", "causal": True}),
+        "prefill, sliding window": ("attention", {"q_len": "many", "causal": True, "window_left": True}),
+        "prefill, ragged": ("attention", {"q_len": "any", "causal": True, "ragged": True}),
+        "paged decode": ("paged_attention", {}),
+        "paged decode, softcap": ("paged_attention", {"softcap": True}),
+        "paged, prefill and decode mixed": ("paged_attention", {"ragged": True, "q_len": "any"}),
+    }
+    rows = []
+    for label, (op, facets) in cases.items():
+        verdicts = [kernelhub.explain(op, device=device, machine=INSTALLED, **facets).selected for device in DEVICES]
+        rows.append((label, *(f"`{name}`" for name in verdicts)))
+    return table(("bfloat16, heads of 128", *DEVICES), rows)
+
+
+def explanation() -> str:
+    verdict = kernelhub.explain("paged_attention", device="H200", machine=INSTALLED, window_left=True)
+    return f"```text\n{verdict}\n```"
+
+
+def api(name: str) -> str:
+    function = getattr(kernelhub, name)
+    parameters = ",\n".join(f"    {parameter}" for parameter in inspect.signature(function).parameters.values())
+    return f"```python\nkernelhub.{name}(\n{parameters},\n)\n```\n\n```text\n{inspect.getdoc(function)}\n```"
+
+
+def results(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+    return document
+
+
+def measured(name: str) -> str:
+    """Every case of an attention benchmark."""
+    result = results(name)
+    rows = []
+    for row in result["rows"]:
+        ours = row["kernels_ms"]
+        best = min(row["torch_ms"].values(), default=None)
+        chosen = ours[row["chosen"]]
+        others = ", ".join(f"{kernel} {ms:.3g}" for kernel, ms in ours.items() if kernel != row["chosen"])
+        rows.append(
+            (
+                row["case"],
+                f"`{row['chosen']}`",
+                f"{chosen:.3g}",
+                "torch has no such op" if best is None else f"{best:.3g}",
+                f"{100 * row['roof_ms'] / chosen:.0f} %",
+                others,
+            )
+        )
+    roof = result["roofs"]
+    head = (
+        f"{result['device']}, torch {result['torch']}, {result['date']}; the roof: reads "
+        f"{roof['bytes_per_s'] / 1e9:,.0f} GB/s, {roof['operations_per_s'] / 1e12:,.3g} TFLOP/s in bfloat16.\n\n"
+    )
+    return head + table(("case", "chosen", "ms", "torch's best, ms", "of the roof", "others, ms"), rows)
+
+
+def cost() -> str:
+    """What choosing costs on both machines."""
+    labels = {
+        "cached_call": "choosing, on a call",
+        "override_call": "the same with `backend=`",
+        "launch_ns": "a whole call, beyond the kernel's launch: choosing and checking",
+        "plan_run": "a plan's `step.run`, beyond the kernel's launch",
+        "miss": "the first call of a configuration",
+        "import": "`import kernelhub` and both ops, beyond torch",
+    }
+    columns = [results(name) for name in ("dispatch_cpu.json", "dispatch_h200.json")]
+    rows = []
+    for key, label in labels.items():
+        cells = []
+        for column in columns:
+            ns = column["cached_call"]["launch_ns"] if key == "launch_ns" else column[key]["ns"]
+            ratio = ns / column["empty_call"]["ns"]
+            cells.append(f"{ns / 1e6:.0f} ms" if ns > 1e6 else f"{ns / 1e3:.2g} µs" if ns > 1e4 else f"{ns:.0f} ns")
+            if ns < 1e4:
+                cells[-1] += f" = {ratio:.2g} empty calls"
+        rows.append((label, *cells))
+    entries = [str(column["table"]["entries"]) for column in columns]
+    rows.append(("entries in the table of plans after 100,000 different lengths", *entries))
+    machines = [f"{column['machine']}, {column['date']}" for column in columns]
+    return table(("", f"the 2-core CPU ({machines[0]})", f"host of an H200 ({machines[1]})"), rows)
+
+
+def codes() -> str:
+    """Stable codes of decisions, with what each means."""
+    meanings = {
+        "selected": "it runs",
+        "outranked": "it could run; another is expected to be faster or was preferred",
+        "not_requested": "it could run; something else was asked for",
+        "disabled": "switched off by a variable, file, context or `configure`",
+        "vendor": "made for another kind of device",
+        "capability": "made for another generation of GPU",
+        "dtype": "does not take this dtype",
+        "value": "does not take this value of a facet",
+        "range": "a size lies outside what it takes",
+        "divisibility": "a size is no multiple of what it needs",
+        "mismatch": "two facets differ that must agree",
+        "feature": "does not honour a feature that the call uses",
+        "rule": "a condition of its own fails; the reason says which",
+        "nondeterministic": "`deterministic` was asked for and it is not",
+        "batch_variant": "`batch_invariant` was asked for and it is not",
+        "known_bad": "known to give wrong numbers here; the reason links the report",
+        "package_missing": "its library is not installed",
+        "package_version": "its library is installed in a version that does not fit",
+        "package_broken": "its library is installed and cannot be read",
+        "symbol_missing": "its library lacks the function it needs",
+        "symbol_unknown": "its library could not be searched for the function it needs",
+        "toolkit_missing": "it needs a CUDA toolkit, and none was found",
+        "toolkit_broken": "the CUDA toolkit does not answer",
+        "compiler_missing": "it needs a C compiler, and none was found",
+        "headers_missing": "it needs Python's headers, and none were found",
+        "cache_unwritable": "what it compiles could not be kept",
+        "interpreter_off": "on a CPU it runs under Triton's interpreter only, which is off",
+        "load_failed": "importing or preparing it failed; the reason says how",
+        "load_timeout": "importing it took longer than KERNELHUB_LOAD_TIMEOUT_S",
+        "constraint_error": "a third party's constraint raised",
+    }
+    return table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in meanings.items()])
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "variables": variables,
+    "choices": choices,
+    "explanation": explanation,
+    "codes": codes,
+    "cost": cost,
+    "measured on a cpu": lambda: measured("cpu.json"),
+    "measured on an h200": lambda: measured("h200.json"),
+    **{f"kernels of {op}": lambda op=op: kernels(op) for op in OPS},
+    **{f"api of {op}": lambda op=op: api(op) for op in OPS},
+}
+
+
+def refreshed(text: str) -> str:
+    """A page with its generated parts made anew."""
+    return PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    options = parser.parse_args()
+    stale = []
+    for page in PAGES:
+        text = page.read_text()
+        fresh = refreshed(text)
+        if fresh != text:
+            stale.append(page.relative_to(ROOT))
+            if not options.check:
+                page.write_text(fresh)
+    for name in stale:
+        print(f"{'out of date' if options.check else 'rewritten'}: {name}")
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What the documentation says holds: its code runs, its tables are those of this version, its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kernelhub
+from kernelhub.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "kernelhub").rglob("*.py"))
+    if ">>>" in path.read_text() and path.name != "__init__.py"
+]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page, code) of every block in a language."""
+    fence = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return [(page.name, code) for page in PAGES for code in fence.findall(page.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("page", "code"), [pytest.param(page, code, id=f"{page}-{i}") for i, (page, code) in enumerate(blocks("python"))]
+)
+def test_python_in_the_pages_runs(page, code) -> None:
+    if code.startswith("kernelhub."):
+        ast.parse(f"def {code.removeprefix('kernelhub.').rstrip().removesuffix(')')}): ...")  # a signature
+        return
+    exec(compile(code, page, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings_give_what_they_say(module) -> None:
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted
+    assert not result.failed
+
+
+def test_the_example_of_the_package_gives_what_it_says() -> None:
+    assert not doctest.testmod(kernelhub).failed
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment, timeout=300)
+    if "No module named 'transformers'" in done.stderr:
+        pytest.skip("transformers is not installed: 1 case")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "generate_docs.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"run `make docs`: {done.stdout}{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            path = page.parent / target
+            assert path.exists() or path.with_suffix(".md").exists(), f"{page.name} links {target}"
+
+
+def test_commands_of_the_readme_are_understood(capsys) -> None:
+    commands = [line for _, code in blocks("bash") for line in code.splitlines() if line.startswith("kernelhub ")]
+    assert len(commands) >= 4
+    for line in commands:
+        assert main([*shlex.split(line, comments=True)[1:], "--json"]) == 0, line
+    assert capsys.readouterr().out
+
+
+def test_every_code_that_a_decision_may_have_is_explained() -> None:
+    said = (ROOT / "docs" / "configuration.md").read_text()
+    sources = [path.read_text() for path in (ROOT / "kernelhub").rglob("*.py")]
+    codes = set()
+    for text in sources:
+        codes |= set(re.findall(r"Rejection\(\s*\"([a-z_]+)\"", text))
+        codes |= set(re.findall(r"lacking\([^,]+, \"([a-z_]+)\"", text))
+        codes |= set(re.findall(r"Decision\([^\"\n]*\"([a-z_]+)\"", text))
+        codes |= set(re.findall(r"LoadFailure\(\s*\"([a-z_]+)\"", text))
+    assert len(codes) > 20
+    assert {code for code in codes if f"`{code}`" not in said} == set()
+
+
+def test_every_variable_in_the_pages_exists() -> None:
+    from kernelhub.dispatch.settings import VARIABLES
+
+    named = {name for page in PAGES for name in re.findall(r"KERNELHUB_[A-Z_]+[A-Z]", page.read_text())}
+    assert named <= set(VARIABLES)
+    assert named == set(VARIABLES)
