@@ -30,7 +30,7 @@ run() {  # run NAME PYTEST-ARGUMENT...
 }
 
 TRITON_TESTS=(tests/backends/test_triton.py tests/backends/test_triton_details.py tests/backends/test_triton_ahead.py)
-CORE_TESTS=(tests/dispatch tests/laws tests/probes tests/golden tests/cli tests/ops tests/backends/test_torch.py)
+CORE_TESTS=(tests/dispatch tests/laws tests/probes tests/golden tests/cli tests/ops tests/contract tests/backends/test_torch.py)
 
 for version in 3.6.0 3.9.0; do
     environment "triton-$version" torch==2.13.0 "triton==$version"

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.triton.prefill import prefill_kernel
+from kernelhub.backends.triton.split_kv import split_kernel
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
@@ -146,6 +148,45 @@ class TestStreams:
         torch.cuda.synchronize()
         assert not torch.equal(out, want)
         agrees(out, arguments)
+
+
+class TestVariants:
+    """A kernel that was compiled for some operands is launched again only for operands alike."""
+
+    @pytest.mark.parametrize("kernel", ["triton.split_kv", "triton.prefill"])
+    def test_calls_that_differ_in_what_triton_compiles_for_do_not_meet(self, kernel) -> None:
+        base = paged_attention_inputs(RICH, seq_lens=(300, 77, 512), device="cuda")
+        shifted = torch.empty(base["q"].numel() + 1, dtype=base["q"].dtype, device="cuda")[1:].view_as(base["q"])
+        wide = torch.empty(*base["q"].shape[:2], 80, dtype=base["q"].dtype, device="cuda")[..., :64]
+        apart = torch.stack([base["k_cache"], base["v_cache"]], 1)
+        calls = [
+            {},
+            {"q": shifted.copy_(base["q"])},
+            {"q": wide.copy_(base["q"])},
+            {"k_cache": apart[:, 0], "v_cache": apart[:, 1]},
+            {"sinks": base["sinks"].float() + 1},
+            {"sinks": base["sinks"].half() - 1},
+            {"scale": -0.2},
+            {"scale": 1},
+            {"scale": 0.125},
+            {"window": 1 << 40},
+            {"window": 3},
+            {"seq_lens": torch.cat([base["seq_lens"], base["seq_lens"]])[3:]},
+        ]
+        for change in (*calls, *reversed(calls)):
+            arguments = base | change
+            args, kwargs = split(arguments)
+            agrees(kernelhub.paged_attention(*args, backend=kernel, **kwargs), arguments)
+
+    def test_batches_of_other_sizes_compile_nothing(self) -> None:
+        for kernel, generated in (("triton.split_kv", split_kernel), ("triton.prefill", prefill_kernel)):
+            for lse in (False, True):
+                compiled = set()
+                for seq_lens in ((40,), (40, 9), (700, 3, 16), tuple(range(1, 18))):
+                    arguments = paged_attention_inputs(GROUPED, seq_lens=seq_lens, device="cuda")
+                    kernelhub.paged_attention(**arguments, return_lse=lse, backend=kernel)
+                    compiled.add(len(generated.device_caches[torch.cuda.current_device()][0]))
+                assert len(compiled) == 1, "a batch of another size compiled a kernel"
 
 
 class TestMemory:

@@ -6,6 +6,7 @@ import abc
 import contextlib
 import functools
 import math
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,10 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.prefill import prefill_kernel
 from kernelhub.backends.triton.split_kv import merge_kernel, split_kernel
-from kernelhub.backends.triton.tiles import power_of_two, prefill_tiles, query_widths, split_tiles
+from kernelhub.backends.triton.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import FP8, AttentionProblem, PagedAttentionProblem
@@ -30,6 +32,7 @@ _LOG2E = math.log2(math.e)
 CHUNK = 256
 MOST_SPLITS = 64
 FIXED_SPLITS = 16
+NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 PARTS = 16
 
 
@@ -80,6 +83,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             "HAS_SINKS": problem.sinks,
             "HAS_LSE": problem.lse,
         }
+        self._tiles: dict[int, Tiles] = {}
+        self._launchers: dict[Any, Any] = {}
         self.scores = {
             "D": problem.head_dim_qk,
             "D0": d0,
@@ -138,14 +143,17 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         min_rows: int,
     ) -> None:
         """One pass over all sequences of more than `min_rows` query rows."""
-        tiles = prefill_tiles(self.problem)
+        k, v, score_scale, value_scale = self._scaled(k, v, values)
+        tiles, launch = self._prefill_launcher(sign_of(score_scale), min_rows)
         group, kv_heads = self.problem.group_size, self.problem.num_kv_heads
         if self.problem.ragged:
             programs = (at.q_tokens * group // tiles.block_m + at.num_seqs) * kv_heads
         else:
             programs = -(-at.q_tokens * group // tiles.block_m) * kv_heads * at.num_seqs
-        k, v, score_scale, value_scale = self._scaled(k, v, values)
-        prefill_kernel[(programs,)](
+        strides = self._operand_strides(q, k, v, out)
+        launch(
+            programs,
+            variant_of(q, k, v, out, values.sinks, strides),
             q,
             k,
             v,
@@ -160,27 +168,32 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             at.seq_lens,
             score_scale,
             value_scale,
-            values.softcap,
+            float(values.softcap),
             at.num_seqs,
             at.q_tokens,
             at.kv_tokens,
-            values.window_left,
-            values.window_right,
-            *self._token_strides(q),
-            *self._kv_strides(k),
-            *self._kv_strides(v),
-            *self._token_strides(out),
+            min(values.window_left, NO_LIMIT),
+            min(values.window_right, NO_LIMIT),
+            *strides,
             *self._lse_strides(lse),
             at.table_stride,
-            **self.shape,
-            **self.scores,
-            SIGN=(score_scale > 0) - (score_scale < 0),
-            BLOCK_M=tiles.block_m,
-            BLOCK_N=tiles.block_n,
-            MIN_ROWS=min_rows,
-            num_warps=tiles.num_warps,
-            num_stages=tiles.num_stages,
         )
+
+    def _prefill_launcher(self, sign: int, min_rows: int) -> tuple[Tiles, Launcher]:
+        made = self._launchers.get(("prefill", sign, min_rows))
+        if made is None:
+            tiles = prefill_tiles(self.problem)
+            static = {
+                **self.shape,
+                **self.scores,
+                "SIGN": sign,
+                "BLOCK_M": tiles.block_m,
+                "BLOCK_N": tiles.block_n,
+                "MIN_ROWS": min_rows,
+            }
+            made = tiles, Launcher(prefill_kernel, static, tiles.num_warps, tiles.num_stages)
+            self._launchers["prefill", sign, min_rows] = made
+        return made
 
     def split(
         self,
@@ -195,16 +208,22 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         splits: int,
     ) -> None:
         """Sequences of up to `rows` query rows, their keys in up to `splits` parts, which are then merged."""
-        tiles = split_tiles(self.problem, rows)
+        k, v, score_scale, value_scale = self._scaled(k, v, values)
+        tiles = self._split_tiles(rows)
+        launch, merge = self._split_launchers(tiles, sign_of(score_scale))
         kv_heads = self.problem.num_kv_heads
         max_rows = -(-rows // tiles.block_m) * tiles.block_m
-        k, v, score_scale, value_scale = self._scaled(k, v, values)
         parts = at.num_seqs * kv_heads * max_rows * splits if splits > 1 else 0
         part_out = torch.empty(parts, self.shape["DV_PAD"], dtype=torch.float32, device=q.device)
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
-        bounds = (at.q_tokens, at.kv_tokens, max_rows, splits, values.window_left, values.window_right)
-        out_strides = (*self._token_strides(out), *self._lse_strides(lse))
-        split_kernel[(at.num_seqs * kv_heads * (max_rows // tiles.block_m) * splits,)](
+        windows = (min(values.window_left, NO_LIMIT), min(values.window_right, NO_LIMIT))
+        bounds = (at.q_tokens, at.kv_tokens, max_rows, splits, *windows)
+        strides = self._operand_strides(q, k, v, out)
+        lse_strides = self._lse_strides(lse)
+        variant = variant_of(q, k, v, out, values.sinks, strides)
+        launch(
+            at.num_seqs * kv_heads * (max_rows // tiles.block_m) * splits,
+            variant,
             q,
             k,
             v,
@@ -221,24 +240,16 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             at.seq_lens,
             score_scale,
             value_scale,
-            values.softcap,
+            float(values.softcap),
             *bounds,
-            *self._token_strides(q),
-            *self._kv_strides(k),
-            *self._kv_strides(v),
-            *out_strides,
+            *strides,
+            *lse_strides,
             at.table_stride,
-            **self.shape,
-            **self.scores,
-            SIGN=(score_scale > 0) - (score_scale < 0),
-            BLOCK_M=tiles.block_m,
-            BLOCK_N=tiles.block_n,
-            CHUNK=CHUNK,
-            num_warps=tiles.num_warps,
-            num_stages=tiles.num_stages,
         )
         if splits > 1:
-            merge_kernel[(at.num_seqs * kv_heads * max_rows,)](
+            merge(
+                at.num_seqs * kv_heads * max_rows,
+                variant,
                 out,
                 lse,
                 part_out,
@@ -248,18 +259,30 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
                 at.cu_seqlens_k,
                 at.seq_lens,
                 *bounds,
-                *out_strides,
-                **self.shape,
-                BLOCK_M=tiles.block_m,
-                BLOCK_N=tiles.block_n,
-                CHUNK=CHUNK,
-                PARTS=PARTS,
-                num_warps=4,
+                *strides[12:],
+                *lse_strides,
             )
+
+    def _split_tiles(self, rows: int) -> Tiles:
+        tiles = self._tiles.get(rows)
+        if tiles is None:
+            tiles = self._tiles[rows] = split_tiles(self.problem, rows)
+        return tiles
+
+    def _split_launchers(self, tiles: Tiles, sign: int) -> tuple[Launcher, Launcher]:
+        made = self._launchers.get((tiles, sign))
+        if made is None:
+            shape = {**self.shape, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "CHUNK": CHUNK}
+            made = (
+                Launcher(split_kernel, {**shape, **self.scores, "SIGN": sign}, tiles.num_warps, tiles.num_stages),
+                Launcher(merge_kernel, {**shape, "PARTS": PARTS}, num_warps=4),
+            )
+            self._launchers[tiles, sign] = made
+        return made
 
     def splits_for(self, num_seqs: int, rows: int, kv_bound: int) -> int:
         """Parts per sequence that keep every multiprocessor at work, where keys suffice for that."""
-        blocks = -(-rows // split_tiles(self.problem, rows).block_m)
+        blocks = -(-rows // self._split_tiles(rows).block_m)
         programs = max(1, num_seqs * self.problem.num_kv_heads * blocks)
         return full_waves(programs, 2 * self.problem.device.num_sms, max(1, min(MOST_SPLITS, -(-kv_bound // CHUNK))))
 
@@ -267,19 +290,23 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         """Memory of the parts."""
         if splits == 1:
             return 0
-        block_m = split_tiles(self.problem, rows).block_m
+        block_m = self._split_tiles(rows).block_m
         parts = num_seqs * self.problem.num_kv_heads * -(-rows // block_m) * block_m * splits
         return parts * (self.shape["DV_PAD"] + 1) * 4
 
     def _scaled(self, k: Tensor, v: Tensor, values: Values) -> tuple[Tensor, Tensor, float, float]:
         """k and v as the kernels load them, and the factors of scores and results that the host knows."""
-        score_scale = values.scale if self.problem.softcap else values.scale * _LOG2E
+        score_scale = float(values.scale) if self.problem.softcap else values.scale * _LOG2E
         if not self.fp8:
             return k, v, score_scale, 1.0
         k_scale = v_scale = 1.0 if self.scores["NATIVE_FP8"] else 256.0  # e4m3_scaled
         if isinstance(values.k_scale, float | int) and isinstance(values.v_scale, float | int):
             k_scale, v_scale = k_scale * values.k_scale, v_scale * values.v_scale
         return k.view(torch.uint8), v.view(torch.uint8), score_scale * k_scale, v_scale
+
+    def _operand_strides(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[int, ...]:
+        """Of q, k, v and out, four each."""
+        return (*self._token_strides(q), *self._kv_strides(k), *self._kv_strides(v), *self._token_strides(out))
 
     def _token_strides(self, tensor: Tensor) -> tuple[int, ...]:
         """(sequence, token, head, width) strides of q or out."""
@@ -356,6 +383,24 @@ class Mixed(TritonAttention):
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         return self.split_bytes(num_seqs, self.decode_rows, self.splits_for(num_seqs, self.decode_rows, max_kv_len))
+
+
+def sign_of(scale: float) -> int:
+    """-1, 0 or 1."""
+    return (scale > 0) - (scale < 0)
+
+
+def variant_of(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, sinks: Tensor | None, strides: tuple[int, ...]
+) -> Hashable | None:
+    """All that a compiled variant depends on beyond the problem; None where an operand is not aligned to 16 bytes.
+
+    The dtypes of q, k and v are the problem's; lengths, tables and scales have one dtype each, and kernels do
+    not specialise on their alignment.
+    """
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()) & 15:
+        return None
+    return (q.get_device(), out.dtype, None if sinks is None else sinks.dtype, strides)
 
 
 def seen_by(at: Geometry, values: Values) -> int:

@@ -15,11 +15,23 @@ import triton.language as tl
 
 from kernelhub.backends.triton.softmax import attend, key_range, load_queries, sequence_bounds, sequence_of, store_rows
 
-# Sizes that change from call to call; specialising on them would compile in the middle of a request.
-_VARYING = ["num_seqs", "q_tokens", "kv_tokens", "window_left", "window_right", "stride_table"]
+# Sizes that change from call to call, and operands that may begin anywhere; specialising on them would compile in
+# the middle of a request.
+_VARYING = [
+    "num_seqs",
+    "q_tokens",
+    "kv_tokens",
+    "window_left",
+    "window_right",
+    "stride_table",
+    "stride_lb",
+    "stride_lh",
+    "stride_lt",
+]
+_ANYWHERE = ["lse", "sinks", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k", "block_table", "seq_lens"]
 
 
-@triton.jit(do_not_specialize=_VARYING)
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_ANYWHERE)
 def prefill_kernel(
     q,
     k,

@@ -17,8 +17,21 @@ import triton.language as tl
 
 from kernelhub.backends.triton.softmax import LN2, LOG2E, attend, key_range, load_queries, sequence_bounds, store_rows
 
-# Sizes that change from call to call; specialising on them would compile in the middle of a request.
-_VARYING = ["q_tokens", "kv_tokens", "max_rows", "splits", "window_left", "window_right", "stride_table"]
+# Sizes that change from call to call, and operands that may begin anywhere; specialising on them would compile in
+# the middle of a request.
+_VARYING = [
+    "q_tokens",
+    "kv_tokens",
+    "max_rows",
+    "splits",
+    "window_left",
+    "window_right",
+    "stride_table",
+    "stride_lb",
+    "stride_lh",
+    "stride_lt",
+]
+_ANYWHERE = ["lse", "sinks", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k", "block_table", "seq_lens"]
 
 
 @triton.jit
@@ -30,7 +43,7 @@ def split_bounds(low, high, splits, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
     return tl.maximum(tl.cdiv(blocks, blocks_each), 1), blocks_each * BLOCK_N
 
 
-@triton.jit(do_not_specialize=_VARYING)
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_ANYWHERE)
 def split_kernel(
     q,
     k,
@@ -178,7 +191,7 @@ def split_kernel(
     tl.store(part_lse + part, tl.where(seen, m + tl.log2(tl.where(seen, total, 1.0)), float("-inf")), mask=valid)
 
 
-@triton.jit(do_not_specialize=_VARYING)
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_ANYWHERE)
 def merge_kernel(
     out,
     lse,

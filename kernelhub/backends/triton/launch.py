@@ -1,0 +1,45 @@
+"""Launching a variant of a kernel that is already compiled, without having Triton find it again.
+
+`kernel[grid](...)` looks at each of some sixty arguments to tell which compiled variant they need; that is most
+of what a launch costs the host. What a variant depends on is known here: the static arguments, which are fixed
+per launcher, and the dtypes, strides and alignment of the operands, which the caller names as `variant`. Sizes
+are not specialised on. So the first launch of a variant goes through Triton, and later ones to what it compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+_MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
+
+
+class Launcher:
+    """A jitted kernel with its static arguments, which stand last in its signature."""
+
+    def __init__(self, kernel: Any, static: Mapping[str, Any], num_warps: int, num_stages: int = 3) -> None:
+        names = [name for name in kernel.arg_names if name in static]
+        self._kernel = kernel
+        self._named = {**static, "num_warps": num_warps, "num_stages": num_stages}
+        self._static = tuple(static[name] for name in names)
+        self._compiled: dict[Hashable, Any] = {}
+        assert sorted(kernel.arg_names[-len(static) :]) == sorted(static), "static arguments stand last"
+
+    def __call__(self, programs: int, variant: Hashable | None, *arguments: Any) -> None:
+        """Launch on the current device.
+
+        Args:
+            programs: size of the grid.
+            variant: equal for arguments of equal dtypes, strides and alignment on one device; None if that is
+                not known, and Triton is to look.
+            arguments: everything but the static arguments, in order.
+        """
+        compiled = self._compiled.get(variant)
+        if compiled is not None:
+            compiled[(programs, 1, 1)](*arguments, *self._static)
+            return
+        compiled = self._kernel[(programs,)](*arguments, **self._named)
+        if compiled is not None and variant is not None:  # the interpreter compiles nothing
+            if len(self._compiled) >= _MOST_VARIANTS:
+                self._compiled.clear()
+            self._compiled[variant] = compiled
