@@ -7,6 +7,8 @@ what else the machine does slows all alike. torch's best is the fastest of scale
 enable_gqa, with KV heads expanded beforehand, and with the heads of a group packed as rows (decode only). A
 paged call is held against torch over dense KV of equal size, which has no pages to gather.
 
+On a GPU the time that a call keeps the host is told too; a CUDA graph takes it away.
+
 The roofs are measured in the same run: bytes read per second by a sum over memory much larger than the caches,
 and bfloat16 operations per second of a large matrix product. A case's time at the roof is the larger of its KV
 and query bytes over the first and its operations over the second.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -193,7 +196,22 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
         "kernels_ms": dict(zip(plans, ms[: len(plans)], strict=True)),
         "torch_ms": dict(zip(case.peers, ms[len(plans) :], strict=True)),
         "roof_ms": roof_ms,
+        "host_us": {name: _host_us(plans[name]) for name in plans} if device.type == "cuda" else {},
     }
+
+
+def _host_us(call: Callable[[], Tensor]) -> float:
+    """Microseconds that a call keeps the host, the GPU working behind it; of one that waits for it, all of them."""
+    least_s, spent_s = float("inf"), 0.0
+    while spent_s < 0.02:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(10):
+            call()
+        elapsed_s = time.perf_counter() - start
+        least_s, spent_s = min(least_s, elapsed_s / 10), spent_s + elapsed_s
+    torch.cuda.synchronize()
+    return 1e6 * least_s
 
 
 def _call(function: Any, case: Case, name: str) -> Callable[[], Tensor]:
@@ -211,7 +229,8 @@ def show(rows: list[dict[str, Any]]) -> None:
             gqa = row["torch_ms"].get("sdpa, enable_gqa")
             against += f", {gqa / ms:5.2f} x enable_gqa" if gqa else ""
             mark = "*" if name == row["chosen"] else " "
-            print(f" {mark} {name:24} {ms:10.3f} ms {100 * row['roof_ms'] / ms:5.1f} % of roof  {against}")
+            host = f", host {row['host_us'][name]:.0f} µs" if row.get("host_us") else ""
+            print(f" {mark} {name:24} {ms:10.3f} ms {100 * row['roof_ms'] / ms:5.1f} % of roof  {against}{host}")
         for name, ms in row["torch_ms"].items():
             print(f"   torch: {name:26} {ms:8.3f} ms {100 * row['roof_ms'] / ms:5.1f} % of roof")
 

@@ -101,6 +101,7 @@ def measured(name: str) -> str:
         ours = row["kernels_ms"]
         best = min(row["torch_ms"].values(), default=None)
         chosen = ours[row["chosen"]]
+        host = row.get("host_us", {}).get(row["chosen"])
         others = ", ".join(f"{kernel} {ms:.3g}" for kernel, ms in ours.items() if kernel != row["chosen"])
         rows.append(
             (
@@ -109,6 +110,7 @@ def measured(name: str) -> str:
                 f"{chosen:.3g}",
                 "torch has no such op" if best is None else f"{best:.3g}",
                 f"{100 * row['roof_ms'] / chosen:.0f} %",
+                *([] if host is None else [f"{host:.0f}"]),
                 others,
             )
         )
@@ -117,7 +119,8 @@ def measured(name: str) -> str:
         f"{result['device']}, torch {result['torch']}, {result['date']}; the roof: reads "
         f"{roof['bytes_per_s'] / 1e9:,.0f} GB/s, {roof['operations_per_s'] / 1e12:,.3g} TFLOP/s in bfloat16.\n\n"
     )
-    return head + table(("case", "chosen", "ms", "torch's best, ms", "of the roof", "others, ms"), rows)
+    host_column = ("host, µs",) if result["rows"][0].get("host_us") else ()
+    return head + table(("case", "chosen", "ms", "torch's best, ms", "of the roof", *host_column, "others, ms"), rows)
 
 
 def cost() -> str:
@@ -143,8 +146,9 @@ def cost() -> str:
         rows.append((label, *cells))
     entries = [str(column["table"]["entries"]) for column in columns]
     rows.append(("entries in the table of plans after 100,000 different lengths", *entries))
-    machines = [f"{column['machine']}, {column['date']}" for column in columns]
-    return table(("", f"the 2-core CPU ({machines[0]})", f"host of an H200 ({machines[1]})"), rows)
+    rows.insert(0, ("an empty call", *(f"{column['empty_call']['ns']:.0f} ns" for column in columns)))
+    machines = [", ".join(column["machine"].split(", ")[1:]) for column in columns]
+    return table(("", f"2-core CPU ({machines[0]})", f"host of an H200 ({machines[1]})"), rows)
 
 
 def codes() -> str:

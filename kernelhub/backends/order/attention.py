@@ -11,9 +11,9 @@ LINES = (
         ("torch.packed", "torch.sdpa", "torch.blocked", "triton.prefill", "triton.split_kv"),
         "measured on an EPYC (benchmarks/results/cpu.json)",
     ),
-    # 1 x 8192, 32 x 4096, 128 x 2048 tokens: torch 0.022, 0.136, 0.258 ms, split_kv 0.036, 0.143, 0.277.
+    # 1 x 8192, 32 x 4096, 128 x 2048 tokens: torch 0.022, 0.133, 0.254 ms, split_kv 0.031, 0.135, 0.254.
     Line("*", "decode", ("torch.sdpa", "triton.split_kv", "triton.prefill", "torch.blocked"), _H200),
-    # torch takes 0.65 to 0.71 of the time of triton.prefill. On an A100 too, FlashAttention-2, which torch ships, is
+    # torch takes 0.64 to 0.71 of the time of triton.prefill. On an A100 too, FlashAttention-2, which torch ships, is
     # ahead of Triton (Dao 2023, section 4).
     Line("*", "prefill", ("torch.sdpa", "triton.prefill", "torch.blocked"), _H200),
 )

@@ -19,8 +19,7 @@ LINES = (
         ),
         "measured on an EPYC (benchmarks/results/cpu.json)",
     ),
-    # 64 x 4096 tokens: split_kv reaches 0.88 of the memory roof, split_kv_fixed 0.78; 1 x 131072: 0.147 and 0.211 ms.
-    # The other way round for 1 x 8192: 0.033 and 0.027 ms.
+    # 64 x 4096 tokens: split_kv reaches 0.93 of the memory roof, split_kv_fixed 0.78; 1 x 131072: 0.145 and 0.209 ms.
     Line(
         "*",
         "decode",
