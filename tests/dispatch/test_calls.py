@@ -231,6 +231,12 @@ class TestReport:
         assert "ones.k" in str(kernelhub.report())
         assert kernelhub.report().to_dict()["rows"][0]["problem"]["head_dim_qk"] == 16
 
+    def test_a_call_that_was_refused_is_not_counted(self, ones_and_twos) -> None:
+        kernelhub.attention(*ones_and_twos)
+        with pytest.raises(InvalidArgument, match="out"):
+            kernelhub.attention(*ones_and_twos, out=ones_and_twos[0])
+        assert [row.calls for row in kernelhub.report().rows] == [1]
+
     def test_problems_that_differ_are_told_apart(self) -> None:
         register("ones", record("ones.k", "Ones"))
         q, k, v = qkv()

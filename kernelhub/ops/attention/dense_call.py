@@ -199,7 +199,6 @@ def bind(
             run_there = elsewhere(q.get_device())
             sizes = (max_seqlen_q, max_seqlen_k)
             return run_there(q, k, v, shape, k_shape, v_shape, scale, out, cu_seqlens_q, cu_seqlens_k, *sizes, values)
-        tick()
         if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             refuse_grad(NAME, ("q", "k", "v"), (q, k, v))
         step = last
@@ -228,12 +227,14 @@ def bind(
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         if out is None:
             if compute is not None and 0 not in shape:
+                tick()
                 return compute(q, k, v, step, values)
             out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
-        elif out.shape != out_shape or out.dtype is not dtype:
+        elif out.shape != out_shape or out.dtype is not dtype or out.data_ptr() == q.data_ptr():
             check_out(NAME, out, q, out_shape)
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:
+            tick()
             launch(q, k, v, step, values, out, lse)
         return out if lse is None else (out, lse)
 

@@ -251,7 +251,6 @@ def bind(
             return run_there(
                 q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values
             )
-        tick()
         if is_grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
             refuse_grad(NAME, ("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
         step = last
@@ -287,12 +286,13 @@ def bind(
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         if out is None:
             out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
-        elif out.shape != out_shape or out.dtype is not dtype:
+        elif out.shape != out_shape or out.dtype is not dtype or out.data_ptr() == q.data_ptr():
             check_out(NAME, out, q, out_shape)
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:
             if values is None:
                 values = plain if scale is None else Values(finite_scale(NAME, scale))
+            tick()
             launch(q, k_cache, v_cache, step, values, out, lse)
         return out if lse is None else (out, lse)
 
