@@ -17,7 +17,7 @@ FEWEST_LAUNCHES = 40
 # spills up to 72 bytes and was still measured 14 % faster than the next tile, which spills nothing. A tile that
 # does not fit spills hundreds of bytes to kilobytes.
 MOST_SPILLED_BYTES = 96
-MOST_LAUNCHES_THAT_SPILL = 2
+MOST_LAUNCHES_THAT_SPILL = 4  # of more than forty
 MATRIX_INSTRUCTION = {"A100": "mma.sync", "L40S": "mma.sync", "H200": "wgmma", "B200": "tcgen05", "RTX5090": "mma.sync"}
 
 

@@ -45,6 +45,8 @@ def test_python_in_the_pages_runs(page, code) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings_give_what_they_say(module) -> None:
+    if module.endswith(".transformers"):
+        pytest.importorskip("transformers", reason="transformers is not installed: 1 case")
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted
     assert not result.failed
