@@ -34,6 +34,7 @@ import kernelhub
 from kernelhub.cli.measure import time_calls
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
+from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.probes.device import facts
 
 
@@ -128,6 +129,24 @@ def decode(
     )
 
 
+def merge(tokens: int, parts: int, device: torch.device, dtype: torch.dtype) -> Case:
+    arguments = merge_inputs(parts=parts, tokens=tokens, dtype=dtype, device=device, empty=False)
+    values = arguments["outs"][0].numel()
+
+    def in_torch() -> Tensor:
+        weights = torch.stack(arguments["lses"]).softmax(0).transpose(1, 2).unsqueeze(-1)
+        return sum(part * weight for part, weight in zip(arguments["outs"], weights, strict=True)).to(dtype)
+
+    return Case(
+        f"merge of {parts} x {tokens} tokens, 128 heads of 128, {str(dtype)[6:]}",
+        "merge_attention_states",
+        arguments,
+        {"a softmax and a weighted sum": in_torch},
+        bytes=(parts + 1) * values * dtype.itemsize + parts * values // 128 * 4,
+        operations=2 * parts * values,
+    )
+
+
 def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
     """What is timed: small enough for a CPU, or as an engine runs it on a GPU."""
     bf16, llama = torch.bfloat16, MODELS["llama-3.1-8b"]
@@ -147,6 +166,7 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
             made.append(lambda: decode(llama, 2048, 8, device, torch.float16, paged=True))
             made.append(lambda: decode(llama, 2048, 8, device, bf16, paged=True, fp8=True))
             made.append(lambda: decode(MODELS["gpt-oss-120b"], 2048, 8, device, bf16, paged=True))
+            made.append(lambda: merge(512, 2, device, bf16))
         return made
     for tokens in (2048,) if quick else (1024, 2048, 4096, 8192, 16384):
         made.append(lambda tokens=tokens: prefill(llama, tokens, max(1, 16384 // tokens), device, bf16))
@@ -158,6 +178,8 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
         made.append(lambda b=batch, n=kv_tokens: decode(llama, n, b, device, bf16, paged=False))
     made.append(lambda: decode(llama, 4096, 64, device, bf16, paged=True, fp8=True))
     made.append(lambda: decode(MODELS["gpt-oss-120b"], 8192, 32, device, bf16, paged=True))
+    for tokens, parts in ((8192, 2),) if quick else ((128, 2), (8192, 2), (8192, 4)):
+        made.append(lambda t=tokens, p=parts: merge(t, p, device, bf16))
     return made
 
 
@@ -180,8 +202,7 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
     verdict = function.explain(**case.arguments)
     able = [decision.kernel for decision in verdict.decisions if decision.accepted]
     chosen = function(**case.arguments)
-    largest = float(case.arguments.get("v", case.arguments.get("v_cache")).float().nan_to_num().abs().max())
-    largest *= float(case.arguments.get("v_scale", 1.0))
+    largest = _largest(case.arguments)
     for name in able[1:]:
         agreement = compare_out(function(**case.arguments, backend=name), chosen.float(), 2 * largest)
         assert agreement.largest <= agreement.largest_allowed, f"{case.label}: {name} disagrees: {agreement}"
@@ -198,6 +219,12 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
         "roof_ms": roof_ms,
         "host_us": {name: _host_us(plans[name]) for name in plans} if device.type == "cuda" else {},
     }
+
+
+def _largest(arguments: dict[str, Any]) -> float:
+    """Largest of the values that a result is a mean of."""
+    parts = arguments.get("outs") or [arguments.get("v", arguments.get("v_cache"))]
+    return max(float(part.float().nan_to_num().abs().max()) for part in parts) * float(arguments.get("v_scale", 1.0))
 
 
 def _host_us(call: Callable[[], Tensor]) -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.select import Selection as Selection
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
+    from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention": "kernelhub.ops.attention.attention",
     "paged_attention": "kernelhub.ops.attention.paged_attention",
+    "merge_attention_states": "kernelhub.ops.merge.merge_attention_states",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

@@ -15,6 +15,7 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.ops.merge.problem import MergeProblem
 
 
 @dataclass(frozen=True)
@@ -63,4 +64,8 @@ def _attention_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[s
     }
 
 
-_FAMILIES = (Family(AttentionProblem, MODELS, _attention_facets),)
+def _merge_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_heads": model.num_q_heads, "head_dim": model.head_dim_vo}
+
+
+_FAMILIES = (Family(AttentionProblem, MODELS, _attention_facets), Family(MergeProblem, MODELS, _merge_facets))

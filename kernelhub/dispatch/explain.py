@@ -57,7 +57,7 @@ def explain(
         ('torch.packed', True)
     """
     function = HUB.function(op) if isinstance(op, str) else op
-    if args or any(isinstance(value, torch.Tensor) for value in kwargs.values()):
+    if args or any(_holds_tensor(value) for value in kwargs.values()):
         asked = function.op.ask(backend, args, kwargs)
         problem = function.op.contract.problem_of(asked.key, asked.device)
         if device is not None:
@@ -65,6 +65,13 @@ def explain(
     else:
         problem = problem_from(function.op.contract, device_facts(device), kwargs)
     return function.op.select(problem, backend, machine)
+
+
+def _holds_tensor(value: object) -> bool:
+    """A tensor, or some in a list: an argument of a call, not a facet."""
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value)
+    )
 
 
 def device_facts(device: DeviceLike) -> DeviceFacts:

@@ -14,5 +14,6 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     """Every op there is."""
     from kernelhub.ops.attention.attention import attention
     from kernelhub.ops.attention.paged_attention import paged_attention
+    from kernelhub.ops.merge.merge_attention_states import merge_attention_states
 
-    return (attention, paged_attention)
+    return (attention, paged_attention, merge_attention_states)

@@ -7,6 +7,7 @@ import torch
 
 from kernelhub.backends.torch.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
+from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
 
@@ -49,3 +50,7 @@ def test_all_256_bytes_of_e4m3_are_decoded_exactly(dtype) -> None:
         want = several.view(torch.float8_e4m3fn).float()
         assert torch.equal(got.float().nan_to_num(nan=1e9), want.nan_to_num(nan=1e9))
         assert torch.equal(torch.signbit(got)[~want.isnan()], torch.signbit(want)[~want.isnan()])
+
+
+class TestMerge(MergeContract):
+    kernel = "torch.merge"

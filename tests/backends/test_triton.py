@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
+from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
 
@@ -48,3 +49,7 @@ class TestPagedPrefill(PagedContract):
     kernel = "triton.prefill"
     fewest_cases = 70
     claims_determinism = True
+
+
+class TestMerge(MergeContract):
+    kernel = "triton.merge"

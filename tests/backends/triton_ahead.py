@@ -32,9 +32,11 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from kernelhub.backends.triton import adapters
-from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
+from kernelhub.backends.triton.merge_adapter import Merge
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values, lse_shape
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.probes.device import DeviceFacts, simulated
 
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
@@ -51,7 +53,7 @@ class Case:
     """One configuration: an adapter, facets of its problem, and the features a kernel is compiled with."""
 
     name: str
-    adapter: type[AttentionAdapter[Any, Any]]
+    adapter: type[Any]
     facets: dict[str, Any]
     paged: bool = True
 
@@ -105,6 +107,12 @@ def cases() -> list[Case]:
         Case(
             "decode, 64 heads a group", adapters.SplitKV, _PLAIN | {"num_q_heads": 64, "num_kv_heads": 1, "q_len": ONE}
         ),
+        *(
+            Case(f"merge of {parts}, {dtype}", Merge, {"parts": parts, "dtype": dtype, "lse": True})
+            for parts in ("two", "many")
+            for dtype in ("bfloat16", "float32")
+        ),
+        Case("merge, 192 wide", Merge, {"head_dim": 192, "batched": True}),
         Case("decode, page 3", adapters.SplitKV, _PLAIN | {"page_size": 3, "q_len": ONE}),
     ]
     return result
@@ -191,6 +199,19 @@ def call(case: Case, device: DeviceFacts) -> None:
     case.adapter(problem).launch(q, k, v, step, values, empty(*rows, heads, problem.head_dim_vo), lse)
 
 
+def merge(case: Case, device: DeviceFacts) -> None:
+    """A merge of a chunk of prefill."""
+    problem = MergeProblem(device=device, **case.facets)
+    rows = (4, 512) if problem.batched else (2048,)
+    shape = (*rows, problem.num_heads, problem.head_dim)
+    parts = 2 if problem.parts == "two" else 5
+    dtype = getattr(torch, problem.dtype)
+    outs = torch.empty((parts, *shape), dtype=dtype, device="cuda")
+    lses = torch.empty((parts, *lse_shape(shape)), dtype=torch.float32, device="cuda")
+    lse = torch.empty(lse_shape(shape), dtype=torch.float32, device="cuda") if problem.lse else None
+    case.adapter(problem).launch(outs, lses, torch.empty(shape, dtype=dtype, device="cuda"), lse)
+
+
 def report(kernel: Any, device: DeviceFacts) -> dict[str, Any]:
     """What the compiler made: resources as ptxas counts them, matrix instructions as the PTX shows them."""
     major, minor = device.capability
@@ -235,7 +256,7 @@ def main() -> None:
             if options.case and case.name not in options.case:
                 continue
             with compiling_for(device) as launches:
-                call(case, device)
+                (merge if case.adapter is Merge else call)(case, device)
             for kernel_name, kernel in launches:
                 row = {"device": name, "case": case.name, "kernel": kernel_name, **report(kernel, device)}
                 if options.table:

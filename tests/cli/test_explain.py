@@ -8,7 +8,7 @@ import kernelhub
 from kernelhub.ops.attention.inputs import MODELS, attention_inputs, paged_attention_inputs
 from tests.conftest import DEVICE
 
-OPS = {"attention": kernelhub.attention, "paged_attention": kernelhub.paged_attention}
+OPS = {name: getattr(kernelhub, name) for name in ("attention", "paged_attention", "merge_attention_states")}
 TRITON = ("--with", "triton=3.7.1")
 
 
@@ -27,7 +27,17 @@ class TestJson:
         assert selected == [verdict["selected"]]
         assert verdict["source"] in ("order", "band")
 
-    @pytest.mark.parametrize("op", OPS)
+    def test_it_is_what_the_library_says_of_another_family(self, ask):
+        flags = ("--dtype", "fp16", "--parts", "many", "--num-heads", "7", "--lse")
+        facets = {"dtype": "fp16", "parts": "many", "num_heads": 7, "lse": True}
+        answer = ask("explain", "merge_attention_states", "--device", "B200", "--json", *flags)
+        assert answer.json == kernelhub.explain("merge_attention_states", device="B200", **facets).to_dict()
+
+    def test_a_model_gives_the_facets_of_every_family(self, ask):
+        problem = ask("explain", "merge_attention_states", "--model", "gpt-oss-120b", "--json").json["problem"]
+        assert (problem["num_heads"], problem["head_dim"]) == (64, 64)
+
+    @pytest.mark.parametrize("op", ["attention", "paged_attention"])
     def test_it_is_what_the_library_says(self, ask, op):
         flags = ("--q-dtype", "fp16", "--kv-dtype", "fp8", "--kv-scale", "head", "--softcap", "--q-len", "few")
         facets = {"q_dtype": "fp16", "kv_dtype": "fp8", "kv_scale": "head", "softcap": True, "q_len": "few"}

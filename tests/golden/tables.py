@@ -22,8 +22,10 @@ DEVICES = ("CPU", "A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090", "MI
 INSTALLED: tuple[dict[str, str], ...] = ({"triton": "3.7.1"}, {"triton": "3.4.0"}, {})
 
 
-def facets_of(model: AttentionModel) -> dict[str, Any]:
+def facets_of(model: AttentionModel, op: str) -> dict[str, Any]:
     """A model's facets."""
+    if op == "merge_attention_states":
+        return {"num_heads": model.num_q_heads, "head_dim": model.head_dim_vo}
     return {
         "num_q_heads": model.num_q_heads,
         "num_kv_heads": model.num_kv_heads,
@@ -51,6 +53,11 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "fp8 decode": {"q_len": "one", "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
         "HND page 64": {"q_len": "one", "kv_layout": "HND", "page_size": 64},
     },
+    "merge_attention_states": {
+        "two": {},
+        "many with lse": {"parts": "many", "lse": True},
+        "batches": {"batched": True, "dtype": "float16"},
+    },
 }
 
 
@@ -70,7 +77,8 @@ def _lines(op: str) -> Iterator[str]:
             for phase, facets in PHASES[op].items():
                 machine = SimulatedMachine(installed)
                 chosen = [
-                    kernelhub.explain(op, device=device, machine=machine, **facets_of(model) | facets).selected or "-"
+                    kernelhub.explain(op, device=device, machine=machine, **facets_of(model, op) | facets).selected
+                    or "-"
                     for device in DEVICES
                 ]
                 yield _row(f"{model.name}, {phase}", chosen)

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.triton.merge import merge_states_kernel
 from kernelhub.backends.triton.prefill import prefill_kernel
 from kernelhub.backends.triton.split_kv import split_kernel
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
+from kernelhub.ops.merge.inputs import merge_inputs
 from tests.contract.attention import largest_value, split
 
 pytestmark = pytest.mark.gpu
@@ -148,6 +150,43 @@ class TestStreams:
         torch.cuda.synchronize()
         assert not torch.equal(out, want)
         agrees(out, arguments)
+
+
+class TestMerge:
+    def test_chunked_prefill_is_captured_and_replayed(self) -> None:
+        arguments = attention_inputs(GROUPED, batch=1, q_tokens=70, kv_tokens=500, device="cuda")
+        q, k, v = (arguments[name] for name in ("q", "k", "v"))
+        out = torch.empty_like(q)
+
+        def chunks() -> None:
+            states = [
+                kernelhub.attention(q, k[:, keys], v[:, keys], causal=causal, return_lse=True)
+                for keys, causal in ((slice(0, 200), False), (slice(200, 430), False), (slice(430, 500), True))
+            ]
+            kernelhub.merge_attention_states(*zip(*states, strict=True), out=out)
+
+        graph = captured(chunks)
+        for _ in range(2):
+            q.copy_(torch.randn_like(q))
+            graph.replay()
+            want = kernelhub.attention.reference(q, k, v, causal=True)
+            # The parts are rounded once before they are merged: one unit roundoff more than in one piece.
+            assert float((out - want).abs().max()) <= 3 * 2**-8 * float(v.abs().max())
+
+    def test_waits_for_nothing_and_compiles_nothing_for_other_sizes(self) -> None:
+        compiled = set()
+        for tokens in (64, 1, 3, 1000):
+            arguments = merge_inputs(tokens=tokens, num_heads=8, device="cuda")
+            kernelhub.merge_attention_states(**arguments, return_lse=True)
+            torch.cuda.synchronize()
+            with torch.cuda.device(0):
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    kernelhub.merge_attention_states(**arguments, return_lse=True)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+            compiled.add(len(merge_states_kernel.device_caches[torch.cuda.current_device()][0]))
+        assert len(compiled) == 1
 
 
 class TestVariants:

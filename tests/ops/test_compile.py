@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kernelhub
 from kernelhub.ops.attention import library
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.merge import library as merge_library
+from kernelhub.ops.merge.inputs import merge_inputs
 from tests.conftest import DEVICE
 from tests.dispatch.backends import record, register
 
@@ -47,6 +49,27 @@ class TestCompile:
             arguments = paged_attention_inputs(model, seq_lens=(30,) * batch, dtype=torch.float32, device=DEVICE)
             assert torch.equal(run(arguments), kernelhub.paged_attention(**arguments) + 1)
         assert counter.frame_count <= 2
+
+    def test_merge_compiles_at_most_two_graphs_over_sizes(self) -> None:
+        run, counter = compiled(lambda a: kernelhub.merge_attention_states(**a, return_lse=True)[0] * 2)
+        for tokens in (1, 3, 4, 9, 17):
+            arguments = merge_inputs(tokens=tokens, num_heads=3, head_dim=16, device=DEVICE)
+            assert torch.equal(run(arguments), kernelhub.merge_attention_states(**arguments) * 2)
+        assert counter.frame_count <= 2
+
+    def test_merge_in_place_goes_through(self) -> None:
+        run, counter = compiled(lambda outs, lses: kernelhub.merge_attention_states(outs, lses, outs[0], lses[1]))
+        arguments = merge_inputs(tokens=5, num_heads=3, head_dim=16, device=DEVICE)
+        want, want_lse = kernelhub.merge_attention_states(**arguments, return_lse=True)
+        got, lse = run(arguments["outs"], arguments["lses"])
+        for tensor, wanted in (
+            (got, want),
+            (arguments["outs"][0], want),
+            (lse, want_lse),
+            (arguments["lses"][1], want_lse),
+        ):
+            assert torch.equal(tensor, wanted)
+        assert counter.frame_count == 1
 
     def test_lse_and_out_and_a_named_backend_go_through(self) -> None:
         arguments = attention_inputs(SMALL, batch=2, q_tokens=9, dtype=torch.float32, device=DEVICE)
@@ -148,7 +171,14 @@ class TestFakeTensors:
         assert torch.equal(program.module()(larger), Layer()(larger))
 
 
-@pytest.mark.parametrize("op", ["attention", "paged_attention"])
-def test_what_is_traced_has_the_parameters_of_the_op(op) -> None:
-    traced, public = getattr(library, op), getattr(kernelhub, op)
+@pytest.mark.parametrize(
+    ("traced", "op"),
+    [
+        (library.attention, "attention"),
+        (library.paged_attention, "paged_attention"),
+        (merge_library.merge_attention_states, "merge_attention_states"),
+    ],
+)
+def test_what_is_traced_has_the_parameters_of_the_op(traced, op) -> None:
+    public = getattr(kernelhub, op)
     assert inspect.signature(traced) == inspect.signature(public)

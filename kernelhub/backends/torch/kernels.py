@@ -83,4 +83,16 @@ KERNELS = (
         features=_MASKS | _SUMS | _KV_SCALES | _PAGES | {"softcap"},
         reads_lengths=True,
     ),
+    Kernel(
+        op="merge_attention_states",
+        name="torch.merge",
+        target="kernelhub.backends.torch.merge:Merge",
+        summary="part by part in float32",
+        band=Band.REFERENCE,
+        constraints=(_ANYWHERE, dtype_in("dtype", *FLOATS), anything("num_heads", "head_dim", "parts")),
+        features=frozenset({"batched", "lse"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+    ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 import math
 from collections.abc import Hashable
@@ -14,7 +13,7 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.launch import Launcher
+from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.prefill import prefill_kernel
 from kernelhub.backends.triton.split_kv import merge_kernel, split_kernel
 from kernelhub.backends.triton.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
@@ -100,7 +99,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
         self.check_operands(q, k, v)
-        with _device_of(q):
+        with device_of(q):
             self.run(q, k, v, self.geometry(q, k, step), values, out, lse)
 
     @abc.abstractmethod
@@ -418,10 +417,3 @@ def full_waves(programs: int, room: int, most: int) -> int:
     filled = [programs * parts / (-(-programs * parts // room) * room) for parts in range(1, most + 1)]
     fewest = 1 + next(index for index, share in enumerate(filled) if share >= 0.85 * max(filled))
     return max(fewest, min(most, room // programs))
-
-
-def _device_of(q: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device, so that must be the operands' one."""
-    if q.is_cuda and torch.cuda.is_initialized() and torch.cuda.current_device() != q.get_device():
-        return torch.cuda.device(q.device)
-    return contextlib.nullcontext()

@@ -162,4 +162,22 @@ KERNELS = (
         batch_invariant=True,
         source=_SOURCE,
     ),
+    Kernel(
+        op="merge_attention_states",
+        name="triton.merge",
+        target="kernelhub.backends.triton.merge_adapter:Merge",
+        summary="all parts in one pass",
+        band=Band.PORTABLE,
+        constraints=(
+            *_MACHINE,
+            dtype_in("dtype", *FLOATS),
+            Between("head_dim", 1, 1024, why="a program holds a whole head"),
+            anything("num_heads", "parts"),
+        ),
+        features=frozenset({"batched", "lse"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        source="FlashAttention-2 (Dao 2023), section 3.1",
+    ),
 )

@@ -8,8 +8,12 @@ are not specialised on. So the first launch of a variant goes through Triton, an
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
 
@@ -43,3 +47,10 @@ class Launcher:
             if len(self._compiled) >= _MOST_VARIANTS:
                 self._compiled.clear()
             self._compiled[variant] = compiled
+
+
+def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device, so that must be the operands' one."""
+    if tensor.is_cuda and torch.cuda.is_initialized() and torch.cuda.current_device() != tensor.get_device():
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()

@@ -1,0 +1,93 @@
+"""From a call of `merge_attention_states` to its Triton launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.merge import merge_states_kernel
+from kernelhub.ops.merge.adapter import MergeAdapter
+from kernelhub.ops.merge.problem import MergeProblem
+
+if triton.knobs.runtime.interpret:
+    interpreter.repair()
+
+# Elements of a tile: 16 per thread with 4 warps. On an H200 a merge of 2 x 8192 tokens of 128 x 128 takes 0.38, 0.23, 0.21 and 0.24 ms
+# with 512, 1024, 2048 and 4096.
+_TILE = 2048
+
+
+class Merge(MergeAdapter):
+    """All parts in one launch. Parts that are neither two nor one stacked tensor are stacked first."""
+
+    def __init__(self, problem: MergeProblem) -> None:
+        super().__init__(problem)
+        width = triton.next_power_of_2(problem.head_dim)
+        self._block = max(1, _TILE // width)
+        self._launch = Launcher(
+            merge_states_kernel,
+            {
+                "HEADS": problem.num_heads,
+                "D": problem.head_dim,
+                "D_PAD": width,
+                "BLOCK": self._block,
+                "HAS_LSE": problem.lse,
+            },
+            num_warps=4,
+            num_stages=1,
+        )
+
+    def launch(
+        self, outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor, out: Tensor, lse: Tensor | None
+    ) -> None:
+        apart = (0, 0)
+        if len(outs) > 2:
+            outs, lses = _stacked(outs), _stacked(lses)
+            apart = (outs.stride(0), lses.stride(0))
+        (a, b), (lse_a, lse_b) = _first_two(outs), _first_two(lses)
+        strides = (*_four(a), *_four(b), *_four(out))
+        tokens = a.shape[-3]
+        blocks = -(-tokens // self._block)
+        aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
+        with device_of(a):
+            self._launch(
+                blocks * self.problem.num_heads * (a.shape[0] if a.ndim == 4 else 1),
+                (a.get_device(), strides, apart[0]) if aligned else None,
+                a,
+                b,
+                out,
+                lse_a,
+                lse_b,
+                lse,
+                len(outs),
+                tokens,
+                *apart,
+                *strides,
+                *_three(lse_a),
+                *_three(lse_b),
+                *((0, 0, 0) if lse is None else _three(lse)),
+            )
+
+
+def _stacked(parts: Sequence[Tensor] | Tensor) -> Tensor:
+    """[parts, ...], which is how the caller may have given them."""
+    return parts if isinstance(parts, Tensor) else torch.stack(tuple(parts))
+
+
+def _first_two(parts: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
+    return parts.narrow(0, 0, 2).unbind(0) if isinstance(parts, Tensor) else parts
+
+
+def _four(tensor: Tensor) -> tuple[int, ...]:
+    """(batch, token, head, width) strides."""
+    return tensor.stride() if tensor.ndim == 4 else (0, *tensor.stride())
+
+
+def _three(lse: Tensor) -> tuple[int, ...]:
+    """(batch, head, token) strides."""
+    return lse.stride() if lse.ndim == 3 else (0, *lse.stride())

@@ -1,0 +1,33 @@
+"""What a kernel must be to answer `merge_attention_states`."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from kernelhub.ops.merge.problem import MergeProblem
+
+
+class MergeAdapter(abc.ABC):
+    """A kernel of the op, made for one problem. To write one:
+
+    1. In `__init__(problem)` choose what is static.
+    2. In `launch` run the kernel into `out` and, if it is given, `lse`, and return nothing.
+
+    The op has checked what its contract says. Tensors may have any strides; `out` may be one of `outs`, and `lse`
+    one of `lses`: read what a place holds before writing it.
+    """
+
+    def __init__(self, problem: MergeProblem) -> None:
+        self.problem = problem
+
+    @abc.abstractmethod
+    def launch(
+        self, outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor, out: Tensor, lse: Tensor | None
+    ) -> None:
+        """Merge two states or more, of [T, H, D] and [H, T] or of [B, S, H, D] and [B, H, S]; none is empty.
+
+        They come in a list, or stacked along a first dimension.
+        """

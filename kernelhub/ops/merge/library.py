@@ -1,0 +1,70 @@
+"""The op under torch.compile, torch.export and fake tensors; see `kernelhub.ops.attention.library`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.op import Backend
+
+_LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
+_LIBRARY.define("merge_attention_states(Tensor[] outs, Tensor[] lses, str[]? backend) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "merge_attention_states_out(Tensor[] outs, Tensor[] lses, str[]? backend, Tensor(a!) out, Tensor(b!) out_lse) -> ()"
+)
+
+
+def merge_attention_states(
+    outs: Sequence[Tensor] | Tensor,
+    lses: Sequence[Tensor] | Tensor,
+    out: Tensor | None = None,
+    out_lse: Tensor | None = None,
+    return_lse: bool = False,
+    backend: Backend = None,
+) -> Any:
+    """`kernelhub.merge_attention_states` through its operator."""
+    names = None if backend is None else [backend] if isinstance(backend, str) else list(backend)
+    states = (list(outs), list(lses))
+    ops = torch.ops.kernelhub
+    if out is None and out_lse is None:
+        merged, lse = ops.merge_attention_states.default(*states, names)
+    else:
+        merged = states[0][0].new_empty(states[0][0].shape) if out is None else out
+        lse = states[1][0].new_empty(states[1][0].shape) if out_lse is None else out_lse
+        ops.merge_attention_states_out.default(*states, names, merged, lse)
+    return (merged, lse) if return_lse or out_lse is not None else merged
+
+
+def _functional(outs: list[Tensor], lses: list[Tensor], backend: list[str] | None) -> tuple[Tensor, Tensor]:
+    from kernelhub.ops.merge.merge_attention_states import merge_attention_states as eager
+
+    merged, lse = eager(_plain(outs), _plain(lses), return_lse=True, backend=backend)
+    return merged, lse
+
+
+def _mutating(outs: list[Tensor], lses: list[Tensor], backend: list[str] | None, out: Tensor, out_lse: Tensor) -> None:
+    from kernelhub.ops.merge.merge_attention_states import merge_attention_states as eager
+
+    eager(_plain(outs), _plain(lses), out, out_lse, backend=backend)
+
+
+def _plain(tensors: list[Tensor]) -> list[Tensor]:
+    """Parameters, say, as Tensors that the eager function takes without coming back here."""
+    return [tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor) for tensor in tensors]
+
+
+def _fake(outs: list[Tensor], lses: list[Tensor], backend: list[str] | None) -> tuple[Tensor, Tensor]:
+    return outs[0].new_empty(outs[0].shape), lses[0].new_empty(lses[0].shape)
+
+
+def _fake_mutating(*arguments: Any) -> None:
+    return None
+
+
+_LIBRARY.impl("merge_attention_states", _functional, "CompositeExplicitAutograd")
+_LIBRARY.impl("merge_attention_states_out", _mutating, "CompositeExplicitAutograd")
+torch.library.register_fake("kernelhub::merge_attention_states", _fake, lib=_LIBRARY)
+torch.library.register_fake("kernelhub::merge_attention_states_out", _fake_mutating, lib=_LIBRARY)

@@ -1,0 +1,136 @@
+"""`merge_attention_states`: attention over parts of the keys into attention over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.merge import library
+from kernelhub.ops.merge.adapter import MergeAdapter
+from kernelhub.ops.merge.call import NAME, bind, check, problem_of
+from kernelhub.ops.merge.problem import REGIMES, MergeProblem, complete, contradiction, regime
+from kernelhub.ops.merge.reference import merge_attention_states_reference
+
+_op: Op[MergeProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="attention over parts of the keys merged into attention over all of them",
+        problem=MergeProblem,
+        problem_of=problem_of,
+        complete=complete,
+        contradiction=contradiction,
+        regimes=REGIMES,
+        regime=regime,
+        adapter=MergeAdapter,
+        bind=bind,
+        reference=merge_attention_states_reference,
+        example="kernelhub.ops.merge.inputs:merge_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class MergePlan(Plan):
+    """A kernel chosen for states like these: ``run(outs, lses, out=None, out_lse=None)`` is a whole call."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, returns_lse, kernel = bound.run, bound.selection.problem.lse, bound.selection.selected
+
+        def run(
+            outs: Sequence[Tensor] | Tensor,
+            lses: Sequence[Tensor] | Tensor,
+            out: Tensor | None = None,
+            out_lse: Tensor | None = None,
+        ) -> Any:
+            return direct(outs, lses, out, out_lse)
+
+        def traced(
+            outs: Sequence[Tensor] | Tensor,
+            lses: Sequence[Tensor] | Tensor,
+            out: Tensor | None = None,
+            out_lse: Tensor | None = None,
+        ) -> Any:
+            return merge_attention_states(outs, lses, out, out_lse, returns_lse, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MergePlan:
+    """Choose once for states like these: arguments as of `merge_attention_states`."""
+    asked = _op.ask(backend, args, kwargs)
+    return MergePlan(_op.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_op, _prepare, traced=library.merge_attention_states)
+def merge_attention_states(
+    outs: Sequence[Tensor] | Tensor,
+    lses: Sequence[Tensor] | Tensor,
+    out: Tensor | None = None,
+    out_lse: Tensor | None = None,
+    return_lse: bool = False,
+    backend: Backend = None,
+) -> Any:
+    """Merge attention over disjoint parts of the keys into attention over all of them.
+
+    Args:
+        outs: results over each part, two or more in a list or stacked: ``[T, H, D]``, or ``[B, S, H, D]``, in
+            float32, float16 or bfloat16.
+        lses: natural logs of their softmax denominators, float32 ``[H, T]``, or ``[B, H, S]``: as `attention` and
+            `paged_attention` return them. -inf or +inf says that a part has no key for that query; its result
+            is then not read.
+        out: destination; it may be one of `outs`, to merge in place, and must overlap none otherwise.
+        out_lse: destination of the merged LSE; it may be one of `lses`. Given, the LSE is returned.
+        return_lse: also return the merged LSE.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        The merged result in the shape and dtype of each; with `return_lse` also the LSE. A query without a key in
+        any part gives zeros and -inf.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        Section 3.1 of FlashAttention-2 (Dao 2023), where blocks of keys are merged in the same way.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> q, k, v = torch.randn(1, 4, 8, 64), *torch.randn(2, 1, 32, 8, 64)
+        >>> states = [kernelhub.attention(q, k[:, i], v[:, i], return_lse=True) for i in (slice(20), slice(20, 32))]
+        >>> out = kernelhub.merge_attention_states(*zip(*states))
+        >>> torch.allclose(out, kernelhub.attention(q, k, v), atol=1e-5)
+        True
+    """
+    try:
+        first = outs[0]
+        if type(first) is not Tensor and isinstance(first, Tensor) and not isinstance(backend, Ask):
+            return library.merge_attention_states(outs, lses, out, out_lse, return_lse, backend)
+        shape = first.shape
+        key = (
+            first.dtype,
+            shape[-2],
+            shape[-1],
+            2 if len(outs) == 2 else 3,
+            len(shape),
+            bool(return_lse) or out_lse is not None,
+        )
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(outs, lses)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(outs, lses)
+        run = _op.decide(key, first.get_device(), backend)
+    return run(outs, lses, out, out_lse)

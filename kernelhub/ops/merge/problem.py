@@ -1,0 +1,41 @@
+"""What selection may look at for a merge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kernelhub.dispatch.problem import facet, feature
+from kernelhub.probes.device import DeviceFacts
+
+FLOATS = ("float32", "float16", "bfloat16")
+TWO, MANY = "two", "many"
+REGIMES = ("merge",)
+
+
+@dataclass(frozen=True)
+class MergeProblem:
+    """One configuration of `merge_attention_states`."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    dtype: str = facet("dtype of the results", values=FLOATS, default="bfloat16")
+    num_heads: int = facet("heads", default=32)
+    head_dim: int = facet("width of a head", default=128)
+    parts: str = facet("how many states: two, many", values=(TWO, MANY), default=TWO)
+    batched: bool = feature("states of batches, [B, S, H, D]", False)
+    lse: bool = feature("the merged LSE is returned", False)
+
+
+def regime(problem: MergeProblem) -> str:
+    """There is one."""
+    return REGIMES[0]
+
+
+def complete(facets: dict[str, Any]) -> dict[str, Any]:
+    """Nothing follows from anything."""
+    return facets
+
+
+def contradiction(problem: MergeProblem) -> str | None:
+    """All facets stand together."""
+    return None
