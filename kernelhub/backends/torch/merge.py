@@ -1,7 +1,9 @@
 """Merging attention states part by part, in float32.
 
-weight_i = exp(lse_i - max), 0 where a part has no key
-out = sum_i weight_i out_i / sum_i weight_i
+    weight_i = exp(lse_i - max), 0 where a part has no key
+    out = sum_i (weight_i / sum of weights) out_i
+
+On a CPU a block of tokens at a time, so that what is between stays in the cache.
 """
 
 from __future__ import annotations
@@ -12,6 +14,11 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.merge.adapter import MergeAdapter
+from kernelhub.runtime.scratch import scratch
+
+# Of a block, 4 MB in float32: 2 x 512 tokens, 128 heads of 128, take 5.6 ms instead of 27 in one piece and 6.8 in
+# blocks of a quarter (2 cores, torch 2.13, bfloat16).
+_ELEMENTS = 1 << 20
 
 
 class Merge(MergeAdapter):
@@ -28,12 +35,28 @@ class Merge(MergeAdapter):
         weights = [(score - finite).exp_() for score in scores]
         total = torch.stack(weights).sum(0)
         divisor = torch.where(total == 0.0, 1.0, total)
-        merged: Tensor | None = None
-        for part, weight in zip(outs, weights, strict=True):
-            share = (weight / divisor).transpose(-1, -2).unsqueeze(-1)
-            addend = torch.where(share == 0.0, 0.0, part * share)
-            merged = addend if merged is None else merged.add_(addend)
-        assert merged is not None
-        out.copy_(merged)
+        shares = [(weight / divisor).transpose(-1, -2).unsqueeze(-1) for weight in weights]
+        tokens, heads, width = out.shape[-3:]
+        block = max(1, _ELEMENTS // (heads * width)) if out.device.type == "cpu" else tokens
+        for start in range(0, tokens, block):
+            rows = (..., slice(start, start + block), slice(None), slice(None))
+            _merge_block([part[rows] for part in outs], [share[rows] for share in shares], out[rows])
         if lse is not None:
             lse.copy_(top + total.log())
+
+
+def _merge_block(parts: Sequence[Tensor], shares: Sequence[Tensor], out: Tensor) -> None:
+    """out [..., T, H, D] from parts of that shape and their shares [..., T, H, 1]."""
+    merged = _weighed("merged", parts[0], shares[0])
+    for part, share in zip(parts[1:], shares[1:], strict=True):
+        merged.add_(_weighed("part", part, share))
+    out.copy_(merged)
+
+
+def _weighed(tag: str, part: Tensor, share: Tensor) -> Tensor:
+    """The product in float32; where the share is 0, whatever stands there counts as 0."""
+    product = torch.mul(part, share, out=scratch(f"merge {tag}", part.shape, torch.float32, part.device))
+    nothing = share == 0.0
+    if part.device.type != "cpu" or nothing.any():
+        product.masked_fill_(nothing, 0.0)
+    return product

@@ -17,8 +17,8 @@ from kernelhub.ops.merge.problem import MergeProblem
 if triton.knobs.runtime.interpret:
     interpreter.repair()
 
-# Elements of a tile: 16 per thread with 4 warps. On an H200 a merge of 2 x 8192 tokens of 128 x 128 takes 0.38, 0.23, 0.21 and 0.24 ms
-# with 512, 1024, 2048 and 4096.
+# Elements of a tile: 16 per thread with 4 warps. On an H200 a merge of 2 x 8192 tokens, 128 heads of 128, takes 0.38,
+# 0.23, 0.21 and 0.24 ms with 512, 1024, 2048 and 4096.
 _TILE = 2048
 
 
