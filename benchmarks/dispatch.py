@@ -13,8 +13,9 @@ Kernels that do nothing are registered, so that what is timed is kernelhub:
 
 The function that a call finds in its table checks what differs from call to call (who made the step's
 tensors, the destination) before it launches; `launch_ns` says what the whole call costs beyond the launch.
-`--check` measures up to three times and exits with 1 if a goal is missed in each: what else runs on a machine only
-ever adds time.
+`--check` is a gate that a busy machine passes too: it exits with 1 if a goal is missed by more than a quarter in
+each of three measurements, nanoseconds being scaled to a machine on which an empty call takes as long as on the one
+that the goals were set on.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ GOALS: dict[str, dict[str, float]] = {
 }
 TABLE_KEYS = 100_000
 ATTEMPTS = 3
+SLACK = 1.25
+USUAL_EMPTY_CALL_NS = 33.0
 
 
 class Nothing(AttentionAdapter[Any, Any]):
@@ -201,12 +204,13 @@ def measure() -> dict[str, Any]:
     return result
 
 
-def missed_goals(result: dict[str, Any]) -> dict[str, str]:
-    """Goals that the figures do not meet, each with a sentence."""
+def missed_goals(result: dict[str, Any], slack: float = 1.0) -> dict[str, str]:
+    """Goals that the figures do not meet within `slack`, each with a sentence."""
     missed = {}
+    slower = max(1.0, result["empty_call"]["ns"] / USUAL_EMPTY_CALL_NS) if slack > 1.0 else 1.0
     for name, goal in GOALS.items():
         for unit, limit in goal.items():
-            if result[name][unit] > limit:
+            if result[name][unit] > limit * slack * (slower if unit == "ns" else 1.0):
                 missed[f"{name}, {unit}"] = f"{name}: {result[name][unit]:g} {unit}, goal at most {limit:g}"
     if result["table"]["entries"] != 1:
         missed["table"] = f"table: {result['table']['entries']} entries after {TABLE_KEYS} lengths, goal 1"
@@ -222,11 +226,12 @@ def main() -> int:
     torch.set_num_threads(1)
     result = measure()
     missed = missed_goals(result)
-    for _ in range(ATTEMPTS - 1 if options.check else 0):
-        if missed:
+    failed = missed_goals(result, SLACK) if options.check else {}
+    for _ in range(ATTEMPTS - 1):
+        if failed:
             result = measure()
-            again = missed_goals(result)
-            missed = {goal: sentence for goal, sentence in again.items() if goal in missed}
+            missed = missed_goals(result)
+            failed = {goal: sentence for goal, sentence in missed_goals(result, SLACK).items() if goal in failed}
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
@@ -239,7 +244,7 @@ def main() -> int:
         print(f"{'table':14} {result['table']['entries']:>12} entries after {TABLE_KEYS:,} lengths")
     for line in missed.values():
         print(f"goal missed: {line}", file=sys.stderr)
-    return 1 if options.check and missed else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

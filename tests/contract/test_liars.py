@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from kernelhub.backends.torch.blocked import Blocked, BlockedPaged
-from kernelhub.dispatch.kernel import Band
+from kernelhub.backends.torch.merge import Merge
+from kernelhub.dispatch.constraint import anything
+from kernelhub.dispatch.kernel import Band, Kernel
 from tests.contract.attention import DenseContract, PagedContract
+from tests.contract.merge import MergeContract
 from tests.dispatch.backends import record, register
 
 
@@ -166,3 +169,57 @@ class TestLiars:
     def test_a_right_kernel_is_not(self, op, prefix, contract) -> None:
         _register(Truth, op, prefix)
         assert failures(contract, "liar.k", "cpu") == []
+
+
+class MergeLie(MergeContract):
+    """A contract over one of the merges below, for a test that collects no cases of it."""
+
+    kernel = "liar.k"
+    device = "cpu"
+    __test__ = False
+
+
+class TrueMerge(Merge):
+    pass
+
+
+class AddsPartsUp(Merge):
+    def launch(self, outs, lses, out, lse):
+        super().launch(outs, [torch.zeros_like(part) for part in lses], out, None)
+        if lse is not None:
+            lse.copy_(torch.logsumexp(torch.stack(list(lses)), 0))
+
+
+class TakesLseForBaseTwo(Merge):
+    def launch(self, outs, lses, out, lse):
+        super().launch(outs, [part * math.log(2) for part in lses], out, lse)
+
+
+class ReadsPartsWithoutKeys(Merge):
+    def launch(self, outs, lses, out, lse):
+        super().launch(outs, [part.nan_to_num(neginf=-80.0, posinf=-80.0) for part in lses], out, lse)
+
+
+class ForgetsTheLastPart(Merge):
+    def launch(self, outs, lses, out, lse):
+        super().launch(outs[: max(2, len(outs) - 1)], lses[: max(2, len(outs) - 1)], out, lse)
+
+
+class WritesBeforeItReads(Merge):
+    def launch(self, outs, lses, out, lse):
+        out.copy_(outs[0])
+        super().launch(outs, lses, out, lse)
+
+
+class LeavesTheLse(Merge):
+    def launch(self, outs, lses, out, lse):
+        super().launch(outs, lses, out, None)
+
+
+@pytest.mark.parametrize("lie", Merge.__subclasses__(), ids=lambda lie: lie.__name__)
+def test_merges_that_lie_are_caught(lie) -> None:
+    target = f"{__name__}:{lie.__name__}"
+    constraints = (anything("device", "dtype", "num_heads", "head_dim", "parts"),)
+    features = frozenset({"batched", "lse"})
+    register("liar", Kernel("merge_attention_states", "liar.k", target, "lies", Band.PLUGIN, constraints, features))
+    assert bool(failures(MergeLie, "liar.k", "cpu")) == (lie is not TrueMerge)
