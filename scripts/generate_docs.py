@@ -27,7 +27,7 @@ from kernelhub.dispatch.settings import VARIABLES  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- ([a-z0-9_ ]+): made by scripts/generate_docs.py -->\n).*?(<!-- end -->)", re.DOTALL)
-OPS = ("attention", "paged_attention", "merge_attention_states")
+OPS = ("attention", "paged_attention", "merge_attention_states", "concat_mla_k")
 INSTALLED = kernelhub.SimulatedMachine({"torch": "2.13.0", "triton": "3.7.1"})
 DEVICES = ("CPU", "A100", "L40S", "H200", "B200", "RTX5090", "MI300X")
 
@@ -70,6 +70,7 @@ def choices() -> str:
         "paged decode, softcap": ("paged_attention", {"softcap": True}),
         "paged, prefill and decode mixed": ("paged_attention", {"ragged": True, "q_len": "any"}),
         "merge of chunks": ("merge_attention_states", {}),
+        "keys of latent attention": ("concat_mla_k", {}),
     }
     rows = []
     for label, (op, facets) in cases.items():

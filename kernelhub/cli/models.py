@@ -16,6 +16,7 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
 from kernelhub.ops.merge.problem import MergeProblem
+from kernelhub.ops.mla.problem import ConcatProblem
 
 
 @dataclass(frozen=True)
@@ -68,4 +69,16 @@ def _merge_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str, 
     return {"num_heads": model.num_q_heads, "head_dim": model.head_dim_vo}
 
 
-_FAMILIES = (Family(AttentionProblem, MODELS, _attention_facets), Family(MergeProblem, MODELS, _merge_facets))
+def _concat_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
+
+
+_FAMILIES = (
+    Family(AttentionProblem, MODELS, _attention_facets),
+    Family(MergeProblem, MODELS, _merge_facets),
+    Family(
+        ConcatProblem,
+        {name: model for name, model in MODELS.items() if model.head_dim_qk != model.head_dim_vo},
+        _concat_facets,
+    ),
+)

@@ -7,6 +7,7 @@ import torch
 
 from kernelhub.backends.torch.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
+from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
@@ -54,3 +55,7 @@ def test_all_256_bytes_of_e4m3_are_decoded_exactly(dtype) -> None:
 
 class TestMerge(MergeContract):
     kernel = "torch.merge"
+
+
+class TestConcat(ConcatContract):
+    kernel = "torch.concat"

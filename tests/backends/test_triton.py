@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
+from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
@@ -53,3 +54,7 @@ class TestPagedPrefill(PagedContract):
 
 class TestMerge(MergeContract):
     kernel = "triton.merge"
+
+
+class TestConcat(ConcatContract):
+    kernel = "triton.concat"

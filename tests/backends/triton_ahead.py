@@ -32,11 +32,13 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from kernelhub.backends.triton import adapters
+from kernelhub.backends.triton.concat_adapter import Concat
 from kernelhub.backends.triton.merge_adapter import Merge
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values, lse_shape
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem, PagedAttentionProblem
 from kernelhub.ops.merge.problem import MergeProblem
+from kernelhub.ops.mla.problem import ConcatProblem
 from kernelhub.probes.device import DeviceFacts, simulated
 
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
@@ -112,6 +114,7 @@ def cases() -> list[Case]:
             for parts in ("two", "many")
             for dtype in ("bfloat16", "float32")
         ),
+        *(Case(f"concat {dtype}", Concat, {"dtype": dtype}) for dtype in ("bfloat16", "float8_e4m3fn")),
         Case("merge, 192 wide", Merge, {"head_dim": 192, "batched": True}),
         Case("decode, page 3", adapters.SplitKV, _PLAIN | {"page_size": 3, "q_len": ONE}),
     ]
@@ -212,6 +215,16 @@ def merge(case: Case, device: DeviceFacts) -> None:
     case.adapter(problem).launch(outs, lses, torch.empty(shape, dtype=dtype, device="cuda"), lse)
 
 
+def concat(case: Case, device: DeviceFacts) -> None:
+    """The keys of a chunk of prefill."""
+    problem = ConcatProblem(device=device, **case.facets)
+    heads, nope, rope = problem.num_heads, problem.nope_dim, problem.rope_dim
+    dtype = getattr(torch, problem.dtype)
+    k_nope = torch.empty(2048, heads, nope + 128, dtype=dtype, device="cuda").narrow(2, 0, nope)
+    k_rope = torch.empty(2048, rope, dtype=dtype, device="cuda")
+    case.adapter(problem).launch(k_nope, k_rope, torch.empty(2048, heads, nope + rope, dtype=dtype, device="cuda"))
+
+
 def report(kernel: Any, device: DeviceFacts) -> dict[str, Any]:
     """What the compiler made: resources as ptxas counts them, matrix instructions as the PTX shows them."""
     major, minor = device.capability
@@ -256,7 +269,7 @@ def main() -> None:
             if options.case and case.name not in options.case:
                 continue
             with compiling_for(device) as launches:
-                (merge if case.adapter is Merge else call)(case, device)
+                {Merge: merge, Concat: concat}.get(case.adapter, call)(case, device)
             for kernel_name, kernel in launches:
                 row = {"device": name, "case": case.name, "kernel": kernel_name, **report(kernel, device)}
                 if options.table:

@@ -8,7 +8,10 @@ import kernelhub
 from kernelhub.ops.attention.inputs import MODELS, attention_inputs, paged_attention_inputs
 from tests.conftest import DEVICE
 
-OPS = {name: getattr(kernelhub, name) for name in ("attention", "paged_attention", "merge_attention_states")}
+OPS = {
+    name: getattr(kernelhub, name)
+    for name in ("attention", "paged_attention", "merge_attention_states", "concat_mla_k")
+}
 TRITON = ("--with", "triton=3.7.1")
 
 

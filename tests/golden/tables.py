@@ -24,6 +24,8 @@ INSTALLED: tuple[dict[str, str], ...] = ({"triton": "3.7.1"}, {"triton": "3.4.0"
 
 def facets_of(model: AttentionModel, op: str) -> dict[str, Any]:
     """A model's facets."""
+    if op == "concat_mla_k":
+        return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
     if op == "merge_attention_states":
         return {"num_heads": model.num_q_heads, "head_dim": model.head_dim_vo}
     return {
@@ -58,6 +60,7 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "many with lse": {"parts": "many", "lse": True},
         "batches": {"batched": True, "dtype": "float16"},
     },
+    "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
 }
 
 

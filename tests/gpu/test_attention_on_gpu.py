@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.triton.concat import concat_kernel
 from kernelhub.backends.triton.merge import merge_states_kernel
 from kernelhub.backends.triton.prefill import prefill_kernel
 from kernelhub.backends.triton.split_kv import split_kernel
@@ -16,6 +17,7 @@ from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.merge.inputs import merge_inputs
+from kernelhub.ops.mla.inputs import concat_inputs
 from tests.contract.attention import largest_value, split
 
 pytestmark = pytest.mark.gpu
@@ -186,6 +188,20 @@ class TestMerge:
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
             compiled.add(len(merge_states_kernel.device_caches[torch.cuda.current_device()][0]))
+        assert len(compiled) == 1
+
+
+class TestConcat:
+    def test_is_captured_and_compiles_nothing_for_other_sizes(self) -> None:
+        compiled = set()
+        for tokens in (64, 1, 3, 1000):
+            arguments = concat_inputs(tokens=tokens, device="cuda")
+            out = torch.zeros(tokens, 128, 192, dtype=torch.bfloat16, device="cuda")
+            graph = captured(lambda arguments=arguments, out=out: kernelhub.concat_mla_k(**arguments, out=out))
+            arguments["k_rope"].normal_()
+            graph.replay()
+            assert torch.equal(out, kernelhub.concat_mla_k.reference(**arguments))
+            compiled.add(len(concat_kernel.device_caches[torch.cuda.current_device()][0]))
         assert len(compiled) == 1
 
 

@@ -17,7 +17,10 @@ from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.problem import feature_name
 from kernelhub.probes.device import SIMULATED
 
-OPS = {name: getattr(kernelhub, name) for name in ("attention", "paged_attention", "merge_attention_states")}
+OPS = {
+    name: getattr(kernelhub, name)
+    for name in ("attention", "paged_attention", "merge_attention_states", "concat_mla_k")
+}
 MACHINE = SimulatedMachine({"triton": "3.7.1"}, variables={"TRITON_INTERPRET": "1"})
 
 
@@ -59,7 +62,7 @@ def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None
     """A kernel that nothing can ever reach is an error."""
     reached = set()
     facets: list[dict[str, Any]] = [{}]
-    if op != "merge_attention_states":
+    if op in ("attention", "paged_attention"):
         facets = [
             {"q_len": q_len, "ragged": ragged, "causal": True, "softcap": softcap, "head_dim_vo": width}
             for q_len in ("one", "many", "any")

@@ -16,6 +16,8 @@ from kernelhub.ops.attention import library
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.merge import library as merge_library
 from kernelhub.ops.merge.inputs import merge_inputs
+from kernelhub.ops.mla import library as mla_library
+from kernelhub.ops.mla.inputs import concat_inputs
 from tests.conftest import DEVICE
 from tests.dispatch.backends import record, register
 
@@ -70,6 +72,18 @@ class TestCompile:
         ):
             assert torch.equal(tensor, wanted)
         assert counter.frame_count == 1
+
+    def test_concat_compiles_at_most_two_graphs_and_writes_in_place(self) -> None:
+        run, counter = compiled(lambda a, out: kernelhub.concat_mla_k(**a, out=out) * 2)
+        made, _ = compiled(lambda a: kernelhub.concat_mla_k(**a) * 2)
+        for tokens in (2, 3, 9, 17):
+            arguments = concat_inputs(tokens=tokens, num_heads=3, nope_dim=16, rope_dim=8, device=DEVICE)
+            want = kernelhub.concat_mla_k(**arguments)
+            out = torch.full_like(want, torch.nan)
+            assert torch.equal(run(arguments, out), want * 2)
+            assert torch.equal(out, want)
+            assert torch.equal(made(arguments), want * 2)
+        assert counter.frame_count <= 2
 
     def test_lse_and_out_and_a_named_backend_go_through(self) -> None:
         arguments = attention_inputs(SMALL, batch=2, q_tokens=9, dtype=torch.float32, device=DEVICE)
@@ -177,6 +191,7 @@ class TestFakeTensors:
         (library.attention, "attention"),
         (library.paged_attention, "paged_attention"),
         (merge_library.merge_attention_states, "merge_attention_states"),
+        (mla_library.concat_mla_k, "concat_mla_k"),
     ],
 )
 def test_what_is_traced_has_the_parameters_of_the_op(traced, op) -> None:

@@ -95,4 +95,19 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
     ),
+    Kernel(
+        op="concat_mla_k",
+        name="torch.concat",
+        target="kernelhub.backends.torch.concat:Concat",
+        summary="two copies",
+        band=Band.REFERENCE,
+        constraints=(
+            _ANYWHERE,
+            dtype_in("dtype", *FLOATS, FP8),
+            anything("num_heads", "nope_dim", "rope_dim"),
+        ),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+    ),
 )

@@ -180,4 +180,21 @@ KERNELS = (
         batch_invariant=True,
         source="FlashAttention-2 (Dao 2023), section 3.1",
     ),
+    Kernel(
+        op="concat_mla_k",
+        name="triton.concat",
+        target="kernelhub.backends.triton.concat_adapter:Concat",
+        summary="both parts in one launch",
+        band=Band.PORTABLE,
+        constraints=(
+            *_MACHINE,
+            dtype_in("dtype", *FLOATS, FP8),
+            Between("nope_dim", 1, 2048, why="a program holds a whole head"),
+            Between("rope_dim", 1, 2048, why="a program holds a whole head"),
+            anything("num_heads"),
+        ),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+    ),
 )

@@ -1,0 +1,104 @@
+"""How a call of `concat_mla_k` becomes a launch: its problem, its checks, its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.mla.problem import DTYPES, ConcatProblem
+from kernelhub.probes.device import facts
+
+NAME = "concat_mla_k"
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+
+
+def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(NAME, parameter, problem, fix)
+
+
+def describe(tensor: Tensor) -> str:
+    """Dtype and shape."""
+    return f"{str(tensor.dtype)[6:]} {list(tensor.shape)}"
+
+
+def problem_of(key: Any, device: int) -> ConcatProblem:
+    """The problem that a key means on a device; the key is built in `concat_mla_k`."""
+    dtype, num_heads, nope_dim, rope_dim = key
+    return ConcatProblem(
+        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        dtype=str(dtype)[6:],
+        num_heads=num_heads,
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+    )
+
+
+def check(k_nope: Any, k_rope: Any, out: Any) -> None:
+    """Everything that the contract says of a call."""
+    given = (("k_nope", k_nope), ("k_rope", k_rope), *([] if out is None else [("out", out)]))
+    for parameter, tensor in given:
+        if not isinstance(tensor, Tensor):
+            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+    if k_nope.ndim != 3:
+        refuse("k_nope", f"has shape {list(k_nope.shape)}", "give [T, H, N]")
+    if k_nope.dtype not in _DTYPES:
+        refuse("k_nope", f"has dtype {str(k_nope.dtype)[6:]}", f"give {', '.join(DTYPES)}")
+    if k_nope.is_meta:
+        refuse("k_nope", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    tokens, heads, width = k_nope.shape
+    if 0 in (heads, width):
+        refuse("k_nope", f"has shape {list(k_nope.shape)}", "give at least one head and one element of each")
+    if k_rope.ndim not in (2, 3) or k_rope.shape[0] != tokens or (k_rope.ndim == 3 and k_rope.shape[1] != 1):
+        refuse("k_rope", f"has shape {list(k_rope.shape)}", f"give [{tokens}, R] or [{tokens}, 1, R]")
+    if k_rope.shape[-1] == 0:
+        refuse("k_rope", f"has shape {list(k_rope.shape)}", "give at least one element")
+    whole = [tokens, heads, width + k_rope.shape[-1]]
+    if out is not None and list(out.shape) != whole:
+        refuse("out", f"has shape {list(out.shape)}", f"give {whole}")
+    for parameter, tensor in given:
+        if tensor.dtype is not k_nope.dtype:
+            refuse(parameter, f"has dtype {str(tensor.dtype)[6:]}", f"k_nope has {str(k_nope.dtype)[6:]}")
+        if tensor.device != k_nope.device:
+            refuse(parameter, f"is on {tensor.device}", f"move it to {k_nope.device}, where k_nope is")
+        if tensor.requires_grad and is_grad_enabled():
+            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+
+
+def stands_in(k_nope: Tensor, out: Tensor) -> bool:
+    """k_nope is the view of out where its result belongs."""
+    return k_nope.data_ptr() == out.data_ptr() and k_nope.stride() == out.stride()
+
+
+def bind(
+    adapter: Any,
+    problem: ConcatProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the destination, the launch."""
+    launch = adapter.launch
+    form = (getattr(torch, problem.dtype), problem.num_heads, problem.nope_dim, problem.rope_dim)
+    width = problem.nope_dim + problem.rope_dim
+
+    def run(k_nope: Tensor, k_rope: Tensor, out: Tensor | None) -> Tensor:
+        if k_nope.get_device() != device:
+            result: Tensor = elsewhere(k_nope.get_device())(k_nope, k_rope, out)
+            return result
+        check(k_nope, k_rope, out)
+        if (k_nope.dtype, *k_nope.shape[1:], k_rope.shape[-1]) != form:
+            wanted = f"{problem.dtype} [T, {problem.num_heads}, {problem.nope_dim}] and [T, {problem.rope_dim}]"
+            refuse("k_nope", f"is {describe(k_nope)} with a k_rope of {describe(k_rope)}", f"the plan is for {wanted}")
+        if out is None:
+            out = k_nope.new_empty((k_nope.shape[0], problem.num_heads, width))
+        if out.shape[0]:
+            tick()
+            launch(None if stands_in(k_nope, out) else k_nope, k_rope.reshape(-1, problem.rope_dim), out)
+        return out
+
+    return run

@@ -1,0 +1,106 @@
+"""`concat_mla_k`: the two parts of latent attention's keys side by side, for every head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.mla import library
+from kernelhub.ops.mla.adapter import ConcatAdapter
+from kernelhub.ops.mla.call import NAME, bind, check, problem_of
+from kernelhub.ops.mla.problem import REGIMES, ConcatProblem, complete, contradiction, regime
+from kernelhub.ops.mla.reference import concat_mla_k_reference
+
+_op: Op[ConcatProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="each head's own part of latent attention's keys beside the rotary part that all heads share",
+        problem=ConcatProblem,
+        problem_of=problem_of,
+        complete=complete,
+        contradiction=contradiction,
+        regimes=REGIMES,
+        regime=regime,
+        adapter=ConcatAdapter,
+        bind=bind,
+        reference=concat_mla_k_reference,
+        example="kernelhub.ops.mla.inputs:concat_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class ConcatPlan(Plan):
+    """A kernel chosen for keys like these: ``run(k_nope, k_rope, out=None)`` is a whole call."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, kernel = bound.run, bound.selection.selected
+
+        def run(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None) -> Tensor:
+            result: Tensor = direct(k_nope, k_rope, out)
+            return result
+
+        def traced(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None) -> Tensor:
+            return concat_mla_k(k_nope, k_rope, out, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ConcatPlan:
+    """Choose once for keys like these: arguments as of `concat_mla_k`."""
+    asked = _op.ask(backend, args, kwargs)
+    return ConcatPlan(_op.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_op, _prepare, traced=library.concat_mla_k)
+def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, backend: Backend = None) -> Tensor:
+    """Put each head's own part of the keys and the rotary part that all heads share side by side.
+
+    Args:
+        k_nope: ``[T, H, N]``, float32, float16, bfloat16 or float8_e4m3fn; usually a view of what the up-projection of
+            the latent gives.
+        k_rope: ``[T, R]`` or ``[T, 1, R]`` in the same dtype.
+        out: destination ``[T, H, N + R]``. Where k_nope is its view ``out[..., :N]``, only the rotary part is written;
+            it must not overlap the operands otherwise.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        ``[T, H, N + R]``, bit for bit what it is made of: the keys for `attention` with v of another width.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        DeepSeek-V2 (2024), section 2.1; FlashInfer's function of the same name.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> kernelhub.concat_mla_k(torch.randn(10, 16, 128), torch.randn(10, 64)).shape
+        torch.Size([10, 16, 192])
+    """
+    if type(k_nope) is not Tensor and isinstance(k_nope, Tensor) and not isinstance(backend, Ask):
+        return library.concat_mla_k(k_nope, k_rope, out, backend)
+    try:
+        _, heads, width = k_nope.shape
+        key = (k_nope.dtype, heads, width, k_rope.shape[-1])
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(k_nope, k_rope, out)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(k_nope, k_rope, out)
+        run = _op.decide(key, k_nope.get_device(), backend)
+    result: Tensor = run(k_nope, k_rope, out)
+    return result

@@ -1,0 +1,56 @@
+"""The op under torch.compile, torch.export and fake tensors; see `kernelhub.ops.attention.library`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.op import Backend
+
+_LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
+_LIBRARY.define("concat_mla_k(Tensor k_nope, Tensor k_rope, str[]? backend) -> Tensor")
+_LIBRARY.define("concat_mla_k_out(Tensor k_nope, Tensor k_rope, str[]? backend, Tensor(a!) out) -> ()")
+
+
+def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, backend: Backend = None) -> Tensor:
+    """`kernelhub.concat_mla_k` through its operator."""
+    names = None if backend is None else [backend] if isinstance(backend, str) else list(backend)
+    ops = torch.ops.kernelhub
+    if out is None:
+        made: Tensor = ops.concat_mla_k.default(k_nope, k_rope, names)
+        return made
+    ops.concat_mla_k_out.default(k_nope, k_rope, names, out)
+    return out
+
+
+def _functional(k_nope: Tensor, k_rope: Tensor, backend: list[str] | None) -> Tensor:
+    from kernelhub.ops.mla.concat_mla_k import concat_mla_k as eager
+
+    return eager(_plain(k_nope), k_rope, backend=backend)
+
+
+def _mutating(k_nope: Tensor, k_rope: Tensor, backend: list[str] | None, out: Tensor) -> None:
+    from kernelhub.ops.mla.concat_mla_k import concat_mla_k as eager
+
+    eager(_plain(k_nope), k_rope, out, backend=backend)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A Parameter, say, as the Tensor that the eager function takes without coming back here."""
+    return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
+
+
+def _fake(k_nope: Tensor, k_rope: Tensor, backend: list[str] | None) -> Tensor:
+    return k_nope.new_empty((*k_nope.shape[:2], k_nope.shape[2] + k_rope.shape[-1]))
+
+
+def _fake_mutating(*arguments: Any) -> None:
+    return None
+
+
+_LIBRARY.impl("concat_mla_k", _functional, "CompositeExplicitAutograd")
+_LIBRARY.impl("concat_mla_k_out", _mutating, "CompositeExplicitAutograd")
+torch.library.register_fake("kernelhub::concat_mla_k", _fake, lib=_LIBRARY)
+torch.library.register_fake("kernelhub::concat_mla_k_out", _fake_mutating, lib=_LIBRARY)
