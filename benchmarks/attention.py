@@ -35,6 +35,7 @@ from kernelhub.cli.measure import time_calls
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.merge.inputs import merge_inputs
+from kernelhub.ops.mla.inputs import concat_inputs
 from kernelhub.probes.device import facts
 
 
@@ -147,6 +148,20 @@ def merge(tokens: int, parts: int, device: torch.device, dtype: torch.dtype) -> 
     )
 
 
+def concat(tokens: int, device: torch.device, dtype: torch.dtype) -> Case:
+    arguments = concat_inputs(tokens=tokens, dtype=dtype, device=device)
+    k_nope, shared = arguments["k_nope"], arguments["k_rope"].expand(-1, arguments["k_nope"].shape[1], -1)
+    values = k_nope.numel() + shared.numel()
+    return Case(
+        f"concat_mla_k of {tokens} tokens, 128 heads of 128 + 64, {str(dtype)[6:]}",
+        "concat_mla_k",
+        arguments,
+        {"torch.cat": lambda: torch.cat([k_nope, shared], 2)},
+        bytes=(values + k_nope.numel() + arguments["k_rope"].numel()) * dtype.itemsize,
+        operations=0,
+    )
+
+
 def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
     """What is timed: small enough for a CPU, or as an engine runs it on a GPU."""
     bf16, llama = torch.bfloat16, MODELS["llama-3.1-8b"]
@@ -167,6 +182,7 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
             made.append(lambda: decode(llama, 2048, 8, device, bf16, paged=True, fp8=True))
             made.append(lambda: decode(MODELS["gpt-oss-120b"], 2048, 8, device, bf16, paged=True))
             made.append(lambda: merge(512, 2, device, bf16))
+            made.append(lambda: concat(512, device, bf16))
         return made
     for tokens in (2048,) if quick else (1024, 2048, 4096, 8192, 16384):
         made.append(lambda tokens=tokens: prefill(llama, tokens, max(1, 16384 // tokens), device, bf16))
@@ -180,6 +196,7 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
     made.append(lambda: decode(MODELS["gpt-oss-120b"], 8192, 32, device, bf16, paged=True))
     for tokens, parts in ((8192, 2),) if quick else ((128, 2), (8192, 2), (8192, 4)):
         made.append(lambda t=tokens, p=parts: merge(t, p, device, bf16))
+    made.append(lambda: concat(8192, device, bf16))
     return made
 
 
@@ -222,8 +239,10 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
 
 
 def _largest(arguments: dict[str, Any]) -> float:
-    """Largest of the values that a result is a mean of."""
-    parts = arguments.get("outs") or [arguments.get("v", arguments.get("v_cache"))]
+    """Largest of the values that a result is made of."""
+    parts = arguments.get("outs") or [
+        arguments[name] for name in ("v", "v_cache", "k_nope", "k_rope") if name in arguments
+    ]
     return max(float(part.float().nan_to_num().abs().max()) for part in parts) * float(arguments.get("v_scale", 1.0))
 
 
