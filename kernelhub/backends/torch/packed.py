@@ -122,10 +122,7 @@ class _Attend:
         at_once = max(1, GATHERED_BYTES // max(1, bytes_each))
         for start in range(0, len(pages), at_once):
             some = slice(start, start + at_once)
-            k_some, v_some = (
-                gathered(tag, cache, pages[some].reshape(-1)).unflatten(0, (pages[some].shape[0], -1))[:, inside]
-                for tag, cache in (("k", k), ("v", v))
-            )
+            k_some, v_some = (gathered(tag, cache, pages[some])[:, inside] for tag, cache in (("k", k), ("v", v)))
             self.batch(q[some], k_some, v_some, out[some], None if lse is None else lse[some])
 
     def batch(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
