@@ -148,6 +148,9 @@ class MergeContract:
         assert plan.kernel == self.kernel
         for got, want in zip(plan.run(**arguments), self.run(arguments, return_lse=True), strict=True):
             assert torch.equal(got, want)
+        without = kernelhub.merge_attention_states.prepare(**arguments, backend=self.kernel)
+        with pytest.raises(InvalidArgument, match="out_lse is given to a plan without LSE"):
+            without.run(**arguments, out_lse=torch.empty_like(arguments["lses"][0]))
         with pytest.raises(InvalidArgument, match="float32"):
             plan.run([part.float() for part in arguments["outs"]], arguments["lses"])
 

@@ -30,7 +30,7 @@ def concat_kernel(
 ):
     """COPIES: whether k_nope is to be copied, not already in place."""
     program = tl.program_id(0)
-    head = program % HEADS
+    head = (program % HEADS).to(tl.int64)
     token = (program // HEADS * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
     row = out + head * stride_oh + token * stride_ot
     if COPIES:

@@ -61,7 +61,7 @@ def merge_states_kernel(
     """Part 0 is at `out_a`, part i from 1 up at `out_b` + (i - 1) * `stride_out_part`."""
     program = tl.program_id(0)
     blocks = tl.cdiv(tokens, BLOCK)
-    head = program % HEADS
+    head = (program % HEADS).to(tl.int64)
     block = program // HEADS % blocks
     batch = (program // (HEADS * blocks)).to(tl.int64)
     token = (block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)

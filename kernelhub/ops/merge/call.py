@@ -144,6 +144,8 @@ def bind(
         else:
             check_destination("out", out, first)
         if out_lse is not None:
+            if not returns_lse:
+                refuse("out_lse", "is given to a plan without LSE", "prepare it with return_lse=True")
             check_destination("out_lse", out_lse, lses[0])
         elif returns_lse:
             out_lse = torch.empty_like(lses[0], memory_format=torch.contiguous_format)
