@@ -118,8 +118,8 @@ def prefill_kernel(
         return
     q += q_start.to(tl.int64) * stride_qt
     out += q_start.to(tl.int64) * stride_ot
-    k += kv_start.to(tl.int64) * stride_kt + kv_head * stride_kh
-    v += kv_start.to(tl.int64) * stride_vt + kv_head * stride_vh
+    k += kv_start.to(tl.int64) * stride_kt + kv_head.to(tl.int64) * stride_kh
+    v += kv_start.to(tl.int64) * stride_vt + kv_head.to(tl.int64) * stride_vh
     pages = block_table
     if PAGE > 0:
         pages += sequence.to(tl.int64) * stride_table
@@ -142,7 +142,16 @@ def prefill_kernel(
     valid = token < q_len
     position = kv_len - q_len + token
     q0, q1, scale = load_queries(
-        q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, score_scale, D, D0, D1, FP8, SIGN
+        q,
+        token.to(tl.int64) * stride_qt + head.to(tl.int64) * stride_qh,
+        valid,
+        stride_qd,
+        score_scale,
+        D,
+        D0,
+        D1,
+        FP8,
+        SIGN,
     )
 
     first = block * BLOCK_M // GROUP
@@ -180,7 +189,7 @@ def prefill_kernel(
     )  # fmt: skip
 
     store_rows(
-        acc, m, total, out, token.to(tl.int64) * stride_ot + head * stride_oh, stride_od,
-        lse, (q_start + token) * stride_lt + head * stride_lh,
+        acc, m, total, out, token.to(tl.int64) * stride_ot + head.to(tl.int64) * stride_oh, stride_od,
+        lse, (q_start + token) * stride_lt + head.to(tl.int64) * stride_lh,
         sinks, head, valid, value_scale, DV, DV_PAD, HAS_SINKS, HAS_LSE,
     )  # fmt: skip

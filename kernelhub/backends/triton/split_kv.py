@@ -137,8 +137,8 @@ def split_kernel(
 
     q += q_start.to(tl.int64) * stride_qt
     out += q_start.to(tl.int64) * stride_ot
-    k += kv_start.to(tl.int64) * stride_kt + kv_head * stride_kh
-    v += kv_start.to(tl.int64) * stride_vt + kv_head * stride_vh
+    k += kv_start.to(tl.int64) * stride_kt + kv_head.to(tl.int64) * stride_kh
+    v += kv_start.to(tl.int64) * stride_vt + kv_head.to(tl.int64) * stride_vh
     pages = block_table
     if PAGE > 0:
         pages += sequence.to(tl.int64) * stride_table
@@ -159,7 +159,16 @@ def split_kernel(
     valid = token < q_len
     position = kv_len - q_len + token
     q0, q1, scale = load_queries(
-        q, token.to(tl.int64) * stride_qt + head * stride_qh, valid, stride_qd, score_scale, D, D0, D1, FP8, SIGN
+        q,
+        token.to(tl.int64) * stride_qt + head.to(tl.int64) * stride_qh,
+        valid,
+        stride_qd,
+        score_scale,
+        D,
+        D0,
+        D1,
+        FP8,
+        SIGN,
     )
     acc = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -172,12 +181,12 @@ def split_kernel(
         PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
     )  # fmt: skip
     if used == 1:
-        lse_offsets = (q_start + token) * stride_lt + head * stride_lh
+        lse_offsets = (q_start + token) * stride_lt + head.to(tl.int64) * stride_lh
         if HAS_LSE and not RAGGED:
             lse += sequence.to(tl.int64) * stride_lb
         store_rows(
-            acc, m, total, out, token.to(tl.int64) * stride_ot + head * stride_oh, stride_od, lse, lse_offsets,
-            sinks, head, valid, value_scale, DV, DV_PAD, HAS_SINKS, HAS_LSE,
+            acc, m, total, out, token.to(tl.int64) * stride_ot + head.to(tl.int64) * stride_oh, stride_od,
+            lse, lse_offsets, sinks, head, valid, value_scale, DV, DV_PAD, HAS_SINKS, HAS_LSE,
         )  # fmt: skip
         return
     seen = total > 0.0
@@ -273,12 +282,12 @@ def merge_kernel(
         m = m_new
     seen = total > 0.0
     safe_total = tl.where(seen, total, 1.0)
-    out += (q_start + token).to(tl.int64) * stride_ot + head * stride_oh
+    out += (q_start + token).to(tl.int64) * stride_ot + head.to(tl.int64) * stride_oh
     if not RAGGED:
         out += sequence.to(tl.int64) * stride_ob
     tl.store(out + dv * stride_od, (acc / safe_total).to(out.dtype.element_ty), mask=dv < DV)
     if HAS_LSE:
-        lse += (q_start + token) * stride_lt + head * stride_lh
+        lse += (q_start + token) * stride_lt + head.to(tl.int64) * stride_lh
         if not RAGGED:
             lse += sequence.to(tl.int64) * stride_lb
         tl.store(lse, tl.where(seen, (m + tl.log2(safe_total)) * LN2, float("-inf")))
