@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import dtype_name as dtype_name
+from kernelhub.ops.arguments import lse_shape as lse_shape
 from kernelhub.ops.attention.problem import FP8
 
 Window = int | tuple[int, int] | None
@@ -22,11 +24,6 @@ Scale = float | Tensor | None
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _FP8 = torch.float8_e4m3fn
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``"bfloat16"`` for ``torch.bfloat16``."""
-    return str(dtype)[6:]
 
 
 def refuse(op: str, parameter: str, problem: str, fix: str) -> NoReturn:
@@ -290,12 +287,6 @@ def check_bound(op: str, parameter: str, bound: Any) -> None:
     """An upper bound that the caller may give: a Python int."""
     if bound is not None and (type(bound) is not int or bound < 0):
         refuse(op, parameter, f"is {bound!r}", "give an int upper bound, or None")
-
-
-def lse_shape(q_shape: Sequence[int]) -> tuple[int, ...]:
-    """[H, T] for q [T, H, D]; [B, H, S] for q [B, S, H, D]."""
-    *batch, tokens, heads, _ = q_shape
-    return (*batch, heads, tokens)
 
 
 def host_values(values: Sequence[int] | Tensor | None) -> Sequence[int] | None:

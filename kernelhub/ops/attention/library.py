@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
+from kernelhub.ops.arguments import plain
 from kernelhub.ops.attention.adapter import LENT
 from kernelhub.ops.attention.arguments import Scale, Window, any_tensor, lse_shape
 
@@ -189,7 +190,7 @@ def _lse_of(result: Any) -> Tensor:
 def _run_lent(run: Any, q: Tensor, *arguments: Any) -> Any:
     LENT.now = True
     try:
-        return run(_plain(q), *arguments)
+        return run(plain(q), *arguments)
     finally:
         LENT.now = False
 
@@ -207,11 +208,6 @@ def _mutating(run: Any) -> Any:
         return _lse_of(_run_lent(run, q, *arguments))
 
     return implementation
-
-
-def _plain(q: Tensor) -> Tensor:
-    """A Parameter, say, as the Tensor that the eager function takes without coming back here."""
-    return q if type(q) is Tensor else q.as_subclass(Tensor)
 
 
 def _fake(q: Tensor, v: Tensor, return_lse: bool) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import describe, dtype_name, lse_shape
 from kernelhub.ops.merge.problem import MANY, TWO, MergeProblem
 from kernelhub.probes.device import facts
 
@@ -26,7 +27,7 @@ def problem_of(key: Any, device: int) -> MergeProblem:
     dtype, heads, width, parts, rank, returns_lse = key
     return MergeProblem(
         device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
-        dtype=str(dtype)[6:],
+        dtype=dtype_name(dtype),
         num_heads=heads,
         head_dim=width,
         parts=TWO if parts == 2 else MANY,
@@ -51,7 +52,7 @@ def check(outs: Any, lses: Any) -> None:
     if first.ndim not in (3, 4):
         refuse("outs", f"holds shape {list(first.shape)}", "give [T, H, D] or [B, S, H, D]")
     if first.dtype not in _FLOATS:
-        refuse("outs", f"holds dtype {str(first.dtype)[6:]}", "give float32, float16 or bfloat16")
+        refuse("outs", f"holds dtype {dtype_name(first.dtype)}", "give float32, float16 or bfloat16")
     if first.is_meta:
         refuse("outs", "holds tensors on meta", "give tensors with memory, or fake ones under torch.compile")
     wanted = lse_shape(first.shape)
@@ -67,20 +68,9 @@ def check(outs: Any, lses: Any) -> None:
                 refuse(parameter, f"requires grad at {index}", "kernels are for inference; call under torch.no_grad()")
 
 
-def describe(tensor: Tensor) -> str:
-    """Dtype and shape."""
-    return f"{str(tensor.dtype)[6:]} {list(tensor.shape)}"
-
-
-def lse_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """[H, T] for [T, H, D]; [B, H, S] for [B, S, H, D]."""
-    *batch, tokens, heads, _ = shape
-    return (*batch, heads, tokens)
-
-
 def check_form(first: Tensor, parts: int, problem: MergeProblem) -> None:
     """States are those that the kernel was made for: a plan may be run with others than it was prepared for."""
-    form = (str(first.dtype)[6:], first.shape[-2], first.shape[-1], first.ndim == 4, TWO if parts == 2 else MANY)
+    form = (dtype_name(first.dtype), first.shape[-2], first.shape[-1], first.ndim == 4, TWO if parts == 2 else MANY)
     wanted = (problem.dtype, problem.num_heads, problem.head_dim, problem.batched, problem.parts)
     if form != wanted:
         shape = f"{'[B, S' if problem.batched else '[T'}, {problem.num_heads}, {problem.head_dim}]"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
+from kernelhub.ops.arguments import plain
 
 _LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
 _LIBRARY.define("merge_attention_states(Tensor[] outs, Tensor[] lses, str[]? backend) -> (Tensor, Tensor)")
@@ -41,19 +42,14 @@ def merge_attention_states(
 def _functional(outs: list[Tensor], lses: list[Tensor], backend: list[str] | None) -> tuple[Tensor, Tensor]:
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as eager
 
-    merged, lse = eager(_plain(outs), _plain(lses), return_lse=True, backend=backend)
+    merged, lse = eager(list(map(plain, outs)), list(map(plain, lses)), return_lse=True, backend=backend)
     return merged, lse
 
 
 def _mutating(outs: list[Tensor], lses: list[Tensor], backend: list[str] | None, out: Tensor, out_lse: Tensor) -> None:
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as eager
 
-    eager(_plain(outs), _plain(lses), out, out_lse, backend=backend)
-
-
-def _plain(tensors: list[Tensor]) -> list[Tensor]:
-    """Parameters, say, as Tensors that the eager function takes without coming back here."""
-    return [tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor) for tensor in tensors]
+    eager(list(map(plain, outs)), list(map(plain, lses)), out, out_lse, backend=backend)
 
 
 def _fake(outs: list[Tensor], lses: list[Tensor], backend: list[str] | None) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import describe, dtype_name
 from kernelhub.ops.mla.problem import DTYPES, ConcatProblem
 from kernelhub.probes.device import facts
 
@@ -21,17 +22,12 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
     raise InvalidArgument(NAME, parameter, problem, fix)
 
 
-def describe(tensor: Tensor) -> str:
-    """Dtype and shape."""
-    return f"{str(tensor.dtype)[6:]} {list(tensor.shape)}"
-
-
 def problem_of(key: Any, device: int) -> ConcatProblem:
     """The problem that a key means on a device; the key is built in `concat_mla_k`."""
     dtype, num_heads, nope_dim, rope_dim = key
     return ConcatProblem(
         device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
-        dtype=str(dtype)[6:],
+        dtype=dtype_name(dtype),
         num_heads=num_heads,
         nope_dim=nope_dim,
         rope_dim=rope_dim,
@@ -47,7 +43,7 @@ def check(k_nope: Any, k_rope: Any, out: Any) -> None:
     if k_nope.ndim != 3:
         refuse("k_nope", f"has shape {list(k_nope.shape)}", "give [T, H, N]")
     if k_nope.dtype not in _DTYPES:
-        refuse("k_nope", f"has dtype {str(k_nope.dtype)[6:]}", f"give {', '.join(DTYPES)}")
+        refuse("k_nope", f"has dtype {dtype_name(k_nope.dtype)}", f"give {', '.join(DTYPES)}")
     if k_nope.is_meta:
         refuse("k_nope", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
     tokens, heads, width = k_nope.shape
@@ -62,7 +58,7 @@ def check(k_nope: Any, k_rope: Any, out: Any) -> None:
         refuse("out", f"has shape {list(out.shape)}", f"give {whole}")
     for parameter, tensor in given:
         if tensor.dtype is not k_nope.dtype:
-            refuse(parameter, f"has dtype {str(tensor.dtype)[6:]}", f"k_nope has {str(k_nope.dtype)[6:]}")
+            refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", f"k_nope has {dtype_name(k_nope.dtype)}")
         if tensor.device != k_nope.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {k_nope.device}, where k_nope is")
         if tensor.requires_grad and is_grad_enabled():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
+from kernelhub.ops.arguments import plain
 
 _LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
 _LIBRARY.define("concat_mla_k(Tensor k_nope, Tensor k_rope, str[]? backend) -> Tensor")
@@ -28,18 +29,13 @@ def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, back
 def _functional(k_nope: Tensor, k_rope: Tensor, backend: list[str] | None) -> Tensor:
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k as eager
 
-    return eager(_plain(k_nope), k_rope, backend=backend)
+    return eager(plain(k_nope), k_rope, backend=backend)
 
 
 def _mutating(k_nope: Tensor, k_rope: Tensor, backend: list[str] | None, out: Tensor) -> None:
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k as eager
 
-    eager(_plain(k_nope), k_rope, out, backend=backend)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A Parameter, say, as the Tensor that the eager function takes without coming back here."""
-    return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
+    eager(plain(k_nope), k_rope, out, backend=backend)
 
 
 def _fake(k_nope: Tensor, k_rope: Tensor, backend: list[str] | None) -> Tensor:
