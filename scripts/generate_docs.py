@@ -24,10 +24,11 @@ sys.path.insert(0, str(ROOT))
 import kernelhub  # noqa: E402
 from kernelhub.dispatch.hub import HUB  # noqa: E402
 from kernelhub.dispatch.settings import VARIABLES  # noqa: E402
+from kernelhub.ops import functions  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- ([a-z0-9_ ]+): made by scripts/generate_docs.py -->\n).*?(<!-- end -->)", re.DOTALL)
-OPS = ("attention", "paged_attention", "merge_attention_states", "concat_mla_k")
+OPS = tuple(function.op.contract.name for function in functions())
 INSTALLED = kernelhub.SimulatedMachine({"torch": "2.13.0", "triton": "3.7.1"})
 DEVICES = ("CPU", "A100", "L40S", "H200", "B200", "RTX5090", "MI300X")
 

@@ -10,7 +10,19 @@ from typing import Any, Generic
 from kernelhub.dispatch.problem import ProblemT, Schema
 
 
-@dataclass(frozen=True)
+def _as_written(facets: dict[str, Any]) -> dict[str, Any]:
+    return facets
+
+
+def _consistent(problem: Any) -> str | None:
+    return None
+
+
+def _any(problem: Any) -> str:
+    return "any"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Contract(Generic[ProblemT]):
     """One op, as its family's folder declares it.
 
@@ -20,29 +32,29 @@ class Contract(Generic[ProblemT]):
         problem: the dataclass of its facets.
         problem_of: builds the problem from a table key and a device index (-1 for the CPU) and from nothing
             else, so that equal keys are equal problems.
-        complete: facets that a user wrote out, with those that follow from them filled in.
-        contradiction: what is wrong with facets that cannot stand together, as a sentence, or None.
-        regimes: names of the phases that order lines may speak of.
-        regime: the phase of a problem.
         adapter: the class that every kernel's target must give an instance of, made from a problem.
         bind: makes the function that a call runs, from adapter, problem, device index, a call counter, and a
             function that gives the same for another device index.
         reference: the op in plain torch, computed in float32 or the dtype asked for.
         example: ``"module:function"`` that gives inputs with the shapes of real models.
+        complete: facets that a user wrote out, with those that follow from them filled in.
+        contradiction: what is wrong with facets that cannot stand together, as a sentence, or None.
+        regimes: names of the phases that order lines may speak of.
+        regime: the phase of a problem.
     """
 
     name: str
     summary: str
     problem: type[ProblemT]
     problem_of: Callable[[Any, int], ProblemT]
-    complete: Callable[[dict[str, Any]], dict[str, Any]]
-    contradiction: Callable[[ProblemT], str | None]
-    regimes: tuple[str, ...]
-    regime: Callable[[ProblemT], str]
     adapter: type
     bind: Callable[[Any, ProblemT, int, Callable[[], int], Callable[[int], Callable[..., Any]]], Callable[..., Any]]
     reference: Callable[..., Any]
     example: str
+    complete: Callable[[dict[str, Any]], dict[str, Any]] = _as_written
+    contradiction: Callable[[ProblemT], str | None] = _consistent
+    regimes: tuple[str, ...] = ("any",)
+    regime: Callable[[ProblemT], str] = _any
 
     @cached_property
     def schema(self) -> Schema:

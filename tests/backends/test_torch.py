@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelhub.backends.torch.sequences import e4m3_values
+from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract

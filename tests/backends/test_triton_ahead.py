@@ -17,7 +17,7 @@ FEWEST_LAUNCHES = 40
 # spills up to 72 bytes and was still measured 14 % faster than the next tile, which spills nothing. A tile that
 # does not fit spills hundreds of bytes to kilobytes.
 MOST_SPILLED_BYTES = 96
-MOST_LAUNCHES_THAT_SPILL = 4  # of more than forty
+MOST_LAUNCHES_THAT_SPILL = 0.1  # of all
 MATRIX_INSTRUCTION = {"A100": "mma.sync", "L40S": "mma.sync", "H200": "wgmma", "B200": "tcgen05", "RTX5090": "mma.sync"}
 
 
@@ -41,7 +41,7 @@ class TestAheadOfTime:
 
     def test_hardly_a_launch_spills_registers(self, device: str) -> None:
         spilling = [row for row in launches(device) if row["spill_bytes"]]
-        assert len(spilling) <= MOST_LAUNCHES_THAT_SPILL, spilling
+        assert len(spilling) <= MOST_LAUNCHES_THAT_SPILL * len(launches(device)), spilling
         assert max((row["spill_bytes"] for row in spilling), default=0) <= MOST_SPILLED_BYTES, spilling
 
     def test_prefill_uses_the_matrix_instructions_of_the_generation(self, device: str) -> None:

@@ -8,8 +8,10 @@ import triton
 import triton.language as tl
 
 import kernelhub
-from kernelhub.backends.triton import adapters, interpreter
-from kernelhub.backends.triton.softmax import e4m3_scaled, sequence_of, tanh
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.attention import adapter as adapters
+from kernelhub.backends.triton.attention.softmax import sequence_of, tanh
+from kernelhub.backends.triton.formats import e4m3_scaled
 from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from tests.conftest import DEVICE, HAS_GPU

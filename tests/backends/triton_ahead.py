@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import re
 import subprocess
@@ -24,23 +23,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
-from kernelhub.backends.triton import adapters
-from kernelhub.backends.triton.concat_adapter import Concat
-from kernelhub.backends.triton.merge_adapter import Merge
-from kernelhub.ops.attention.adapter import DenseStep, PagedStep
-from kernelhub.ops.attention.arguments import Values, lse_shape
-from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem, PagedAttentionProblem
-from kernelhub.ops.merge.problem import MergeProblem
-from kernelhub.ops.mla.problem import ConcatProblem
 from kernelhub.probes.device import DeviceFacts, simulated
+from tests.backends.ahead import attention, merge, mla
 
+CASES = (*attention.CASES, *merge.CASES, *mla.CASES)
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
 
 _INSTRUCTIONS = {
@@ -48,77 +40,6 @@ _INSTRUCTIONS = {
     "wgmma": r"wgmma\.mma_async",
     "tcgen05": r"tcgen05\.mma",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One configuration: an adapter, facets of its problem, and the features a kernel is compiled with."""
-
-    name: str
-    adapter: type[Any]
-    facets: dict[str, Any]
-    paged: bool = True
-
-
-_PLAIN: dict[str, Any] = {"head_dim_qk": 128, "head_dim_vo": 128, "num_q_heads": 32, "num_kv_heads": 8}
-_FLOAT32: dict[str, Any] = {"q_dtype": "float32", "kv_dtype": "float32"}
-_WINDOW: dict[str, Any] = {"causal": True, "window_left": True, "sinks": True}
-_EVERYTHING: dict[str, Any] = {
-    "causal": True,
-    "window_left": True,
-    "softcap": True,
-    "sinks": True,
-    "lse": True,
-}
-
-
-def _width(qk: int, vo: int) -> dict[str, Any]:
-    return _PLAIN | {"head_dim_qk": qk, "head_dim_vo": vo}
-
-
-def cases() -> list[Case]:
-    """What is compiled for every device."""
-    result = []
-    for qk, vo in ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)):
-        wide = _width(qk, vo) | {"causal": True}
-        result.append(Case(f"prefill {qk}/{vo}", adapters.Prefill, wide | {"q_len": MANY}, paged=False))
-        result.append(Case(f"paged prefill {qk}/{vo}", adapters.Prefill, wide | {"q_len": MANY}))
-        result.append(Case(f"decode {qk}/{vo}", adapters.SplitKV, _width(qk, vo) | {"q_len": ONE}))
-    result += [
-        Case("windowed prefill 64/64", adapters.Prefill, _width(64, 64) | _WINDOW | {"q_len": MANY}, paged=False),
-        Case("windowed decode 64/64", adapters.SplitKV, _width(64, 64) | _WINDOW | {"causal": False, "q_len": ONE}),
-        Case("ragged prefill", adapters.Prefill, _PLAIN | {"causal": True, "ragged": True, "q_len": ANY}, paged=False),
-        Case("mixed", adapters.Mixed, _PLAIN | {"causal": True, "ragged": True, "q_len": ANY}),
-        Case("prefill, everything", adapters.Prefill, _PLAIN | _EVERYTHING | {"q_len": MANY}),
-        Case("decode, everything", adapters.SplitKV, _PLAIN | _EVERYTHING | {"causal": False, "q_len": ONE}),
-        Case(
-            "prefill fp8", adapters.Prefill, _PLAIN | {"kv_dtype": "float8_e4m3fn", "kv_scale": "head", "q_len": MANY}
-        ),
-        Case("decode fp8", adapters.SplitKV, _PLAIN | {"kv_dtype": "float8_e4m3fn", "kv_scale": "value", "q_len": ONE}),
-        Case("prefill float32", adapters.Prefill, _PLAIN | _FLOAT32 | {"q_len": MANY}),
-        Case("decode float32", adapters.SplitKV, _PLAIN | _FLOAT32 | {"q_len": ONE}),
-        Case("decode float32 256", adapters.SplitKV, _width(256, 256) | _FLOAT32 | {"q_len": ONE}),
-        Case(
-            "decode, 64 heads of 256",
-            adapters.SplitKV,
-            _width(256, 256) | {"num_q_heads": 64, "num_kv_heads": 1, "q_len": ONE},
-        ),
-        Case("speculative decode", adapters.SplitKV, _PLAIN | {"causal": True, "q_len": FEW}),
-        Case("prefill float32 256", adapters.Prefill, _width(256, 256) | _FLOAT32 | {"q_len": MANY}),
-        Case("decode, 16 heads a group", adapters.SplitKV, _PLAIN | {"num_kv_heads": 2, "q_len": ONE}),
-        Case(
-            "decode, 64 heads a group", adapters.SplitKV, _PLAIN | {"num_q_heads": 64, "num_kv_heads": 1, "q_len": ONE}
-        ),
-        *(
-            Case(f"merge of {parts}, {dtype}", Merge, {"parts": parts, "dtype": dtype, "lse": True})
-            for parts in ("two", "many")
-            for dtype in ("bfloat16", "float32")
-        ),
-        *(Case(f"concat {dtype}", Concat, {"dtype": dtype}) for dtype in ("bfloat16", "float8_e4m3fn")),
-        Case("merge, 192 wide", Merge, {"head_dim": 192, "batched": True}),
-        Case("decode, page 3", adapters.SplitKV, _PLAIN | {"page_size": 3, "q_len": ONE}),
-    ]
-    return result
 
 
 class Driver:
@@ -162,69 +83,6 @@ def compiling_for(device: DeviceFacts) -> Iterator[list[tuple[str, Any]]]:
         triton.runtime.driver._active = active
 
 
-def call(case: Case, device: DeviceFacts) -> None:
-    """One launch of the case's adapter with tensors of a serving-sized call."""
-    problem_type = PagedAttentionProblem if case.paged else AttentionProblem
-    problem = problem_type(device=device, **case.facets)
-    q_dtype, kv_dtype = getattr(torch, problem.q_dtype), getattr(torch, problem.kv_dtype)
-    heads, kv_heads = problem.num_q_heads, problem.num_kv_heads
-    seqs, tokens = 4, 512
-
-    def empty(*shape: int, dtype: torch.dtype = q_dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="cuda")
-
-    offsets = empty(seqs + 1, dtype=torch.int32) if problem.ragged else None
-    queries = {ONE: 1, FEW: 8}.get(problem.q_len, tokens)
-    rows = (seqs * tokens,) if problem.ragged else (seqs,) if queries == 1 and case.paged else (seqs, queries)
-    q = empty(*rows, heads, problem.head_dim_qk)
-    if isinstance(problem, PagedAttentionProblem):
-        pages = (1024, problem.page_size, kv_heads)
-        k, v = empty(*pages, problem.head_dim_qk, dtype=kv_dtype), empty(*pages, problem.head_dim_vo, dtype=kv_dtype)
-        table, lengths = empty(seqs, 256, dtype=torch.int32), empty(seqs, dtype=torch.int32)
-        step: Any = PagedStep(table, lengths, offsets)
-    else:
-        kv_rows = (seqs * tokens,) if problem.ragged else (seqs, tokens)
-        k = empty(*kv_rows, kv_heads, problem.head_dim_qk, dtype=kv_dtype)
-        v = empty(*kv_rows, kv_heads, problem.head_dim_vo, dtype=kv_dtype)
-        step = DenseStep(offsets, offsets)
-    per_head = empty(kv_heads, dtype=torch.float32) if problem.kv_scale == "head" else None
-    scale = 0.5 if problem.kv_scale == "value" else per_head
-    values = Values(
-        scale=0.1,
-        window_left=100 if problem.window_left else -1,
-        window_right=0 if problem.causal else -1,
-        softcap=30.0 if problem.softcap else 0.0,
-        sinks=empty(heads) if problem.sinks else None,
-        k_scale=scale,
-        v_scale=scale,
-    )
-    lse = empty(*lse_shape(q.shape), dtype=torch.float32) if problem.lse else None
-    case.adapter(problem).launch(q, k, v, step, values, empty(*rows, heads, problem.head_dim_vo), lse)
-
-
-def merge(case: Case, device: DeviceFacts) -> None:
-    """A merge of a chunk of prefill."""
-    problem = MergeProblem(device=device, **case.facets)
-    rows = (4, 512) if problem.batched else (2048,)
-    shape = (*rows, problem.num_heads, problem.head_dim)
-    parts = 2 if problem.parts == "two" else 5
-    dtype = getattr(torch, problem.dtype)
-    outs = torch.empty((parts, *shape), dtype=dtype, device="cuda")
-    lses = torch.empty((parts, *lse_shape(shape)), dtype=torch.float32, device="cuda")
-    lse = torch.empty(lse_shape(shape), dtype=torch.float32, device="cuda") if problem.lse else None
-    case.adapter(problem).launch(outs, lses, torch.empty(shape, dtype=dtype, device="cuda"), lse)
-
-
-def concat(case: Case, device: DeviceFacts) -> None:
-    """The keys of a chunk of prefill."""
-    problem = ConcatProblem(device=device, **case.facets)
-    heads, nope, rope = problem.num_heads, problem.nope_dim, problem.rope_dim
-    dtype = getattr(torch, problem.dtype)
-    k_nope = torch.empty(2048, heads, nope + 128, dtype=dtype, device="cuda").narrow(2, 0, nope)
-    k_rope = torch.empty(2048, rope, dtype=dtype, device="cuda")
-    case.adapter(problem).launch(k_nope, k_rope, torch.empty(2048, heads, nope + rope, dtype=dtype, device="cuda"))
-
-
 def report(kernel: Any, device: DeviceFacts) -> dict[str, Any]:
     """What the compiler made: resources as ptxas counts them, matrix instructions as the PTX shows them."""
     major, minor = device.capability
@@ -265,11 +123,11 @@ def main() -> None:
         sys.exit("unset TRITON_INTERPRET: the interpreter compiles nothing")
     for name in options.device or DEVICES:
         device = simulated(name)
-        for case in cases():
+        for case in CASES:
             if options.case and case.name not in options.case:
                 continue
             with compiling_for(device) as launches:
-                {Merge: merge, Concat: concat}.get(case.adapter, call)(case, device)
+                case.launch(device)
             for kernel_name, kernel in launches:
                 row = {"device": name, "case": case.name, "kernel": kernel_name, **report(kernel, device)}
                 if options.table:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 import kernelhub
+from kernelhub.ops import functions
 from kernelhub.ops.attention.inputs import MODELS, attention_inputs, paged_attention_inputs
 from tests.conftest import DEVICE
 
-OPS = {
-    name: getattr(kernelhub, name)
-    for name in ("attention", "paged_attention", "merge_attention_states", "concat_mla_k")
-}
+OPS = {function.op.contract.name: function for function in functions()}
 TRITON = ("--with", "triton=3.7.1")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernelhub.backends.torch.blocked import Blocked, BlockedPaged
-from kernelhub.backends.torch.merge import Merge
+from kernelhub.backends.torch.attention.blocked import Blocked, BlockedPaged
+from kernelhub.backends.torch.merge.merge import Merge
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from tests.contract.attention import DenseContract, PagedContract

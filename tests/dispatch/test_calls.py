@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.triton.adapters import SplitKV
+from kernelhub.backends.triton.attention.adapter import SplitKV
 from kernelhub.dispatch.constraint import OnDevice
 from kernelhub.dispatch.plan import Plan
 from kernelhub.errors import ConfigurationError, InvalidArgument, KernelUnavailable, NoKernel

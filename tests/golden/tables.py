@@ -14,29 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import kernelhub
+from kernelhub.cli.models import family_of
 from kernelhub.dispatch.machine import SimulatedMachine
-from kernelhub.ops.attention.inputs import MODELS, AttentionModel
+from kernelhub.ops import functions
 
+CONTRACTS = {function.op.contract.name: function.op.contract for function in functions()}
 HERE = Path(__file__).parent
 DEVICES = ("CPU", "A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090", "MI300X", "sm_75", "sm_137")
 INSTALLED: tuple[dict[str, str], ...] = ({"triton": "3.7.1"}, {"triton": "3.4.0"}, {})
-
-
-def facets_of(model: AttentionModel, op: str) -> dict[str, Any]:
-    """A model's facets."""
-    if op == "concat_mla_k":
-        return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
-    if op == "merge_attention_states":
-        return {"num_heads": model.num_q_heads, "head_dim": model.head_dim_vo}
-    return {
-        "num_q_heads": model.num_q_heads,
-        "num_kv_heads": model.num_kv_heads,
-        "head_dim_qk": model.head_dim_qk,
-        "head_dim_vo": model.head_dim_vo,
-        "window_left": model.window is not None,
-        "softcap": model.softcap is not None,
-        "sinks": model.sinks,
-    }
 
 
 PHASES: dict[str, dict[str, dict[str, Any]]] = {
@@ -71,20 +56,21 @@ def table(op: str) -> str:
 
 def _lines(op: str) -> Iterator[str]:
     yield f"# {op}: chosen kernel by model, phase and device. Written by python -m tests.golden.tables --write"
+    family = family_of(CONTRACTS[op])
     for installed in INSTALLED:
         packages = ", ".join(f"{name} {version}" for name, version in installed.items()) or "nothing but torch"
         yield ""
         yield f"## installed: {packages}"
         yield _row("", DEVICES)
-        for model in MODELS.values():
-            for phase, facets in PHASES[op].items():
+        for model in family.models if family else ():
+            for phase, written in PHASES[op].items():
+                facets = family.with_model(model, CONTRACTS[op], written)
                 machine = SimulatedMachine(installed)
                 chosen = [
-                    kernelhub.explain(op, device=device, machine=machine, **facets_of(model, op) | facets).selected
-                    or "-"
+                    kernelhub.explain(op, device=device, machine=machine, **facets).selected or "-"
                     for device in DEVICES
                 ]
-                yield _row(f"{model.name}, {phase}", chosen)
+                yield _row(f"{model}, {phase}", chosen)
 
 
 def reasons(op: str) -> str:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.triton.concat import concat_kernel
-from kernelhub.backends.triton.merge import merge_states_kernel
-from kernelhub.backends.triton.prefill import prefill_kernel
-from kernelhub.backends.triton.split_kv import split_kernel
+from kernelhub.backends.triton.attention.prefill import prefill_kernel
+from kernelhub.backends.triton.attention.split_kv import split_kernel
+from kernelhub.backends.triton.merge.merge import merge_states_kernel
+from kernelhub.backends.triton.mla.concat import concat_kernel
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs

@@ -15,12 +15,10 @@ import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.problem import feature_name
+from kernelhub.ops import functions
 from kernelhub.probes.device import SIMULATED
 
-OPS = {
-    name: getattr(kernelhub, name)
-    for name in ("attention", "paged_attention", "merge_attention_states", "concat_mla_k")
-}
+OPS = {function.op.contract.name: function for function in functions()}
 MACHINE = SimulatedMachine({"triton": "3.7.1"}, variables={"TRITON_INTERPRET": "1"})
 
 

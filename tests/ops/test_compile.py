@@ -12,11 +12,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernelhub
-from kernelhub.ops.attention import library
+from kernelhub.ops import functions
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
-from kernelhub.ops.merge import library as merge_library
 from kernelhub.ops.merge.inputs import merge_inputs
-from kernelhub.ops.mla import library as mla_library
 from kernelhub.ops.mla.inputs import concat_inputs
 from tests.conftest import DEVICE
 from tests.dispatch.backends import record, register
@@ -185,15 +183,6 @@ class TestFakeTensors:
         assert torch.equal(program.module()(larger), Layer()(larger))
 
 
-@pytest.mark.parametrize(
-    ("traced", "op"),
-    [
-        (library.attention, "attention"),
-        (library.paged_attention, "paged_attention"),
-        (merge_library.merge_attention_states, "merge_attention_states"),
-        (mla_library.concat_mla_k, "concat_mla_k"),
-    ],
-)
-def test_what_is_traced_has_the_parameters_of_the_op(traced, op) -> None:
-    public = getattr(kernelhub, op)
-    assert inspect.signature(traced) == inspect.signature(public)
+@pytest.mark.parametrize("op", functions(), ids=lambda op: op.__name__)
+def test_what_is_traced_has_the_parameters_of_the_op(op) -> None:
+    assert inspect.signature(op._torchdynamo_inline) == inspect.signature(op)

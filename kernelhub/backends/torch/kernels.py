@@ -1,113 +1,16 @@
-"""Records of the torch backend."""
+"""The torch backend: what it is, and the records of every family of ops."""
 
 from __future__ import annotations
 
-from kernelhub.dispatch.constraint import AnyOf, OnDevice, SameValue, anything, dtype_in
-from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
-from kernelhub.ops.attention.problem import FLOATS, FP8
+from kernelhub.backends.torch.attention import kernels as attention
+from kernelhub.backends.torch.merge import kernels as merge
+from kernelhub.backends.torch.mla import kernels as mla
+from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homepage="https://pytorch.org")
 
-_CPU = OnDevice("cpu")
-_ANYWHERE = AnyOf((_CPU, OnDevice("nvidia"), OnDevice("amd")))
-
-_ANY_KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, FP8))
-_HEADS = anything("num_q_heads", "num_kv_heads", "q_len")
-_ANY_WIDTH = anything("head_dim_qk", "head_dim_vo")
-_ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="the operator takes one width")
-
-_MASKS = frozenset({"ragged", "causal", "window_left", "window_right"})
-_SUMS = frozenset({"sinks", "lse"})
-_KV_SCALES = frozenset({"kv_scale=value", "kv_scale=tensor", "kv_scale=head"})
-_PAGES = frozenset({"kv_layout=HND"})
-
 KERNELS = (
-    Kernel(
-        op="attention",
-        name="torch.packed",
-        target="kernelhub.backends.torch.packed:Packed",
-        summary="CPU flash attention with the query heads of a KV head packed as rows",
-        band=Band.TUNED,
-        constraints=(_CPU, *_ANY_KV, _HEADS, _ONE_WIDTH),
-        features=_MASKS | _SUMS | _KV_SCALES,
-        deterministic=True,
-        reads_lengths=True,
-        source="ATen _scaled_dot_product_flash_attention_for_cpu",
-    ),
-    Kernel(
-        op="attention",
-        name="torch.sdpa",
-        target="kernelhub.backends.torch.sdpa:Sdpa",
-        summary="scaled_dot_product_attention, whichever of its own kernels torch takes",
-        band=Band.PORTABLE,
-        constraints=(
-            _ANYWHERE,
-            dtype_in("q_dtype", *FLOATS),
-            SameValue("q_dtype", "kv_dtype", why="the operator takes one dtype"),
-            _HEADS,
-            _ANY_WIDTH,
-        ),
-        features=frozenset({"causal"}),
-        graph=GraphLevel.FULL,
-        source="torch.nn.functional.scaled_dot_product_attention",
-    ),
-    Kernel(
-        op="attention",
-        name="torch.blocked",
-        target="kernelhub.backends.torch.blocked:Blocked",
-        summary="every feature in float32, a block of queries at a time",
-        band=Band.REFERENCE,
-        constraints=(_ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH),
-        features=_MASKS | _SUMS | _KV_SCALES | {"softcap"},
-        reads_lengths=True,
-    ),
-    Kernel(
-        op="paged_attention",
-        name="torch.packed",
-        target="kernelhub.backends.torch.packed:PackedPaged",
-        summary="CPU flash attention over gathered pages, query heads of a KV head packed as rows",
-        band=Band.TUNED,
-        constraints=(_CPU, *_ANY_KV, _HEADS, _ONE_WIDTH, anything("page_size")),
-        features=_MASKS | _SUMS | _KV_SCALES | _PAGES,
-        deterministic=True,
-        reads_lengths=True,
-        source="ATen _scaled_dot_product_flash_attention_for_cpu",
-    ),
-    Kernel(
-        op="paged_attention",
-        name="torch.blocked",
-        target="kernelhub.backends.torch.blocked:BlockedPaged",
-        summary="every feature in float32 over gathered pages, a block of queries at a time",
-        band=Band.REFERENCE,
-        constraints=(_ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH, anything("page_size")),
-        features=_MASKS | _SUMS | _KV_SCALES | _PAGES | {"softcap"},
-        reads_lengths=True,
-    ),
-    Kernel(
-        op="merge_attention_states",
-        name="torch.merge",
-        target="kernelhub.backends.torch.merge:Merge",
-        summary="part by part in float32",
-        band=Band.REFERENCE,
-        constraints=(_ANYWHERE, dtype_in("dtype", *FLOATS), anything("num_heads", "head_dim", "parts")),
-        features=frozenset({"batched", "lse"}),
-        graph=GraphLevel.FULL,
-        deterministic=True,
-        batch_invariant=True,
-    ),
-    Kernel(
-        op="concat_mla_k",
-        name="torch.concat",
-        target="kernelhub.backends.torch.concat:Concat",
-        summary="two copies",
-        band=Band.REFERENCE,
-        constraints=(
-            _ANYWHERE,
-            dtype_in("dtype", *FLOATS, FP8),
-            anything("num_heads", "nope_dim", "rope_dim"),
-        ),
-        graph=GraphLevel.FULL,
-        deterministic=True,
-        batch_invariant=True,
-    ),
+    *attention.KERNELS,
+    *merge.KERNELS,
+    *mla.KERNELS,
 )

@@ -15,8 +15,7 @@ from kernelhub.dispatch.op import Backend
 from kernelhub.ops.arguments import plain
 from kernelhub.ops.attention.adapter import LENT
 from kernelhub.ops.attention.arguments import Scale, Window, any_tensor, lse_shape
-
-_LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
+from kernelhub.ops.operators import define, names_of
 
 _FEATURES = (
     "bool causal, int[]? window, float? softcap, Tensor? sinks, float? scale, float? k_scale_value, "
@@ -28,9 +27,6 @@ _OPERANDS = {
     "paged_attention": "Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seq_lens, "
     "Tensor? cu_seqlens_q, SymInt? max_seqlen_q, str kv_layout",
 }
-for _name, _operands in _OPERANDS.items():
-    _LIBRARY.define(f"{_name}({_operands}, {_FEATURES}, bool return_lse, str[]? backend) -> (Tensor, Tensor)")
-    _LIBRARY.define(f"{_name}_out({_operands}, {_FEATURES}, bool return_lse, str[]? backend, Tensor(a!) out) -> Tensor")
 
 
 def attention(
@@ -112,7 +108,7 @@ def _call(
     backend: Backend,
     out: Tensor | None,
 ) -> Any:
-    names = None if backend is None else [backend] if isinstance(backend, str) else list(backend)
+    names = names_of(backend)
     if out is None:
         result, lse = functional.default(*arguments, return_lse, names)
     else:
@@ -224,7 +220,6 @@ def _fake_mutating(*arguments: Any) -> Tensor:
 
 
 for _name, _run in (("attention", _run_attention), ("paged_attention", _run_paged_attention)):
-    _LIBRARY.impl(_name, _functional(_run), "CompositeExplicitAutograd")
-    _LIBRARY.impl(f"{_name}_out", _mutating(_run), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"kernelhub::{_name}", _fake_functional, lib=_LIBRARY)
-    torch.library.register_fake(f"kernelhub::{_name}_out", _fake_mutating, lib=_LIBRARY)
+    _given = f"{_OPERANDS[_name]}, {_FEATURES}, bool return_lse, str[]? backend"
+    define(f"{_name}({_given}) -> (Tensor, Tensor)", _functional(_run), _fake_functional)
+    define(f"{_name}_out({_given}, Tensor(a!) out) -> Tensor", _mutating(_run), _fake_mutating)

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
 from kernelhub.ops.arguments import plain
-
-_LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
-_LIBRARY.define("merge_attention_states(Tensor[] outs, Tensor[] lses, str[]? backend) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    "merge_attention_states_out(Tensor[] outs, Tensor[] lses, str[]? backend, Tensor(a!) out, Tensor(b!) out_lse) -> ()"
-)
+from kernelhub.ops.operators import define, names_of
 
 
 def merge_attention_states(
@@ -27,7 +22,7 @@ def merge_attention_states(
     backend: Backend = None,
 ) -> Any:
     """`kernelhub.merge_attention_states` through its operator."""
-    names = None if backend is None else [backend] if isinstance(backend, str) else list(backend)
+    names = names_of(backend)
     states = (list(outs), list(lses))
     ops = torch.ops.kernelhub
     if out is None and out_lse is None:
@@ -56,11 +51,9 @@ def _fake(outs: list[Tensor], lses: list[Tensor], backend: list[str] | None) -> 
     return outs[0].new_empty(outs[0].shape), lses[0].new_empty(lses[0].shape)
 
 
-def _fake_mutating(*arguments: Any) -> None:
-    return None
-
-
-_LIBRARY.impl("merge_attention_states", _functional, "CompositeExplicitAutograd")
-_LIBRARY.impl("merge_attention_states_out", _mutating, "CompositeExplicitAutograd")
-torch.library.register_fake("kernelhub::merge_attention_states", _fake, lib=_LIBRARY)
-torch.library.register_fake("kernelhub::merge_attention_states_out", _fake_mutating, lib=_LIBRARY)
+define("merge_attention_states(Tensor[] outs, Tensor[] lses, str[]? backend) -> (Tensor, Tensor)", _functional, _fake)
+define(
+    "merge_attention_states_out(Tensor[] outs, Tensor[] lses, str[]? backend, Tensor(a!) out, Tensor(b!) out_lse)"
+    " -> ()",
+    _mutating,
+)

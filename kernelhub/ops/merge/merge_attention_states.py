@@ -14,7 +14,7 @@ from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.merge import library
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.call import NAME, bind, check, problem_of
-from kernelhub.ops.merge.problem import REGIMES, MergeProblem, complete, contradiction, regime
+from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.merge.reference import merge_attention_states_reference
 
 _op: Op[MergeProblem] = Op(
@@ -23,10 +23,6 @@ _op: Op[MergeProblem] = Op(
         summary="attention over parts of the keys merged into attention over all of them",
         problem=MergeProblem,
         problem_of=problem_of,
-        complete=complete,
-        contradiction=contradiction,
-        regimes=REGIMES,
-        regime=regime,
         adapter=MergeAdapter,
         bind=bind,
         reference=merge_attention_states_reference,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
 TWO, MANY = "two", "many"
-REGIMES = ("merge",)
 
 
 @dataclass(frozen=True)
@@ -24,18 +22,3 @@ class MergeProblem:
     parts: str = facet("how many states: two, many", values=(TWO, MANY), default=TWO)
     batched: bool = feature("states of batches, [B, S, H, D]", False)
     lse: bool = feature("the merged LSE is returned", False)
-
-
-def regime(problem: MergeProblem) -> str:
-    """There is one."""
-    return REGIMES[0]
-
-
-def complete(facets: dict[str, Any]) -> dict[str, Any]:
-    """Nothing follows from anything."""
-    return facets
-
-
-def contradiction(problem: MergeProblem) -> str | None:
-    """All facets stand together."""
-    return None

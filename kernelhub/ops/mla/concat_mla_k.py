@@ -14,7 +14,7 @@ from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.mla import library
 from kernelhub.ops.mla.adapter import ConcatAdapter
 from kernelhub.ops.mla.call import NAME, bind, check, problem_of
-from kernelhub.ops.mla.problem import REGIMES, ConcatProblem, complete, contradiction, regime
+from kernelhub.ops.mla.problem import ConcatProblem
 from kernelhub.ops.mla.reference import concat_mla_k_reference
 
 _op: Op[ConcatProblem] = Op(
@@ -23,10 +23,6 @@ _op: Op[ConcatProblem] = Op(
         summary="each head's own part of latent attention's keys beside the rotary part that all heads share",
         problem=ConcatProblem,
         problem_of=problem_of,
-        complete=complete,
-        contradiction=contradiction,
-        regimes=REGIMES,
-        regime=regime,
         adapter=ConcatAdapter,
         bind=bind,
         reference=concat_mla_k_reference,

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
 from kernelhub.ops.arguments import plain
-
-_LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
-_LIBRARY.define("concat_mla_k(Tensor k_nope, Tensor k_rope, str[]? backend) -> Tensor")
-_LIBRARY.define("concat_mla_k_out(Tensor k_nope, Tensor k_rope, str[]? backend, Tensor(a!) out) -> ()")
+from kernelhub.ops.operators import define, names_of
 
 
 def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, backend: Backend = None) -> Tensor:
     """`kernelhub.concat_mla_k` through its operator."""
-    names = None if backend is None else [backend] if isinstance(backend, str) else list(backend)
+    names = names_of(backend)
     ops = torch.ops.kernelhub
     if out is None:
         made: Tensor = ops.concat_mla_k.default(k_nope, k_rope, names)
@@ -42,11 +37,8 @@ def _fake(k_nope: Tensor, k_rope: Tensor, backend: list[str] | None) -> Tensor:
     return k_nope.new_empty((*k_nope.shape[:2], k_nope.shape[2] + k_rope.shape[-1]))
 
 
-def _fake_mutating(*arguments: Any) -> None:
-    return None
-
-
-_LIBRARY.impl("concat_mla_k", _functional, "CompositeExplicitAutograd")
-_LIBRARY.impl("concat_mla_k_out", _mutating, "CompositeExplicitAutograd")
-torch.library.register_fake("kernelhub::concat_mla_k", _fake, lib=_LIBRARY)
-torch.library.register_fake("kernelhub::concat_mla_k_out", _fake_mutating, lib=_LIBRARY)
+define("concat_mla_k(Tensor k_nope, Tensor k_rope, str[]? backend) -> Tensor", _functional, _fake)
+define(
+    "concat_mla_k_out(Tensor k_nope, Tensor k_rope, str[]? backend, Tensor(a!) out) -> ()",
+    _mutating,
+)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from kernelhub.dispatch.problem import facet
 from kernelhub.probes.device import DeviceFacts
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")
-REGIMES = ("concat",)
 
 
 @dataclass(frozen=True)
@@ -21,18 +19,3 @@ class ConcatProblem:
     num_heads: int = facet("heads", default=128)
     nope_dim: int = facet("width of a head's own part", default=128)
     rope_dim: int = facet("width of the rotary part", default=64)
-
-
-def regime(problem: ConcatProblem) -> str:
-    """There is one."""
-    return REGIMES[0]
-
-
-def complete(facets: dict[str, Any]) -> dict[str, Any]:
-    """Nothing follows from anything."""
-    return facets
-
-
-def contradiction(problem: ConcatProblem) -> str | None:
-    """All facets stand together."""
-    return None

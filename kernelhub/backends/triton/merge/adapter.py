@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.merge import merge_states_kernel
+from kernelhub.backends.triton.merge.merge import merge_states_kernel
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import MergeProblem
 

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Latent attention's keys: a block of tokens of one head per program, its own part and the shared one copied."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Decode: the keys of a sequence are split among programs, and a second kernel merges the parts.
 
     split:  program -> (sequence, KV head, row block, split)
@@ -15,7 +16,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.softmax import LN2, LOG2E, attend, key_range, load_queries, sequence_bounds, store_rows
+from kernelhub.backends.triton.attention.softmax import (
+    LN2,
+    LOG2E,
+    attend,
+    key_range,
+    load_queries,
+    sequence_bounds,
+    store_rows,
+)
 
 # Sizes that change from call to call, and operands that may begin anywhere; specialising on them would compile in
 # the middle of a request.

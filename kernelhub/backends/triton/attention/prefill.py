@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Prefill: a tile of query rows per program, in one pass over the keys that the tile sees.
 
     program -> (sequence, KV head, row block), the longest blocks of a causal sequence first
@@ -13,7 +14,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.softmax import attend, key_range, load_queries, sequence_bounds, sequence_of, store_rows
+from kernelhub.backends.triton.attention.softmax import (
+    attend,
+    key_range,
+    load_queries,
+    sequence_bounds,
+    sequence_of,
+    store_rows,
+)
 
 # Sizes that change from call to call, and operands that may begin anywhere; specialising on them would compile in
 # the middle of a request.

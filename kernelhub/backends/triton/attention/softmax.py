@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The device code that the attention kernels share: one tile of queries over a range of keys.
 
 Rows of a tile are (query token, query head of the group), flattened: row r stands for token r // GROUP and
@@ -24,23 +25,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def e4m3_scaled(raw, dtype: tl.constexpr, NATIVE: tl.constexpr):
-    """float8_e4m3fn bytes as `dtype`, divided by 256 where there is no native conversion.
-
-    There the bits are moved into a float16, whose exponent bias is larger by 8: exact, subnormals included.
-    NaN (0x7f, 0xff) is kept.
-    """
-    if NATIVE:
-        return raw.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(dtype)
-    wide = raw.to(tl.uint16)
-    magnitude = wide & 0x7F
-    bits = ((wide & 0x80) << 8) | tl.where(magnitude == 0x7F, 0x7F00, magnitude << 7).to(tl.uint16)
-    return bits.to(tl.float16, bitcast=True).to(dtype)
+from kernelhub.backends.triton.formats import LN2, LOG2E, e4m3_scaled
 
 
 @triton.jit

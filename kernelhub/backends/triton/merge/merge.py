@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Merging attention states: a tile of tokens of one head per program, all parts one after the other.
 
     for each part: m' = max(m, lse); acc = acc * 2^(m - m') + out * 2^(lse - m'), and so for the sum
@@ -12,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.softmax import LN2, LOG2E
+from kernelhub.backends.triton.formats import LN2, LOG2E
 
 # Not the strides of results, whose divisibility by 16 lets 16 bytes be loaded at once: without it a merge takes three
 # times as long on an H200.

@@ -13,10 +13,10 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.attention.prefill import prefill_kernel
+from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_kernel
+from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.prefill import prefill_kernel
-from kernelhub.backends.triton.split_kv import merge_kernel, split_kernel
-from kernelhub.backends.triton.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import FP8, AttentionProblem, PagedAttentionProblem

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.sequences import (
+from kernelhub.backends.torch.attention.sequences import (
     dense_sequences,
     gathered,
     nhd,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.sequences import dense_sequences, nhd, paged_sequences, widened
+from kernelhub.backends.torch.attention.sequences import dense_sequences, nhd, paged_sequences, widened
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem

@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.concat import concat_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.mla.concat import concat_kernel
 from kernelhub.ops.mla.adapter import ConcatAdapter
 from kernelhub.ops.mla.problem import ConcatProblem
 

@@ -1,0 +1,83 @@
+"""Records of the torch kernels of attention."""
+
+from __future__ import annotations
+
+from kernelhub.backends.torch.devices import ANYWHERE, CPU
+from kernelhub.dispatch.constraint import SameValue, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.ops.attention.problem import FLOATS, FP8
+
+_ANY_KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, FP8))
+_HEADS = anything("num_q_heads", "num_kv_heads", "q_len")
+_ANY_WIDTH = anything("head_dim_qk", "head_dim_vo")
+_ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="the operator takes one width")
+
+_MASKS = frozenset({"ragged", "causal", "window_left", "window_right"})
+_SUMS = frozenset({"sinks", "lse"})
+_KV_SCALES = frozenset({"kv_scale=value", "kv_scale=tensor", "kv_scale=head"})
+_PAGES = frozenset({"kv_layout=HND"})
+
+
+KERNELS = (
+    Kernel(
+        op="attention",
+        name="torch.packed",
+        target="kernelhub.backends.torch.attention.packed:Packed",
+        summary="CPU flash attention with the query heads of a KV head packed as rows",
+        band=Band.TUNED,
+        constraints=(CPU, *_ANY_KV, _HEADS, _ONE_WIDTH),
+        features=_MASKS | _SUMS | _KV_SCALES,
+        deterministic=True,
+        reads_lengths=True,
+        source="ATen _scaled_dot_product_flash_attention_for_cpu",
+    ),
+    Kernel(
+        op="attention",
+        name="torch.sdpa",
+        target="kernelhub.backends.torch.attention.sdpa:Sdpa",
+        summary="scaled_dot_product_attention, whichever of its own kernels torch takes",
+        band=Band.PORTABLE,
+        constraints=(
+            ANYWHERE,
+            dtype_in("q_dtype", *FLOATS),
+            SameValue("q_dtype", "kv_dtype", why="the operator takes one dtype"),
+            _HEADS,
+            _ANY_WIDTH,
+        ),
+        features=frozenset({"causal"}),
+        graph=GraphLevel.FULL,
+        source="torch.nn.functional.scaled_dot_product_attention",
+    ),
+    Kernel(
+        op="attention",
+        name="torch.blocked",
+        target="kernelhub.backends.torch.attention.blocked:Blocked",
+        summary="every feature in float32, a block of queries at a time",
+        band=Band.REFERENCE,
+        constraints=(ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH),
+        features=_MASKS | _SUMS | _KV_SCALES | {"softcap"},
+        reads_lengths=True,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="torch.packed",
+        target="kernelhub.backends.torch.attention.packed:PackedPaged",
+        summary="CPU flash attention over gathered pages, query heads of a KV head packed as rows",
+        band=Band.TUNED,
+        constraints=(CPU, *_ANY_KV, _HEADS, _ONE_WIDTH, anything("page_size")),
+        features=_MASKS | _SUMS | _KV_SCALES | _PAGES,
+        deterministic=True,
+        reads_lengths=True,
+        source="ATen _scaled_dot_product_flash_attention_for_cpu",
+    ),
+    Kernel(
+        op="paged_attention",
+        name="torch.blocked",
+        target="kernelhub.backends.torch.attention.blocked:BlockedPaged",
+        summary="every feature in float32 over gathered pages, a block of queries at a time",
+        band=Band.REFERENCE,
+        constraints=(ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH, anything("page_size")),
+        features=_MASKS | _SUMS | _KV_SCALES | _PAGES | {"softcap"},
+        reads_lengths=True,
+    ),
+)

@@ -1,0 +1,47 @@
+"""What every Triton kernel asks of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelhub.dispatch.constraint import AnyOf, OnDevice, Package, Rejection
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.problem import Problem
+from kernelhub.probes import cache
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPU, if Triton's interpreter is on: slow, exact, for tests and debugging."""
+
+    fields = ("device",)
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        if problem.device.type != "cpu":
+            return Rejection("vendor", f"interpreted on a CPU only; {problem.device.name} is not one")
+        if machine.variable("TRITON_INTERPRET") not in ("1", "true", "on", "yes", "y", "t"):
+            return Rejection(
+                "interpreter_off",
+                "a CPU runs Triton only under its interpreter",
+                "to debug the kernel on this CPU, start Python with TRITON_INTERPRET=1",
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class WritableCache:
+    """Triton must be able to keep what it compiles."""
+
+    fields = ("device",)
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        if problem.device.type == "cpu":
+            return None
+        finding = machine.ask("triton cache", lambda: cache.writable(cache.triton_cache_folder(), "TRITON_CACHE_DIR"))
+        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+# What Triton 3.6 to 3.9 all compile for; a newer GPU is added once the ahead-of-time tests build for it.
+_ARCHITECTURES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1))
+_GPU = AnyOf((OnDevice("nvidia", only=_ARCHITECTURES), Interpreter()))
+MACHINE = (_GPU, Package("triton", ">=3.6,<3.10"), WritableCache())

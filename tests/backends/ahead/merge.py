@@ -1,0 +1,37 @@
+"""Merges of attention states."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from kernelhub.backends.triton.merge.adapter import Merge
+from kernelhub.ops.arguments import lse_shape
+from kernelhub.ops.merge.problem import MergeProblem
+from kernelhub.probes.device import DeviceFacts
+from tests.backends.ahead.case import Case
+
+
+def _launch(facets: dict[str, Any], device: DeviceFacts) -> None:
+    """A merge of a chunk of prefill."""
+    problem = MergeProblem(device=device, **facets)
+    rows = (4, 512) if problem.batched else (2048,)
+    shape = (*rows, problem.num_heads, problem.head_dim)
+    parts = 2 if problem.parts == "two" else 5
+    dtype = getattr(torch, problem.dtype)
+    outs = torch.empty((parts, *shape), dtype=dtype, device="cuda")
+    lses = torch.empty((parts, *lse_shape(shape)), dtype=torch.float32, device="cuda")
+    lse = torch.empty(lse_shape(shape), dtype=torch.float32, device="cuda") if problem.lse else None
+    Merge(problem).launch(outs, lses, torch.empty(shape, dtype=dtype, device="cuda"), lse)
+
+
+CASES = [
+    *(
+        Case(f"merge of {parts}, {dtype}", functools.partial(_launch, {"parts": parts, "dtype": dtype, "lse": True}))
+        for parts in ("two", "many")
+        for dtype in ("bfloat16", "float32")
+    ),
+    Case("merge, 192 wide", functools.partial(_launch, {"head_dim": 192, "batched": True})),
+]
