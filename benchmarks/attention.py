@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from roofline import Case, main
+from roofline import Case, drawn_on, main
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -27,7 +27,7 @@ from kernelhub.ops.mla.inputs import concat_inputs
 
 
 def prefill(model: AttentionModel, tokens: int, batch: int, device: torch.device, dtype: torch.dtype) -> Case:
-    arguments = attention_inputs(model, batch=batch, q_tokens=tokens, dtype=dtype, device=device)
+    arguments = attention_inputs(model, batch=batch, q_tokens=tokens, dtype=dtype, **drawn_on(device))
     q, k, v = (arguments[name].transpose(1, 2) for name in ("q", "k", "v"))
     group = model.num_q_heads // model.num_kv_heads
     expanded = [t.repeat_interleave(group, 1) for t in (k, v)]
@@ -63,12 +63,22 @@ def decode(
     kv_dtype = torch.float8_e4m3fn if fp8 else dtype
     if paged:
         arguments = paged_attention_inputs(
-            model, seq_lens=(kv_tokens,) * batch, dtype=dtype, kv_dtype=kv_dtype, device=device
+            model,
+            seq_lens=(kv_tokens,) * batch,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            **drawn_on(device),
         )
         q = arguments["q"].unsqueeze(2)
     else:
         arguments = attention_inputs(
-            model, batch=batch, q_tokens=1, kv_tokens=kv_tokens, dtype=dtype, kv_dtype=kv_dtype, device=device
+            model,
+            batch=batch,
+            q_tokens=1,
+            kv_tokens=kv_tokens,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            **drawn_on(device),
         )
         q = arguments["q"].transpose(1, 2)
     heads = (batch, model.num_kv_heads, kv_tokens)

@@ -6,7 +6,10 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
+
+BENCHMARKS = ("attention", "mla", "gemm", "moe")
 
 
 def tests(path: Path) -> tuple[Counter[str], list[str]]:
@@ -19,6 +22,16 @@ def tests(path: Path) -> tuple[Counter[str], list[str]]:
         if ended in ("failure", "error"):
             failed.append(f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}")
     return counts, failed
+
+
+def show(result: dict[str, Any]) -> None:
+    """A line per case of a benchmark of kernels."""
+    print(f"{result['device']}, torch {result['torch']}, {result['date']}")
+    for row in result["rows"]:
+        peers = row["torch_ms"]
+        best = f"torch's best {min(peers.values()):.3f}" if peers else "torch has no such op"
+        ours = ", ".join(f"{'*' * (name == row['chosen'])}{name} {ms:.3f}" for name, ms in row["kernels_ms"].items())
+        print(f"  {row['case']}: {ours}; {best}; roof {row['roof_ms']:.3f} ms")
 
 
 def main(folder: Path) -> int:
@@ -39,16 +52,9 @@ def main(folder: Path) -> int:
         costs = json.loads((folder / "dispatch.json").read_text())
         names = ("cached_call", "override_call", "plan_run", "miss", "import")
         print("dispatch, ns   " + ", ".join(f"{name} {costs[name]['ns']:,.0f}" for name in names))
-    if (folder / "attention.json").exists():
-        result = json.loads((folder / "attention.json").read_text())
-        print(f"{result['device']}, torch {result['torch']}, {result['date']}")
-        for row in result["rows"]:
-            peers = row["torch_ms"]
-            best = f"torch's best {min(peers.values()):.3f}" if peers else "torch has no such op"
-            ours = ", ".join(
-                f"{'*' * (name == row['chosen'])}{name} {ms:.3f}" for name, ms in row["kernels_ms"].items()
-            )
-            print(f"  {row['case']}: {ours}; {best}; roof {row['roof_ms']:.3f} ms")
+    for name in BENCHMARKS:
+        if (folder / f"{name}.json").exists():
+            show(json.loads((folder / f"{name}.json").read_text()))
     return max(exit_codes.values())
 
 

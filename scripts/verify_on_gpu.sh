@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# On a machine with a GPU, in under 9 minutes: the tests that a GPU decides, what choosing costs, the attention
-# kernels against torch and the roofs, then the rest of the tests. Most valuable first, each part with a budget
+# On a machine with a GPU, in under 9 minutes: the tests that a GPU decides, what choosing costs, the kernels
+# against torch and the roofs, then the rest of the tests. Most valuable first, each part with a budget
 # of its own; a part that runs out of it is reported as such. Installs nothing. A short table comes last; JSON
 # and logs go under $OUT, or build/ where that is unset.
 set -uo pipefail
@@ -23,9 +23,11 @@ part() {  # part NAME SECONDS COMMAND...
 
 : >"$OUT/parts.txt"
 tests=("$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
-part gpu_tests 230 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$OUT/gpu_tests.xml"
-part dispatch 40 "$PYTHON" benchmarks/dispatch.py --out "$OUT/dispatch.json"
-part attention 170 "$PYTHON" benchmarks/attention.py --out "$OUT/attention.json"
+part gpu_tests 200 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$OUT/gpu_tests.xml"
+part dispatch 30 "$PYTHON" benchmarks/dispatch.py --out "$OUT/dispatch.json"
+for benchmark in attention mla gemm moe; do
+    part "$benchmark" 75 "$PYTHON" "benchmarks/$benchmark.py" --out "$OUT/$benchmark.json"
+done
 left=$((525 - SECONDS + STARTED))
 part other_tests "$((left > 20 ? left : 20))" "${tests[@]}" -m "not (gpu or device)" tests \
     --ignore tests/backends --junitxml "$OUT/other_tests.xml"

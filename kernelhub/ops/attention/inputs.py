@@ -62,6 +62,7 @@ def attention_inputs(
     kv_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    generator: torch.Generator | None = None,
 ) -> dict[str, Any]:
     """Arguments of a causal `attention` call of one layer, with the model's features.
 
@@ -72,9 +73,10 @@ def attention_inputs(
         dtype: of q. Values are drawn from a normal distribution.
         kv_dtype: that of q unless given; for float8_e4m3fn, k and v come with float scales.
         seed: equal seeds give equal tensors on every device.
+        generator: draws in its stead, on its own device: faster for large tensors of a GPU.
     """
     model = MODELS[model] if isinstance(model, str) else model
-    draw = _Draw(torch.Generator().manual_seed(seed), device)
+    draw = _Draw(generator or torch.Generator().manual_seed(seed), device)
     offsets: dict[str, Any] = {}
     if q_lens is None:
         q_shape: tuple[int, ...] = (batch, q_tokens)
@@ -104,6 +106,7 @@ def paged_attention_inputs(
     kv_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    generator: torch.Generator | None = None,
 ) -> dict[str, Any]:
     """Arguments of a `paged_attention` call of one layer, with the model's features.
 
@@ -115,14 +118,14 @@ def paged_attention_inputs(
         spare_pages: pages of the cache that belong to no sequence; they and the unused ends of last pages
             hold NaN, so that a kernel that reads past a sequence is seen.
         kv_layout: ``"NHD"`` or ``"HND"``.
+        generator: as of `attention_inputs`.
     """
     model = MODELS[model] if isinstance(model, str) else model
-    generator = torch.Generator().manual_seed(seed)
-    draw = _Draw(generator, device)
+    draw = _Draw(generator or torch.Generator().manual_seed(seed), device)
     num_seqs = len(seq_lens)
     pages = [-(-length // page_size) for length in seq_lens]
     num_pages = sum(pages) + spare_pages
-    order = torch.randperm(num_pages, generator=generator, dtype=torch.int64)[: sum(pages)]
+    order = draw.order(num_pages)[: sum(pages)]
     block_table = torch.full((num_seqs, max([*pages, 1])), -1, dtype=torch.int32)
     for row, used in enumerate(order.split(pages)):
         block_table[row, : len(used)] = used.int()
@@ -155,14 +158,20 @@ def paged_attention_inputs(
 
 
 class _Draw:
-    """Random tensors from one generator, made on the CPU so that every device sees the same."""
+    """Random tensors from one generator: the CPU's, so that every device sees the same, unless the caller gave one."""
 
     def __init__(self, generator: torch.Generator, device: torch.device | str) -> None:
         self.generator = generator
         self.device = device
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.randn(*shape, generator=self.generator).to(dtype).to(self.device)
+        return self._randn(*shape).to(dtype).to(self.device)
+
+    def order(self, count: int) -> Tensor:
+        return torch.randperm(count, generator=self.generator, device=self.generator.device, dtype=torch.int64).cpu()
+
+    def _randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator, device=self.generator.device)
 
     def offsets(self, lengths: Sequence[int]) -> Tensor:
         return torch.tensor([0, *lengths]).cumsum(0).to(self.device, torch.int32)
@@ -170,8 +179,8 @@ class _Draw:
     def keys_and_values(
         self, k_name: str, v_name: str, shape: Sequence[int], model: AttentionModel, dtype: torch.dtype
     ) -> dict[str, Any]:
-        k = torch.randn(*shape, model.head_dim_qk, generator=self.generator)
-        v = torch.randn(*shape, model.head_dim_vo, generator=self.generator)
+        k = self._randn(*shape, model.head_dim_qk)
+        v = self._randn(*shape, model.head_dim_vo)
         if dtype is not torch.float8_e4m3fn:
             return {k_name: k.to(dtype).to(self.device), v_name: v.to(dtype).to(self.device)}
         k_scale, v_scale = 2.0**-6, 2.0**-5  # values up to 4 then use e4m3's range up to 256
