@@ -30,7 +30,7 @@ class Case:
 
 CASES = [
     *(Case(f"{dtype}"[6:], {"dtype": dtype}) for dtype in DTYPES),
-    *(Case(f"{parts} parts", {"parts": parts}) for parts in (3, 4, 9)),
+    *(Case(f"{parts} parts", {"parts": parts}) for parts in (3, 4, 8, 9)),
     *(Case(f"width {width}", {"head_dim": width}) for width in (1, 16, 72, 80, 96, 192, 256, 512)),
     *(Case(f"{heads} heads", {"num_heads": heads}) for heads in (1, 3, 7)),
     *(Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 2, 31, 33, 200)),
@@ -131,6 +131,15 @@ class MergeContract:
         assert torch.equal(got[0], want[0])
         assert torch.equal(got[1], want[1])
         assert self.run(moved).is_contiguous()
+
+    def test_of_many_states_each_may_have_its_own_strides(self) -> None:
+        arguments = self.inputs(parts=4)
+        want = self.run(arguments, return_lse=True)
+        for name, place in (("outs", 2), ("lses", 1)):
+            part = arguments[name][place]
+            arguments[name][place] = part.transpose(0, 1).contiguous().transpose(0, 1)
+            for got, wanted in zip(self.run(arguments, return_lse=True), want, strict=True):
+                assert torch.equal(got, wanted)
 
     def test_no_tokens_give_an_empty_result(self) -> None:
         out, lse = self.run(self.inputs(tokens=0, empty=False), return_lse=True)

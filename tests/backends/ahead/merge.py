@@ -14,7 +14,7 @@ from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
 
 
-def _launch(facets: dict[str, Any], device: DeviceFacts) -> None:
+def _launch(facets: dict[str, Any], stacked: bool, device: DeviceFacts) -> None:
     """A merge of a chunk of prefill."""
     problem = MergeProblem(device=device, **facets)
     rows = (4, 512) if problem.batched else (2048,)
@@ -24,14 +24,19 @@ def _launch(facets: dict[str, Any], device: DeviceFacts) -> None:
     outs = torch.empty((parts, *shape), dtype=dtype, device="cuda")
     lses = torch.empty((parts, *lse_shape(shape)), dtype=torch.float32, device="cuda")
     lse = torch.empty(lse_shape(shape), dtype=torch.float32, device="cuda") if problem.lse else None
+    if not stacked:
+        outs, lses = outs.unbind(0), lses.unbind(0)
     Merge(problem).launch(outs, lses, torch.empty(shape, dtype=dtype, device="cuda"), lse)
 
 
 CASES = [
     *(
-        Case(f"merge of {parts}, {dtype}", functools.partial(_launch, {"parts": parts, "dtype": dtype, "lse": True}))
-        for parts in ("two", "many")
+        Case(
+            f"merge of {parts}, {dtype}{', stacked' if stacked else ''}",
+            functools.partial(_launch, {"parts": parts, "dtype": dtype, "lse": True}, stacked),
+        )
+        for parts, stacked in (("two", False), ("many", False), ("many", True))
         for dtype in ("bfloat16", "float32")
     ),
-    Case("merge, 192 wide", functools.partial(_launch, {"head_dim": 192, "batched": True})),
+    Case("merge, 192 wide", functools.partial(_launch, {"head_dim": 192, "batched": True}, False)),
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.merge.merge import merge_states_kernel
+from kernelhub.backends.triton.merge.merge import MOST_APART, merge_apart_kernel, merge_states_kernel
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import MergeProblem
 
@@ -23,28 +23,32 @@ _TILE = 2048
 
 
 class Merge(MergeAdapter):
-    """All parts in one launch. Parts that are neither two nor one stacked tensor are stacked first."""
+    """All parts in one launch. More than eight parts, or three and more of different strides, that are not stacked
+    already, are stacked first."""
 
     def __init__(self, problem: MergeProblem) -> None:
         super().__init__(problem)
         width = triton.next_power_of_2(problem.head_dim)
         self._block = max(1, _TILE // width)
-        self._launch = Launcher(
-            merge_states_kernel,
-            {
-                "HEADS": problem.num_heads,
-                "D": problem.head_dim,
-                "D_PAD": width,
-                "BLOCK": self._block,
-                "HAS_LSE": problem.lse,
-            },
-            num_warps=4,
-            num_stages=1,
-        )
+        static = {
+            "HEADS": problem.num_heads,
+            "D": problem.head_dim,
+            "D_PAD": width,
+            "BLOCK": self._block,
+            "HAS_LSE": problem.lse,
+        }
+        self._launch = Launcher(merge_states_kernel, static, num_warps=4, num_stages=1)
+        self._launch_apart = {
+            parts: Launcher(merge_apart_kernel, {**static, "PARTS": parts}, num_warps=4, num_stages=1)
+            for parts in range(3, MOST_APART + 1)
+        }
 
     def launch(
         self, outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor, out: Tensor, lse: Tensor | None
     ) -> None:
+        if not isinstance(outs, Tensor) and not isinstance(lses, Tensor) and _apart(outs) and _apart(lses):
+            self._merge_apart(outs, lses, out, lse)
+            return
         apart = (0, 0)
         if len(outs) > 2:
             outs, lses = _stacked(outs), _stacked(lses)
@@ -72,6 +76,35 @@ class Merge(MergeAdapter):
                 *_three(lse_b),
                 *((0, 0, 0) if lse is None else _three(lse)),
             )
+
+    def _merge_apart(self, outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor, lse: Tensor | None) -> None:
+        parts, first = len(outs), outs[0]
+        tokens = first.shape[-3]
+        strides = (*_four(first), *_four(out))
+        pointers = out.data_ptr()
+        for part in outs:
+            pointers |= part.data_ptr()
+        unused = (None,) * (MOST_APART - parts)
+        with device_of(first):
+            self._launch_apart[parts](
+                -(-tokens // self._block) * self.problem.num_heads * (first.shape[0] if first.ndim == 4 else 1),
+                None if pointers & 15 else (first.get_device(), strides),
+                *outs,
+                *unused,
+                *lses,
+                *unused,
+                out,
+                lse,
+                tokens,
+                *strides,
+                *_three(lses[0]),
+                *((0, 0, 0) if lse is None else _three(lse)),
+            )
+
+
+def _apart(parts: Sequence[Tensor]) -> bool:
+    """Three parts or more, not stacked, which one launch can read where they are."""
+    return 3 <= len(parts) <= MOST_APART and all(part.stride() == parts[0].stride() for part in parts)
 
 
 def _stacked(parts: Sequence[Tensor] | Tensor) -> Tensor:
