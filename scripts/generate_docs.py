@@ -197,8 +197,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "explanation": explanation,
     "codes": codes,
     "cost": cost,
-    "measured on a cpu": lambda: measured("cpu.json"),
-    "measured on an h200": lambda: measured("h200.json"),
+    **{
+        f"{path.stem.replace('_', ' on ')} measured": lambda name=path.name: measured(name)
+        for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+        if not path.stem.startswith("dispatch")
+    },
     **{f"kernels of {op}": lambda op=op: kernels(op) for op in OPS},
     **{f"api of {op}": lambda op=op: api(op) for op in OPS},
 }

@@ -2,14 +2,14 @@
 
 from kernelhub.dispatch.order import Line
 
-_H200 = "measured on an H200, the only GPU so far (benchmarks/results/h200.json)"
+_H200 = "measured on an H200, the only GPU so far (benchmarks/results/attention_h200.json)"
 
 LINES = (
     Line(
         "cpu",
         "*",
         ("torch.packed", "torch.sdpa", "torch.blocked", "triton.prefill", "triton.split_kv"),
-        "measured on an EPYC (benchmarks/results/cpu.json)",
+        "measured on an EPYC (benchmarks/results/attention_cpu.json)",
     ),
     # 1 x 8192, 32 x 4096, 128 x 2048 tokens: torch 0.022, 0.133, 0.254 ms, split_kv 0.031, 0.135, 0.254.
     Line("*", "decode", ("torch.sdpa", "triton.split_kv", "triton.prefill", "torch.blocked"), _H200),

@@ -2,7 +2,7 @@
 
 from kernelhub.dispatch.order import Line
 
-_H200 = "measured on an H200, the only GPU so far (benchmarks/results/h200.json)"
+_H200 = "measured on an H200, the only GPU so far (benchmarks/results/attention_h200.json)"
 _NO_PEER = "torch has no kernel that reads lengths on the device"
 
 LINES = (
@@ -17,7 +17,7 @@ LINES = (
             "triton.mixed",
             "triton.prefill",
         ),
-        "measured on an EPYC (benchmarks/results/cpu.json)",
+        "measured on an EPYC (benchmarks/results/attention_cpu.json)",
     ),
     # 64 x 4096 tokens: split_kv reaches 0.93 of the memory roof, split_kv_fixed 0.78; 1 x 131072: 0.145 and 0.209 ms.
     Line(

@@ -54,7 +54,7 @@ def prefill_tiles(problem: AttentionProblem) -> Tiles:
 
     128 x 64 with 8 warps gives wgmma on sm_90 and tcgen05 on sm_10x; an H200 does best with
     two stages where three leave no room for a second program on a multiprocessor, and with 64 x 32 where a
-    window leaves few keys to a tile (benchmarks/results/h200.json). With mma.sync
+    window leaves few keys to a tile (benchmarks/results/attention_h200.json). With mma.sync
     (sm_80, 86, 89, 120) the accumulator of 128 x 128 and the scores of 64 keys do not fit the registers
     together; 32 keys do, but not with the search for a ragged sequence, which takes 64 x 64. float32 has no
     tensor-core product exact enough, and as fused multiply-adds anything above 16 x 32 spills kilobytes.
