@@ -56,7 +56,8 @@ def tiles(problem: GroupedGemmProblem, block_m: int) -> Tiles:
         return Tiles(MANY, 64 if narrow else 128, 128, 8, 3)
     if problem.b_dtype == FP4:
         if problem.b_scale == "mxfp4" and problem.a_dtype == "float16":
-            return Tiles(min(block_m, SOME), 128, 32, 4, 3)  # transposed, rows of 32 crash Triton 3.7 on sm_90 and 100
+            # Steps of 32, what a scale is for. With those Triton 3.7 cannot lay out weights for wgmma and tcgen05.
+            return Tiles(min(block_m, 32), 128, 32, 4, 3)
         if block_m == FEW:  # decoding 128 columns for mma.sync spills up to 200 bytes
             return Tiles(FEW, 128 if warpgroups else 64, 128, 4, 3, swap=warpgroups)
         return Tiles(block_m, 128, 64, 8, 3)
