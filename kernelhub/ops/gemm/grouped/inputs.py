@@ -51,6 +51,7 @@ MODELS = {
     for model in (
         ExpertModel("qwen3-30b-a3b", 2048, 768, 128, 8),
         ExpertModel("deepseek-v3.2", 7168, 2048, 256, 8, format="block"),
+        ExpertModel("glm-5", 6144, 2048, 256, 8),
         ExpertModel("minimax-m2.5", 3072, 1536, 256, 8, format="block"),
         ExpertModel("gpt-oss-120b", 2880, 2880, 128, 4, bias=True, format="mxfp4"),
     )
