@@ -72,6 +72,8 @@ def choices() -> str:
         "paged, prefill and decode mixed": ("paged_attention", {"ragged": True, "q_len": "any"}),
         "merge of chunks": ("merge_attention_states", {}),
         "keys of latent attention": ("concat_mla_k", {}),
+        "experts, bfloat16": ("grouped_gemm", {}),
+        "experts, fp8 blocks": ("grouped_gemm", {"b_scale": "block"}),
     }
     rows = []
     for label, (op, facets) in cases.items():
@@ -87,7 +89,13 @@ def explanation() -> str:
 
 def api(name: str) -> str:
     function = getattr(kernelhub, name)
-    parameters = ",\n".join(f"    {parameter}" for parameter in inspect.signature(function).parameters.values())
+    lines = [f"    {parameter}" for parameter in inspect.signature(function).parameters.values()]
+    by_name = [
+        parameter.kind is parameter.KEYWORD_ONLY for parameter in inspect.signature(function).parameters.values()
+    ]
+    if True in by_name:
+        lines.insert(by_name.index(True), "    *")
+    parameters = ",\n".join(lines)
     return f"```python\nkernelhub.{name}(\n{parameters},\n)\n```\n\n```text\n{inspect.getdoc(function)}\n```"
 
 

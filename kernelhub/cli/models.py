@@ -15,6 +15,10 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.ops.gemm.grouped.inputs import MODELS as EXPERT_MODELS
+from kernelhub.ops.gemm.grouped.inputs import ExpertModel, facets_of
+from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.problem import complete as complete_grouped
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.problem import ConcatProblem
 
@@ -73,6 +77,11 @@ def _concat_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str,
     return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
 
 
+def _expert_facets(model: ExpertModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the gate and up projection, in the format of the model's checkpoint."""
+    return complete_grouped(facets_of(model, model.w13))
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -81,4 +90,5 @@ _FAMILIES = (
         {name: model for name, model in MODELS.items() if model.head_dim_qk != model.head_dim_vo},
         _concat_facets,
     ),
+    Family(GroupedGemmProblem, EXPERT_MODELS, _expert_facets),
 )

@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
@@ -58,3 +59,7 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "triton.concat"
+
+
+class TestGrouped(GroupedGemmContract):
+    kernel = "triton.grouped"

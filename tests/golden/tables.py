@@ -45,6 +45,11 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "many with lse": {"parts": "many", "lse": True},
         "batches": {"batched": True, "dtype": "float16"},
     },
+    "grouped_gemm": {
+        "as published": {},
+        "bf16": {"a_dtype": "bfloat16", "b_dtype": "bfloat16", "a_scale": None, "b_scale": None, "bias": False},
+        "masked": {"masked": True},
+    },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
 }
 

@@ -1,0 +1,31 @@
+"""torch's own grouped product, which reads where groups end on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+
+
+class GroupedMm(GroupedGemmAdapter):
+    """`grouped_gemm` of contiguous bfloat16 rows. torch allocates the result; into a given one its rows are copied."""
+
+    def launch(self, operands: GroupedOperands, out: Tensor) -> None:
+        assert operands.offsets is not None
+        result = self.compute(operands)
+        rows = torch.arange(out.shape[0], device=out.device, dtype=torch.int32)
+        out.copy_(torch.where((rows < operands.offsets[-1]).unsqueeze(1), result, out))
+
+    def compute(self, operands: GroupedOperands) -> Tensor:
+        weights = _aligned(operands.b).transpose(1, 2)
+        result: Tensor = torch._grouped_mm(_aligned(operands.a), weights, offs=operands.offsets)
+        return result
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Its last dimension dense, the others apart by multiples of 16 bytes; a copy where it is not so already."""
+    strides = tensor.stride()
+    fits = strides[-1] == 1 and strides[-2] >= tensor.shape[-1]
+    fits = fits and all(stride * tensor.element_size() % 16 == 0 for stride in strides[:-1])
+    return tensor if fits and tensor.data_ptr() % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)

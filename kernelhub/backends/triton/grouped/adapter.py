@@ -1,0 +1,133 @@
+"""From a call of `grouped_gemm` to its Triton launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.grouped.grouped import grouped_gemm_kernel
+from kernelhub.backends.triton.grouped.tiles import Tiles, rows_of_a_tile, tiles
+from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.gemm.grouped.problem import FP4, FP4_BLOCK, FP8, GroupedGemmProblem
+
+if triton.knobs.runtime.interpret:
+    interpreter.repair()
+
+# Programs per multiprocessor at most, each of which then takes several tiles: more than can run at once, so that one
+# that is late holds up little, and few enough that starting them costs nothing where groups are mostly empty.
+_PROGRAMS_PER_SM = 8
+_GROUP_M = 8  # tiles along M that take the same weights one after the other
+
+
+class Grouped(GroupedGemmAdapter):
+    """All groups in one launch; tiles of 16, 64 or 128 rows, by how many rows there may be."""
+
+    def __init__(self, problem: GroupedGemmProblem) -> None:
+        super().__init__(problem)
+        self._launchers: dict[int, tuple[Tiles, Launcher]] = {}
+        device = problem.device
+        native = device.vendor == "nvidia" and device.capability >= (8, 9)
+        fp8, fp4 = problem.b_dtype == FP8, problem.b_dtype == FP4
+        # An e8m0 scale may be beyond what float16 holds, so there it is applied to sums.
+        within = fp4 and not (problem.b_scale == "mxfp4" and problem.a_dtype == "float16")
+        self._static = {
+            "G": problem.num_groups,
+            "G_PAD": triton.next_power_of_2(problem.num_groups),
+            "N": problem.n,
+            "K": problem.k,
+            "MASKED": problem.masked,
+            "FORMAT": "e4m3" if fp8 else "e2m1" if fp4 else "float",
+            "NATIVE": native,
+            "A_SCALE": (problem.a_scale or "").removesuffix("_e8m0"),
+            "A_SCALE_FORMAT": "e8m0" if problem.a_scale == "group_e8m0" else "float32",
+            "B_SCALE": ("within" if within else "row") if fp4 else (problem.b_scale or "").removesuffix("_e8m0"),
+            "B_SCALE_FORMAT": {"nvfp4": "e4m3", "mxfp4": "e8m0", "block_e8m0": "e8m0"}.get(
+                problem.b_scale or "", "float32"
+            ),
+            "SPAN": FP4_BLOCK[problem.b_scale or ""] if fp4 else 0,
+            "HAS_GLOBAL": problem.global_scale,
+            "HAS_BIAS": problem.bias,
+            "FACTOR": 65536.0 if fp8 and not native else 1.0,  # each operand is decoded to a 256th
+            "PRECISION": "ieee",
+            "GROUP_M": _GROUP_M,
+        }
+
+    def launch(self, operands: GroupedOperands, out: Tensor) -> None:
+        problem = self.problem
+        a, b = _bytes(operands.a), _bytes(operands.b)
+        lengths = operands.group_sizes if problem.masked else operands.offsets
+        assert lengths is not None
+        rows = a.shape[-2]
+        chosen, launch = self._launcher(rows_of_a_tile(problem, rows))
+        most = -(-rows // chosen.block_m) * problem.num_groups
+        if not problem.masked:
+            most = rows // chosen.block_m + min(problem.num_groups, rows)
+        programs = min(most * -(-problem.n // chosen.block_n), _PROGRAMS_PER_SM * problem.device.num_sms)
+        strides = (*_three(a), *b.stride(), *_three(out))
+        a_scale, b_scale, bias = operands.a_scale, operands.b_scale, operands.bias
+        aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
+        with device_of(a):
+            launch(
+                programs,
+                (a.get_device(), strides, None if bias is None else bias.dtype) if aligned else None,
+                a,
+                b,
+                out,
+                None if a_scale is None else _bytes(a_scale),
+                None if b_scale is None else _bytes(b_scale),
+                operands.b_global_scale,
+                bias,
+                lengths.contiguous(),
+                rows,
+                *strides,
+                *self._a_scale_strides(a_scale),
+                *self._b_scale_strides(b_scale),
+                _per_group(operands.b_global_scale),
+                *((0, 0) if bias is None else bias.stride()),
+            )
+
+    def _launcher(self, block_m: int) -> tuple[Tiles, Launcher]:
+        made = self._launchers.get(block_m)
+        if made is None:
+            chosen = tiles(self.problem, block_m)
+            static = {
+                **self._static,
+                "SWAP": chosen.swap,
+                "BLOCK_M": chosen.block_m,
+                "BLOCK_N": chosen.block_n,
+                "BLOCK_K": chosen.block_k,
+            }
+            made = chosen, Launcher(grouped_gemm_kernel, static, chosen.num_warps, chosen.num_stages)
+            self._launchers[block_m] = made
+        return made
+
+    def _a_scale_strides(self, scale: Tensor | None) -> tuple[int, ...]:
+        """(group, row, block of columns)."""
+        if scale is None or self.problem.a_scale == "tensor":
+            return 0, 0, 0
+        strides = scale.stride() if self.problem.masked else (0, *scale.stride())
+        return strides if len(strides) == 3 else (*strides, 0)
+
+    def _b_scale_strides(self, scale: Tensor | None) -> tuple[int, ...]:
+        """(group, row or block of rows, block of columns)."""
+        if scale is None or self.problem.b_scale == "tensor":
+            return _per_group(scale), 0, 0
+        strides = scale.stride()
+        return strides if len(strides) == 3 else (*strides, 0)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """One-byte formats as uint8, which every GPU can load."""
+    return tensor if tensor.element_size() > 1 else tensor.view(torch.uint8)
+
+
+def _three(tensor: Tensor) -> tuple[int, ...]:
+    """(group, row, column) strides."""
+    return tensor.stride() if tensor.ndim == 3 else (0, *tensor.stride())
+
+
+def _per_group(scale: Tensor | None) -> int:
+    return 0 if scale is None or scale.numel() == 1 else scale.stride(0)

@@ -1,0 +1,238 @@
+# mypy: ignore-errors
+"""Grouped products: tiles of all groups, found on the device.
+
+    tiles of group g = ceil(rows of g / BLOCK_M); their running sum tells which group a tile belongs to
+    for each tile of this program:
+        acc = sum over K of a[rows] @ b[group, columns].T, both decoded in registers
+        out[rows, columns] = acc * scales + bias
+
+The grid is bounded by sizes that the host knows. Programs take the tiles that there are in turn, so none is started for
+a tile that is not there. Tiles that follow each other share weights: first along M, GROUP_M of them, then along N.
+
+SWAP computes the product transposed, so that N is the side on which matrix instructions are wide where few rows leave
+M narrow.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernelhub.backends.triton.formats import e2m1_to_float, e4m3_scaled, e4m3_to_float, e8m0_to_float
+
+_VARYING = [
+    "rows",
+    "stride_asg",
+    "stride_asm",
+    "stride_ask",
+    "stride_bsg",
+    "stride_bsn",
+    "stride_bsk",
+    "stride_global",
+    "stride_bias_g",
+    "stride_bias_n",
+]
+
+
+@triton.jit
+def scale_values(raw, FORMAT: tl.constexpr):
+    """Scales as float32: from float32 itself, from e8m0 or e4m3 bytes."""
+    if FORMAT == "e8m0":
+        value = e8m0_to_float(raw)
+    elif FORMAT == "e4m3":
+        value = e4m3_to_float(raw, tl.float32, False)
+    else:
+        value = raw
+    return value
+
+
+@triton.jit
+def unpacked(raw, dtype: tl.constexpr):
+    """fp4 [N, K / 2] as `dtype` [N, K], exactly."""
+    return tl.interleave(e2m1_to_float(raw & 15).to(dtype), e2m1_to_float(raw >> 4).to(dtype))
+
+
+@triton.jit
+def scaled_along_k(values, scale, N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
+    """values [N, K] times a scale [N, K / SPAN] for SPAN of them each, in the dtype of the values."""
+    apart = tl.reshape(values, (N, K // SPAN, SPAN)) * scale.to(values.dtype)[:, :, None]
+    return tl.reshape(apart, (N, K))
+
+
+@triton.jit(
+    do_not_specialize=_VARYING,
+    do_not_specialize_on_alignment=["a_scale", "b_scale", "b_global", "bias", "lengths"],
+)
+def grouped_gemm_kernel(
+    a,
+    b,
+    out,
+    a_scale,
+    b_scale,
+    b_global,
+    bias,
+    lengths,
+    rows,
+    stride_ag,
+    stride_am,
+    stride_ak,
+    stride_bg,
+    stride_bn,
+    stride_bk,
+    stride_og,
+    stride_om,
+    stride_on,
+    stride_asg,
+    stride_asm,
+    stride_ask,
+    stride_bsg,
+    stride_bsn,
+    stride_bsk,
+    stride_global,
+    stride_bias_g,
+    stride_bias_n,
+    G: tl.constexpr,
+    G_PAD: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    MASKED: tl.constexpr,
+    FORMAT: tl.constexpr,  # of the weights: "float", "e4m3", "e2m1"
+    NATIVE: tl.constexpr,
+    A_SCALE: tl.constexpr,  # "", "tensor", "token", "group"
+    A_SCALE_FORMAT: tl.constexpr,
+    B_SCALE: tl.constexpr,  # "", "tensor", "channel", "block", "row" (one per row and step), "within" (fp4)
+    B_SCALE_FORMAT: tl.constexpr,
+    SPAN: tl.constexpr,  # fp4 weights that share a scale
+    HAS_GLOBAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    FACTOR: tl.constexpr,  # what decoding left out
+    PRECISION: tl.constexpr,
+    SWAP: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`rows` is M, or M_max; `lengths` are offsets, or group sizes."""
+    groups = tl.arange(0, G_PAD)
+    there = groups < G
+    if MASKED:
+        starts = tl.zeros((G_PAD,), tl.int32)
+        sizes = tl.minimum(tl.load(lengths + groups, there, other=0), rows)
+    else:
+        starts = tl.maximum(tl.load(lengths + groups - 1, there & (groups > 0), other=0), 0)
+        sizes = tl.minimum(tl.load(lengths + groups, there, other=0), rows) - starts
+    tiles = (tl.maximum(sizes, 0) + BLOCK_M - 1) // BLOCK_M
+    upto = tl.cumsum(tiles, 0)
+    m_tiles = tl.sum(tiles, 0)
+    n_tiles: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+
+    for tile in range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0)):
+        strip = tile // (GROUP_M * n_tiles)
+        inside = tile - strip * (GROUP_M * n_tiles)
+        high = tl.minimum(m_tiles - strip * GROUP_M, GROUP_M)
+        m_tile = strip * GROUP_M + inside % high
+        n_tile = inside // high
+
+        index = tl.sum((upto <= m_tile).to(tl.int32), 0)
+        mine = groups == index
+        size = tl.sum(tl.where(mine, sizes, 0), 0)
+        start = tl.sum(tl.where(mine, starts, 0), 0)
+        first = (m_tile - tl.sum(tl.where(mine, upto - tiles, 0), 0)) * BLOCK_M
+        group = index.to(tl.int64)
+
+        # Rows and columns past the end are those at the end once more: loads need no mask, stores leave them out.
+        m = first + tl.arange(0, BLOCK_M)
+        n = n_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        row = (start + tl.minimum(m, size - 1)).to(tl.int64)
+        column = tl.minimum(n, N - 1).to(tl.int64)
+        ks = tl.arange(0, BLOCK_K)
+        a_at = a + group * stride_ag + row[:, None] * stride_am + ks[None, :] * stride_ak
+        if FORMAT == "e2m1":
+            bytes_k = tl.arange(0, BLOCK_K // 2)
+            b_at = b + group * stride_bg + column[:, None] * stride_bn + bytes_k[None, :] * stride_bk
+        else:
+            b_at = b + group * stride_bg + column[:, None] * stride_bn + ks[None, :] * stride_bk
+
+        if SWAP:
+            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        else:
+            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for step in range((K + BLOCK_K - 1) // BLOCK_K):
+            left = K - step * BLOCK_K
+            if K % BLOCK_K == 0:
+                x = tl.load(a_at)
+                w = tl.load(b_at)
+            else:
+                x = tl.load(a_at, (ks < left)[None, :], other=0)
+                if FORMAT == "e2m1":
+                    w = tl.load(b_at, (bytes_k * 2 < left)[None, :], other=0)
+                else:
+                    w = tl.load(b_at, (ks < left)[None, :], other=0)
+
+            if FORMAT == "e4m3":
+                if NATIVE:
+                    x = x.to(tl.float8e4nv, bitcast=True)
+                    w = w.to(tl.float8e4nv, bitcast=True)
+                else:
+                    x = e4m3_scaled(x, tl.float16, False)
+                    w = e4m3_scaled(w, tl.float16, False)
+            elif FORMAT == "e2m1":
+                w = unpacked(w, x.dtype)
+                if B_SCALE == "within":
+                    spans = tl.arange(0, BLOCK_K // SPAN)
+                    s_at = b_scale + group * stride_bsg + column[:, None] * stride_bsn
+                    s_at += (step * (BLOCK_K // SPAN) + spans)[None, :] * stride_bsk
+                    s = scale_values(tl.load(s_at, (spans * SPAN < left)[None, :], other=0), B_SCALE_FORMAT)
+                    w = scaled_along_k(w, s, BLOCK_N, BLOCK_K, SPAN)
+
+            if B_SCALE == "block" or B_SCALE == "row":
+                if SWAP:
+                    part = tl.dot(w, tl.trans(x), input_precision=PRECISION)
+                else:
+                    part = tl.dot(x, tl.trans(w), input_precision=PRECISION)
+                if B_SCALE == "block":
+                    s_at = b_scale + group * stride_bsg + (n_tile * BLOCK_N // 128) * stride_bsn + step * stride_bsk
+                    s = scale_values(tl.load(s_at), B_SCALE_FORMAT)
+                    t_at = a_scale + group * stride_asg + row * stride_asm + step * stride_ask
+                    t = scale_values(tl.load(t_at), A_SCALE_FORMAT) * s
+                    acc += part * (t[None, :] if SWAP else t[:, None])
+                else:
+                    s_at = b_scale + group * stride_bsg + column * stride_bsn + step * stride_bsk
+                    s = scale_values(tl.load(s_at), B_SCALE_FORMAT)
+                    acc += part * (s[:, None] if SWAP else s[None, :])
+            elif FORMAT == "e4m3" and NATIVE:
+                # Hopper sums float8 products in few bits; each step's sum is added up in float32.
+                if SWAP:
+                    acc = tl.dot(w, tl.trans(x), acc, max_num_imprecise_acc=BLOCK_K)
+                else:
+                    acc = tl.dot(x, tl.trans(w), acc, max_num_imprecise_acc=BLOCK_K)
+            else:
+                if SWAP:
+                    acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+                else:
+                    acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+            a_at += BLOCK_K * stride_ak
+            if FORMAT == "e2m1":
+                b_at += BLOCK_K // 2 * stride_bk
+            else:
+                b_at += BLOCK_K * stride_bk
+
+        if SWAP:
+            acc = tl.trans(acc)
+        if FACTOR != 1.0:
+            acc *= FACTOR
+        if A_SCALE == "tensor":
+            acc *= tl.load(a_scale)
+        elif A_SCALE == "token":
+            acc *= tl.load(a_scale + group * stride_asg + row * stride_asm)[:, None]
+        if B_SCALE == "tensor":
+            acc *= tl.load(b_scale + group * stride_bsg)
+        elif B_SCALE == "channel":
+            acc *= tl.load(b_scale + group * stride_bsg + column * stride_bsn)[None, :]
+        if HAS_GLOBAL:
+            acc *= tl.load(b_global + group * stride_global)
+        if HAS_BIAS:
+            acc += tl.load(bias + group * stride_bias_g + column * stride_bias_n).to(tl.float32)[None, :]
+        out_at = out + group * stride_og + row[:, None] * stride_om + n.to(tl.int64)[None, :] * stride_on
+        tl.store(out_at, acc.to(out.dtype.element_ty), (m < size)[:, None] & (n < N)[None, :])

@@ -1,0 +1,233 @@
+"""How a call of `grouped_gemm` becomes a launch: its problem, its checks, its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.gemm.grouped.problem import FLOATS, FP4, GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.scales import dtypes_of, geometry_of_a, geometry_of_b, shapes_of_a, shapes_of_b
+from kernelhub.probes.device import facts
+
+NAME = "grouped_gemm"
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
+_A_DTYPES = (*_FLOATS, torch.float8_e4m3fn)
+_PACKED = (torch.uint8, torch.float4_e2m1fn_x2)
+_B_DTYPES = (*_A_DTYPES, *_PACKED)
+
+Operands = tuple[
+    Tensor, Tensor, "Tensor | None", "Tensor | None", "Tensor | None", "Tensor | None", "Tensor | None", "Tensor | None"
+]
+
+
+def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(NAME, parameter, problem, fix)
+
+
+def problem_of(key: Any, device: int) -> GroupedGemmProblem:
+    """The problem that a key means on a device; the key is built in `grouped_gemm`."""
+    a_dtype, b_dtype, groups, n, b_columns, masked, a_scale, b_scale, global_scale, bias, out_dtype = key
+    packed = b_dtype in _PACKED
+    return GroupedGemmProblem(
+        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        a_dtype=dtype_name(a_dtype),
+        b_dtype=FP4 if packed else dtype_name(b_dtype),
+        out_dtype=dtype_name(out_dtype),
+        num_groups=groups,
+        n=n,
+        k=2 * b_columns if packed else b_columns,
+        masked=masked,
+        a_scale=a_scale,
+        b_scale=b_scale,
+        global_scale=global_scale,
+        bias=bias,
+    )
+
+
+def default_out_dtype(a_dtype: torch.dtype) -> torch.dtype:
+    """That of the rows; bfloat16 for float8."""
+    return torch.bfloat16 if a_dtype.itemsize == 1 else a_dtype
+
+
+def check(operands: Operands, out_dtype: Any, out: Any) -> None:
+    """Everything that the contract says of a call."""
+    a, b, offsets, group_sizes, a_scale, b_scale, b_global_scale, bias = operands
+    given = {
+        "a": a,
+        "b": b,
+        "offsets": offsets,
+        "group_sizes": group_sizes,
+        "a_scale": a_scale,
+        "b_scale": b_scale,
+        "b_global_scale": b_global_scale,
+        "bias": bias,
+        "out": out,
+    }
+    for parameter, tensor in given.items():
+        if tensor is None and parameter not in ("a", "b"):
+            continue
+        if not isinstance(tensor, Tensor):
+            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+        if tensor.is_meta:
+            refuse(parameter, "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+        if tensor.device != a.device:
+            refuse(parameter, f"is on {tensor.device}", f"move it to {a.device}, where a is")
+        if tensor.requires_grad and is_grad_enabled():
+            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+    masked = _check_form(a, offsets, group_sizes)
+    if b.ndim != 3 or 0 in b.shape:
+        refuse("b", f"has shape {list(b.shape)}", "give [G, N, K], none of them 0")
+    if a.dtype not in _A_DTYPES:
+        refuse("a", f"has dtype {dtype_name(a.dtype)}", f"give {', '.join(map(dtype_name, _A_DTYPES))}")
+    if b.dtype not in _B_DTYPES:
+        refuse("b", f"has dtype {dtype_name(b.dtype)}", f"give {', '.join(map(dtype_name, _B_DTYPES))}")
+    packed = b.dtype in _PACKED
+    groups, n, k = b.shape[0], b.shape[1], b.shape[2] * (2 if packed else 1)
+    if a.shape[-1] != k:
+        refuse("a", f"has {a.shape[-1]} columns", f"b has {k}: it is [G, N, K{' / 2' if packed else ''}]")
+    lengths, parameter = (group_sizes, "group_sizes") if masked else (offsets, "offsets")
+    _check_lengths(parameter, lengths, groups, a, masked)
+    if out_dtype is not None and out_dtype not in _FLOATS:
+        refuse("out_dtype", f"is {out_dtype}", f"give {', '.join(FLOATS)}")
+    _check_scales(a, b, a_scale, b_scale, b_global_scale, (groups, n, k))
+    if bias is not None and (bias.dtype not in _FLOATS or tuple(bias.shape) != (groups, n)):
+        refuse("bias", f"is {describe(bias)}", f"give {', '.join(FLOATS)} {[groups, n]}")
+    if out is not None:
+        wanted = [*a.shape[:-1], n]
+        if list(out.shape) != wanted:
+            refuse("out", f"has shape {list(out.shape)}", f"give {wanted}")
+        if out.dtype not in _FLOATS or out_dtype not in (None, out.dtype):
+            allowed = dtype_name(out_dtype) if out_dtype else ", ".join(FLOATS)
+            refuse("out", f"has dtype {dtype_name(out.dtype)}", f"give {allowed}")
+
+
+def _check_form(a: Tensor, offsets: Tensor | None, group_sizes: Tensor | None) -> bool:
+    """Whether rows are masked."""
+    if (offsets is None) == (group_sizes is None):
+        how = "are both given" if offsets is not None else "are both missing"
+        refuse("offsets", f"and group_sizes {how}", "give offsets with a [M, K], or group_sizes with a [G, M_max, K]")
+    masked = group_sizes is not None
+    if a.ndim != (3 if masked else 2):
+        form = "[G, M_max, K] with group_sizes" if masked else "[M, K] with offsets"
+        refuse("a", f"has shape {list(a.shape)}", f"give {form}")
+    return masked
+
+
+def _check_lengths(parameter: str, lengths: Tensor | None, groups: int, a: Tensor, masked: bool) -> None:
+    assert lengths is not None
+    if lengths.dtype is not torch.int32 or tuple(lengths.shape) != (groups,):
+        refuse(parameter, f"is {describe(lengths)}", f"give int32 {[groups]}, one for each group of b")
+    if masked and a.shape[0] != groups:
+        refuse("a", f"has {a.shape[0]} groups", f"b has {groups}")
+    if lengths.device.type != "cpu":
+        return  # reading them would wait for the device
+    room = a.shape[1] if masked else a.shape[0]
+    values = lengths.tolist()
+    below = 0
+    for index, value in enumerate(values):
+        if not below <= value <= room:
+            refuse(parameter, f"is {value} at {index}", f"it lies between {below} and {room}")
+        if not masked:
+            below = value
+
+
+def _check_scales(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | None,
+    b_scale: Tensor | None,
+    b_global_scale: Tensor | None,
+    sizes: tuple[int, int, int],
+) -> None:
+    groups, n, k = sizes
+    fp8, fp4 = b.dtype is torch.float8_e4m3fn, b.dtype in _PACKED
+    if fp4:
+        if a.dtype not in (torch.float16, torch.bfloat16):
+            refuse("a", f"has dtype {dtype_name(a.dtype)}", "fp4 weights take float16 or bfloat16 rows")
+    elif a.dtype is not b.dtype:
+        refuse("a", f"has dtype {dtype_name(a.dtype)}", f"b has {dtype_name(b.dtype)}; they are equal but for fp4")
+    for parameter, scale, wanted in (("a_scale", a_scale, fp8), ("b_scale", b_scale, fp8 or fp4)):
+        if (scale is not None) != wanted:
+            what = "is missing" if wanted else "is given"
+            refuse(parameter, what, f"a is {dtype_name(a.dtype)}, b {FP4 if fp4 else dtype_name(b.dtype)}")
+    b_kind = geometry_of_b(b_scale, b)
+    a_kind = geometry_of_a(a_scale, b_kind)
+    for parameter, scale, kind in (("b_scale", b_scale, b_kind), ("a_scale", a_scale, a_kind)):
+        if scale is None or kind is None:
+            continue
+        of_a = parameter == "a_scale"
+        shapes = shapes_of_a(kind, tuple(a.shape[:-1]), k) if of_a else shapes_of_b(kind, groups, n, k)
+        if tuple(scale.shape) not in shapes or scale.dtype not in dtypes_of(kind):
+            dtypes = " or ".join(map(dtype_name, dtypes_of(kind)))
+            refuse(parameter, f"is {describe(scale)}", f"{kind} scales are {dtypes} {list(shapes[0])}")
+    if b_global_scale is not None:
+        if b_kind != "nvfp4":
+            refuse("b_global_scale", "is given", "it belongs to NVFP4 weights, whose b_scale is float8_e4m3fn")
+        shapes = shapes_of_b("tensor", groups, n, k)
+        if b_global_scale.dtype is not torch.float32 or tuple(b_global_scale.shape) not in shapes:
+            refuse("b_global_scale", f"is {describe(b_global_scale)}", f"give float32 {list(shapes[0])}")
+
+
+def bind(
+    adapter: GroupedGemmAdapter,
+    problem: GroupedGemmProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the destination, the launch."""
+    launch, compute = adapter.launch, adapter.compute
+    out_dtype = getattr(torch, problem.out_dtype)
+
+    def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None) -> Tensor:
+        a, b = operands[:2]
+        if a.get_device() != device:
+            there: Tensor = elsewhere(a.get_device())(operands, given_dtype, out)
+            return there
+        check(operands, given_dtype, out)
+        _check_plan(operands, out, problem)
+        if out is None and a.shape[0] and a.numel():
+            tick()
+            return compute(GroupedOperands(*operands))
+        if out is None:
+            return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
+        if out.numel():
+            tick()
+            launch(GroupedOperands(*operands), out)
+        return out
+
+    return run
+
+
+def _check_plan(operands: Operands, out: Tensor | None, problem: GroupedGemmProblem) -> None:
+    """Operands are those that the kernel was made for: a plan may be run with others than it was prepared for."""
+    a, b, offsets, _, a_scale, b_scale, b_global_scale, bias = operands
+    b_kind = geometry_of_b(b_scale, b)
+    a_kind = geometry_of_a(a_scale, b_kind)
+    if a_kind == "tensor" and problem.a_scale == "token" and a.ndim == 2 and a.shape[0] == 1:
+        a_kind = "token"  # one row: the shape says either, and they mean the same
+    form = (dtype_name(a.dtype), FP4 if b.dtype in _PACKED else dtype_name(b.dtype), *b.shape[:2], a.shape[-1])
+    wanted = (problem.a_dtype, problem.b_dtype, problem.num_groups, problem.n, problem.k)
+    if form != wanted:
+        shape = [problem.num_groups, problem.n, problem.k]
+        refuse("b", f"is {describe(b)}", f"the plan is for {problem.a_dtype} rows and {problem.b_dtype} {shape}")
+    if (offsets is None) != problem.masked:
+        refuse("offsets", f"is {'missing' if offsets is None else 'given'}", "the plan is for the other form of rows")
+    for parameter, got, want in (("a_scale", a_kind, problem.a_scale), ("b_scale", b_kind, problem.b_scale)):
+        if got != want:
+            refuse(parameter, f"has geometry {got}", f"the plan is for {want}")
+    for parameter, tensor, has in (
+        ("b_global_scale", b_global_scale, problem.global_scale),
+        ("bias", bias, problem.bias),
+    ):
+        if (tensor is not None) != has:
+            refuse(parameter, f"is {'given' if not has else 'missing'}", "the plan was prepared otherwise")
+    if out is not None and dtype_name(out.dtype) != problem.out_dtype:
+        refuse("out", f"has dtype {dtype_name(out.dtype)}", f"the plan is for {problem.out_dtype}")

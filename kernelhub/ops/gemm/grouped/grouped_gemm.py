@@ -1,0 +1,180 @@
+"""`grouped_gemm`: groups of rows, each times the weights of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.gemm.grouped import library
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
+from kernelhub.ops.gemm.grouped.call import NAME, bind, check, default_out_dtype, problem_of
+from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem, complete, contradiction
+from kernelhub.ops.gemm.grouped.reference import grouped_gemm_reference
+from kernelhub.ops.gemm.grouped.scales import geometry_of_a, geometry_of_b
+
+_op: Op[GroupedGemmProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="groups of rows, each times the weights of its group, which is an expert",
+        problem=GroupedGemmProblem,
+        problem_of=problem_of,
+        adapter=GroupedGemmAdapter,
+        bind=bind,
+        reference=grouped_gemm_reference,
+        example="kernelhub.ops.gemm.grouped.inputs:grouped_gemm_inputs",
+        complete=complete,
+        contradiction=contradiction,
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class GroupedGemmPlan(Plan):
+    """A kernel chosen for weights like these: `run`, with the arguments of `grouped_gemm`, is a whole call."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, kernel = bound.run, bound.selection.selected
+        prepared_dtype = getattr(torch, bound.selection.problem.out_dtype)
+
+        def run(
+            a: Tensor,
+            b: Tensor,
+            *,
+            offsets: Tensor | None = None,
+            group_sizes: Tensor | None = None,
+            a_scale: Tensor | None = None,
+            b_scale: Tensor | None = None,
+            b_global_scale: Tensor | None = None,
+            bias: Tensor | None = None,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            operands = (a, b, offsets, group_sizes, a_scale, b_scale, b_global_scale, bias)
+            result: Tensor = direct(operands, None, out)
+            return result
+
+        def traced(a: Tensor, b: Tensor, *, out: Tensor | None = None, **more: Tensor | None) -> Tensor:
+            return library.grouped_gemm(a, b, **more, out_dtype=prepared_dtype, out=out, backend=kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> GroupedGemmPlan:
+    """Choose once for weights like these: arguments as of `grouped_gemm`."""
+    asked = _op.ask(backend, args, kwargs)
+    return GroupedGemmPlan(_op.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_op, _prepare, traced=library.grouped_gemm)
+def grouped_gemm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    offsets: Tensor | None = None,
+    group_sizes: Tensor | None = None,
+    a_scale: Tensor | None = None,
+    b_scale: Tensor | None = None,
+    b_global_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Multiply groups of rows, each by the weights of its group: ``out[rows of g] = a[rows of g] @ b[g].T``.
+
+    Args:
+        a: rows; float32, float16, bfloat16 or float8_e4m3fn. ``[M, K]``, sorted by group, with `offsets`; or
+            ``[G, M_max, K]``, where each group has a place of its own, with `group_sizes`.
+        b: weights as checkpoints hold them, ``[G, N, K]``: in the dtype of a; or beside float16 or bfloat16 rows in
+            fp4, uint8 or float4_e2m1fn_x2 ``[G, N, K / 2]``, the first of two in the low four bits.
+        offsets: int32 ``[G]`` on the device of a: where each group ends in a, not decreasing; a group may be empty.
+            Rows past the last end belong to no group.
+        group_sizes: int32 ``[G]`` on the device of a: how many of its M_max rows each group has, from the first on.
+        a_scale: factor of float8 rows. float32 ``[]`` or ``[1]``; one per row, float32 ``[M]``; or, with b_scale per
+            block, one per row and 128 columns, ``[M, ceil(K / 128)]`` in float32 or UE8M0 (float8_e8m0fnu, uint8). For
+            masked rows ``[G, M_max]`` and ``[G, M_max, ceil(K / 128)]``.
+        b_scale: factor of float8 weights: float32 ``[]`` or ``[G]``; one per channel, float32 ``[G, N]``; or one per
+            block of 128 x 128, ``[G, ceil(N / 128), ceil(K / 128)]`` in float32 or UE8M0. Factor of fp4 weights: NVFP4,
+            float8_e4m3fn ``[G, N, ceil(K / 16)]``; MXFP4, UE8M0 ``[G, N, ceil(K / 32)]``. Not swizzled.
+        b_global_scale: float32 ``[]`` or ``[G]``, one more factor of NVFP4 weights.
+        bias: ``[G, N]`` in float32, float16 or bfloat16.
+        out_dtype: float32, float16 or bfloat16; by default that of a, bfloat16 for float8.
+        out: destination ``[M, N]`` or ``[G, M_max, N]``; rows of no group keep what it holds. It overlaps no operand.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        ``[M, N]`` or ``[G, M_max, N]``, products summed in float32. Without `out`, rows that belong to no group hold
+        anything, NaN too.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named. Lengths on a GPU are not read for it:
+            there, an end beyond the rows is taken for their number.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        ``torch.nn.functional.grouped_mm`` (contiguous); DeepGEMM's ``m_grouped_*_contiguous`` and ``_masked``. Where it
+        takes ``m_indices``, the group of each row, with -1 for rows to skip, offsets are as below; rows to skip then
+        count to the group before them.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> m_indices = torch.tensor([0, 0, -1, 2, 2, 2], dtype=torch.int32)
+        >>> groups = torch.arange(3, dtype=torch.int32)
+        >>> offsets = torch.searchsorted(m_indices.cummax(0).values, groups, right=True, out_int32=True)
+        >>> offsets.tolist()
+        [3, 3, 6]
+        >>> a, b = torch.randn(6, 64), torch.randn(3, 32, 64)
+        >>> out = kernelhub.grouped_gemm(a, b, offsets=offsets)
+        >>> torch.allclose(out[3:], a[3:] @ b[2].T, atol=1e-4)
+        True
+    """
+    operands = (a, b, offsets, group_sizes, a_scale, b_scale, b_global_scale, bias)
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, Ask):
+        return library.grouped_gemm(
+            a,
+            b,
+            offsets=offsets,
+            group_sizes=group_sizes,
+            a_scale=a_scale,
+            b_scale=b_scale,
+            b_global_scale=b_global_scale,
+            bias=bias,
+            out_dtype=out_dtype,
+            out=out,
+            backend=backend,
+        )
+    try:
+        b_kind = None if b_scale is None else geometry_of_b(b_scale, b)
+        key = (
+            a.dtype,
+            b.dtype,
+            *b.shape,
+            offsets is None,
+            None if a_scale is None else geometry_of_a(a_scale, b_kind),
+            b_kind,
+            b_global_scale is not None,
+            bias is not None,
+            out_dtype or (default_out_dtype(a.dtype) if out is None else out.dtype),
+        )
+        if b.ndim != 3:
+            raise ValueError
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(operands, out_dtype, out)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(operands, out_dtype, out)
+        run = _op.decide(key, a.get_device(), backend)
+    result: Tensor = run(operands, out_dtype, out)
+    return result

@@ -1,0 +1,166 @@
+"""Rows and experts with the shapes of real models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops import formats
+from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4, FP4_BLOCK, FP8
+
+
+@dataclass(frozen=True)
+class ExpertModel:
+    """The experts of one layer of a published model; figures are those of its config.json.
+
+    Attributes:
+        name: the model.
+        hidden: width of a token.
+        intermediate: width within an expert.
+        num_experts: routed experts of a layer.
+        top_k: experts that a token is sent to.
+        bias: whether experts have biases.
+        format: how published checkpoints hold the experts: ``"bfloat16"``, ``"block"`` (fp8), ``"mxfp4"``.
+    """
+
+    name: str
+    hidden: int
+    intermediate: int
+    num_experts: int
+    top_k: int
+    bias: bool = False
+    format: str = "bfloat16"
+
+    @property
+    def w13(self) -> tuple[int, int]:
+        """(N, K) of gate and up projection in one."""
+        return 2 * self.intermediate, self.hidden
+
+    @property
+    def w2(self) -> tuple[int, int]:
+        """(N, K) of the down projection."""
+        return self.hidden, self.intermediate
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        ExpertModel("qwen3-30b-a3b", 2048, 768, 128, 8),
+        ExpertModel("deepseek-v3.2", 7168, 2048, 256, 8, format="block"),
+        ExpertModel("glm-5", 6144, 2048, 256, 8),
+        ExpertModel("minimax-m2.5", 3072, 1536, 256, 8, format="block"),
+        ExpertModel("gpt-oss-120b", 2880, 2880, 128, 4, bias=True, format="mxfp4"),
+    )
+}
+
+
+def grouped_gemm_inputs(
+    *,
+    sizes: Sequence[int] = (5, 0, 19, 1),
+    n: int = 192,
+    k: int = 256,
+    format: str = "bfloat16",
+    a_dtype: torch.dtype = torch.bfloat16,
+    masked: bool = False,
+    spare: int = 3,
+    bias: bool = False,
+    powers_of_two: bool = False,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of `grouped_gemm`.
+
+    Args:
+        sizes: rows per group.
+        n, k: the weights of a group are [n, k].
+        format: of the weights: ``"float"`` or the name of a float dtype, which is that of the rows too; or a geometry
+            of scales: ``"tensor"``, ``"channel"``, ``"block"`` (fp8), ``"nvfp4"``, ``"mxfp4"``.
+        a_dtype: of the rows beside fp4 weights.
+        masked: every group's rows in a place of its own.
+        spare: rows beyond those of the groups, or of the largest. They hold NaN.
+        bias: with a bias.
+        powers_of_two: scales of groups and blocks are UE8M0.
+        device: where the tensors are made.
+        seed: of the random numbers, which are the same for every device.
+    """
+    random = torch.Generator().manual_seed(seed)
+    groups = len(sizes)
+    shape = (groups, max([*sizes, 0]) + spare) if masked else (sum(sizes) + spare,)
+    rows = torch.randn(*shape, k, generator=random)
+    weights = torch.randn(groups, n, k, generator=random)
+    counts = torch.tensor(list(sizes), dtype=torch.int32)
+    if masked:
+        there = torch.arange(shape[-1]) < counts[:, None]
+        arguments: dict[str, Any] = {"group_sizes": counts}
+    else:
+        there = torch.arange(shape[0]) < sum(sizes)
+        arguments = {"offsets": counts.cumsum(0).int()}
+    rows = torch.where(there.unsqueeze(-1), rows, torch.nan)
+    draw = _Draw(random)
+    if format in FP4_BLOCK:
+        arguments |= {"a": rows.to(a_dtype), **draw.fp4(weights, format)}
+    elif format in ("tensor", "channel", "block"):
+        arguments |= draw.fp8(rows, weights, format, powers_of_two)
+    else:
+        dtype = getattr(torch, format)
+        arguments |= {"a": rows.to(dtype), "b": weights.to(dtype)}
+    if bias:
+        arguments["bias"] = torch.randn(groups, n, generator=random).to(torch.bfloat16)
+    return {name: value.to(device) for name, value in arguments.items()}
+
+
+def facets_of(model: ExpertModel, weights: tuple[int, int]) -> dict[str, Any]:
+    """The facets of a model's experts, held as published, with weights `model.w13` or `model.w2`."""
+    formats_of: dict[str, dict[str, Any]] = {
+        "block": {"a_dtype": FP8, "b_dtype": FP8, "a_scale": "group", "b_scale": "block"},
+        "mxfp4": {"b_dtype": FP4, "b_scale": "mxfp4"},
+    }
+    n, k = weights
+    sizes = {"num_groups": model.num_experts, "n": n, "k": k, "bias": model.bias}
+    return sizes | formats_of.get(model.format, {})
+
+
+class _Draw:
+    """Quantised operands: random scales, so that one that is left out or swapped shows."""
+
+    def __init__(self, random: torch.Generator) -> None:
+        self.random = random
+
+    def factors(self, shape: tuple[int, ...]) -> Tensor:
+        """Within a factor of 4 of each other."""
+        return 0.02 * torch.exp2(2 * torch.rand(shape, generator=self.random))
+
+    def fp8(self, rows: Tensor, weights: Tensor, geometry: str, powers_of_two: bool) -> dict[str, Any]:
+        lead, k = tuple(rows.shape[:-1]), rows.shape[-1]
+        groups, n, _ = weights.shape
+        blocks = -(-k // BLOCK)
+        shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+            "tensor": ((1,), (groups,)),
+            "channel": (lead, (groups, n)),
+            "block": ((*lead, blocks), (groups, -(-n // BLOCK), blocks)),
+        }
+        a_scale, b_scale = (self.factors(shape) for shape in shapes[geometry])
+        if powers_of_two and geometry in BLOCKS:
+            a_scale, b_scale = formats.to_e8m0_up(a_scale), formats.to_e8m0_up(b_scale)
+        return {
+            "a": formats.to_e4m3(rows * 40),
+            "b": formats.to_e4m3(weights * 40),
+            "a_scale": a_scale,
+            "b_scale": b_scale,
+        }
+
+    def fp4(self, weights: Tensor, geometry: str) -> dict[str, Any]:
+        groups, n, k = weights.shape
+        factors = 20 * self.factors((groups, n, -(-k // FP4_BLOCK[geometry])))
+        packed = formats.to_e2m1(weights * 2)
+        if geometry == "mxfp4":
+            return {"b": packed, "b_scale": formats.to_e8m0_up(factors)}
+        return {
+            "b": packed,
+            "b_scale": formats.to_e4m3(factors * 64),
+            "b_global_scale": self.factors((groups,)),
+        }

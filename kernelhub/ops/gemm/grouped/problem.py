@@ -1,0 +1,80 @@
+"""What selection may look at for `grouped_gemm`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kernelhub.dispatch.problem import facet, feature
+from kernelhub.probes.device import DeviceFacts
+
+FLOATS = ("float32", "float16", "bfloat16")
+FP8, FP4 = "float8_e4m3fn", "float4_e2m1fn_x2"
+
+# Geometries of scales. Of those that end in e8m0 the scales are powers of two (UE8M0), else float32.
+GROUPS = ("group", "group_e8m0")  # of a, one per row and 128 columns
+BLOCKS = ("block", "block_e8m0")  # of b, one per 128 x 128
+FP4_SCALES = ("nvfp4", "mxfp4")  # of b, one per row and 16 or 32 columns
+A_SCALES = ("tensor", "token", *GROUPS)
+B_SCALES = ("tensor", "channel", *BLOCKS, *FP4_SCALES)
+BLOCK = 128  # rows and columns that a scale of `GROUPS` or `BLOCKS` is for
+FP4_BLOCK = {"nvfp4": 16, "mxfp4": 32}
+
+
+@dataclass(frozen=True)
+class GroupedGemmProblem:
+    """One configuration of `grouped_gemm`."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    a_dtype: str = facet("dtype of the rows", values=(*FLOATS, FP8), default="bfloat16")
+    b_dtype: str = facet("dtype of the weights", values=(*FLOATS, FP8, FP4), default="bfloat16")
+    out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
+    num_groups: int = facet("groups, which are experts", default=128)
+    n: int = facet("columns of the result", default=1536)
+    k: int = facet("columns of the rows", default=2048)
+    masked: bool = feature("rows of a group in a place of its own, [G, M_max, K], with group_sizes", False)
+    a_scale: str | None = feature("geometry of the scales of fp8 rows", None, A_SCALES)
+    b_scale: str | None = feature("geometry of the scales of fp8 or fp4 weights", None, B_SCALES)
+    global_scale: bool = feature("one more factor per group of NVFP4 weights", False)
+    bias: bool = feature("a bias per group and column", False)
+
+    @property
+    def scaled_by_blocks(self) -> bool:
+        """Scales change along K, other than those that fp4 weights have within."""
+        return self.b_scale in BLOCKS
+
+
+def complete(facets: dict[str, Any]) -> dict[str, Any]:
+    """Facets that a user wrote out, with those that follow: dtypes from scales, scales from dtypes."""
+    a_scale, b_scale = facets.get("a_scale"), facets.get("b_scale")
+    a_dtype, b_dtype = facets.get("a_dtype", "bfloat16"), facets.get("b_dtype")
+    if b_dtype == FP4 or b_scale in FP4_SCALES or facets.get("global_scale"):
+        return {"b_dtype": FP4, "b_scale": "nvfp4", "out_dtype": a_dtype} | facets
+    if a_scale or b_scale or FP8 in (a_dtype, b_dtype):
+        blocks = a_scale in GROUPS or b_scale in BLOCKS or not (a_scale or b_scale)
+        scales = {"a_scale": "group", "b_scale": "block"} if blocks else {"a_scale": "token", "b_scale": "channel"}
+        return {"a_dtype": FP8, "b_dtype": FP8, **scales} | facets
+    return {"b_dtype": a_dtype, "out_dtype": a_dtype} | facets
+
+
+def contradiction(problem: GroupedGemmProblem) -> str | None:
+    """What no call could ask for."""
+    a, b = problem.a_dtype, problem.b_dtype
+    if b == FP4:
+        if a not in ("float16", "bfloat16"):
+            return f"a_dtype is {a}; fp4 weights take float16 or bfloat16 rows"
+        if problem.b_scale not in FP4_SCALES:
+            return f"b_scale is {problem.b_scale}; fp4 weights have {' or '.join(FP4_SCALES)} scales"
+    elif a != b:
+        return f"a_dtype is {a} and b_dtype {b}; they are equal but for fp4 weights"
+    elif problem.b_scale in FP4_SCALES:
+        return f"b_scale is {problem.b_scale}, which belongs to {FP4}; b_dtype is {b}"
+    if (a == FP8) != (problem.a_scale is not None):
+        return f"a_dtype is {a} with a_scale {problem.a_scale}; scales belong to {FP8}"
+    if (b in (FP8, FP4)) != (problem.b_scale is not None):
+        return f"b_dtype is {b} with b_scale {problem.b_scale}; scales belong to {FP8} and {FP4}"
+    if (problem.a_scale in GROUPS) != (problem.b_scale in BLOCKS):
+        return f"a_scale is {problem.a_scale} and b_scale {problem.b_scale}; 1 x 128 goes with 128 x 128 only"
+    if problem.global_scale and problem.b_scale != "nvfp4":
+        return f"global_scale belongs to nvfp4 scales; b_scale is {problem.b_scale}"
+    return None
