@@ -7,6 +7,7 @@ import pytest
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract
+from tests.contract.quant import QuantizeContract
 
 pytestmark = pytest.mark.device
 
@@ -58,3 +59,8 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "triton.concat"
+
+
+class TestQuantize(QuantizeContract):
+    kernel = "triton.quantize"
+    back = "triton.dequantize"
