@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm as grouped_gemm
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k as concat_mla_k
+    from kernelhub.ops.quant.fp8 import dequantize_fp8 as dequantize_fp8
+    from kernelhub.ops.quant.fp8 import quantize_fp8 as quantize_fp8
+    from kernelhub.ops.quant.mxfp4 import dequantize_mxfp4 as dequantize_mxfp4
+    from kernelhub.ops.quant.mxfp4 import quantize_mxfp4 as quantize_mxfp4
+    from kernelhub.ops.quant.mxfp8 import dequantize_mxfp8 as dequantize_mxfp8
+    from kernelhub.ops.quant.mxfp8 import quantize_mxfp8 as quantize_mxfp8
+    from kernelhub.ops.quant.nvfp4 import dequantize_nvfp4 as dequantize_nvfp4
+    from kernelhub.ops.quant.nvfp4 import quantize_nvfp4 as quantize_nvfp4
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
 
 __version__ = "0.1.0"
@@ -39,6 +47,14 @@ _HOMES = {
     "merge_attention_states": "kernelhub.ops.merge.merge_attention_states",
     "concat_mla_k": "kernelhub.ops.mla.concat_mla_k",
     "grouped_gemm": "kernelhub.ops.gemm.grouped.grouped_gemm",
+    "quantize_fp8": "kernelhub.ops.quant.fp8",
+    "dequantize_fp8": "kernelhub.ops.quant.fp8",
+    "quantize_nvfp4": "kernelhub.ops.quant.nvfp4",
+    "dequantize_nvfp4": "kernelhub.ops.quant.nvfp4",
+    "quantize_mxfp4": "kernelhub.ops.quant.mxfp4",
+    "dequantize_mxfp4": "kernelhub.ops.quant.mxfp4",
+    "quantize_mxfp8": "kernelhub.ops.quant.mxfp8",
+    "dequantize_mxfp8": "kernelhub.ops.quant.mxfp8",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

@@ -10,6 +10,7 @@ from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.merge import MergeContract
+from tests.contract.quant import QuantizeContract
 
 pytestmark = pytest.mark.device
 
@@ -64,3 +65,6 @@ class TestConcat(ConcatContract):
 
 class TestPerGroup(GroupedGemmContract):
     kernel = "torch.per_group"
+class TestQuantize(QuantizeContract):
+    kernel = "torch.quantize"
+    back = "torch.dequantize"

@@ -8,6 +8,7 @@ from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.merge import MergeContract
+from tests.contract.quant import QuantizeContract
 
 pytestmark = pytest.mark.device
 
@@ -63,3 +64,6 @@ class TestConcat(ConcatContract):
 
 class TestGrouped(GroupedGemmContract):
     kernel = "triton.grouped"
+class TestQuantize(QuantizeContract):
+    kernel = "triton.quantize"
+    back = "triton.dequantize"

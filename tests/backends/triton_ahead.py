@@ -33,6 +33,9 @@ from kernelhub.probes.device import DeviceFacts, simulated
 from tests.backends.ahead import attention, grouped, merge, mla
 
 CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *grouped.CASES)
+from tests.backends.ahead import attention, merge, mla, quant
+
+CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *quant.CASES)
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
 
 _INSTRUCTIONS = {

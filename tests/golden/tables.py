@@ -51,6 +51,19 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "masked": {"masked": True},
     },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
+    "quantize_fp8": {
+        "token": {},
+        "group ue8m0": {"granularity": "group", "ue8m0": True, "column": True},
+        "groups of 2048": {"granularity": "group", "group_size": 2048},
+        "given": {"granularity": "tensor", "static": True},
+    },
+    "quantize_nvfp4": {"bf16": {}, "given": {"static": True, "dtype": "float16"}},
+    "quantize_mxfp4": {"floor": {}, "up": {"round_up": True}},
+    "quantize_mxfp8": {"floor": {}, "up": {"round_up": True}},
+    "dequantize_fp8": {"token": {}, "block": {"granularity": "block", "scale_dtype": "float8_e8m0fnu"}},
+    "dequantize_nvfp4": {"bf16": {}, "fp32": {"out_dtype": "float32"}},
+    "dequantize_mxfp4": {"bf16": {}},
+    "dequantize_mxfp8": {"bf16": {}},
 }
 
 

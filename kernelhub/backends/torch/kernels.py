@@ -6,6 +6,7 @@ from kernelhub.backends.torch.attention import kernels as attention
 from kernelhub.backends.torch.grouped import kernels as grouped
 from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
+from kernelhub.backends.torch.quant import kernels as quant
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homepage="https://pytorch.org")
@@ -15,4 +16,5 @@ KERNELS = (
     *merge.KERNELS,
     *mla.KERNELS,
     *grouped.KERNELS,
+    *quant.KERNELS,
 )

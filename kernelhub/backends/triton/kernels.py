@@ -6,6 +6,7 @@ from kernelhub.backends.triton.attention import kernels as attention
 from kernelhub.backends.triton.grouped import kernels as grouped
 from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
+from kernelhub.backends.triton.quant import kernels as quant
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("triton", "our portable kernels in Triton", package="triton", homepage="https://triton-lang.org")
@@ -15,4 +16,5 @@ KERNELS = (
     *merge.KERNELS,
     *mla.KERNELS,
     *grouped.KERNELS,
+    *quant.KERNELS,
 )

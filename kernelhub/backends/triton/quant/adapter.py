@@ -1,0 +1,259 @@
+"""From calls of the quantisers to their Triton launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.quant.dequantize import dequantize_kernel
+from kernelhub.backends.triton.quant.quantize import (
+    amax_kernel,
+    blocks_kernel,
+    given_kernel,
+    groups_kernel,
+    scale_kernel,
+    tokens_kernel,
+)
+from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
+from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, GROUP, MX_GROUP, NVFP4_GROUP, TENSOR, TOKEN
+
+if triton.knobs.runtime.interpret:
+    interpreter.repair()
+
+# Elements of a program with 4 warps: 16 for each thread, so that a thread loads 16 bytes of bfloat16 twice.
+_TILE = 2048
+_MOST_PARTS = 1024  # partial maxima of a tensor, which one program then takes together
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Codes and scales of one byte as uint8, since sm_80 has no pointers to float8."""
+    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+
+
+def _variant(strides: tuple[int, ...], *tensors: Tensor) -> Any:
+    """Equal for launches that a compiled variant fits; None if something is not 16 bytes aligned."""
+    alignment = 0
+    for tensor in tensors:
+        alignment |= tensor.data_ptr()
+    return None if alignment & 15 else (tensors[0].get_device(), strides)
+
+
+def _three(tensor: Tensor) -> tuple[int, ...]:
+    """Strides of [B, M, K]. Those of a single matrix say nothing of the number of its rows."""
+    strides = tensor.stride()
+    return strides if tensor.shape[0] > 1 else (0, *strides[1:])
+
+
+def _groups(group: int) -> dict[str, int]:
+    padded = triton.next_power_of_2(group)
+    return {"GROUP": group, "GROUP_PAD": padded, "GROUPS": max(1, _TILE // padded)}
+
+
+class _Amax:
+    """The scale of a whole tensor, in two launches."""
+
+    def __init__(self, largest: float, nvfp4: bool, ue8m0: bool, e8m0: bool) -> None:
+        self._amax = Launcher(amax_kernel, {"LARGEST": largest, "BLOCK": _TILE}, num_warps=4)
+        static = {"NVFP4": nvfp4, "UE8M0": ue8m0, "E8M0": e8m0, "BLOCK": _MOST_PARTS}
+        self._scale = Launcher(scale_kernel, static, num_warps=4)
+
+    def __call__(self, x: Tensor, scale: Tensor) -> None:
+        """x [M, K]; scale of one element."""
+        rows, columns = x.shape
+        units = rows * triton.cdiv(columns, _TILE)
+        parts = min(units, _MOST_PARTS)
+        maxima = torch.empty(_MOST_PARTS, dtype=torch.float32, device=x.device)
+        self._amax(parts, _variant(x.stride(), x), x, maxima, rows, columns, units, *x.stride(), parts)
+        self._scale(1, scale.get_device(), maxima, scale, parts)
+
+
+class QuantizeFp8(QuantizeAdapter):
+    """`quantize_fp8`: one launch, or three where a tensor's own maximum gives its scale."""
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__(problem)
+        largest = torch.finfo(getattr(torch, problem.dtype)).max
+        e8m0 = problem.scale_dtype == "float8_e8m0fnu"
+        static: dict[str, Any] = {"UE8M0": problem.ue8m0, "E8M0": e8m0, "LARGEST": largest}
+        self._given = problem.static or problem.granularity == TENSOR
+        if self._given:
+            given = {"E8M0": e8m0, "LARGEST": largest, "BLOCK": _TILE}
+            self._launch = Launcher(given_kernel, given, num_warps=4)
+            self._amax = None if problem.static else _Amax(largest, False, problem.ue8m0, e8m0)
+        elif problem.granularity == TOKEN:
+            self._launch = Launcher(tokens_kernel, {**static, "BLOCK": _TILE}, num_warps=4)
+        elif problem.granularity == BLOCK:
+            self._launch = Launcher(blocks_kernel, {**static, "SIZE": BLOCK_SIZE}, num_warps=8)
+        else:
+            static |= {"FORMAT": "fp8", "ROUND_UP": False, **_groups(problem.group_size)}
+            self._launch = Launcher(groups_kernel, static, num_warps=4)
+
+    def workspace_bytes(self, **sizes: int) -> int:
+        """Partial maxima."""
+        return 4 * _MOST_PARTS if self._given and not self.problem.static else 0
+
+    def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        granularity = self.problem.granularity
+        codes, scale = _bytes(codes), _bytes(scale)
+        matrices, rows, columns = x.shape
+        with device_of(x):
+            if granularity == BLOCK:
+                blocks = matrices * triton.cdiv(rows, BLOCK_SIZE) * triton.cdiv(columns, BLOCK_SIZE)
+                strides = (*_three(x), *_three(codes))
+                variant = _variant(strides, x, codes)
+                self._launch(blocks, variant, x, codes, scale, rows, columns, *strides, *scale.stride())
+                return
+            x, codes, scale = x.select(0, 0), codes.select(0, 0), scale.select(0, 0)
+            strides = (*x.stride(), *codes.stride())
+            variant = _variant(strides, x, codes)
+            if self._given:
+                if self._amax is not None:
+                    self._amax(x, scale)
+                chunks = rows * triton.cdiv(columns, _TILE)
+                step = 0 if scale.numel() == 1 else scale.stride(0)
+                self._launch(chunks, variant, x, codes, scale, rows, columns, *strides, step)
+            elif granularity == TOKEN:
+                self._launch(rows, variant, x, codes, scale, rows, columns, *strides, scale.stride(0))
+            else:
+                group, groups = self.problem.group_size, _groups(self.problem.group_size)["GROUPS"]
+                programs = rows * triton.cdiv(columns, group * groups)
+                self._launch(programs, variant, x, codes, scale, None, rows, columns, *strides, *scale.stride())
+
+
+class _QuantizeGroups(QuantizeAdapter):
+    """A format whose groups are fixed."""
+
+    format = ""
+    group = MX_GROUP
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__(problem)
+        self._largest = torch.finfo(getattr(torch, problem.dtype)).max
+        static: dict[str, Any] = {"FORMAT": self.format, "UE8M0": False, "E8M0": False, "LARGEST": self._largest}
+        static |= {"ROUND_UP": getattr(problem, "round_up", False), **_groups(self.group)}
+        self._per_program: int = static["GROUPS"]
+        self._launch = Launcher(groups_kernel, static, num_warps=4)
+
+    def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        x, codes, scale = x.select(0, 0), _bytes(codes).select(0, 0), _bytes(scale).select(0, 0)
+        rows, columns = x.shape
+        programs = rows * triton.cdiv(columns, self.group * self._per_program)
+        strides = (*x.stride(), *codes.stride())
+        variant = _variant(strides, x, codes)
+        with device_of(x):
+            self._launch(programs, variant, x, codes, scale, global_scale, rows, columns, *strides, *scale.stride())
+
+
+class QuantizeMxfp4(_QuantizeGroups):
+    """`quantize_mxfp4` in one launch."""
+
+    format = "mxfp4"
+
+
+class QuantizeMxfp8(_QuantizeGroups):
+    """`quantize_mxfp8` in one launch."""
+
+    format = "mxfp8"
+
+
+class QuantizeNvfp4(_QuantizeGroups):
+    """`quantize_nvfp4`: one launch, or three where the tensor's own maximum gives the global scale."""
+
+    format = "nvfp4"
+    group = NVFP4_GROUP
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__(problem)
+        self._amax = None if problem.static else _Amax(self._largest, True, False, False)
+
+    def workspace_bytes(self, **sizes: int) -> int:
+        """Partial maxima."""
+        return 0 if self._amax is None else 4 * _MOST_PARTS
+
+    def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        assert global_scale is not None
+        if self._amax is not None:
+            with device_of(x):
+                self._amax(x.select(0, 0), global_scale)
+        super().launch(x, codes, scale, global_scale)
+
+
+class _Dequantize(DequantizeAdapter):
+    """A dequantiser: one launch."""
+
+    fp4 = False
+    scale = "e8m0"
+    group = MX_GROUP
+    scale_rows = 1
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__(problem)
+        device = problem.device
+        static = {
+            "FP4": self.fp4,
+            "SCALE": self.scale,
+            "HAS_GLOBAL": self.scale == "e4m3",
+            "SCALE_ROWS": self.scale_rows,
+            "NATIVE": device.vendor == "nvidia" and device.capability >= (8, 9),
+            **_groups(self.group),
+        }
+        self._tile = self.group * static["GROUPS"]
+        self._launch = Launcher(dequantize_kernel, static, num_warps=4)
+
+    def launch(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> None:
+        codes, scale = _bytes(codes), _bytes(scale)
+        matrices, rows, columns = out.shape
+        by_matrix, by_row, by_column = scale.stride()
+        if self.group == _TILE:  # a row's or the tensor's own scale
+            by_matrix, by_row, by_column = 0, 0 if scale.numel() == 1 else by_row, 0
+        strides = (*_three(codes), *_three(out))
+        variant = _variant(strides, codes, out)
+        programs = matrices * rows * triton.cdiv(columns, self._tile)
+        with device_of(out):
+            self._launch(
+                programs,
+                variant,
+                codes,
+                scale,
+                global_scale,
+                out,
+                rows,
+                columns,
+                *strides,
+                by_matrix,
+                by_row,
+                by_column,
+            )
+
+
+class DequantizeMxfp8(_Dequantize):
+    """`dequantize_mxfp8`."""
+
+
+class DequantizeMxfp4(_Dequantize):
+    """`dequantize_mxfp4`."""
+
+    fp4 = True
+
+
+class DequantizeNvfp4(_Dequantize):
+    """`dequantize_nvfp4`."""
+
+    fp4 = True
+    scale = "e4m3"
+    group = NVFP4_GROUP
+
+
+class DequantizeFp8(_Dequantize):
+    """`dequantize_fp8`."""
+
+    def __init__(self, problem: Any) -> None:
+        self.scale = "float32" if problem.scale_dtype == "float32" else "e8m0"
+        self.group = {GROUP: problem.group_size, BLOCK: BLOCK_SIZE}.get(problem.granularity, _TILE)
+        self.scale_rows = BLOCK_SIZE if problem.granularity == BLOCK else 1
+        super().__init__(problem)

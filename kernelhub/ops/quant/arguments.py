@@ -1,0 +1,126 @@
+"""What the quantisers ask of tensors, and the shapes and memory of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, TENSOR, TOKEN
+
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FP4_BYTES = (torch.uint8, torch.float4_e2m1fn_x2)
+E8M0_BYTES = (E8M0, torch.uint8)
+_COLUMN_BYTES = 16  # the stride of column-major scales, as TMA wants it
+
+
+def refuse(op: str, parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(op, parameter, problem, fix)
+
+
+def check_tensor(op: str, parameter: str, tensor: Any, dtypes: Sequence[torch.dtype], like: Tensor | None) -> None:
+    """A tensor of one of these dtypes, where `like` is, that wants no gradient."""
+    if not isinstance(tensor, Tensor):
+        refuse(op, parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+    if tensor.dtype not in dtypes:
+        refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give {' or '.join(map(dtype_name, dtypes))}")
+    if tensor.is_meta:
+        refuse(op, parameter, "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    if like is not None and tensor.device != like.device:
+        refuse(op, parameter, f"is on {tensor.device}", f"move it to {like.device}")
+    if tensor.requires_grad and is_grad_enabled():
+        refuse(op, parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+
+
+def check_x(op: str, x: Any, multiple: int = 1, dims: int = 1) -> None:
+    """What is quantised."""
+    check_tensor(op, "x", x, FLOAT_DTYPES, None)
+    if x.ndim < dims or x.shape[-1] == 0:
+        wanted = "[..., N, K]" if dims == 2 else "[..., K]"
+        refuse(op, "x", f"has shape {list(x.shape)}", f"give {wanted} with at least one column")
+    if x.shape[-1] % multiple:
+        up = -(-x.shape[-1] // multiple) * multiple
+        refuse(op, "x", f"has {x.shape[-1]} columns", f"a group is {multiple}: pad to {up} with zeros")
+
+
+def check_codes(op: str, codes: Any, fp4: bool, multiple: int = 1) -> None:
+    """What is read back."""
+    check_tensor(op, "x", codes, FP4_BYTES if fp4 else (E4M3,), None)
+    if codes.ndim < 1 or codes.shape[-1] == 0:
+        refuse(op, "x", f"has shape {list(codes.shape)}", "give [..., K] with at least one column")
+    if codes.shape[-1] % multiple:
+        up = -(-codes.shape[-1] // multiple) * multiple
+        refuse(op, "x", f"has {codes.shape[-1]} bytes a row", f"a group is {multiple} of them: the nearest is {up}")
+
+
+def check_like(
+    op: str, parameter: str, tensor: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype], x: Any
+) -> None:
+    """A tensor of one shape, which is told with its dtype."""
+    check_tensor(op, parameter, tensor, dtypes, x)
+    if tuple(tensor.shape) != tuple(shape):
+        refuse(op, parameter, f"is {describe(tensor)}", f"give {dtype_name(dtypes[0])} {list(shape)}")
+
+
+def check_one(op: str, parameter: str, tensor: Any, x: Any) -> None:
+    """float32 of one element."""
+    check_tensor(op, parameter, tensor, (torch.float32,), x)
+    if tensor.numel() != 1:
+        refuse(op, parameter, f"is {describe(tensor)}", "give float32 of one element")
+
+
+def fp8_scale_shape(shape: Sequence[int], granularity: str, group_size: int) -> tuple[int, ...]:
+    """Shape of the scales of a tensor."""
+    *lead, width = shape
+    if granularity == TENSOR:
+        return (1,)
+    if granularity == TOKEN:
+        return (*lead, 1)
+    if granularity == BLOCK:
+        return (*lead[:-1], -(-lead[-1] // BLOCK_SIZE), -(-width // BLOCK_SIZE))
+    return (*lead, -(-width // group_size))
+
+
+def new_scale(x: Tensor, shape: Sequence[int], dtype: torch.dtype, column: bool, block: bool) -> Tensor:
+    """Memory for scales; column by column, columns begin 16 bytes aligned, as DeepGEMM and vLLM take them."""
+    if not column or len(shape) < 2:
+        return x.new_empty(tuple(shape), dtype=dtype)
+    *lead, columns = shape
+    matrices, rows = (lead[:-1], lead[-1]) if block else ([], _product(lead))
+    step = _COLUMN_BYTES // dtype.itemsize
+    memory = x.new_empty((*matrices, columns, -(-rows // step) * step), dtype=dtype)
+    scale = memory[..., :rows].transpose(-1, -2)
+    return scale if block else scale.unflatten(0, lead)
+
+
+def _product(sizes: Sequence[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def as_rows(op: str, parameter: str, tensor: Tensor, matrices: bool) -> Tensor:
+    """[..., M, K] as [1, rows, K], or as [B, M, K] where matrices are kept apart; memory that is written to."""
+    shape = (-1, *tensor.shape[-2:]) if matrices else (1, -1, tensor.shape[-1])
+    if matrices and tensor.ndim == 2:
+        return tensor.unsqueeze(0)
+    if not matrices and tensor.ndim == 1:
+        return tensor.view(1, 1, -1)
+    try:
+        return tensor.view(shape)
+    except RuntimeError:
+        refuse(op, parameter, f"has strides {list(tensor.stride())}", "give memory whose rows are evenly spaced")
+
+
+def any_rows(tensor: Tensor, matrices: bool) -> Tensor:
+    """As `as_rows`, of what is only read: copied if its rows are not evenly spaced."""
+    if matrices:
+        return tensor.reshape(-1, *tensor.shape[-2:])
+    return tensor.reshape(1, -1, tensor.shape[-1])

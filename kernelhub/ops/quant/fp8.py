@@ -1,0 +1,254 @@
+"""`quantize_fp8` and `dequantize_fp8`: float8_e4m3fn with scales per tensor, token, group or block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.formats import E8M0
+from kernelhub.ops.quant import library
+from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
+from kernelhub.ops.quant.call import (
+    bind_dequantize,
+    bind_fp8,
+    check_dequantize_fp8,
+    check_fp8,
+    dequantize_fp8_problem,
+    fp8_complete,
+    fp8_contradiction,
+    fp8_problem,
+    granularity_of,
+)
+from kernelhub.ops.quant.problem import GROUP, DequantizeFp8Problem, QuantizeFp8Problem
+from kernelhub.ops.quant.reference import dequantize_fp8_reference, quantize_fp8_reference
+
+_quantize: Op[QuantizeFp8Problem] = Op(
+    Contract(
+        name="quantize_fp8",
+        summary="floats into float8 with scales per tensor, token, group or block",
+        problem=QuantizeFp8Problem,
+        problem_of=fp8_problem,
+        adapter=QuantizeAdapter,
+        bind=bind_fp8,
+        reference=quantize_fp8_reference,
+        example="kernelhub.ops.quant.inputs:quantize_inputs",
+        complete=fp8_complete,
+        contradiction=fp8_contradiction,
+    )
+)
+_dequantize: Op[DequantizeFp8Problem] = Op(
+    Contract(
+        name="dequantize_fp8",
+        summary="float8 with scales per tensor, token, group or block back into floats",
+        problem=DequantizeFp8Problem,
+        problem_of=dequantize_fp8_problem,
+        adapter=DequantizeAdapter,
+        bind=bind_dequantize("dequantize_fp8"),
+        reference=dequantize_fp8_reference,
+        example="kernelhub.ops.quant.inputs:quantize_inputs",
+    )
+)
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class QuantizeFp8Plan(Plan):
+    """A kernel chosen for tensors like this: ``run(x, scale=None, out=None, out_scale=None)`` is a whole call."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, problem, kernel = bound.run, bound.selection.problem, bound.selection.selected
+
+        def run(
+            x: Tensor, scale: Tensor | None = None, out: Tensor | None = None, out_scale: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]:
+            result: tuple[Tensor, Tensor] = direct(x, scale, out, out_scale)
+            return result
+
+        def traced(
+            x: Tensor, scale: Tensor | None = None, out: Tensor | None = None, out_scale: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]:
+            return quantize_fp8(
+                x,
+                problem.granularity,
+                problem.group_size,
+                scale,
+                problem.ue8m0,
+                getattr(torch, problem.scale_dtype),
+                "column" if problem.column else "row",
+                out,
+                out_scale,
+                kernel,
+            )
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+class DequantizeFp8Plan(Plan):
+    """A kernel chosen for codes like these: ``run(x, scale, out=None)`` is a whole call."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, problem, kernel = bound.run, bound.selection.problem, bound.selection.selected
+
+        def run(x: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
+            result: Tensor = direct(x, scale, None, out)
+            return result
+
+        def traced(x: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
+            return dequantize_fp8(x, scale, problem.group_size, getattr(torch, problem.out_dtype), out, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare_quantize(*args: Any, backend: Backend = None, **kwargs: Any) -> QuantizeFp8Plan:
+    """Choose once for a tensor like this: arguments as of `quantize_fp8`."""
+    asked = _quantize.ask(backend, args, kwargs)
+    return QuantizeFp8Plan(_quantize.bound_for(asked.key, asked.device, backend))
+
+
+def _prepare_dequantize(*args: Any, backend: Backend = None, **kwargs: Any) -> DequantizeFp8Plan:
+    """Choose once for codes like these: arguments as of `dequantize_fp8`."""
+    asked = _dequantize.ask(backend, args, kwargs)
+    return DequantizeFp8Plan(_dequantize.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_quantize, _prepare_quantize, traced=library.quantize_fp8)
+def quantize_fp8(
+    x: Tensor,
+    granularity: str = "token",
+    group_size: int = 128,
+    scale: Tensor | None = None,
+    ue8m0: bool = False,
+    scale_dtype: torch.dtype = torch.float32,
+    scale_layout: str = "row",
+    out: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    backend: Backend = None,
+) -> tuple[Tensor, Tensor]:
+    """Quantise floats to float8_e4m3fn, so that ``x`` is about ``codes * scale``.
+
+    Args:
+        x: ``[..., K]``, bfloat16, float16 or float32, of any strides; ``[..., N, K]`` for blocks.
+        granularity: what shares a scale: ``"tensor"``; ``"token"``, a row (also a weight's output channel);
+            ``"group"``, `group_size` elements of a row, the last group shorter if it must be; ``"block"``, 128 x 128.
+        group_size: elements of a group, 128 for activations of DeepSeek's kind.
+        scale: a given scale, float32 of one element for ``"tensor"``, ``[...]`` or ``[..., 1]`` for ``"token"``.
+        ue8m0: make scales powers of two, rounded up.
+        scale_dtype: float32, or float8_e8m0fnu, which holds powers of two only.
+        scale_layout: ``"row"``; or ``"column"``, scales column by column, with columns that begin 16 bytes
+            aligned, which DeepGEMM's and vLLM's kernels read without a copy.
+        out: destination of the codes, float8_e4m3fn of x's shape.
+        out_scale: destination of the scales.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        The codes in x's shape, and the scales: ``[1]``, ``[..., 1]``, ``[..., ceil(K / group_size)]`` or
+        ``[..., ceil(N / 128), ceil(K / 128)]``; the given scale, if one was. Codes saturate at 448. Zeros, denormals,
+        infinity and NaN have defined results (see `kernelhub.ops.quant`).
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        DeepSeek-V3 (2024), section 3.3; FP8 Formats for Deep Learning (Micikevicius et al. 2022).
+
+    Example:
+        >>> import torch, kernelhub
+        >>> codes, scale = kernelhub.quantize_fp8(torch.randn(4, 512), "group")
+        >>> codes.dtype, scale.shape
+        (torch.float8_e4m3fn, torch.Size([4, 4]))
+    """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+        return library.quantize_fp8(
+            x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout, out, out_scale, backend
+        )
+    try:
+        key = (
+            x.dtype,
+            granularity,
+            group_size if granularity == GROUP else 128,
+            scale_dtype,
+            bool(ue8m0) or scale_dtype is E8M0,
+            scale is not None,
+            scale_layout == "column",
+        )
+        hash(key)
+        if scale_layout not in ("row", "column"):
+            raise ValueError(scale_layout)
+    except (AttributeError, TypeError, ValueError):
+        check_fp8(x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run = _quantize.table.get(key)
+    else:
+        run = _quantize.override(key, backend)
+    if run is None:
+        check_fp8(x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout)
+        run = _quantize.decide(key, x.get_device(), backend)
+    result: tuple[Tensor, Tensor] = run(x, scale, out, out_scale)
+    return result
+
+
+@publish(_dequantize, _prepare_dequantize, traced=library.dequantize_fp8)
+def dequantize_fp8(
+    x: Tensor,
+    scale: Tensor,
+    group_size: int = 128,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Turn float8_e4m3fn codes and their scales back into floats.
+
+    Args:
+        x: codes, float8_e4m3fn ``[..., K]``, of any strides.
+        scale: float32 or float8_e8m0fnu; what shares a scale is told from the shape: one element, ``[...]`` or
+            ``[..., 1]``, ``[..., ceil(K / group_size)]``, or ``[..., ceil(N / 128), ceil(K / 128)]`` of blocks.
+        group_size: elements of a row that share a scale, where groups do.
+        out_dtype: bfloat16, float16 or float32.
+        out: destination of x's shape.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        ``code * scale`` in x's shape, rounded to float32, then to `out_dtype`.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        The checkpoints of DeepSeek-V3, whose ``weight_scale_inv`` is such a scale of blocks.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> weight = torch.randn(256, 384)
+        >>> back = kernelhub.dequantize_fp8(*kernelhub.quantize_fp8(weight, "block"), out_dtype=torch.float32)
+        >>> bool((back - weight).abs().max() < weight.abs().max() / 16)
+        True
+    """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+        return library.dequantize_fp8(x, scale, group_size, out_dtype, out, backend)
+    try:
+        form = granularity_of(x, scale, group_size)
+        key = (out_dtype, form, group_size if form == GROUP else 128, scale.dtype)
+        hash(key)
+        if not form:
+            raise ValueError(form)
+    except (AttributeError, TypeError, ValueError, IndexError, ZeroDivisionError):
+        check_dequantize_fp8(x, scale, group_size, out_dtype)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run = _dequantize.table.get(key)
+    else:
+        run = _dequantize.override(key, backend)
+    if run is None:
+        check_dequantize_fp8(x, scale, group_size, out_dtype)
+        run = _dequantize.decide(key, x.get_device(), backend)
+    result: Tensor = run(x, scale, None, out)
+    return result

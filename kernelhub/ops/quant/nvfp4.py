@@ -1,0 +1,223 @@
+"""`quantize_nvfp4` and `dequantize_nvfp4`: float4 with a float8 scale for 16 elements and one for the tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.quant import library
+from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
+from kernelhub.ops.quant.call import (
+    bind_dequantize,
+    bind_nvfp4,
+    check_dequantize,
+    check_nvfp4,
+    dequantize_problem,
+    nvfp4_problem,
+)
+from kernelhub.ops.quant.problem import DequantizeProblem, QuantizeNvfp4Problem
+from kernelhub.ops.quant.reference import dequantize_nvfp4_reference, quantize_nvfp4_reference
+
+_quantize: Op[QuantizeNvfp4Problem] = Op(
+    Contract(
+        name="quantize_nvfp4",
+        summary="floats into float4 with a float8 scale for 16 elements and one for the tensor",
+        problem=QuantizeNvfp4Problem,
+        problem_of=nvfp4_problem,
+        adapter=QuantizeAdapter,
+        bind=bind_nvfp4,
+        reference=quantize_nvfp4_reference,
+        example="kernelhub.ops.quant.inputs:quantize_inputs",
+    )
+)
+_dequantize: Op[DequantizeProblem] = Op(
+    Contract(
+        name="dequantize_nvfp4",
+        summary="float4 with a float8 scale for 16 elements and one for the tensor back into floats",
+        problem=DequantizeProblem,
+        problem_of=dequantize_problem,
+        adapter=DequantizeAdapter,
+        bind=bind_dequantize("dequantize_nvfp4"),
+        reference=dequantize_nvfp4_reference,
+        example="kernelhub.ops.quant.inputs:quantize_inputs",
+    )
+)
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+_Three = tuple[Tensor, Tensor, Tensor]
+
+
+class QuantizeNvfp4Plan(Plan):
+    """A kernel chosen for tensors like this.
+
+    ``run(x, global_scale=None, out=None, out_scale=None, out_global_scale=None)`` is a whole call.
+    """
+
+    def __init__(self, bound: Bound) -> None:
+        direct, kernel = bound.run, bound.selection.selected
+
+        def run(
+            x: Tensor,
+            global_scale: Tensor | None = None,
+            out: Tensor | None = None,
+            out_scale: Tensor | None = None,
+            out_global_scale: Tensor | None = None,
+        ) -> _Three:
+            result: _Three = direct(x, global_scale, out, out_scale, out_global_scale)
+            return result
+
+        def traced(
+            x: Tensor,
+            global_scale: Tensor | None = None,
+            out: Tensor | None = None,
+            out_scale: Tensor | None = None,
+            out_global_scale: Tensor | None = None,
+        ) -> _Three:
+            return quantize_nvfp4(x, global_scale, out, out_scale, out_global_scale, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+class DequantizeNvfp4Plan(Plan):
+    """A kernel chosen for codes like these: ``run(x, scale, global_scale, out=None)`` is a whole call."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, kernel = bound.run, bound.selection.selected
+        out_dtype = getattr(torch, bound.selection.problem.out_dtype)
+
+        def run(x: Tensor, scale: Tensor, global_scale: Tensor, out: Tensor | None = None) -> Tensor:
+            result: Tensor = direct(x, scale, global_scale, out)
+            return result
+
+        def traced(x: Tensor, scale: Tensor, global_scale: Tensor, out: Tensor | None = None) -> Tensor:
+            return dequantize_nvfp4(x, scale, global_scale, out_dtype, out, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare_quantize(*args: Any, backend: Backend = None, **kwargs: Any) -> QuantizeNvfp4Plan:
+    """Choose once for a tensor like this: arguments as of `quantize_nvfp4`."""
+    asked = _quantize.ask(backend, args, kwargs)
+    return QuantizeNvfp4Plan(_quantize.bound_for(asked.key, asked.device, backend))
+
+
+def _prepare_dequantize(*args: Any, backend: Backend = None, **kwargs: Any) -> DequantizeNvfp4Plan:
+    """Choose once for codes like these: arguments as of `dequantize_nvfp4`."""
+    asked = _dequantize.ask(backend, args, kwargs)
+    return DequantizeNvfp4Plan(_dequantize.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_quantize, _prepare_quantize, traced=library.quantize_nvfp4)
+def quantize_nvfp4(
+    x: Tensor,
+    global_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_global_scale: Tensor | None = None,
+    backend: Backend = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantise floats to NVFP4, so that ``x`` is about ``codes * scale * global_scale``.
+
+    Args:
+        x: ``[..., K]``, bfloat16, float16 or float32, of any strides; K is a multiple of 16.
+        global_scale: float32 of one element, positive, that multiplies on the way back: the inverse of what
+            FlashInfer's and vLLM's quantisers take. None takes the tensor's largest magnitude / 2688.
+        out: destination of the codes, uint8 ``[..., K / 2]``.
+        out_scale: destination of the scales, float8_e4m3fn ``[..., K / 16]``.
+        out_global_scale: destination of the global scale, where none is given.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        Codes, uint8 ``[..., K / 2]``, the first of two in the low four bits; scales, float8_e4m3fn ``[..., K / 16]``,
+        row by row, not swizzled; the global scale, ``[1]`` or the one that was given. Zeros, denormals, infinity and
+        NaN have defined results (see `kernelhub.ops.quant`).
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        Pretraining Large Language Models with NVFP4 (NVIDIA 2025), appendix on quantisation; ModelOpt's checkpoints.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> codes, scale, global_scale = kernelhub.quantize_nvfp4(torch.randn(4, 64))
+        >>> codes.shape, scale.shape
+        (torch.Size([4, 32]), torch.Size([4, 4]))
+    """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+        return library.quantize_nvfp4(x, global_scale, out, out_scale, out_global_scale, backend)
+    try:
+        key = (x.dtype, global_scale is not None)
+    except AttributeError:
+        check_nvfp4(x, global_scale)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run = _quantize.table.get(key)
+    else:
+        run = _quantize.override(key, backend)
+    if run is None:
+        check_nvfp4(x, global_scale)
+        run = _quantize.decide(key, x.get_device(), backend)
+    result: _Three = run(x, global_scale, out, out_scale, out_global_scale)
+    return result
+
+
+@publish(_dequantize, _prepare_dequantize, traced=library.dequantize_nvfp4)
+def dequantize_nvfp4(
+    x: Tensor,
+    scale: Tensor,
+    global_scale: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Turn NVFP4 codes and their scales back into floats.
+
+    Args:
+        x: codes, uint8 or float4_e2m1fn_x2 ``[..., K / 2]``, the first of two in the low four bits.
+        scale: float8_e4m3fn ``[..., K / 16]``, row by row, not swizzled.
+        global_scale: float32 of one element, which multiplies.
+        out_dtype: bfloat16, float16 or float32.
+        out: destination ``[..., K]``.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        ``code * scale * global_scale`` ``[..., K]``, rounded to float32, then to `out_dtype`.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        ModelOpt's NVFP4 checkpoints, whose ``weight_scale_2`` is the global scale.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> x = torch.tensor([[0.5, -6.0, 3.0, 0.0] * 4])
+        >>> kernelhub.dequantize_nvfp4(*kernelhub.quantize_nvfp4(x, torch.ones(1))).float().equal(x)
+        True
+    """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+        return library.dequantize_nvfp4(x, scale, global_scale, out_dtype, out, backend)
+    try:
+        key = (out_dtype, x.ndim > 0)
+        hash(key)
+    except (AttributeError, TypeError):
+        check_dequantize("dequantize_nvfp4", x, scale, global_scale, out_dtype)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run = _dequantize.table.get(key)
+    else:
+        run = _dequantize.override(key, backend)
+    if run is None:
+        check_dequantize("dequantize_nvfp4", x, scale, global_scale, out_dtype)
+        run = _dequantize.decide(key, x.get_device(), backend)
+    result: Tensor = run(x, scale, global_scale, out)
+    return result

@@ -1,0 +1,66 @@
+"""What selection may look at for quantisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelhub.dispatch.problem import facet, feature
+from kernelhub.probes.device import DeviceFacts
+
+FLOATS = ("float32", "float16", "bfloat16")
+TENSOR, TOKEN, GROUP, BLOCK = "tensor", "token", "group", "block"
+GRANULARITIES = (TENSOR, TOKEN, GROUP, BLOCK)
+BLOCK_SIZE = 128
+MX_GROUP, NVFP4_GROUP = 32, 16
+FP8_SCALES = ("float32", "float8_e8m0fnu")
+
+
+@dataclass(frozen=True)
+class QuantizeProblem:
+    """What all quantisers have in common."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    dtype: str = facet("dtype of what is quantised", values=FLOATS, default="bfloat16")
+
+
+@dataclass(frozen=True)
+class QuantizeFp8Problem(QuantizeProblem):
+    """One configuration of `quantize_fp8`."""
+
+    granularity: str = facet("what shares a scale: tensor, token, group, block", values=GRANULARITIES, default=TOKEN)
+    group_size: int = facet("elements of a row that share a scale, for group", default=128)
+    scale_dtype: str = facet("dtype of the scales", values=FP8_SCALES, default="float32")
+    ue8m0: bool = feature("scales are powers of two, rounded up", False)
+    static: bool = feature("the scale is given", False)
+    column: bool = feature("scales lie column by column", False)
+
+
+@dataclass(frozen=True)
+class QuantizeNvfp4Problem(QuantizeProblem):
+    """One configuration of `quantize_nvfp4`."""
+
+    static: bool = feature("the global scale is given", False)
+
+
+@dataclass(frozen=True)
+class QuantizeMxProblem(QuantizeProblem):
+    """One configuration of `quantize_mxfp4` or `quantize_mxfp8`."""
+
+    round_up: bool = feature("scales are rounded up, so that nothing saturates", False)
+
+
+@dataclass(frozen=True)
+class DequantizeProblem:
+    """One configuration of `dequantize_nvfp4`, `dequantize_mxfp4` or `dequantize_mxfp8`."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
+
+
+@dataclass(frozen=True)
+class DequantizeFp8Problem(DequantizeProblem):
+    """One configuration of `dequantize_fp8`."""
+
+    granularity: str = facet("what shares a scale: tensor, token, group, block", values=GRANULARITIES, default=TOKEN)
+    group_size: int = facet("elements of a row that share a scale, for group", default=128)
+    scale_dtype: str = facet("dtype of the scales", values=FP8_SCALES, default="float32")
