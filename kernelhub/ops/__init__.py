@@ -22,18 +22,18 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     from kernelhub.ops.quant.mxfp8 import dequantize_mxfp8, quantize_mxfp8
     from kernelhub.ops.quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 
-    return (attention, paged_attention, merge_attention_states, concat_mla_k, grouped_gemm)
     return (
         attention,
         paged_attention,
         merge_attention_states,
         concat_mla_k,
         quantize_fp8,
-        quantize_nvfp4,
-        quantize_mxfp4,
-        quantize_mxfp8,
         dequantize_fp8,
-        dequantize_nvfp4,
+        quantize_mxfp4,
         dequantize_mxfp4,
+        quantize_mxfp8,
         dequantize_mxfp8,
+        quantize_nvfp4,
+        dequantize_nvfp4,
+        grouped_gemm,
     )

@@ -65,6 +65,8 @@ class TestConcat(ConcatContract):
 
 class TestPerGroup(GroupedGemmContract):
     kernel = "torch.per_group"
+
+
 class TestQuantize(QuantizeContract):
     kernel = "torch.quantize"
     back = "torch.dequantize"

@@ -64,6 +64,8 @@ class TestConcat(ConcatContract):
 
 class TestGrouped(GroupedGemmContract):
     kernel = "triton.grouped"
+
+
 class TestQuantize(QuantizeContract):
     kernel = "triton.quantize"
     back = "triton.dequantize"

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -30,12 +32,13 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from kernelhub.probes.device import DeviceFacts, simulated
-from tests.backends.ahead import attention, grouped, merge, mla
+from tests.backends import ahead
 
-CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *grouped.CASES)
-from tests.backends.ahead import attention, merge, mla, quant
-
-CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *quant.CASES)
+CASES = tuple(
+    case
+    for family in pkgutil.iter_modules(ahead.__path__)
+    for case in getattr(importlib.import_module(f"{ahead.__name__}.{family.name}"), "CASES", ())
+)
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
 
 _INSTRUCTIONS = {

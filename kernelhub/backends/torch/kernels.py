@@ -13,8 +13,8 @@ BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homep
 
 KERNELS = (
     *attention.KERNELS,
+    *grouped.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
-    *grouped.KERNELS,
     *quant.KERNELS,
 )

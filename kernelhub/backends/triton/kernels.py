@@ -13,8 +13,8 @@ BACKEND = Backend("triton", "our portable kernels in Triton", package="triton", 
 
 KERNELS = (
     *attention.KERNELS,
+    *grouped.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
-    *grouped.KERNELS,
     *quant.KERNELS,
 )
