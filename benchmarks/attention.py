@@ -35,7 +35,7 @@ from kernelhub.cli.measure import time_calls
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.merge.inputs import merge_inputs
-from kernelhub.ops.mla.inputs import concat_inputs
+from kernelhub.ops.mla.concat.inputs import concat_inputs
 from kernelhub.probes.device import facts
 
 

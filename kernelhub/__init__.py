@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
-    from kernelhub.ops.mla.concat_mla_k import concat_mla_k as concat_mla_k
+    from kernelhub.ops.mla.attention.mla_attention import mla_attention as mla_attention
+    from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
 
 __version__ = "0.1.0"
@@ -36,7 +37,8 @@ _HOMES = {
     "attention": "kernelhub.ops.attention.attention",
     "paged_attention": "kernelhub.ops.attention.paged_attention",
     "merge_attention_states": "kernelhub.ops.merge.merge_attention_states",
-    "concat_mla_k": "kernelhub.ops.mla.concat_mla_k",
+    "concat_mla_k": "kernelhub.ops.mla.concat.concat_mla_k",
+    "mla_attention": "kernelhub.ops.mla.attention.mla_attention",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

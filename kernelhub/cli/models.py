@@ -16,7 +16,9 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
 from kernelhub.ops.merge.problem import MergeProblem
-from kernelhub.ops.mla.problem import ConcatProblem
+from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel
+from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.ops.mla.concat.problem import ConcatProblem
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,16 @@ def _concat_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str,
     return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
 
 
+def _mla_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_heads": model.num_heads,
+        "head_dim": model.kv_lora_rank + model.qk_rope_head_dim,
+        "value_dim": model.kv_lora_rank,
+        "causal": known["ragged"] or known["q_len"] != ONE,
+        "sparse": model.index_topk is not None,
+    }
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -81,4 +93,5 @@ _FAMILIES = (
         {name: model for name, model in MODELS.items() if model.head_dim_qk != model.head_dim_vo},
         _concat_facets,
     ),
+    Family(MlaProblem, MLA_MODELS, _mla_facets),
 )

@@ -9,6 +9,7 @@ from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract
+from tests.contract.mla_attention import MlaContract
 
 pytestmark = pytest.mark.device
 
@@ -59,3 +60,8 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "torch.concat"
+
+
+class TestGatheredMla(MlaContract):
+    kernel = "torch.gathered"
+    fewest_cases = 70

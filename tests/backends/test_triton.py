@@ -7,6 +7,7 @@ import pytest
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract
+from tests.contract.mla_attention import MlaContract
 
 pytestmark = pytest.mark.device
 
@@ -58,3 +59,15 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "triton.concat"
+
+
+class TestMlaSplitKV(MlaContract):
+    kernel = "triton.split_kv"
+    fewest_cases = 70
+    claims_determinism = True
+
+
+class TestMlaSplitKVFixed(MlaContract):
+    kernel = "triton.split_kv_fixed"
+    fewest_cases = 70
+    claims_determinism = True
