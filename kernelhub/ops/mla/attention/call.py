@@ -72,7 +72,7 @@ def check(
     if q.dtype not in _FLOATS:
         refuse("q", f"has dtype {dtype_name(q.dtype)}", f"give {', '.join(FLOATS)}")
     if q.is_meta:
-        refuse("q", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+        refuse_meta()
     heads, width = q.shape[-2:]
     if 0 in (heads, width):
         refuse("q", f"has shape {list(q.shape)}", "give at least one head and one element of each")
@@ -106,6 +106,11 @@ def check(
         any_tensor(NAME, out=out)
         check_out(NAME, out, q, (*q.shape[:-1], value_dim))
     refuse_grad(NAME, ("q", "kv_cache"), (q, kv_cache))
+
+
+def refuse_meta() -> NoReturn:
+    """q has no memory."""
+    refuse("q", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
 
 
 def check_scale(scale: Any) -> None:
@@ -202,7 +207,6 @@ def bind(
     """The function that a direct call runs: the step's metadata, the destination, the launch."""
     launch = adapter.launch
     ragged, value_dim, returns_lse = problem.ragged, problem.value_dim, problem.lse
-    dtype, kv_dtype = getattr(torch, problem.q_dtype), getattr(torch, problem.kv_dtype)
     # The layers of a step share its tensors, so they are checked once. In CPU memory the values behind the
     # same tensors may have changed, and are read anew.
     reusable = problem.device.type != "cpu" and not adapter.plans_steps
@@ -223,6 +227,8 @@ def bind(
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             return run_there(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
+        if device < 0 and q.is_meta:
+            refuse_meta()
         if is_grad_enabled() and (q.requires_grad or kv_cache.requires_grad):
             refuse_grad(NAME, ("q", "kv_cache"), (q, kv_cache))
         shape = q.shape
@@ -247,19 +253,22 @@ def bind(
             )
             if reusable and not LENT.now:
                 last = step
-        if kv_cache.get_device() != device or kv_cache.dtype is not kv_dtype or (device < 0 and kv_cache.is_meta):
+        where = q.device
+        if kv_cache.device != where:
             same_device(NAME, "kv_cache", kv_cache, q)
         if topk_indices is not None:
             check_topk(topk_indices, shape)
         for name, tensor in (("topk_indices", topk_indices), ("sinks", values[1]), ("kv_scale", values[2])):
-            if isinstance(tensor, Tensor) and tensor.get_device() != device:
+            if isinstance(tensor, Tensor) and tensor.device != where:
                 same_device(NAME, name, tensor, q)
         if not ragged and shape[0] != step.num_seqs:
             refuse_batch(shape, step.num_seqs, NAME)
         if out is None:
             out = q.new_empty((*shape[:-1], value_dim))
-        elif out.shape != (*shape[:-1], value_dim) or out.dtype is not dtype or out.data_ptr() == q.data_ptr():
+        else:
+            any_tensor(NAME, out=out)
             check_out(NAME, out, q, (*shape[:-1], value_dim))
+            same_device(NAME, "out", out, q)
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:
             tick()

@@ -334,8 +334,9 @@ def mla_attention(
         key = (q.dtype, kv_cache.dtype, heads, width, page_size, rows, value_dim, q_len, features)
         if sinks is not None:
             check_sinks(sinks, heads)
-        if type(scale) is not float:
-            check_scale(scale)
+        check_scale(scale)
+        if type(value_dim) is not int:  # 512.0 would be taken for the key's 512
+            check(*given)
     except (AttributeError, TypeError, ValueError, IndexError):
         check(*given)
         raise
