@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.merge.inputs import merge_inputs
-from kernelhub.ops.mla.inputs import concat_inputs
+from kernelhub.ops.mla.concat.inputs import concat_inputs
 
 
 def prefill(model: AttentionModel, tokens: int, batch: int, device: torch.device, dtype: torch.dtype) -> Case:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
     from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm as grouped_gemm
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
-    from kernelhub.ops.mla.concat_mla_k import concat_mla_k as concat_mla_k
+    from kernelhub.ops.mla.attention.mla_attention import mla_attention as mla_attention
+    from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
     from kernelhub.ops.quant.fp8 import dequantize_fp8 as dequantize_fp8
     from kernelhub.ops.quant.fp8 import quantize_fp8 as quantize_fp8
     from kernelhub.ops.quant.mxfp4 import dequantize_mxfp4 as dequantize_mxfp4
@@ -45,7 +46,6 @@ _HOMES = {
     "attention": "kernelhub.ops.attention.attention",
     "paged_attention": "kernelhub.ops.attention.paged_attention",
     "merge_attention_states": "kernelhub.ops.merge.merge_attention_states",
-    "concat_mla_k": "kernelhub.ops.mla.concat_mla_k",
     "grouped_gemm": "kernelhub.ops.gemm.grouped.grouped_gemm",
     "quantize_fp8": "kernelhub.ops.quant.fp8",
     "dequantize_fp8": "kernelhub.ops.quant.fp8",
@@ -55,6 +55,8 @@ _HOMES = {
     "dequantize_mxfp4": "kernelhub.ops.quant.mxfp4",
     "quantize_mxfp8": "kernelhub.ops.quant.mxfp8",
     "dequantize_mxfp8": "kernelhub.ops.quant.mxfp8",
+    "concat_mla_k": "kernelhub.ops.mla.concat.concat_mla_k",
+    "mla_attention": "kernelhub.ops.mla.attention.mla_attention",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

@@ -20,7 +20,9 @@ from kernelhub.ops.gemm.grouped.inputs import ExpertModel, facets_of
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.problem import complete as complete_grouped
 from kernelhub.ops.merge.problem import MergeProblem
-from kernelhub.ops.mla.problem import ConcatProblem
+from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel
+from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.ops.mla.concat.problem import ConcatProblem
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,16 @@ def _expert_facets(model: ExpertModel, known: Mapping[str, Any]) -> dict[str, An
     return complete_grouped(facets_of(model, model.w13))
 
 
+def _mla_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_heads": model.num_heads,
+        "head_dim": model.kv_lora_rank + model.qk_rope_head_dim,
+        "value_dim": model.kv_lora_rank,
+        "causal": known["ragged"] or known["q_len"] != ONE,
+        "sparse": model.index_topk is not None,
+    }
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -91,4 +103,5 @@ _FAMILIES = (
         _concat_facets,
     ),
     Family(GroupedGemmProblem, EXPERT_MODELS, _expert_facets),
+    Family(MlaProblem, MLA_MODELS, _mla_facets),
 )

@@ -16,7 +16,8 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     from kernelhub.ops.attention.paged_attention import paged_attention
     from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
-    from kernelhub.ops.mla.concat_mla_k import concat_mla_k
+    from kernelhub.ops.mla.attention.mla_attention import mla_attention
+    from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k
     from kernelhub.ops.quant.fp8 import dequantize_fp8, quantize_fp8
     from kernelhub.ops.quant.mxfp4 import dequantize_mxfp4, quantize_mxfp4
     from kernelhub.ops.quant.mxfp8 import dequantize_mxfp8, quantize_mxfp8
@@ -26,6 +27,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         attention,
         paged_attention,
         merge_attention_states,
+        mla_attention,
         concat_mla_k,
         quantize_fp8,
         dequantize_fp8,

@@ -10,6 +10,7 @@ from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.merge import MergeContract
+from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
 
 pytestmark = pytest.mark.device
@@ -70,3 +71,8 @@ class TestPerGroup(GroupedGemmContract):
 class TestQuantize(QuantizeContract):
     kernel = "torch.quantize"
     back = "torch.dequantize"
+
+
+class TestGatheredMla(MlaContract):
+    kernel = "torch.gathered"
+    fewest_cases = 70

@@ -8,6 +8,7 @@ from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.merge import MergeContract
+from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
 
 pytestmark = pytest.mark.device
@@ -69,3 +70,15 @@ class TestGrouped(GroupedGemmContract):
 class TestQuantize(QuantizeContract):
     kernel = "triton.quantize"
     back = "triton.dequantize"
+
+
+class TestMlaSplitKV(MlaContract):
+    kernel = "triton.split_kv"
+    fewest_cases = 70
+    claims_determinism = True
+
+
+class TestMlaSplitKVFixed(MlaContract):
+    kernel = "triton.split_kv_fixed"
+    fewest_cases = 70
+    claims_determinism = True

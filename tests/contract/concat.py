@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.mla.inputs import concat_inputs
+from kernelhub.ops.mla.concat.inputs import concat_inputs
 from tests.conftest import DEVICE
 
 

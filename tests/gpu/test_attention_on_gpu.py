@@ -17,7 +17,7 @@ from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.merge.inputs import merge_inputs
-from kernelhub.ops.mla.inputs import concat_inputs
+from kernelhub.ops.mla.concat.inputs import concat_inputs
 from tests.contract.attention import largest_value, split
 
 pytestmark = pytest.mark.gpu

@@ -15,7 +15,7 @@ import kernelhub
 from kernelhub.ops import functions
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.merge.inputs import merge_inputs
-from kernelhub.ops.mla.inputs import concat_inputs
+from kernelhub.ops.mla.concat.inputs import concat_inputs
 from tests.conftest import DEVICE
 from tests.dispatch.backends import record, register
 

@@ -117,7 +117,7 @@ def check(
 
 
 def begin(
-    problem: PagedAttentionProblem,
+    problem: Any,
     adapter: Any,
     device: torch.device,
     num_pages: int,
@@ -128,25 +128,28 @@ def begin(
     max_seqlen_q: int | None,
     lengths: Sequence[int] | None = None,
     q_offsets: Sequence[int] | None = None,
+    op: str = NAME,
+    cache: str = "k_cache",
 ) -> PagedStep:
     """Check one step's metadata and let the kernel plan for it.
 
-    Sizes are always checked; values where they are on the host, given or in CPU tensors.
+    Sizes are always checked; values where they are on the host, given or in CPU tensors. Of the problem its
+    `page_size` and `ragged` are read. `op` and `cache`, the parameter that holds the pages, are for messages.
     """
-    check_index(NAME, "block_table", block_table, 2, "[num_seqs, max_pages]")
-    check_index(NAME, "seq_lens", seq_lens, 1, "[num_seqs]")
+    check_index(op, "block_table", block_table, 2, "[num_seqs, max_pages]")
+    check_index(op, "seq_lens", seq_lens, 1, "[num_seqs]")
     num_seqs, max_pages = block_table.shape
     if seq_lens.shape[0] != num_seqs:
-        refuse(NAME, "seq_lens", f"has {seq_lens.shape[0]} lengths", f"block_table has {num_seqs} sequences")
+        refuse(op, "seq_lens", f"has {seq_lens.shape[0]} lengths", f"block_table has {num_seqs} sequences")
     if (cu_seqlens_q is not None) != problem.ragged:
         form = "is missing" if problem.ragged else "is given"
-        refuse(NAME, "cu_seqlens_q", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
+        refuse(op, "cu_seqlens_q", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
     if cu_seqlens_q is not None:
-        check_index(NAME, "cu_seqlens_q", cu_seqlens_q, 1, "[num_seqs + 1]")
+        check_index(op, "cu_seqlens_q", cu_seqlens_q, 1, "[num_seqs + 1]")
         if cu_seqlens_q.shape[0] != num_seqs + 1:
             offsets = cu_seqlens_q.shape[0]
             refuse(
-                NAME,
+                op,
                 "cu_seqlens_q",
                 f"has {offsets} offsets for {num_seqs} sequences",
                 f"give {num_seqs + 1}",
@@ -157,18 +160,18 @@ def begin(
         ("cu_seqlens_q", cu_seqlens_q),
     ):
         if tensor is not None and tensor.device != device:
-            refuse(NAME, parameter, f"is on {tensor.device}", f"move it to {device}, where q is")
+            refuse(op, parameter, f"is on {tensor.device}", f"move it to {device}, where q is")
     on_host = device.type == "cpu"
     if lengths is None and on_host:
         lengths = seq_lens.tolist()
     if q_offsets is None and on_host and cu_seqlens_q is not None:
         q_offsets = cu_seqlens_q.tolist()
     if lengths is not None:
-        _check_lengths(lengths, num_seqs, max_pages, problem.page_size)
+        _check_lengths(op, lengths, num_seqs, max_pages, problem.page_size)
         if on_host:
-            _check_pages(block_table, lengths, problem.page_size, num_pages)
+            _check_pages(op, cache, block_table, lengths, problem.page_size, num_pages)
     if q_offsets is not None:
-        check_offsets(NAME, "cu_seqlens_q", q_offsets, num_seqs, num_tokens, max_seqlen_q)
+        check_offsets(op, "cu_seqlens_q", q_offsets, num_seqs, num_tokens, max_seqlen_q)
     step = PagedStep(
         block_table,
         seq_lens,
@@ -181,22 +184,24 @@ def begin(
     return step
 
 
-def _check_lengths(lengths: Sequence[int], num_seqs: int, max_pages: int, page_size: int) -> None:
+def _check_lengths(op: str, lengths: Sequence[int], num_seqs: int, max_pages: int, page_size: int) -> None:
     if len(lengths) != num_seqs:
-        refuse(NAME, "seq_lens_cpu", f"has {len(lengths)} lengths", f"there are {num_seqs} sequences")
+        refuse(op, "seq_lens_cpu", f"has {len(lengths)} lengths", f"there are {num_seqs} sequences")
     room = max_pages * page_size
     for index, length in enumerate(lengths):
         if not 0 <= length <= room:
             pages = f"{max_pages} pages of {page_size}"
             refuse(
-                NAME,
+                op,
                 "seq_lens",
                 f"is {length} for sequence {index}",
                 f"block_table has room for {room} ({pages})",
             )
 
 
-def _check_pages(block_table: Tensor, lengths: Sequence[int], page_size: int, num_pages: int) -> None:
+def _check_pages(
+    op: str, cache: str, block_table: Tensor, lengths: Sequence[int], page_size: int, num_pages: int
+) -> None:
     """Every page that a sequence uses is a page of the cache."""
     if not block_table.numel():
         return
@@ -208,7 +213,7 @@ def _check_pages(block_table: Tensor, lengths: Sequence[int], page_size: int, nu
     if foreign.any():
         row, column = foreign.nonzero()[0].tolist()
         page = int(block_table[row, column])
-        refuse(NAME, "block_table", f"names page {page} at [{row}, {column}]", f"k_cache has {num_pages} pages")
+        refuse(op, "block_table", f"names page {page} at [{row}, {column}]", f"{cache} has {num_pages} pages")
 
 
 def bind(
@@ -299,10 +304,10 @@ def bind(
     return run
 
 
-def refuse_batch(shape: Sequence[int], num_seqs: int) -> None:
+def refuse_batch(shape: Sequence[int], num_seqs: int, op: str = NAME) -> None:
     """q has another number of rows than there are sequences."""
     refuse(
-        NAME,
+        op,
         "q",
         f"has shape {list(shape)}, and seq_lens has {num_seqs} sequences",
         "give one row per sequence, or cu_seqlens_q for ragged queries",

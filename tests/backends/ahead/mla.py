@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from kernelhub.backends.triton.mla.concat_adapter import Concat
-from kernelhub.ops.mla.problem import ConcatProblem
+from kernelhub.backends.triton.mla.latent_adapter import SplitKV
+from kernelhub.ops.arguments import lse_shape
+from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.problem import FP8
+from kernelhub.ops.mla.attention.adapter import MlaValues
+from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.ops.mla.concat.problem import ConcatProblem
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
 
@@ -23,6 +29,48 @@ def _concat(facets: dict[str, Any], device: DeviceFacts) -> None:
     Concat(problem).launch(k_nope, k_rope, torch.empty(2048, heads, nope + rope, dtype=dtype, device="cuda"))
 
 
+def _attention(facets: dict[str, Any], device: DeviceFacts) -> None:
+    """A step of four sequences, their keys split."""
+    problem = MlaProblem(device=device, **facets)
+    dtype = getattr(torch, problem.q_dtype)
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="cuda")
+
+    rows = {"one": (4,), "few": (4, 2), "many": (4, 64), "any": (300,)}[problem.q_len]
+    q = empty(*rows, problem.num_heads, problem.head_dim)
+    kv_cache = empty(256, problem.page_size, problem.head_dim, dtype=getattr(torch, problem.kv_dtype))
+    tables = (empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32))
+    step = PagedStep(*tables, empty(5, dtype=torch.int32) if problem.ragged else None)
+    topk = empty(q.shape[:-2].numel(), 2048, dtype=torch.int32) if problem.sparse else None
+    sinks = empty(problem.num_heads) if problem.sinks else None
+    values = MlaValues(0.1, sinks, 0.5 if problem.kv_scale == "value" else empty(1, dtype=torch.float32))
+    lse = empty(*lse_shape(q.shape), dtype=torch.float32) if problem.lse else None
+    SplitKV(problem).launch(q, kv_cache, topk, step, values, empty(*q.shape[:-1], problem.value_dim), lse)
+
+
+_FP8 = {"kv_dtype": FP8, "kv_scale": "value"}
+_FLOAT32 = {"q_dtype": "float32", "kv_dtype": "float32"}
+_ATTENTION: dict[str, dict[str, Any]] = {
+    "128 heads": {},
+    "16 heads": {"num_heads": 16},
+    "128 heads, fp8": _FP8,
+    "16 heads, fp8": _FP8 | {"num_heads": 16, "kv_scale": "tensor"},
+    "128 heads, sparse": {"sparse": True},
+    "16 heads, sparse, fp8": _FP8 | {"num_heads": 16, "sparse": True},
+    "16 heads, 2 tokens": {"num_heads": 16, "q_len": "few", "causal": True},
+    "128 heads, ragged": {"ragged": True, "q_len": "any", "causal": True},
+    "128 heads, everything": _FP8
+    | {"ragged": True, "q_len": "any", "causal": True, "sparse": True, "sinks": True, "lse": True},
+    "256 + 64": {"head_dim": 320, "value_dim": 256},
+    "128 + 32": {"head_dim": 160, "value_dim": 128, "num_heads": 16},
+    "float32": _FLOAT32,
+    "float32, 16 heads": _FLOAT32 | {"num_heads": 16},
+    "float32, fp8": _FP8 | {"q_dtype": "float32", "num_heads": 16},
+    "512 without a rotary part": {"head_dim": 512},
+}
+
 CASES = [
-    Case(f"concat {dtype}", functools.partial(_concat, {"dtype": dtype})) for dtype in ("bfloat16", "float8_e4m3fn")
+    *(Case(f"concat {dtype}", functools.partial(_concat, {"dtype": dtype})) for dtype in ("bfloat16", "float8_e4m3fn")),
+    *(Case(f"mla {label}", functools.partial(_attention, facets)) for label, facets in _ATTENTION.items()),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.ops.mla.adapter import ConcatAdapter
+from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 
 
 class Concat(ConcatAdapter):

@@ -5,9 +5,25 @@ from __future__ import annotations
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.mla.problem import DTYPES
+from kernelhub.ops.attention.problem import FLOATS, FP8
+from kernelhub.ops.mla.concat.problem import DTYPES
 
 KERNELS = (
+    Kernel(
+        op="mla_attention",
+        name="torch.gathered",
+        target="kernelhub.backends.torch.mla.latent:Gathered",
+        summary="two products over gathered rows of the cache, all heads at once",
+        band=Band.REFERENCE,
+        constraints=(
+            ANYWHERE,
+            dtype_in("q_dtype", *FLOATS),
+            dtype_in("kv_dtype", *FLOATS, FP8),
+            anything("num_heads", "head_dim", "value_dim", "page_size", "q_len"),
+        ),
+        features=frozenset({"ragged", "causal", "sparse", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"}),
+        reads_lengths=True,
+    ),
     Kernel(
         op="concat_mla_k",
         name="torch.concat",

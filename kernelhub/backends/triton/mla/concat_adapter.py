@@ -9,8 +9,8 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.concat import concat_kernel
-from kernelhub.ops.mla.adapter import ConcatAdapter
-from kernelhub.ops.mla.problem import ConcatProblem
+from kernelhub.ops.mla.concat.adapter import ConcatAdapter
+from kernelhub.ops.mla.concat.problem import ConcatProblem
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()

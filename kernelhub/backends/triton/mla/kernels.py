@@ -3,11 +3,59 @@
 from __future__ import annotations
 
 from kernelhub.backends.triton.requirements import MACHINE
-from kernelhub.dispatch.constraint import Between, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.mla.problem import DTYPES
+from kernelhub.ops.attention.problem import ANY, FEW, FLOATS, FP8, MANY, ONE
+from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.ops.mla.concat.problem import DTYPES
+
+
+def _rotary_part_too_wide(problem: MlaProblem) -> str | None:
+    """Queries of both parts lie in shared memory beside the keys of a tile."""
+    if problem.rope_dim <= 128:
+        return None
+    return f"the rotary part is {problem.rope_dim} wide; a program holds up to 128 beside the latent"
+
+
+_ATTENTION = (
+    *MACHINE,
+    dtype_in("q_dtype", *FLOATS),
+    dtype_in("kv_dtype", *FLOATS, FP8),
+    Between("value_dim", 1, 512, why="a program accumulates a whole latent"),
+    Rule(("head_dim", "value_dim"), _rotary_part_too_wide),
+    Between("page_size", 1, 1 << 16),
+    OneOf("q_len", (ONE, FEW, MANY, ANY)),
+    anything("num_heads"),
+)
+_FEATURES = frozenset({"ragged", "causal", "sparse", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"})
+_SOURCE = "DeepSeek-V2 (2024), section 2.1; Flash-Decoding (Dao et al. 2023)"
 
 KERNELS = (
+    Kernel(
+        op="mla_attention",
+        name="triton.split_kv",
+        target="kernelhub.backends.triton.mla.latent_adapter:SplitKV",
+        summary="tiles of heads and tokens, keys split among programs as the device needs, parts merged",
+        band=Band.PORTABLE,
+        constraints=_ATTENTION,
+        features=_FEATURES,
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="mla_attention",
+        name="triton.split_kv_fixed",
+        target="kernelhub.backends.triton.mla.latent_adapter:SplitKVFixed",
+        summary="the same with keys split by their own number only, whatever the batch",
+        band=Band.PORTABLE,
+        constraints=_ATTENTION,
+        features=_FEATURES,
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        source=_SOURCE,
+    ),
     Kernel(
         op="concat_mla_k",
         name="triton.concat",

@@ -10,7 +10,7 @@ from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import describe, dtype_name
-from kernelhub.ops.mla.problem import DTYPES, ConcatProblem
+from kernelhub.ops.mla.concat.problem import DTYPES, ConcatProblem
 from kernelhub.probes.device import facts
 
 NAME = "concat_mla_k"

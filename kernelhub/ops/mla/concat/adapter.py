@@ -6,7 +6,7 @@ import abc
 
 from torch import Tensor
 
-from kernelhub.ops.mla.problem import ConcatProblem
+from kernelhub.ops.mla.concat.problem import ConcatProblem
 
 
 class ConcatAdapter(abc.ABC):

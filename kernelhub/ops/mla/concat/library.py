@@ -22,13 +22,13 @@ def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, back
 
 
 def _functional(k_nope: Tensor, k_rope: Tensor, backend: list[str] | None) -> Tensor:
-    from kernelhub.ops.mla.concat_mla_k import concat_mla_k as eager
+    from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as eager
 
     return eager(plain(k_nope), k_rope, backend=backend)
 
 
 def _mutating(k_nope: Tensor, k_rope: Tensor, backend: list[str] | None, out: Tensor) -> None:
-    from kernelhub.ops.mla.concat_mla_k import concat_mla_k as eager
+    from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as eager
 
     eager(plain(k_nope), k_rope, out, backend=backend)
 

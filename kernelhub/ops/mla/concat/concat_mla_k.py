@@ -11,11 +11,11 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.op import Ask, Backend, Op, publish
 from kernelhub.dispatch.plan import Plan, traced_as
-from kernelhub.ops.mla import library
-from kernelhub.ops.mla.adapter import ConcatAdapter
-from kernelhub.ops.mla.call import NAME, bind, check, problem_of
-from kernelhub.ops.mla.problem import ConcatProblem
-from kernelhub.ops.mla.reference import concat_mla_k_reference
+from kernelhub.ops.mla.concat import library
+from kernelhub.ops.mla.concat.adapter import ConcatAdapter
+from kernelhub.ops.mla.concat.call import NAME, bind, check, problem_of
+from kernelhub.ops.mla.concat.problem import ConcatProblem
+from kernelhub.ops.mla.concat.reference import concat_mla_k_reference
 
 _op: Op[ConcatProblem] = Op(
     Contract(
@@ -26,7 +26,7 @@ _op: Op[ConcatProblem] = Op(
         adapter=ConcatAdapter,
         bind=bind,
         reference=concat_mla_k_reference,
-        example="kernelhub.ops.mla.inputs:concat_inputs",
+        example="kernelhub.ops.mla.concat.inputs:concat_inputs",
     )
 )
 _get = _op.table.get

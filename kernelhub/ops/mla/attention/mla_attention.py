@@ -1,0 +1,351 @@
+"""`mla_attention`: latent attention with absorbed projections over a paged cache.
+
+One function serves decode, speculative decode with as many queries for every sequence, and ragged batches, each
+over all tokens of a sequence or over those that an indexer chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.arguments import lse_shape
+from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.arguments import host_values
+from kernelhub.ops.attention.problem import ANY, ONE, q_len_bucket
+from kernelhub.ops.mla.attention import library
+from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
+from kernelhub.ops.mla.attention.call import (
+    NAME,
+    begin,
+    bind,
+    check,
+    check_scale,
+    check_sinks,
+    check_topk,
+    flat,
+    kv_scale_kind,
+    problem_of,
+    refuse,
+    rows_of,
+)
+from kernelhub.ops.mla.attention.problem import REGIMES, MlaProblem, complete, contradiction, regime
+from kernelhub.ops.mla.attention.reference import mla_attention_reference
+
+_op: Op[MlaProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="latent attention with absorbed projections over a paged cache, dense or sparse",
+        problem=MlaProblem,
+        problem_of=problem_of,
+        complete=complete,
+        contradiction=contradiction,
+        regimes=REGIMES,
+        regime=regime,
+        adapter=MlaAdapter,
+        bind=bind,
+        reference=mla_attention_reference,
+        example="kernelhub.ops.mla.attention.inputs:mla_attention_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class MlaAttentionStep:
+    """One engine step: the metadata that its layers share.
+
+    Attributes:
+        run: ``run(q, kv_cache, topk_indices=None, *, out=None)``, the launch for one layer; returns what the op does.
+        metadata: the checked block table and lengths.
+    """
+
+    __slots__ = ("metadata", "run")
+
+    def __init__(self, run: Callable[..., Any], metadata: PagedStep) -> None:
+        self.run = run
+        self.metadata = metadata
+
+
+class MlaAttentionPlan(Plan):
+    """A kernel chosen for one layer configuration: dtypes, heads, page layout, features and their values.
+
+    ``run(q, kv_cache, block_table, seq_lens, cu_seqlens_q=None, *, max_seqlen_q=None, topk_indices=None, out=None)``
+    is a whole call. `begin` makes a step whose `run` is the launch alone.
+    """
+
+    __slots__ = ("_num_pages", "_values")
+
+    def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
+        self._num_pages: int = arguments[1].shape[0]
+        self._values: MlaValues = arguments[7]
+        direct, values, sparse = bound.run, self._values, bound.selection.problem.sparse
+
+        def run(
+            q: Tensor,
+            kv_cache: Tensor,
+            block_table: Tensor,
+            seq_lens: Tensor,
+            cu_seqlens_q: Tensor | None = None,
+            *,
+            max_seqlen_q: int | None = None,
+            topk_indices: Tensor | None = None,
+            out: Tensor | None = None,
+        ) -> Any:
+            _check_listed(sparse, topk_indices)
+            return direct(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
+
+        super().__init__(bound, traced_as(run, self._traced))
+
+    def begin(
+        self,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        cu_seqlens_q: Tensor | None = None,
+        *,
+        max_seqlen_q: int | None = None,
+        seq_lens_cpu: Sequence[int] | Tensor | None = None,
+        cu_seqlens_q_cpu: Sequence[int] | Tensor | None = None,
+    ) -> MlaAttentionStep:
+        """Check one engine step's metadata and let the kernel plan for it, once for all layers.
+
+        Args:
+            block_table: int32 [num_seqs, max_pages].
+            seq_lens: int32 [num_seqs].
+            cu_seqlens_q: int32 [num_seqs + 1] for ragged queries.
+            max_seqlen_q: upper bound on the queries of a sequence.
+            seq_lens_cpu: the values of seq_lens on the host. With them, and `cu_seqlens_q_cpu` for ragged
+                queries, nothing syncs; without them a plan whose `syncs` is true does.
+            cu_seqlens_q_cpu: the values of cu_seqlens_q on the host.
+
+        Raises:
+            InvalidArgument: the metadata contradicts itself or the plan.
+        """
+        step = begin(
+            self.selection.problem,
+            self.adapter,
+            block_table.device,
+            self._num_pages,
+            None,
+            block_table,
+            seq_lens,
+            cu_seqlens_q,
+            max_seqlen_q,
+            host_values(seq_lens_cpu),
+            host_values(cu_seqlens_q_cpu),
+        )
+        return MlaAttentionStep(self._runner(step), step)
+
+    def _runner(self, step: PagedStep) -> Callable[..., Any]:
+        launch, values, problem = self.adapter.launch, self._values, self.selection.problem
+        value_dim, sparse, returns_lse = problem.value_dim, problem.sparse, problem.lse
+
+        def run(q: Tensor, kv_cache: Tensor, topk_indices: Tensor | None = None, *, out: Tensor | None = None) -> Any:
+            _check_listed(sparse, topk_indices)
+            if topk_indices is not None:
+                check_topk(topk_indices, q.shape)
+            if out is None:
+                out = q.new_empty((*q.shape[:-1], value_dim))
+            lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32) if returns_lse else None
+            launch(q, rows_of(kv_cache), flat(topk_indices), step, values, out, lse)
+            return out if lse is None else (out, lse)
+
+        def traced(
+            q: Tensor, kv_cache: Tensor, topk_indices: Tensor | None = None, *, out: Tensor | None = None
+        ) -> Any:
+            return self._traced(
+                q,
+                kv_cache,
+                step.block_table,
+                step.seq_lens,
+                step.cu_seqlens_q,
+                max_seqlen_q=step.max_seqlen_q,
+                topk_indices=topk_indices,
+                out=out,
+            )
+
+        return traced_as(run, traced)
+
+    def _traced(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        cu_seqlens_q: Tensor | None = None,
+        *,
+        max_seqlen_q: int | None = None,
+        topk_indices: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
+        """What torch.compile sees of a run: the op, with the plan's values and kernel."""
+        problem, values = self.selection.problem, self._values
+        return mla_attention(
+            q,
+            kv_cache,
+            block_table,
+            seq_lens,
+            scale=values.scale,
+            value_dim=problem.value_dim,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+            causal=problem.causal,
+            topk_indices=topk_indices,
+            sinks=values.sinks,
+            kv_scale=values.kv_scale,
+            return_lse=problem.lse,
+            out=out,
+            backend=self.kernel,
+        )
+
+
+def _check_listed(sparse: bool, topk_indices: Tensor | None) -> None:
+    """A plan is for all tokens of a sequence or for those that are listed."""
+    if (topk_indices is not None) != sparse:
+        form = "is missing" if sparse else "is given"
+        refuse("topk_indices", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MlaAttentionPlan:
+    """Choose once for a layer configuration: arguments as of `mla_attention`, whose values become the plan's."""
+    asked = _op.ask(backend, args, kwargs)
+    return MlaAttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
+
+
+@publish(_op, _prepare, traced=library.mla_attention)
+def mla_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    value_dim: int = 512,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = True,
+    topk_indices: Tensor | None = None,
+    sinks: Tensor | None = None,
+    kv_scale: float | Tensor | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Any:
+    """Attend to a paged cache of latents, the up-projections absorbed into the queries and the output.
+
+    A row c of the cache is the key of every head and, in its first `value_dim` elements, the value of every head:
+    ``softmax(scale * q c^T) c[:value_dim]``.
+
+    Args:
+        q: float32, float16 or bfloat16; ``[num_seqs, H, D]`` for decode, ``[num_seqs, tokens, H, D]`` for
+            speculative decode with as many queries for every sequence, ``[T, H, D]`` with `cu_seqlens_q` for ragged
+            batches. A head's own part times the up-projection of its keys comes first (`value_dim` elements), its
+            rotary part after it. Queries are the last tokens of their sequence.
+        kv_cache: ``[num_pages, page_size, D]`` or ``[num_pages, page_size, 1, D]``, the latent before the rotary
+            part of the keys, as `write_mla_cache` writes them; dtype of q, or float8_e4m3fn with `kv_scale`.
+        block_table: int32 ``[num_seqs, max_pages]``, the pages of each sequence in order; entries past a
+            sequence's last page are not read.
+        seq_lens: int32 ``[num_seqs]``, cached tokens of each sequence including those of `q`; 0 is allowed.
+        scale: factor of q c^T. It has no default because D does not tell it: it is one over the root of a head's
+            width before absorption, ``(128 + 64) ** -0.5`` where D is 512 + 64, times whatever the rotary
+            embedding's scaling of long contexts asks for.
+        value_dim: width of the latent; the rest of D is the rotary part, which may be empty.
+        cu_seqlens_q: int32 ``[num_seqs + 1]``, where the queries of each sequence begin and end in q.
+            Tokens past the last offset are left as they are in `out`.
+        max_seqlen_q: upper bound on the queries of a sequence, for ragged batches; it lets tiles for few queries be
+            chosen, and must hold.
+        causal: queries see no later tokens; the last query sees all of its sequence.
+        topk_indices: int32 ``q.shape[:-2] + (topk,)``: each query sees only these tokens of its sequence, and of
+            them only those that it would see otherwise. They are positions in the sequence, counted from 0, as an
+            indexer's top-k over scores ``[T, max_len]`` gives them, in any order, each at most once; -1, or whatever
+            lies outside of the sequence, stands for none. (Some libraries want slots of the cache instead:
+            ``block_table[sequence, position // page_size] * page_size + position % page_size``.)
+        sinks: ``[H]``, one more score per head in the softmax denominator.
+        kv_scale: factor of an fp8 cache: a float, or float32 of one element.
+        return_lse: also return the log of the softmax denominator.
+        out: destination, of the shape and dtype that would be returned.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        ``q.shape[:-1] + (value_dim,)`` in the dtype of q, which the up-projection of the values turns into the
+        heads' outputs; with `return_lse` also float32 ``[H, T]``, or ``[num_seqs, H, tokens]`` for speculative
+        decode. A query that may see no token gives zeros.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        DeepSeek-V2 (2024), section 2.1; for `topk_indices` DeepSeek-V3.2 (2025), section 2.1.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> q = torch.randn(2, 16, 576)                      # 2 sequences, 16 heads of 512 + 64
+        >>> kv_cache = torch.randn(5, 64, 576)               # 5 pages of 64 tokens
+        >>> block_table = torch.tensor([[0, 1], [4, 2]], dtype=torch.int32)
+        >>> seq_lens = torch.tensor([70, 128], dtype=torch.int32)
+        >>> kernelhub.mla_attention(q, kv_cache, block_table, seq_lens, scale=192**-0.5).shape
+        torch.Size([2, 16, 512])
+    """
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
+        return library.mla_attention(
+            q,
+            kv_cache,
+            block_table,
+            seq_lens,
+            scale=scale,
+            value_dim=value_dim,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+            causal=causal,
+            topk_indices=topk_indices,
+            sinks=sinks,
+            kv_scale=kv_scale,
+            return_lse=return_lse,
+            out=out,
+            backend=backend,
+        )
+    ragged = cu_seqlens_q is not None
+    given = (q, kv_cache, scale, value_dim, ragged, max_seqlen_q, topk_indices, sinks, kv_scale, out)
+    try:
+        *_, heads, width = shape = q.shape
+        _, page_size, *one, row = kv_cache.shape
+        if ragged:
+            q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
+        else:
+            q_len = ONE if len(shape) == 3 else q_len_bucket(shape[1])
+        features = (
+            ragged,
+            bool(causal) and (ragged or q_len != ONE),
+            topk_indices is not None,
+            sinks is not None,
+            bool(return_lse),
+            None if kv_scale is None else kv_scale_kind(kv_scale),
+        )
+        rows = (row, len(shape), *one)
+        key = (q.dtype, kv_cache.dtype, heads, width, page_size, rows, value_dim, q_len, features)
+        if sinks is not None:
+            check_sinks(sinks, heads)
+        check_scale(scale)
+        if type(value_dim) is not int:  # 512.0 would be taken for the key's 512
+            check(*given)
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(*given)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(*given)
+        run = _op.decide(key, q.get_device(), backend)
+    values = MlaValues(scale, sinks, kv_scale)
+    return run(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)

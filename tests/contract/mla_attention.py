@@ -1,0 +1,345 @@
+"""What every kernel of `mla_attention` must do. Subclass `MlaContract` and name the kernel.
+
+Inputs are poisoned: outputs hold NaN before the call, caches hold NaN wherever no sequence is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from tests.conftest import DEVICE
+
+FP8 = torch.float8_e4m3fn
+METADATA = ("block_table", "seq_lens")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One call, by what is unusual about it; `widths` are those of the latent and the rotary part."""
+
+    label: str
+    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    heads: int = 5
+    widths: tuple[int, int] = (64, 16)
+    dtype: torch.dtype = torch.bfloat16
+    kv_scale: str | None = None
+    causal: bool = True
+    sinks: bool = False
+
+    def __str__(self) -> str:
+        return self.label
+
+    def arguments(self, device: str) -> dict[str, Any]:
+        """The call's arguments."""
+        model = MlaModel(self.label, self.heads, *self.widths)
+        inputs = {"seq_lens": (40, 1, 77), "page_size": 16, "dtype": self.dtype} | self.inputs
+        made = mla_attention_inputs(model, kv_dtype=None if self.kv_scale is None else FP8, device=device, **inputs)
+        if not self.causal:
+            made["causal"] = False
+        if self.sinks:
+            made["sinks"] = torch.linspace(-1, 4, self.heads, device=device, dtype=self.dtype)
+        if self.kv_scale == "tensor":
+            made["kv_scale"] = torch.tensor([made["kv_scale"] * 0.75], device=device)
+        return made
+
+
+DECODE: dict[str, Any] = {}
+UNIFORM = {"seq_lens": (40, 5, 77), "q_lens": 4}
+RAGGED = {"seq_lens": (40, 9, 77, 0, 3), "q_lens": (1, 9, 20, 0, 5)}
+FORMS = {"decode": DECODE, "uniform": UNIFORM, "ragged": RAGGED}
+PLAIN, SEVERAL = Case("plain"), Case("several queries", UNIFORM)
+
+
+def cases() -> list[Case]:
+    """Widths, heads, dtypes and pages one at a time; forms with every set of features."""
+    made = [
+        *(
+            Case(f"width {v} + {r}", DECODE, widths=(v, r))
+            for v, r in ((512, 64), (256, 64), (192, 64), (128, 32), (128, 0), (80, 24), (16, 3), (7, 1), (512, 128))
+        ),
+        *(Case(f"{heads} heads", DECODE, heads=heads) for heads in (1, 3, 16, 17, 33, 65, 128)),
+        *(Case(f"{heads} heads, 4 queries", UNIFORM, heads=heads) for heads in (1, 8, 17)),
+        *(Case(f"{heads} heads, sparse", UNIFORM | {"topk": 20}, heads=heads) for heads in (1, 17, 40)),
+        *(Case(f"page {size}", RAGGED | {"page_size": size}) for size in (1, 3, 64, 256)),
+        *(
+            Case(f"{str(dtype)[6:]} {name}", form, dtype=dtype)
+            for dtype in (torch.float16, torch.float32)
+            for name, form in FORMS.items()
+        ),
+        *(
+            Case(f"fp8 {scale} {str(dtype)[6:]} {name}", form, dtype=dtype, kv_scale=scale, heads=heads)
+            for dtype, scale, heads in (
+                (torch.bfloat16, "value", 5),
+                (torch.bfloat16, "tensor", 40),
+                (torch.float16, "value", 5),
+                (torch.float32, "tensor", 5),
+            )
+            for name, form in FORMS.items()
+        ),
+        Case("sparse fp8", RAGGED | {"topk": 24}, kv_scale="value"),
+        Case("empty sequences", {"seq_lens": (0, 30, 0)}),
+        Case("empty sequences, sinks", {"seq_lens": (0, 30, 0)}, sinks=True),
+        Case("empty sequences, sparse", {"seq_lens": (0, 30, 0), "topk": 7}, sinks=True),
+        Case("more queries than tokens", {"seq_lens": (3, 8), "q_lens": 6}),
+        Case("an upper bound on queries", RAGGED | {"max_seqlen_q": 20}),
+        Case("few ragged queries", {"seq_lens": (40, 9, 77), "q_lens": (1, 3, 2), "max_seqlen_q": 3}),
+        Case("long", {"seq_lens": (700, 300), "page_size": 64}),
+        Case("long, sinks", {"seq_lens": (700, 300, 0), "page_size": 64}, sinks=True),
+        Case("long, 64 rows", {"seq_lens": (700, 300), "q_lens": 2, "page_size": 64}, heads=40),
+        Case("long and sparse", {"seq_lens": (700, 300), "page_size": 64, "topk": 400}),
+        Case("long fp8", {"seq_lens": (700, 300), "page_size": 64}, kv_scale="tensor"),
+        Case("one position each", UNIFORM | {"topk": 1}),
+        Case("no position", UNIFORM | {"topk": 0}, sinks=True),
+    ]
+    for name, form in FORMS.items():
+        for causal in (False, True):
+            for sinks in (False, True):
+                for topk in (None, 20):
+                    label = f"{name}{', causal' * causal}{', sinks' * sinks}{', sparse' * (topk is not None)}"
+                    made.append(Case(label, form | {"topk": topk}, causal=causal, sinks=sinks))
+    return made
+
+
+class MlaContract:
+    kernel: ClassVar[str]
+    device: ClassVar[str] = DEVICE
+    fewest_cases: ClassVar[int]
+
+    @classmethod
+    def record(cls) -> Kernel:
+        _ = HUB.settings
+        return next(k for k in HUB.registry.candidates("mla_attention").kernels if k.name == cls.kernel)
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        more = {name: case.inputs[name] for name in ("max_seqlen_q",) if name in case.inputs}
+        rest = {name: value for name, value in case.inputs.items() if name not in more}
+        return dataclasses.replace(case, inputs=rest).arguments(cls.device) | more
+
+    @classmethod
+    def accepted_cases(cls) -> list[Case]:
+        """Those that the record takes; what it refuses is some other kernel's to answer."""
+        return [case for case in cases() if cls.verdict(cls.inputs(case)).selected == cls.kernel]
+
+    @classmethod
+    def verdict(cls, arguments: dict[str, Any]) -> Any:
+        return kernelhub.mla_attention.explain(**arguments, backend=cls.kernel)
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
+        return kernelhub.mla_attention(**(arguments | more), backend=self.kernel)
+
+    def check(self, got: Any, arguments: dict[str, Any]) -> None:
+        """Hold a result, with or without LSE, against the reference in float64."""
+        reference = kernelhub.mla_attention.reference
+        want, want_lse = reference(**arguments, return_lse=True, compute_dtype=torch.float64)
+        out, lse = got if isinstance(got, tuple) else (got, None)
+        assert out.shape == want.shape
+        agreement = compare_out(out, want, largest_value(arguments))
+        assert agreement.ok, str(agreement)
+        if lse is not None:
+            assert lse.shape == want_lse.shape
+            assert lse.dtype is torch.float32
+            assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
+
+    def poisoned(self, arguments: dict[str, Any]) -> Tensor:
+        q = arguments["q"]
+        return torch.full((*q.shape[:-1], arguments["value_dim"]), torch.nan, dtype=q.dtype, device=self.device)
+
+    def test_takes_enough_cases(self) -> None:
+        assert len(self.accepted_cases()) >= self.fewest_cases
+
+    def test_matches_the_reference_in_float64(self, case: Case) -> None:
+        arguments = self.inputs(case)
+        out = self.poisoned(arguments)
+        got = self.run(arguments, out=out, return_lse=True)
+        assert got[0] is out
+        self.check(got, arguments)
+
+    def test_without_out_and_lse_the_result_is_the_same(self) -> None:
+        for case in (PLAIN, SEVERAL, Case("ragged", RAGGED), Case("sparse", UNIFORM | {"topk": 9})):
+            arguments = self.inputs(case)
+            out = self.run(arguments)
+            assert out.is_contiguous()
+            assert torch.equal(out, self.run(arguments, return_lse=True)[0])
+            self.check(out, arguments)
+
+    def test_every_feature_changes_the_result(self) -> None:
+        arguments = self.inputs(SEVERAL)
+        plain = self.run(arguments)
+        sparse = self.inputs(dataclasses.replace(SEVERAL, inputs=UNIFORM | {"topk": 9}))["topk_indices"]
+        sinks = torch.linspace(-1, 4, 5, device=self.device)
+        for change in ({"causal": False}, {"topk_indices": sparse}, {"sinks": sinks}, {"scale": 0.3}):
+            changed = self.run(arguments | change)
+            assert (changed - plain).abs().max() > 0.05, f"{list(change)} changes nothing"
+            self.check(changed, arguments | change)
+
+    def test_the_scale_of_an_fp8_cache_scales_scores_and_values(self) -> None:
+        for kv_scale in ("value", "tensor"):
+            arguments = self.inputs(dataclasses.replace(SEVERAL, kv_scale=kv_scale))
+            for factor in (0.5, 3.0):
+                scaled = arguments | {"kv_scale": arguments["kv_scale"] * factor}
+                self.check(self.run(scaled), scaled)
+
+    def test_the_scale_may_have_any_sign(self) -> None:
+        for case in (SEVERAL, dataclasses.replace(SEVERAL, kv_scale="value")):
+            for scale in (-0.3, 0.0, 1):
+                arguments = self.inputs(case) | {"scale": scale}
+                self.check(self.run(arguments), arguments)
+
+    def test_queries_may_be_larger_than_half_precision_holds(self) -> None:
+        for kv_scale in (None, "value"):
+            arguments = self.inputs(dataclasses.replace(SEVERAL, kv_scale=kv_scale))
+            arguments["q"] = arguments["q"] * 1e30
+            arguments["scale"] = 1e-31
+            self.check(self.run(arguments), arguments)
+
+    def test_positions_that_a_query_does_not_see_are_passed_over(self) -> None:
+        arguments = self.inputs(Case("sparse", UNIFORM | {"topk": 30}))
+        want = self.run(arguments)
+        listed = arguments["topk_indices"]
+        nothing = torch.full_like(listed, -1)
+        lengths = arguments["seq_lens"].view(-1, 1, 1)
+        foreign = torch.cat([listed, lengths.expand_as(listed), nothing - 7, nothing + (1 << 30)], 2)
+        self.check(self.run(arguments | {"topk_indices": foreign}), arguments)
+        shuffled = listed.flip(2)
+        assert (self.run(arguments | {"topk_indices": shuffled}) - want).abs().max() <= 2.0**-6
+        later = listed.clone()
+        later[:, 0] = torch.where(listed[:, 0] < 0, lengths[:, 0] - 1, listed[:, 0])  # later than the first of four
+        self.check(self.run(arguments | {"topk_indices": later}), arguments)
+
+    def test_all_positions_are_the_whole_sequence(self) -> None:
+        for form in (DECODE, UNIFORM, RAGGED):
+            arguments = self.inputs(Case("dense", form))
+            every = torch.arange(80, dtype=torch.int32, device=self.device).expand(*arguments["q"].shape[:-2], 80)
+            got = self.run(arguments | {"topk_indices": every}, return_lse=True)
+            self.check(got, arguments)
+
+    def test_operands_may_have_any_strides(self) -> None:
+        for case in (PLAIN, SEVERAL, Case("sparse", UNIFORM | {"topk": 9}, kv_scale="value")):
+            arguments = self.inputs(case)
+            want, want_lse = self.run(arguments, return_lse=True)
+            for layout in (_sliced, _transposed, _spread):
+                moved = arguments | {name: layout(arguments[name]) for name in ("q", "kv_cache", "block_table")}
+                if "topk_indices" in moved:
+                    moved["topk_indices"] = layout(moved["topk_indices"])
+                out = layout(torch.full_like(want, torch.nan))
+                got, lse = self.run(moved, out=out, return_lse=True)
+                assert got is out
+                self.check((out, lse), arguments)
+                new = self.run(moved)
+                assert new.is_contiguous()
+                assert torch.equal(new, out)
+            headed = arguments | {"kv_cache": arguments["kv_cache"].unsqueeze(2)}
+            assert torch.equal(self.run(headed), want)
+            assert torch.equal(self.run(headed, return_lse=True)[1], want_lse)
+
+    def test_no_tokens_give_an_empty_result(self) -> None:
+        arguments = self.inputs(PLAIN)
+        for name in ("q", *METADATA):
+            arguments[name] = arguments[name][:0]
+        out, lse = self.run(arguments, return_lse=True)
+        assert (tuple(out.shape), tuple(lse.shape)) == ((0, 5, 64), (5, 0))
+
+    def test_tokens_past_the_last_offset_are_left_alone(self) -> None:
+        for topk in (None, 9):
+            arguments = self.inputs(Case("ragged", RAGGED | {"topk": topk}))
+            want = self.run(arguments)
+            longer = {
+                name: torch.cat([arguments[name], arguments[name][:3]])
+                for name in ("q", "topk_indices")
+                if name in arguments
+            }
+            out = torch.full((len(want) + 3, *want.shape[1:]), -777.0, dtype=want.dtype, device=self.device)
+            self.run(arguments | longer, out=out)
+            assert (out[-3:] == -777.0).all()
+            self.check(out[:-3], arguments)
+
+    def test_writes_nothing_past_its_output(self) -> None:
+        arguments = self.inputs(PLAIN)
+        want = self.run(arguments)
+        guarded = torch.full((want.shape[0] + 2, *want.shape[1:]), -777.0, dtype=want.dtype, device=self.device)
+        self.run(arguments, out=guarded[1:-1])
+        assert torch.equal(guarded[1:-1], want)
+        assert (guarded[0] == -777.0).all()
+        assert (guarded[-1] == -777.0).all()
+
+    def test_a_plan_gives_what_the_call_gives(self) -> None:
+        for case in (PLAIN, Case("rich", RAGGED | {"topk": 9}, kv_scale="value", sinks=True)):
+            arguments = self.inputs(case)
+            want, want_lse = self.run(arguments, return_lse=True)
+            plan = kernelhub.mla_attention.prepare(**arguments, return_lse=True, backend=self.kernel)
+            assert plan.kernel == self.kernel
+            operands = [arguments[name] for name in ("q", "kv_cache", *METADATA)]
+            offsets, listed = arguments.get("cu_seqlens_q"), arguments.get("topk_indices")
+            for got, wanted in zip(plan.run(*operands, offsets, topk_indices=listed), (want, want_lse), strict=True):
+                assert torch.equal(got, wanted)
+            step = plan.begin(*operands[2:], offsets)
+            out = torch.full_like(want, torch.nan)
+            got, lse = step.run(*operands[:2], listed, out=out)
+            assert got is out
+            assert torch.equal(out, want)
+            assert torch.equal(lse, want_lse)
+
+    def test_a_plan_refuses_what_it_is_not_for(self) -> None:
+        arguments = self.inputs(PLAIN)
+        plan = kernelhub.mla_attention.prepare(**arguments, backend=self.kernel)
+        step = plan.begin(*(arguments[name] for name in METADATA))
+        q, kv_cache = arguments["q"], arguments["kv_cache"]
+        listed = torch.zeros(3, 4, dtype=torch.int32, device=self.device)
+        for wrong, parameter in (
+            ((q[..., :-1], kv_cache), "q"),
+            ((q[:, 1:], kv_cache), "q"),
+            ((q.float(), kv_cache), "q"),
+            ((q, kv_cache[..., :-1]), "kv_cache"),
+            ((q, kv_cache[:, 1:]), "kv_cache"),
+            ((q, kv_cache.float()), "kv_cache"),
+            ((q, kv_cache, listed), "topk_indices"),
+        ):
+            with pytest.raises(InvalidArgument) as caught:
+                step.run(*wrong)
+            assert caught.value.parameter == parameter
+
+    def test_the_same_call_gives_the_same_bits(self) -> None:
+        assert self.record().deterministic or not self.claims_determinism
+        if self.record().deterministic:
+            arguments = self.inputs(Case("long", {"seq_lens": (700, 300), "page_size": 64}, sinks=True))
+            first = self.run(arguments)
+            assert all(torch.equal(self.run(arguments), first) for _ in range(3))
+
+    claims_determinism: ClassVar[bool] = False
+
+
+def largest_value(arguments: dict[str, Any]) -> float:
+    """Largest element of a latent, scaled."""
+    latents = arguments["kv_cache"][..., : arguments["value_dim"]].float().nan_to_num()
+    return float(latents.abs().max()) * float(arguments.get("kv_scale", 1.0))
+
+
+def _sliced(tensor: Tensor) -> Tensor:
+    """A part of a wider tensor."""
+    wide = tensor.new_zeros((*tensor.shape[:-2], tensor.shape[-2] + 3, tensor.shape[-1]))
+    wide[..., 1:-2, :] = tensor
+    return wide[..., 1:-2, :]
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    """The last dimension but one outermost in memory."""
+    return tensor.transpose(0, -2).contiguous().transpose(0, -2)
+
+
+def _spread(tensor: Tensor) -> Tensor:
+    """Every second element of a row."""
+    wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))
+    wide[..., ::2] = tensor
+    return wide[..., ::2]

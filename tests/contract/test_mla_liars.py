@@ -1,0 +1,138 @@
+"""The contracts of latent attention catch kernels that lie: each of these is the right kernel with one defect."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from kernelhub.backends.torch.mla.latent import Gathered
+from kernelhub.dispatch.constraint import anything
+from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.ops.mla.attention.problem import MlaProblem
+from tests.contract.mla_attention import Case, MlaContract
+from tests.contract.test_liars import failures
+from tests.dispatch.backends import register
+
+FEATURES = frozenset({"ragged", "causal", "sparse", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"})
+
+
+class AttentionLie(MlaContract):
+    """A contract over one of the kernels below, for a test that collects no cases of it."""
+
+    kernel = "liar.k"
+    device = "cpu"
+    fewest_cases = 1
+    __test__ = False
+
+    @classmethod
+    def accepted_cases(cls) -> list[Case]:
+        """A third of them, which is enough and quicker."""
+        return super().accepted_cases()[::3]
+
+
+class TrueAttention(Gathered):
+    pass
+
+
+class ForgetsSinks(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        super().launch(q, kv_cache, topk_indices, step, values._replace(sinks=None), out, lse)
+
+
+class TakesTheWidthForTheScale(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        super().launch(q, kv_cache, topk_indices, step, values._replace(scale=q.shape[-1] ** -0.5), out, lse)
+
+
+class ForgetsTheMask(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        causal, self.problem = self.problem, _without_mask(self.problem)
+        super().launch(q, kv_cache, topk_indices, step, values, out, lse)
+        self.problem = causal
+
+
+class ForgetsTheRotaryPart(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        q = q.clone()
+        q[..., self.problem.value_dim :] = 0
+        super().launch(q, kv_cache, topk_indices, step, values, out, lse)
+
+
+class MissesTheLastListedPosition(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        listed = topk_indices if topk_indices is None else topk_indices[:, :-1]
+        super().launch(q, kv_cache, listed, step, values, out, lse)
+
+
+class CountsNoPositionAsTheFirst(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        listed = topk_indices if topk_indices is None else topk_indices.clamp(min=0)
+        super().launch(q, kv_cache, listed, step, values, out, lse)
+
+
+class TakesPositionsForSlots(Gathered):
+    def _named(self, kv_cache, block_table, sequence, positions):
+        return super()._named(kv_cache, torch.arange(block_table.shape[1]).expand_as(block_table), sequence, positions)
+
+
+class SharesTheListOfTheFirstToken(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        listed = topk_indices if topk_indices is None else topk_indices[:1].expand_as(topk_indices)
+        super().launch(q, kv_cache, listed, step, values, out, lse)
+
+
+class ScalesScoresOnly(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        super().launch(q, kv_cache, topk_indices, step, values, out, lse)
+        if values.kv_scale is not None:
+            out /= float(values.kv_scale)
+
+
+class LogToTheBaseOfTwo(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        super().launch(q, kv_cache, topk_indices, step, values, out, lse)
+        if lse is not None:
+            lse /= math.log(2)
+
+
+class OnePercentTooMuch(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        super().launch(q, kv_cache, topk_indices, step, values, out, lse)
+        out *= 1.01
+
+
+class LeavesTheLastHead(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        super().launch(q, kv_cache, topk_indices, step, values, out, lse)
+        if q.shape[-2] > 1:
+            out[..., -1, :] = torch.nan
+
+
+class ReadsOneTokenTooMany(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        step._lengths = [length + 1 for length in step.lengths()]
+        super().launch(q, kv_cache, topk_indices, step, values, out, lse)
+        step._lengths = [length - 1 for length in step.lengths()]
+
+
+class WritesTokensOfNoSequence(Gathered):
+    def launch(self, q, kv_cache, topk_indices, step, values, out, lse):
+        super().launch(q, kv_cache, topk_indices, step, values, out, lse)
+        if step.cu_seqlens_q is not None:
+            out[step.q_offsets()[-1] :] = 0
+
+
+def _without_mask(problem: MlaProblem) -> MlaProblem:
+    return MlaProblem(**{**vars(problem), "causal": False})
+
+
+@pytest.mark.parametrize("lie", Gathered.__subclasses__(), ids=lambda lie: lie.__name__)
+def test_attention_that_lies_is_caught(lie: Any) -> None:
+    facets = [name for name, item in MlaProblem.__dataclass_fields__.items() if item.metadata["kind"] == "structural"]
+    target = f"{__name__}:{lie.__name__}"
+    constraints = (anything(*facets),)
+    register("liar", Kernel("mla_attention", "liar.k", target, "lies", Band.PLUGIN, constraints, FEATURES))
+    assert bool(failures(AttentionLie, "liar.k", "cpu")) == (lie is not TrueAttention)
