@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.select import Selection as Selection
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
+    from kernelhub.ops.indexer.mqa_logits import mqa_logits as mqa_logits
+    from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits as paged_mqa_logits
+    from kernelhub.ops.indexer.topk_indices import topk_indices as topk_indices
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k as concat_mla_k
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
@@ -37,6 +40,9 @@ _HOMES = {
     "paged_attention": "kernelhub.ops.attention.paged_attention",
     "merge_attention_states": "kernelhub.ops.merge.merge_attention_states",
     "concat_mla_k": "kernelhub.ops.mla.concat_mla_k",
+    "mqa_logits": "kernelhub.ops.indexer.mqa_logits",
+    "paged_mqa_logits": "kernelhub.ops.indexer.paged_mqa_logits",
+    "topk_indices": "kernelhub.ops.indexer.topk_indices",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

@@ -15,6 +15,9 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.ops.indexer.inputs import MODELS as INDEXERS
+from kernelhub.ops.indexer.inputs import IndexerModel
+from kernelhub.ops.indexer.problem import LogitsProblem, TopKProblem
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.problem import ConcatProblem
 
@@ -73,6 +76,14 @@ def _concat_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str,
     return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
 
 
+def _logits_facets(model: IndexerModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_heads": model.num_heads, "head_dim": model.head_dim}
+
+
+def _topk_facets(model: IndexerModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"k": model.k}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -81,4 +92,6 @@ _FAMILIES = (
         {name: model for name, model in MODELS.items() if model.head_dim_qk != model.head_dim_vo},
         _concat_facets,
     ),
+    Family(LogitsProblem, INDEXERS, _logits_facets),
+    Family(TopKProblem, INDEXERS, _topk_facets),
 )

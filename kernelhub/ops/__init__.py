@@ -14,7 +14,18 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     """Every op there is."""
     from kernelhub.ops.attention.attention import attention
     from kernelhub.ops.attention.paged_attention import paged_attention
+    from kernelhub.ops.indexer.mqa_logits import mqa_logits
+    from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits
+    from kernelhub.ops.indexer.topk_indices import topk_indices
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k
 
-    return (attention, paged_attention, merge_attention_states, concat_mla_k)
+    return (
+        attention,
+        paged_attention,
+        merge_attention_states,
+        concat_mla_k,
+        mqa_logits,
+        paged_mqa_logits,
+        topk_indices,
+    )

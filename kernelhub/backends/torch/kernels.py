@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.torch.attention import kernels as attention
+from kernelhub.backends.torch.indexer import kernels as indexer
 from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
 from kernelhub.dispatch.kernel import Backend
@@ -13,4 +14,5 @@ KERNELS = (
     *attention.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
+    *indexer.KERNELS,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.triton.attention import kernels as attention
+from kernelhub.backends.triton.indexer import kernels as indexer
 from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
 from kernelhub.dispatch.kernel import Backend
@@ -13,4 +14,5 @@ KERNELS = (
     *attention.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
+    *indexer.KERNELS,
 )
