@@ -8,6 +8,7 @@ import torch
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
 from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
@@ -59,3 +60,15 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "torch.concat"
+
+
+class TestLogits(LogitsContract):
+    kernel = "torch.logits"
+
+
+class TestPagedLogits(PagedLogitsContract):
+    kernel = "torch.logits"
+
+
+class TestTopK(TopKContract):
+    kernel = "torch.topk"

@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
 from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
@@ -58,3 +59,15 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "triton.concat"
+
+
+class TestLogits(LogitsContract):
+    kernel = "triton.logits"
+
+
+class TestPagedLogits(PagedLogitsContract):
+    kernel = "triton.logits"
+
+
+class TestTopK(TopKContract):
+    kernel = "triton.radix"

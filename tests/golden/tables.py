@@ -46,6 +46,13 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "batches": {"batched": True, "dtype": "float16"},
     },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
+    "mqa_logits": {
+        "fp8": {"k_scale": True},
+        "bf16": {"dtype": "bfloat16"},
+        "fp32, 128 heads of 256": {"dtype": "float32", "num_heads": 128, "head_dim": 256},
+    },
+    "paged_mqa_logits": {"fp8": {"k_scale": True}, "bf16": {"dtype": "bfloat16"}, "pages of 1": {"page_size": 1}},
+    "topk_indices": {"rows": {}, "ranges": {"row_starts": True, "row_ends": True}},
 }
 
 
