@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
     from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm as grouped_gemm
+    from kernelhub.ops.indexer.mqa_logits import mqa_logits as mqa_logits
+    from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits as paged_mqa_logits
+    from kernelhub.ops.indexer.topk_indices import topk_indices as topk_indices
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention as mla_attention
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
@@ -57,6 +60,9 @@ _HOMES = {
     "dequantize_mxfp8": "kernelhub.ops.quant.mxfp8",
     "concat_mla_k": "kernelhub.ops.mla.concat.concat_mla_k",
     "mla_attention": "kernelhub.ops.mla.attention.mla_attention",
+    "mqa_logits": "kernelhub.ops.indexer.mqa_logits",
+    "paged_mqa_logits": "kernelhub.ops.indexer.paged_mqa_logits",
+    "topk_indices": "kernelhub.ops.indexer.topk_indices",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

@@ -19,6 +19,9 @@ from kernelhub.ops.gemm.grouped.inputs import MODELS as EXPERT_MODELS
 from kernelhub.ops.gemm.grouped.inputs import ExpertModel, facets_of
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.problem import complete as complete_grouped
+from kernelhub.ops.indexer.inputs import MODELS as INDEXERS
+from kernelhub.ops.indexer.inputs import IndexerModel
+from kernelhub.ops.indexer.problem import LogitsProblem, TopKProblem
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel
 from kernelhub.ops.mla.attention.problem import MlaProblem
@@ -94,6 +97,14 @@ def _mla_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _logits_facets(model: IndexerModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_heads": model.num_heads, "head_dim": model.head_dim}
+
+
+def _topk_facets(model: IndexerModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"k": model.k}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -104,4 +115,6 @@ _FAMILIES = (
     ),
     Family(GroupedGemmProblem, EXPERT_MODELS, _expert_facets),
     Family(MlaProblem, MLA_MODELS, _mla_facets),
+    Family(LogitsProblem, INDEXERS, _logits_facets),
+    Family(TopKProblem, INDEXERS, _topk_facets),
 )

@@ -15,6 +15,9 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     from kernelhub.ops.attention.attention import attention
     from kernelhub.ops.attention.paged_attention import paged_attention
     from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm
+    from kernelhub.ops.indexer.mqa_logits import mqa_logits
+    from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits
+    from kernelhub.ops.indexer.topk_indices import topk_indices
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k
@@ -29,6 +32,9 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         merge_attention_states,
         mla_attention,
         concat_mla_k,
+        mqa_logits,
+        paged_mqa_logits,
+        topk_indices,
         quantize_fp8,
         dequantize_fp8,
         quantize_mxfp4,

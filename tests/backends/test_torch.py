@@ -9,6 +9,7 @@ from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.grouped_gemm import GroupedGemmContract
+from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
@@ -76,3 +77,15 @@ class TestQuantize(QuantizeContract):
 class TestGatheredMla(MlaContract):
     kernel = "torch.gathered"
     fewest_cases = 70
+
+
+class TestLogits(LogitsContract):
+    kernel = "torch.logits"
+
+
+class TestPagedLogits(PagedLogitsContract):
+    kernel = "torch.logits"
+
+
+class TestTopK(TopKContract):
+    kernel = "torch.topk"

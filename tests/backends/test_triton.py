@@ -7,6 +7,7 @@ import pytest
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.grouped_gemm import GroupedGemmContract
+from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
@@ -82,3 +83,15 @@ class TestMlaSplitKVFixed(MlaContract):
     kernel = "triton.split_kv_fixed"
     fewest_cases = 70
     claims_determinism = True
+
+
+class TestLogits(LogitsContract):
+    kernel = "triton.logits"
+
+
+class TestPagedLogits(PagedLogitsContract):
+    kernel = "triton.logits"
+
+
+class TestTopK(TopKContract):
+    kernel = "triton.radix"

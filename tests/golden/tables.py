@@ -64,6 +64,13 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "dequantize_nvfp4": {"bf16": {}, "fp32": {"out_dtype": "float32"}},
     "dequantize_mxfp4": {"bf16": {}},
     "dequantize_mxfp8": {"bf16": {}},
+    "mqa_logits": {
+        "fp8": {"k_scale": True},
+        "bf16": {"dtype": "bfloat16"},
+        "fp32, 128 heads of 256": {"dtype": "float32", "num_heads": 128, "head_dim": 256},
+    },
+    "paged_mqa_logits": {"fp8": {"k_scale": True}, "bf16": {"dtype": "bfloat16"}, "pages of 1": {"page_size": 1}},
+    "topk_indices": {"rows": {}, "ranges": {"row_starts": True, "row_ends": True}},
 }
 
 

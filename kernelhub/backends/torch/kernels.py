@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernelhub.backends.torch.attention import kernels as attention
 from kernelhub.backends.torch.grouped import kernels as grouped
+from kernelhub.backends.torch.indexer import kernels as indexer
 from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
 from kernelhub.backends.torch.quant import kernels as quant
@@ -14,6 +15,7 @@ BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homep
 KERNELS = (
     *attention.KERNELS,
     *grouped.KERNELS,
+    *indexer.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
     *quant.KERNELS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernelhub.backends.triton.attention import kernels as attention
 from kernelhub.backends.triton.grouped import kernels as grouped
+from kernelhub.backends.triton.indexer import kernels as indexer
 from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
 from kernelhub.backends.triton.quant import kernels as quant
@@ -14,6 +15,7 @@ BACKEND = Backend("triton", "our portable kernels in Triton", package="triton", 
 KERNELS = (
     *attention.KERNELS,
     *grouped.KERNELS,
+    *indexer.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
     *quant.KERNELS,

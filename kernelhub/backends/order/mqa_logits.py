@@ -1,0 +1,5 @@
+"""Order of the kernels of `mqa_logits`."""
+
+from kernelhub.dispatch.order import Line
+
+LINES = (Line("cpu", "*", ("torch.logits", "triton.logits"), "Triton is only interpreted on a CPU"),)

@@ -1,0 +1,43 @@
+"""Checks of tensors that the ops of the indexer share: each refusal names the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import dtype_name
+
+
+def any_tensor(op: str, parameter: str, given: Any) -> None:
+    """It is a tensor, with memory."""
+    if not isinstance(given, Tensor):
+        raise InvalidArgument(op, parameter, f"is {type(given).__name__}", "give a torch.Tensor")
+    if given.is_meta:
+        raise InvalidArgument(
+            op, parameter, "is on meta", "give a tensor with memory, or a fake one under torch.compile"
+        )
+
+
+def check_tensor(
+    op: str,
+    parameter: str,
+    given: Any,
+    shape: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> None:
+    """A tensor of this shape, on this device, of one of these dtypes, that wants no gradient."""
+    any_tensor(op, parameter, given)
+    if given.dtype not in dtypes:
+        allowed = " or ".join(map(dtype_name, dtypes))
+        raise InvalidArgument(op, parameter, f"has dtype {dtype_name(given.dtype)}", f"give {allowed}")
+    if list(given.shape) != list(shape):
+        raise InvalidArgument(op, parameter, f"has shape {list(given.shape)}", f"give {list(shape)}")
+    if given.device != device:
+        raise InvalidArgument(op, parameter, f"is on {given.device}", f"move it to {device}")
+    if given.requires_grad and is_grad_enabled():
+        raise InvalidArgument(op, parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")

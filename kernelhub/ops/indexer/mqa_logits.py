@@ -1,0 +1,133 @@
+"""`mqa_logits`: the indexer's scores of keys that stand one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.indexer import library
+from kernelhub.ops.indexer.adapter import LogitsAdapter
+from kernelhub.ops.indexer.mqa_logits_call import NAME, bind, check, problem_of
+from kernelhub.ops.indexer.problem import LogitsProblem
+from kernelhub.ops.indexer.reference import mqa_logits_reference
+
+_op: Op[LogitsProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="scores of keys by the indexer of sparse attention, each query's own range of them",
+        problem=LogitsProblem,
+        problem_of=problem_of,
+        adapter=LogitsAdapter,
+        bind=bind,
+        reference=mqa_logits_reference,
+        example="kernelhub.ops.indexer.inputs:logits_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class LogitsPlan(Plan):
+    """A kernel chosen for queries like these: ``run`` takes the arguments of `mqa_logits` but ``backend``."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, kernel = bound.run, bound.selection.selected
+
+        def run(
+            q: Tensor,
+            k: Tensor,
+            k_scale: Tensor | None,
+            weights: Tensor,
+            cu_seqlen_ks: Tensor,
+            cu_seqlen_ke: Tensor,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            result: Tensor = direct(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+            return result
+
+        def traced(
+            q: Tensor,
+            k: Tensor,
+            k_scale: Tensor | None,
+            weights: Tensor,
+            cu_seqlen_ks: Tensor,
+            cu_seqlen_ke: Tensor,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            return mqa_logits(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> LogitsPlan:
+    """Choose once for queries like these: arguments as of `mqa_logits`."""
+    asked = _op.ask(backend, args, kwargs)
+    return LogitsPlan(_op.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_op, _prepare, traced=library.mqa_logits)
+def mqa_logits(
+    q: Tensor,
+    k: Tensor,
+    k_scale: Tensor | None,
+    weights: Tensor,
+    cu_seqlen_ks: Tensor,
+    cu_seqlen_ke: Tensor,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Score keys for each query: a weighted sum over the indexer's heads of the positive parts of q k^T.
+
+    Args:
+        q: ``[T, H, D]``, float8_e4m3fn, bfloat16, float16 or float32.
+        k: ``[S, D]`` in the same dtype: the keys of all sequences, one head that all heads of q share.
+        k_scale: float32 ``[S]``, positive, multiplies the scores of a key; None for none.
+        weights: float32 ``[T, H]``; scales of q, of the heads and of the softmax belong in it.
+        cu_seqlen_ks: int32 ``[T]``: the first key of each query.
+        cu_seqlen_ke: int32 ``[T]``: the key after each query's last one. What lies outside of k is ignored.
+        out: destination, float32 ``[T, S]``; it must overlap no operand.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        float32 ``[T, S]``: ``k_scale[s] * sum_h weights[t, h] * relu(q[t, h] . k[s])``, and -inf outside of a
+        query's range.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        DeepSeek-V3.2 (2025), equation 1; `fp8_mqa_logits` of DeepGEMM with ``clean_logits=True``.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> q, k, weights = torch.randn(4, 64, 128), torch.randn(10, 128), torch.rand(4, 64)
+        >>> ends = torch.arange(7, 11, dtype=torch.int32)
+        >>> logits = kernelhub.mqa_logits(q, k, None, weights, torch.zeros_like(ends), ends)
+        >>> logits.shape, logits[0].isinf().sum()
+        (torch.Size([4, 10]), tensor(3))
+    """
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
+        return library.mqa_logits(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out, backend)
+    try:
+        _, heads, width = q.shape
+        key = (q.dtype, heads, width, k_scale is not None)
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+        run = _op.decide(key, q.get_device(), backend)
+    result: Tensor = run(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+    return result

@@ -1,0 +1,95 @@
+"""How a call of `mqa_logits` becomes a launch: its problem, its checks, its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
+from kernelhub.ops.indexer.problem import DTYPES, LogitsProblem
+from kernelhub.probes.device import facts
+
+NAME = "mqa_logits"
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+_INT32, _FLOAT32 = (torch.int32,), (torch.float32,)
+
+
+def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(NAME, parameter, problem, fix)
+
+
+def problem_of(key: Any, device: int) -> LogitsProblem:
+    """The problem that a key means on a device; the key is built in `mqa_logits`."""
+    dtype, num_heads, head_dim, has_scale = key
+    return LogitsProblem(
+        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        dtype=dtype_name(dtype),
+        num_heads=num_heads,
+        head_dim=head_dim,
+        k_scale=has_scale,
+    )
+
+
+def check(q: Any, k: Any, k_scale: Any, weights: Any, cu_seqlen_ks: Any, cu_seqlen_ke: Any, out: Any) -> None:
+    """Everything that the contract says of a call."""
+    any_tensor(NAME, "q", q)
+    if q.ndim != 3 or 0 in q.shape[1:]:
+        refuse("q", f"has shape {list(q.shape)}", "give [T, H, D]")
+    tokens, heads, width = q.shape
+    check_tensor(NAME, "q", q, q.shape, _DTYPES, q.device)
+    any_tensor(NAME, "k", k)
+    if k.ndim != 2:
+        refuse("k", f"has shape {list(k.shape)}", f"give [S, {width}]")
+    keys = k.shape[0]
+    check_tensor(NAME, "k", k, (keys, width), (q.dtype,), q.device)
+    if k_scale is not None:
+        check_tensor(NAME, "k_scale", k_scale, (keys,), _FLOAT32, q.device)
+    check_tensor(NAME, "weights", weights, (tokens, heads), _FLOAT32, q.device)
+    check_tensor(NAME, "cu_seqlen_ks", cu_seqlen_ks, (tokens,), _INT32, q.device)
+    check_tensor(NAME, "cu_seqlen_ke", cu_seqlen_ke, (tokens,), _INT32, q.device)
+    if out is not None:
+        check_tensor(NAME, "out", out, (tokens, keys), _FLOAT32, q.device)
+
+
+def bind(
+    adapter: Any,
+    problem: LogitsProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the destination, the launch."""
+    launch = adapter.launch
+    form = (getattr(torch, problem.dtype), problem.num_heads, problem.head_dim, problem.k_scale)
+
+    def run(
+        q: Tensor,
+        k: Tensor,
+        k_scale: Tensor | None,
+        weights: Tensor,
+        cu_seqlen_ks: Tensor,
+        cu_seqlen_ke: Tensor,
+        out: Tensor | None,
+    ) -> Tensor:
+        if q.get_device() != device:
+            result: Tensor = elsewhere(q.get_device())(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+            return result
+        check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+        if (q.dtype, *q.shape[1:], k_scale is not None) != form:
+            wanted = f"{problem.dtype} [T, {problem.num_heads}, {problem.head_dim}]"
+            scaled = "with" if problem.k_scale else "without"
+            refuse("q", f"is {describe(q)}, k_scale {type(k_scale).__name__}", f"the plan is for {wanted} {scaled} it")
+        if out is None:
+            out = torch.empty((q.shape[0], k.shape[0]), dtype=torch.float32, device=q.device)
+        if out.numel():
+            tick()
+            launch(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+        return out
+
+    return run

@@ -1,0 +1,146 @@
+"""`paged_mqa_logits`: the indexer's scores of the keys of a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.indexer import library
+from kernelhub.ops.indexer.adapter import PagedLogitsAdapter
+from kernelhub.ops.indexer.layout import is_fused
+from kernelhub.ops.indexer.paged_mqa_logits_call import NAME, bind, check, problem_of
+from kernelhub.ops.indexer.problem import PagedLogitsProblem
+from kernelhub.ops.indexer.reference import paged_mqa_logits_reference
+
+_op: Op[PagedLogitsProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="scores of a paged cache's keys by the indexer of sparse attention, causally",
+        problem=PagedLogitsProblem,
+        problem_of=problem_of,
+        adapter=PagedLogitsAdapter,
+        bind=bind,
+        reference=paged_mqa_logits_reference,
+        example="kernelhub.ops.indexer.inputs:paged_logits_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class PagedLogitsPlan(Plan):
+    """A kernel chosen for queries like these: ``run`` takes the arguments of `paged_mqa_logits` but ``backend``."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, kernel = bound.run, bound.selection.selected
+
+        def run(
+            q: Tensor,
+            k_cache: Tensor,
+            k_scale_cache: Tensor | None,
+            weights: Tensor,
+            block_table: Tensor,
+            seq_lens: Tensor,
+            max_seq_len: int,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            result: Tensor = direct(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
+            return result
+
+        def traced(
+            q: Tensor,
+            k_cache: Tensor,
+            k_scale_cache: Tensor | None,
+            weights: Tensor,
+            block_table: Tensor,
+            seq_lens: Tensor,
+            max_seq_len: int,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            return paged_mqa_logits(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PagedLogitsPlan:
+    """Choose once for queries like these: arguments as of `paged_mqa_logits`."""
+    asked = _op.ask(backend, args, kwargs)
+    return PagedLogitsPlan(_op.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_op, _prepare, traced=library.paged_mqa_logits)
+def paged_mqa_logits(
+    q: Tensor,
+    k_cache: Tensor,
+    k_scale_cache: Tensor | None,
+    weights: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Score the keys of a paged cache for the last tokens of each sequence: `mqa_logits` of a decode step.
+
+    Args:
+        q: ``[B, next_n, H, D]``, float8_e4m3fn, bfloat16, float16 or float32: the last `next_n` tokens of each
+            sequence, more than one with speculation.
+        k_cache: ``[pages, page_size, D]`` in the same dtype. Or, for a float8_e4m3fn q, uint8
+            ``[pages, page_size, D + 4]`` or ``[pages, page_size, 1, D + 4]``: each page the bytes of all its values,
+            then all its float32 scales.
+        k_scale_cache: float32 ``[pages, page_size]``, positive, multiplies the scores of a key; None for none, and
+            where `k_cache` holds them.
+        weights: float32 ``[B * next_n, H]``; scales of q, of the heads and of the softmax belong in it.
+        block_table: int32 ``[B, max_pages]``: the pages of each sequence; what lies beyond its length is not read.
+        seq_lens: int32 ``[B]``: keys of each sequence, its `next_n` last tokens among them.
+        max_seq_len: columns of the result; no sequence may be longer.
+        out: destination, float32 ``[B * next_n, max_seq_len]``; it must overlap no operand.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        float32 ``[B * next_n, max_seq_len]``: token i of `next_n` sees the first ``seq_lens - next_n + 1 + i`` keys,
+        the columns after them are -inf.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        DeepSeek-V3.2 (2025), equation 1; `fp8_paged_mqa_logits` of DeepGEMM with ``clean_logits=True``, whose cache,
+        also that of vLLM and SGLang, is the one of uint8.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> q, weights = torch.randn(2, 1, 64, 128), torch.rand(2, 64)
+        >>> k_cache, table = torch.randn(5, 16, 128), torch.tensor([[3, 1], [4, 0]], dtype=torch.int32)
+        >>> lengths = torch.tensor([20, 3], dtype=torch.int32)
+        >>> logits = kernelhub.paged_mqa_logits(q, k_cache, None, weights, table, lengths, 32)
+        >>> logits.isfinite().sum(1)
+        tensor([20,  3])
+    """
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
+        return library.paged_mqa_logits(
+            q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out, backend
+        )
+    try:
+        _, _, heads, width = q.shape
+        key = (q.dtype, heads, width, k_cache.shape[1], k_scale_cache is not None or is_fused(k_cache))
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
+        run = _op.decide(key, q.get_device(), backend)
+    result: Tensor = run(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
+    return result

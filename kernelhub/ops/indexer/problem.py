@@ -1,0 +1,39 @@
+"""What selection may look at for the ops of the indexer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelhub.dispatch.problem import facet, feature
+from kernelhub.probes.device import DeviceFacts
+
+FP8 = "float8_e4m3fn"
+DTYPES = (FP8, "bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class LogitsProblem:
+    """One configuration of `mqa_logits`; what `paged_mqa_logits` has in common with it."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    dtype: str = facet("dtype of q and k", values=DTYPES, default=FP8)
+    num_heads: int = facet("heads of the indexer", default=64)
+    head_dim: int = facet("width of a head", default=128)
+    k_scale: bool = feature("a scale per key", False)
+
+
+@dataclass(frozen=True)
+class PagedLogitsProblem(LogitsProblem):
+    """One configuration of `paged_mqa_logits`."""
+
+    page_size: int = facet("tokens per page of the cache", default=64)
+
+
+@dataclass(frozen=True)
+class TopKProblem:
+    """One configuration of `topk_indices`."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    k: int = facet("indices per row", default=2048)
+    row_starts: bool = feature("rows do not start at column 0", False)
+    row_ends: bool = feature("rows do not end at the last column", False)

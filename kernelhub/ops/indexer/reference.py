@@ -1,0 +1,86 @@
+"""The ops of the indexer in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.indexer.layout import split_cache
+
+
+def mqa_logits_reference(
+    q: Tensor,
+    k: Tensor,
+    k_scale: Tensor | None,
+    weights: Tensor,
+    cu_seqlen_ks: Tensor,
+    cu_seqlen_ke: Tensor,
+    out: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """`mqa_logits`, computed in `dtype` and returned in it; arguments as of the op, the destination ignored."""
+    logits = _scores(q, k, weights, dtype)
+    if k_scale is not None:
+        logits = logits * k_scale.to(dtype)
+    key = torch.arange(k.shape[0], device=q.device)
+    seen = (key >= cu_seqlen_ks[:, None]) & (key < cu_seqlen_ke[:, None])
+    return torch.where(seen, logits, -torch.inf)
+
+
+def paged_mqa_logits_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    k_scale_cache: Tensor | None,
+    weights: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    out: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """`paged_mqa_logits`, one sequence after the other; as `mqa_logits_reference`."""
+    k_cache, k_scale_cache = split_cache(k_cache, k_scale_cache, q.shape[-1])
+    next_n = q.shape[1]
+    logits = torch.full((q.shape[0] * next_n, max_seq_len), -torch.inf, dtype=dtype, device=q.device)
+    for sequence, length in enumerate(seq_lens.tolist()):
+        pages = block_table[sequence, : -(-length // k_cache.shape[1])].long()
+        k = _raw(k_cache)[pages].view(k_cache.dtype).flatten(0, 1)[:length]
+        scale = None if k_scale_cache is None else k_scale_cache[pages].flatten()[:length]
+        ends = torch.arange(length - next_n + 1, length + 1, device=q.device)
+        rows = slice(sequence * next_n, (sequence + 1) * next_n)
+        scored = mqa_logits_reference(q[sequence], k, scale, weights[rows], torch.zeros_like(ends), ends, dtype=dtype)
+        logits[rows, :length] = scored[:, :max_seq_len]
+    return logits
+
+
+def topk_indices_reference(
+    logits: Tensor,
+    k: int,
+    row_starts: Tensor | None = None,
+    row_ends: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`topk_indices`, one row after the other by a stable sort; arguments as of the op, the destination ignored."""
+    indices = torch.full((logits.shape[0], k), -1, dtype=torch.int32, device=logits.device)
+    for row in range(logits.shape[0]):
+        start = 0 if row_starts is None else max(int(row_starts[row]), 0)
+        end = logits.shape[1] if row_ends is None else min(int(row_ends[row]), logits.shape[1])
+        values = logits[row, start : max(start, end)]
+        best = torch.sort(values, descending=True, stable=True).indices[:k]
+        chosen = best[values[best] != -torch.inf].sort().values
+        indices[row, : len(chosen)] = chosen.int()
+    return indices
+
+
+def _scores(q: Tensor, k: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T, S] without the keys' scales, a query at a time."""
+    k = k.to(dtype)
+    rows = [w.to(dtype) @ (one.to(dtype) @ k.T).relu() for one, w in zip(q, weights, strict=True)]
+    return torch.stack(rows) if rows else k.new_empty(0, k.shape[0])
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """float8 as bytes, which every device can index."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

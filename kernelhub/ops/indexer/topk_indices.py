@@ -1,0 +1,128 @@
+"""`topk_indices`: the keys that the indexer scored highest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.indexer import library
+from kernelhub.ops.indexer.adapter import TopKAdapter
+from kernelhub.ops.indexer.problem import TopKProblem
+from kernelhub.ops.indexer.reference import topk_indices_reference
+from kernelhub.ops.indexer.topk_indices_call import NAME, bind, check, problem_of
+
+_op: Op[TopKProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="indices of the highest logits of each row, for sparse attention",
+        problem=TopKProblem,
+        problem_of=problem_of,
+        adapter=TopKAdapter,
+        bind=bind,
+        reference=topk_indices_reference,
+        example="kernelhub.ops.indexer.inputs:topk_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class TopKPlan(Plan):
+    """A kernel chosen for rows like these: ``run(logits, k, row_starts=None, row_ends=None, out=None)``."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, kernel = bound.run, bound.selection.selected
+
+        def run(
+            logits: Tensor,
+            k: int,
+            row_starts: Tensor | None = None,
+            row_ends: Tensor | None = None,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            result: Tensor = direct(logits, k, row_starts, row_ends, out)
+            return result
+
+        def traced(
+            logits: Tensor,
+            k: int,
+            row_starts: Tensor | None = None,
+            row_ends: Tensor | None = None,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            return topk_indices(logits, k, row_starts, row_ends, out, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> TopKPlan:
+    """Choose once for rows like these: arguments as of `topk_indices`."""
+    asked = _op.ask(backend, args, kwargs)
+    return TopKPlan(_op.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_op, _prepare, traced=library.topk_indices)
+def topk_indices(
+    logits: Tensor,
+    k: int,
+    row_starts: Tensor | None = None,
+    row_ends: Tensor | None = None,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Find the `k` highest logits of each row, exactly, and give their places in ascending order.
+
+    The answer is one and the same for every kernel and every run: of equal logits the first are taken. -inf is never
+    taken. NaN counts as higher than everything, so that it is not lost.
+
+    Args:
+        logits: float32 ``[T, S]``, as of `mqa_logits` and `paged_mqa_logits`.
+        k: how many to take of each row.
+        row_starts: int32 ``[T]``: the first column of each row; None for 0.
+        row_ends: int32 ``[T]``: the column after each row's last one; None for S. What lies outside of a row's
+            columns is not read.
+        out: destination, int32 ``[T, k]``.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        int32 ``[T, k]``: places counted from the row's start, ascending; -1 after them where there are fewer than `k`.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        DeepSeek-V3.2 (2025), equation 2; `top_k_per_row_prefill` of vLLM and `fast_topk_v2` of SGLang, whose places
+        count from the row's start too but come in no order, and whose ties may fall anyhow.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> logits = torch.tensor([[3.0, -1.0, 7.0, 3.0], [2.0, 5.0, -torch.inf, -torch.inf]])
+        >>> kernelhub.topk_indices(logits, 3)
+        tensor([[ 0,  2,  3],
+                [ 0,  1, -1]], dtype=torch.int32)
+    """
+    if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, Ask):
+        return library.topk_indices(logits, k, row_starts, row_ends, out, backend)
+    key = (k, row_starts is not None, row_ends is not None)
+    try:
+        device = logits.get_device()
+        if backend is None and not (_contexts_used and _contexts()):
+            run: Callable[..., Any] | None = _get(key)
+        else:
+            run = _op.override(key, backend)
+    except (AttributeError, TypeError):
+        check(logits, k, row_starts, row_ends, out)
+        raise
+    if run is None:
+        check(logits, k, row_starts, row_ends, out)
+        run = _op.decide(key, device, backend)
+    result: Tensor = run(logits, k, row_starts, row_ends, out)
+    return result
