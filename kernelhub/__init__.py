@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k as concat_mla_k
+    from kernelhub.ops.moe.experts.fused_moe import fused_moe as fused_moe
+    from kernelhub.ops.moe.routing.route_experts import route_experts as route_experts
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
 
 __version__ = "0.1.0"
@@ -37,6 +39,8 @@ _HOMES = {
     "paged_attention": "kernelhub.ops.attention.paged_attention",
     "merge_attention_states": "kernelhub.ops.merge.merge_attention_states",
     "concat_mla_k": "kernelhub.ops.mla.concat_mla_k",
+    "fused_moe": "kernelhub.ops.moe.experts.fused_moe",
+    "route_experts": "kernelhub.ops.moe.routing.route_experts",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

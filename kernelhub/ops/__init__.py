@@ -16,5 +16,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     from kernelhub.ops.attention.paged_attention import paged_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k
+    from kernelhub.ops.moe.experts.fused_moe import fused_moe
+    from kernelhub.ops.moe.routing.route_experts import route_experts
 
-    return (attention, paged_attention, merge_attention_states, concat_mla_k)
+    return (attention, paged_attention, merge_attention_states, concat_mla_k, route_experts, fused_moe)

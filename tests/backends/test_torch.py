@@ -9,6 +9,7 @@ from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract
+from tests.contract.routing import RoutingContract
 
 pytestmark = pytest.mark.device
 
@@ -59,3 +60,7 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "torch.concat"
+
+
+class TestRouting(RoutingContract):
+    kernel = "torch.routing"

@@ -7,6 +7,7 @@ import pytest
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract
+from tests.contract.routing import RoutingContract
 
 pytestmark = pytest.mark.device
 
@@ -58,3 +59,7 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "triton.concat"
+
+
+class TestRouting(RoutingContract):
+    kernel = "triton.routing"

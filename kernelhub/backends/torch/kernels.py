@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.torch.attention import kernels as attention
 from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
+from kernelhub.backends.torch.moe import kernels as moe
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homepage="https://pytorch.org")
@@ -13,4 +14,5 @@ KERNELS = (
     *attention.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
+    *moe.KERNELS,
 )

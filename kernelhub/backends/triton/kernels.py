@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.triton.attention import kernels as attention
 from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
+from kernelhub.backends.triton.moe import kernels as moe
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("triton", "our portable kernels in Triton", package="triton", homepage="https://triton-lang.org")
@@ -13,4 +14,5 @@ KERNELS = (
     *attention.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
+    *moe.KERNELS,
 )
