@@ -8,6 +8,7 @@ import torch
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.experts import ExpertsContract
 from tests.contract.merge import MergeContract
 from tests.contract.routing import RoutingContract
 
@@ -64,3 +65,7 @@ class TestConcat(ConcatContract):
 
 class TestRouting(RoutingContract):
     kernel = "torch.routing"
+
+
+class TestExperts(ExpertsContract):
+    kernel = "torch.experts"

@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.experts import ExpertsContract
 from tests.contract.merge import MergeContract
 from tests.contract.routing import RoutingContract
 
@@ -63,3 +64,7 @@ class TestConcat(ConcatContract):
 
 class TestRouting(RoutingContract):
     kernel = "triton.routing"
+
+
+class TestExperts(ExpertsContract):
+    kernel = "triton.experts"

@@ -18,7 +18,7 @@ from kernelhub.backends.triton.moe.matmul import experts_kernel
 from kernelhub.backends.triton.moe.quantize import quantize_kernel
 from kernelhub.backends.triton.moe.reduction import reduce_kernel
 from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
-from kernelhub.backends.triton.moe.tiles import Choice, choose
+from kernelhub.backends.triton.moe.tiles import Choice, choose, multiplies_fp8
 from kernelhub.backends.triton.moe.tuned import Tiles
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import (
@@ -48,8 +48,7 @@ class Experts(ExpertsAdapter):
 
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
-        capability = problem.device.capability
-        self._native = problem.device.vendor == "nvidia" and capability >= (8, 9)
+        self._native = multiplies_fp8(problem)
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         self._sorters: dict[tuple[int, bool], Launcher] = {}
         self._products: dict[tuple[Tiles, bool], Launcher] = {}

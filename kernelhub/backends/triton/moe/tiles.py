@@ -55,26 +55,32 @@ def rows_of_a_tile(pairs: int, num_experts: int) -> int:
 def default_tiles(problem: ExpertsProblem, block_m: int, gated: bool) -> Tiles:
     """Tiles where nothing was measured.
 
-    A step of the loop moves as many bytes whatever the format: 128 columns of weights of 128 bytes each, which are
-    64 of gate and 64 of up in the first product. With few rows nothing but weights is read, so there three or four
-    steps are in flight. With many rows 128 x 128 gives wgmma or tcgen05 enough to do for the bytes it reads.
+    128 columns of weights, which are 64 of gate and 64 of up in the first product, move 16 KB a step. With many rows
+    128 x 128 gives wgmma or tcgen05 enough to do for the bytes it reads, except where sums are scaled after each step
+    (blocks), or weights are decoded from 4 bits, in registers: then 64 rows. mma.sync (sm_80, 86, 89, 120) takes
+    decoded weights from registers too, where 64 columns of both gate and up spill a kilobyte, 32 nothing.
     """
     small = problem.device.shared_memory_bytes < 128 << 10
     if problem.dtype == "float32":
         # No tensor core is exact enough; fused multiply-adds of larger tiles spill.
         return Tiles(min(block_m, 32), 16 if gated else 32, 128 if problem.weights in BLOCK_FORMATS else 32, 4, 1)
+    blocks, native = problem.weights in BLOCK_FORMATS, problem.fp8_activations and multiplies_fp8(problem)
+    if blocks or problem.weights in FP4_FORMATS:
+        block_m = min(block_m, 64)
+    decoded = problem.weights != PLAIN and not native
     columns = 64 if gated else 128
-    if problem.weights in BLOCK_FORMATS:
-        # A step is a block of 128; sums are scaled after each, which doubles their registers.
-        block_m = min(block_m, 64)
-        wide = not problem.fp8_activations
-        stages = 2 if small or wide else 3
-        return Tiles(block_m, columns // 2 if small and wide else columns, 128, 8 if block_m >= 64 else 4, stages, 8)
-    if problem.weights in FP4_FORMATS:
-        block_m = min(block_m, 64)
-        return Tiles(block_m, columns, 64, 8 if block_m >= 64 else 4, 2 if small else 3, 8)
-    if problem.fp8_activations:
-        return Tiles(block_m, columns, 128, 8 if block_m >= 64 else 4, 2 if small else 3, 8)
-    if problem.weights != PLAIN:
-        return Tiles(block_m, columns, 64, 8 if block_m >= 64 else 4, 2 if small else 3, 8)
-    return Tiles(block_m, columns, 64, 8 if block_m >= 64 else 4, 3, 8)
+    if decoded and problem.device.family not in ("hopper", "blackwell") and (gated or blocks):
+        columns //= 2
+    return Tiles(
+        block_m,
+        columns,
+        # A step is a block; and fp8 moves as many bytes with 128 as bfloat16 with 64.
+        block_k=128 if blocks or native else 64,
+        num_warps=8 if block_m >= 64 else 4,
+        num_stages=2 if small and problem.weights != PLAIN else 3,
+    )
+
+
+def multiplies_fp8(problem: ExpertsProblem) -> bool:
+    """Whether the device multiplies fp8 as it is, and converts it: from sm_89 on."""
+    return problem.device.vendor == "nvidia" and problem.device.capability >= (8, 9)
