@@ -45,3 +45,8 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         dequantize_nvfp4,
         grouped_gemm,
     )
+    from kernelhub.ops.mla.concat_mla_k import concat_mla_k
+    from kernelhub.ops.moe.experts.fused_moe import fused_moe
+    from kernelhub.ops.moe.routing.route_experts import route_experts
+
+    return (attention, paged_attention, merge_attention_states, concat_mla_k, route_experts, fused_moe)

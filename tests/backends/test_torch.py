@@ -13,6 +13,9 @@ from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKCont
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
+from tests.contract.experts import ExpertsContract
+from tests.contract.merge import MergeContract
+from tests.contract.routing import RoutingContract
 
 pytestmark = pytest.mark.device
 
@@ -89,3 +92,9 @@ class TestPagedLogits(PagedLogitsContract):
 
 class TestTopK(TopKContract):
     kernel = "torch.topk"
+class TestRouting(RoutingContract):
+    kernel = "torch.routing"
+
+
+class TestExperts(ExpertsContract):
+    kernel = "torch.experts"

@@ -11,6 +11,9 @@ from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKCont
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
+from tests.contract.experts import ExpertsContract
+from tests.contract.merge import MergeContract
+from tests.contract.routing import RoutingContract
 
 pytestmark = pytest.mark.device
 
@@ -95,3 +98,9 @@ class TestPagedLogits(PagedLogitsContract):
 
 class TestTopK(TopKContract):
     kernel = "triton.radix"
+class TestRouting(RoutingContract):
+    kernel = "triton.routing"
+
+
+class TestExperts(ExpertsContract):
+    kernel = "triton.experts"

@@ -8,6 +8,7 @@ from kernelhub.backends.torch.indexer import kernels as indexer
 from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
 from kernelhub.backends.torch.quant import kernels as quant
+from kernelhub.backends.torch.moe import kernels as moe
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homepage="https://pytorch.org")
@@ -19,4 +20,5 @@ KERNELS = (
     *merge.KERNELS,
     *mla.KERNELS,
     *quant.KERNELS,
+    *moe.KERNELS,
 )

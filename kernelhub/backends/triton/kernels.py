@@ -8,6 +8,7 @@ from kernelhub.backends.triton.indexer import kernels as indexer
 from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
 from kernelhub.backends.triton.quant import kernels as quant
+from kernelhub.backends.triton.moe import kernels as moe
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("triton", "our portable kernels in Triton", package="triton", homepage="https://triton-lang.org")
@@ -19,4 +20,5 @@ KERNELS = (
     *merge.KERNELS,
     *mla.KERNELS,
     *quant.KERNELS,
+    *moe.KERNELS,
 )

@@ -1,0 +1,143 @@
+"""Experts one after the other: the rows of each, sorted together on the host, by matrix products of torch.
+
+    for each expert that has rows: y[rows] = act(a[rows] w13^T) w2^T      a: tokens, quantised if they are to be
+    out = sum over a token's choices of y, in their order
+
+Quantised weights are decoded for experts that are hit only, a block of rows at a time that stays in the cache, to a
+dtype that holds codes (and scales that are powers of two) exactly; scales of channels are multiplied in afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.torch.attention.sequences import e4m3_values
+from kernelhub.ops.formats import from_e2m1, from_e8m0
+from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
+from kernelhub.ops.moe.experts.problem import FP4_FORMATS, MXFP4, PLAIN, ExpertsProblem
+from kernelhub.ops.moe.experts.reference import fp8_values, joined, local_ids
+from kernelhub.ops.moe.experts.weights import BLOCK, FP4_GROUP, Matrix
+from kernelhub.runtime.scratch import scratch
+
+_MOST_ADDED = 1 << 26  # elements of what experts add, 256 MB; more tokens than that come in several rounds
+_DECODED = 1 << 20  # elements of decoded weights, 2 MB in bfloat16
+
+
+class Experts(ExpertsAdapter):
+    """`fused_moe` anywhere."""
+
+    def __init__(self, problem: ExpertsProblem) -> None:
+        super().__init__(problem)
+        exact = problem.dtype
+        # Codes times float32 scales of activations need more digits, scales of 2^127 more range.
+        if problem.fp8_activations or (problem.weights == MXFP4 and problem.dtype == "float16"):
+            exact = "float32"
+        self._dtype: torch.dtype = getattr(torch, exact)
+        self._pairs: Tensor | None = None
+
+    def launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        tokens = self._round(x.shape[0])
+        for start in range(0, x.shape[0], tokens):
+            rows = slice(start, start + tokens)
+            residual = None if values.residual is None else values.residual[rows]
+            added = self._added(x[rows], w13, w2, topk_weights[rows], topk_ids[rows], values)
+            out[rows] = added if residual is None else added.add_(residual)
+
+    def workspace_bytes(self, num_tokens: int) -> int:
+        problem = self.problem
+        return self._round(num_tokens) * problem.top_k * (problem.hidden_size + problem.intermediate_size) * 4
+
+    def _round(self, num_tokens: int) -> int:
+        """Tokens at a time."""
+        return max(1, min(num_tokens, _MOST_ADDED // (self.problem.top_k * self.problem.hidden_size)))
+
+    def _added(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values
+    ) -> Tensor:
+        """float32 [T, H]: what all experts give."""
+        problem, (tokens, top_k) = self.problem, topk_ids.shape
+        local = local_ids(topk_ids, values.expert_map, problem.num_experts).flatten()
+        order = torch.sort(local, stable=True).indices
+        counts = torch.bincount(local + 1, minlength=problem.num_experts + 1).tolist()
+        shape = (tokens * top_k, problem.hidden_size)
+        added = scratch("moe added", shape, torch.float32, x.device)
+        if counts[0]:
+            added[order[: counts[0]]] = 0.0
+        inputs, router = self._multiplied(x, values.a1_scale), topk_weights.reshape(-1, 1)
+        at = counts[0]
+        for expert, count in enumerate(counts[1:]):
+            if not count:
+                continue
+            rows = order[at : at + count]
+            at += count
+            weight = router[rows]
+            both = self._product(inputs[rows // top_k], w13, expert)
+            if problem.apply_router_weight_on_input:
+                both.mul_(weight)
+            if w13.bias is not None:
+                both.add_(w13.bias[expert])
+            inner = joined(both, problem.activation, values.alpha, values.limit).to(x.dtype)
+            result = self._product(self._multiplied(inner, values.a2_scale), w2, expert)
+            if w2.bias is not None:
+                result.add_(w2.bias[expert])
+            if not problem.apply_router_weight_on_input:
+                result.mul_(weight)
+            added[rows] = result
+        return added.view(tokens, top_k, -1).sum(1)
+
+    def _multiplied(self, rows: Tensor, scale: Tensor | None) -> Tensor:
+        """Activations as the products take them."""
+        if self.problem.fp8_activations:
+            return fp8_values(rows, scale, self.problem.activation_groups, self._dtype)
+        return rows.to(self._dtype)
+
+    def _product(self, rows: Tensor, matrix: Matrix, expert: int) -> Tensor:
+        """float32 [R, N]: rows by one expert's weights."""
+        weight = matrix.weight[expert]
+        if self.problem.weights == PLAIN:
+            return torch.mm(rows, weight.t()).float()
+        step = max(BLOCK, _DECODED // rows.shape[1] // BLOCK * BLOCK) if rows.device.type == "cpu" else weight.shape[0]
+        result = torch.empty(rows.shape[0], weight.shape[0], dtype=torch.float32, device=rows.device)
+        for start in range(0, weight.shape[0], step):
+            part = slice(start, start + step)
+            result[:, part] = torch.mm(rows, self._decoded(matrix, expert, part).t())
+        if matrix.channel_scale is not None:
+            result.mul_(matrix.channel_scale[expert])
+        return result
+
+    def _decoded(self, matrix: Matrix, expert: int, rows: slice) -> Tensor:
+        """A block of one expert's weights, scales of blocks and groups multiplied in."""
+        codes = matrix.weight[expert, rows]
+        count, width = codes.shape
+        if self.problem.weights in FP4_FORMATS:
+            values = self._fp4_values(codes)
+        elif codes.device.type == "cpu":
+            values = scratch("moe decoded", (count, width), self._dtype, codes.device)
+            e4m3_values("moe", codes, values)
+        else:
+            values = codes.to(self._dtype)
+        if matrix.scale is None:
+            return values
+        if self.problem.weights in FP4_FORMATS:
+            group = FP4_GROUP[self.problem.weights]
+            factors = _scales(matrix.scale[expert, rows], self._dtype)
+            return values.view(count, -1, group).mul_(factors.unsqueeze(2)).view(count, -1)
+        blocks = slice(rows.start // BLOCK, -(-(rows.start + count) // BLOCK))
+        factors = _scales(matrix.scale[expert, blocks], self._dtype)
+        return values.mul_(factors.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:count, :width])
+
+    def _fp4_values(self, codes: Tensor) -> Tensor:
+        """Bytes of two e2m1 values each [N, K / 2] as floats [N, K], by a table of all 256 pairs."""
+        if self._pairs is None:
+            every = torch.arange(256, dtype=torch.int32, device=codes.device).to(torch.uint8)
+            pairs = from_e2m1(every.unsqueeze(1), self._dtype)
+            self._pairs = pairs.view(torch.int32 if self._dtype.itemsize == 2 else torch.int64).flatten()
+        found = self._pairs.index_select(0, codes.reshape(-1).int())
+        return found.view(self._dtype).view(codes.shape[0], -1)
+
+
+def _scales(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return (from_e8m0(scale) if scale.dtype is torch.uint8 else scale).to(dtype)

@@ -1,0 +1,288 @@
+"""From a call of `fused_moe` to its Triton launches: sort, multiply, multiply, add up.
+
+Nothing is read back from the device, and grids depend on the number of tokens alone, so a call can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.moe.matmul import experts_kernel
+from kernelhub.backends.triton.moe.quantize import quantize_kernel
+from kernelhub.backends.triton.moe.reduction import reduce_kernel
+from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
+from kernelhub.backends.triton.moe.tiles import Choice, choose, multiplies_fp8
+from kernelhub.backends.triton.moe.tuned import Tiles
+from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
+from kernelhub.ops.moe.experts.problem import (
+    BLOCK_FORMATS,
+    FP8_BLOCK_UE8M0,
+    FP8_FORMATS,
+    NVFP4,
+    PLAIN,
+    ExpertsProblem,
+)
+from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
+
+if triton.knobs.runtime.interpret:
+    interpreter.repair()
+
+# Bytes of what experts add, in the dtype of the tokens; more tokens than that come in several rounds.
+_MOST_ADDED = 1 << 30
+# Pairs that one pass of the sort looks at, and the most that every program counts for itself: 8 passes, against the
+# launch of another kernel.
+_SORTED_AT_ONCE = 1024
+_COUNTED_ALONE = 8192
+_REDUCED_AT_ONCE = 1024
+
+
+class Experts(ExpertsAdapter):
+    """Sorted on the device, both products by one kernel, sums in a fixed order."""
+
+    def __init__(self, problem: ExpertsProblem) -> None:
+        super().__init__(problem)
+        self._native = multiplies_fp8(problem)
+        self._dtype: torch.dtype = getattr(torch, problem.dtype)
+        self._sorters: dict[tuple[int, bool], Launcher] = {}
+        self._products: dict[tuple[Tiles, bool], Launcher] = {}
+        choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
+        self._choices = choices
+        self._count = Launcher(count_kernel, {**choices, "BLOCK": _SORTED_AT_ONCE}, num_warps=4, num_stages=1)
+        self._quantizers = [self._quantizer(width) for width in (problem.hidden_size, problem.intermediate_size)]
+        self._reduce = Launcher(
+            reduce_kernel,
+            {"N": problem.hidden_size, **choices, "HAS_RESIDUAL": problem.residual, "BLOCK_N": _REDUCED_AT_ONCE},
+            num_warps=4,
+            num_stages=1,
+        )
+
+    def launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        step = self._round(x.shape[0])
+        with device_of(x):
+            if step == x.shape[0]:
+                self._launch(x, w13, w2, topk_weights, topk_ids, values, out)
+                return
+            for start in range(0, x.shape[0], step):
+                rows = slice(start, start + step)
+                residual = None if values.residual is None else values.residual[rows]
+                routed = (topk_weights[rows], topk_ids[rows])
+                self._launch(x[rows], w13, w2, *routed, values._replace(residual=residual), out[rows])
+
+    def tiles(self, num_tokens: int) -> str:
+        return str(choose(self.problem, min(num_tokens, self._round(num_tokens))))
+
+    def workspace_bytes(self, num_tokens: int) -> int:
+        problem, step = self.problem, self._round(num_tokens)
+        pairs, item = step * problem.top_k, self._dtype.itemsize
+        total = pairs * (problem.hidden_size + problem.intermediate_size) * item
+        rows, tiles = self._bounds(pairs, choose(problem, step).first.block_m)
+        total += 4 * (rows + tiles + problem.num_experts + 1)
+        if problem.fp8_activations:
+            for count, width in ((step, problem.hidden_size), (pairs, problem.intermediate_size)):
+                total += count * (width + 4 * self._pieces(width))
+        return total
+
+    def _launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        """One round."""
+        problem, pairs = self.problem, topk_ids.numel()
+        choice = choose(problem, x.shape[0])
+        sizes = (pairs, 0 if values.expert_map is None else values.expert_map.numel())
+        ids = (topk_ids, values.expert_map)
+        strides = (*topk_ids.stride(), 0 if values.expert_map is None else values.expert_map.stride(0))
+        rows = self._sort(ids, sizes, strides, choice)
+        on_input = problem.apply_router_weight_on_input
+        a, a_scale = self._quantized(x, values.a1_scale, 0)
+        inner = x.new_empty((pairs, problem.intermediate_size))
+        self._multiply(a, a_scale, w13, rows, topk_weights, values, inner, choice.first, True, "input" * on_input)
+        a, a_scale = self._quantized(inner, values.a2_scale, 1)
+        added = x.new_empty((pairs, problem.hidden_size))
+        router = "" if on_input else "output"
+        self._multiply(a, a_scale, w2, rows, topk_weights, values, added, choice.second, False, router)
+        residual = values.residual
+        of_residual = (0, 0) if residual is None else residual.stride()
+        aligned = not (out.data_ptr() | (0 if residual is None else residual.data_ptr())) & 15
+        self._reduce(
+            x.shape[0] * -(-problem.hidden_size // _REDUCED_AT_ONCE),
+            (x.get_device(), of_residual, out.stride()) if aligned else None,
+            added,
+            *ids,
+            residual,
+            out,
+            *sizes,
+            *strides,
+            *of_residual,
+            *out.stride(),
+        )
+
+    def _sort(
+        self, ids: tuple[Tensor, Tensor | None], sizes: tuple[int, int], strides: tuple[int, ...], choice: Choice
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Pairs sorted by expert, the expert of each tile, and how many rows there are, on the device."""
+        problem, block_m = self.problem, choice.first.block_m
+        most_rows, most_tiles = self._bounds(sizes[0], block_m)
+        memory = torch.empty(most_rows + most_tiles + problem.num_experts + 1, dtype=torch.int32, device=ids[0].device)
+        pairs, experts, counts, num_rows = memory.split((most_rows, most_tiles, problem.num_experts, 1))
+        device = ids[0].get_device()
+        counted = sizes[0] > _COUNTED_ALONE
+        if counted:
+            self._count(problem.num_experts, (device,), *ids, counts, *sizes, *strides)
+        sorter = self._sorters.get((block_m, counted))
+        if sorter is None:
+            static = {
+                **self._choices,
+                "EXPERTS_PAD": triton.next_power_of_2(problem.num_experts + 1),
+                "HAS_COUNTS": counted,
+                "BLOCK_M": block_m,
+                "BLOCK": _SORTED_AT_ONCE,
+            }
+            sorter = self._sorters[block_m, counted] = Launcher(sort_kernel, static, num_warps=4, num_stages=1)
+        sorter(problem.num_experts, (device,), *ids, counts, pairs, experts, num_rows, *sizes, *strides)
+        return pairs, experts, num_rows
+
+    def _multiply(
+        self,
+        a: Tensor,
+        a_scale: Tensor | None,
+        matrix: Matrix,
+        rows: tuple[Tensor, Tensor, Tensor],
+        router: Tensor,
+        values: Values,
+        out: Tensor,
+        tiles: Tiles,
+        gated: bool,
+        where: str,
+    ) -> None:
+        """One product of all experts."""
+        product = self._products.get((tiles, gated))
+        if product is None:
+            product = self._products[tiles, gated] = self._product(tiles, gated, where)
+        pairs, most_tiles = out.shape[0], rows[1].shape[0]
+        weight, scale, channels, bias = matrix
+        if weight.dtype is torch.float8_e4m3fn and not (self._native and self.problem.fp8_activations):
+            weight = weight.view(torch.uint8)
+        if scale is not None and scale.dtype is torch.float8_e4m3fn:
+            scale = scale.view(torch.uint8)
+        of_scale = (0, 0, 0) if scale is None else scale.stride()
+        of_channels = (0, 0) if channels is None else channels.stride()
+        of_bias = (0, 0) if bias is None else bias.stride()
+        variant: Hashable = None
+        if not (a.data_ptr() | weight.data_ptr() | out.data_ptr()) & 15:
+            bias_dtype = None if bias is None else bias.dtype
+            variant = (a.get_device(), a.stride(), weight.stride(), of_scale, of_channels[0], of_bias[0], bias_dtype)
+        product(
+            most_tiles * -(-out.shape[1] // tiles.block_n),
+            variant,
+            a,
+            a_scale,
+            weight,
+            scale,
+            channels,
+            bias,
+            router,
+            *rows,
+            out,
+            pairs,
+            most_tiles,
+            values.alpha,
+            values.limit,
+            *a.stride(),
+            *weight.stride(),
+            *of_scale,
+            *of_channels,
+            *of_bias,
+            *router.stride(),
+        )
+
+    def _product(self, tiles: Tiles, gated: bool, where: str) -> Launcher:
+        problem = self.problem
+        quantized, grouped = problem.fp8_activations, problem.activation_groups
+        native_products = quantized and self._native
+        decoded = "fp8" if problem.weights in FP8_FORMATS else problem.weights
+        return Launcher(
+            experts_kernel,
+            {
+                "N": problem.intermediate_size if gated else problem.hidden_size,
+                "K": problem.hidden_size if gated else problem.intermediate_size,
+                "TOP_K": problem.top_k,
+                "DIVISOR": problem.top_k if gated else 1,
+                "WEIGHTS": PLAIN if native_products else decoded,
+                "GATED": gated,
+                "ACTIVATION": problem.activation,
+                "A_SCALE": "" if not quantized else "one" if problem.static_scales else "group" if grouped else "row",
+                "BLOCK_SCALED": problem.weights in BLOCK_FORMATS,
+                "E8M0": problem.weights == FP8_BLOCK_UE8M0,
+                "HAS_CHANNELS": problem.weights in ("fp8_tensor", "fp8_channel", NVFP4),
+                "HAS_BIAS": problem.w13_bias if gated else problem.w2_bias,
+                "ROUTER": where,
+                "FP8": quantized,
+                "NATIVE": self._native,
+                "BLOCK_M": tiles.block_m,
+                "BLOCK_N": tiles.block_n,
+                "BLOCK_K": tiles.block_k,
+                "GROUP_M": tiles.group_m,
+            },
+            tiles.num_warps,
+            tiles.num_stages,
+        )
+
+    def _quantizer(self, width: int) -> tuple[Launcher, int]:
+        """The launcher for rows of that width, and how many pieces a program takes."""
+        piece = BLOCK if self.problem.activation_groups else width
+        padded = triton.next_power_of_2(piece)
+        block = max(1, 2048 // padded)
+        static: dict[str, Any] = {
+            "K": width,
+            "WIDTH": piece,
+            "WIDTH_PAD": padded,
+            "STATIC": self.problem.static_scales,
+            "BLOCK": block,
+        }
+        return Launcher(quantize_kernel, static, num_warps=4 if padded <= 4096 else 8, num_stages=1), block
+
+    def _quantized(self, rows: Tensor, scale: Tensor | None, side: int) -> tuple[Tensor, Tensor | None]:
+        """Rows as the product takes them, and their scales."""
+        if not self.problem.fp8_activations:
+            return rows, None
+        launcher, block = self._quantizers[side]
+        count, width = rows.shape
+        pieces = self._pieces(width)
+        codes = torch.empty((count, width), dtype=torch.uint8, device=rows.device)
+        scales = scale if scale is not None else torch.empty(count * pieces, dtype=torch.float32, device=rows.device)
+        aligned = not rows.data_ptr() & 15
+        launcher(
+            -(-count * pieces // block),
+            (rows.get_device(), rows.stride()) if aligned else None,
+            rows,
+            scale,
+            codes,
+            scales,
+            count,
+            *rows.stride(),
+        )
+        return (codes.view(torch.float8_e4m3fn) if self._native else codes), scales
+
+    def _pieces(self, width: int) -> int:
+        """Scales of a row."""
+        return -(-width // BLOCK) if self.problem.activation_groups else 1
+
+    def _round(self, num_tokens: int) -> int:
+        """Tokens at a time."""
+        row_bytes = self.problem.top_k * self.problem.hidden_size * self._dtype.itemsize
+        return max(1, min(num_tokens, _MOST_ADDED // row_bytes))
+
+    def _bounds(self, pairs: int, block_m: int) -> tuple[int, int]:
+        """The most rows and tiles that pairs can come to, however they are spread."""
+        hit = min(pairs, self.problem.num_experts)
+        tiles = hit + (pairs - hit) // block_m
+        return tiles * block_m, tiles

@@ -1,0 +1,72 @@
+"""Records of the Triton kernels of mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelhub.backends.triton.requirements import MACHINE
+from kernelhub.dispatch.constraint import Between, OneOf, Rule, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.ops.moe.experts.problem import FORMATS, FP8, MXFP4
+from kernelhub.ops.moe.routing.problem import FLOATS
+
+_IN_REGISTERS = "a program holds all experts of a token"
+
+
+def _scales_fit(problem: Any) -> str | None:
+    if problem.weights == MXFP4 and problem.dtype == "float16":
+        return "scales of mxfp4 reach 2^127, float16 does not"
+    return None
+
+
+KERNELS = (
+    Kernel(
+        op="route_experts",
+        name="triton.routing",
+        target="kernelhub.backends.triton.moe.routing_adapter:Routing",
+        summary="scores, groups, choice and weights in one pass",
+        band=Band.PORTABLE,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            Between("num_experts", 1, 1024, why=_IN_REGISTERS),
+            Between("top_k", 1, 64, why="a program holds all that a token chooses"),
+            Between("num_groups", 1, 64, why=_IN_REGISTERS),
+            anything("topk_groups"),
+        ),
+        features=frozenset(
+            {"scoring=sigmoid", "scoring=softmax_after_topk", "correction_bias", "renormalize", "scaling_factor"}
+        ),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        source="DeepSeek-V2 and V3 (2024), section 2.1.2",
+    ),
+    Kernel(
+        op="fused_moe",
+        name="triton.experts",
+        target="kernelhub.backends.triton.moe.experts_adapter:Experts",
+        summary="pairs sorted on the device, two products over padded tiles, sums in a fixed order",
+        band=Band.PORTABLE,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            OneOf("weights", FORMATS),
+            dtype_in("activation_dtype", *FLOATS, FP8),
+            Rule(("weights", "dtype"), _scales_fit, remedy="run gpt-oss in bfloat16, as it is published"),
+            Between("num_experts", 1, 1023, why="a program holds the counts of all experts"),
+            Between("top_k", 1, 64),
+            Between("hidden_size", 1, 1 << 15, why="a program quantises a whole row"),
+            Between("intermediate_size", 1, 1 << 15, why="a program quantises a whole row"),
+        ),
+        features=frozenset(
+            {
+                *("activation=gelu", "activation=gelu_tanh", "activation=swiglu_oai", "w13_bias", "w2_bias"),
+                *("static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
+            }
+        ),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="the grouping of tokens of vLLM's fused_moe; DeepSeek-V3 (2024), section 3.3.2, for scales of blocks",
+    ),
+)

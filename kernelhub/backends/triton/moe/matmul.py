@@ -1,0 +1,233 @@
+# mypy: ignore-errors
+"""A matrix product whose rows were sorted by expert: a tile of one expert's rows by a tile of its weights.
+
+    for k: acc += a[pairs, k] w[expert, columns, k]^T      GATED: gate and up side by side, two sums
+    acc * scales, + bias, times the router's weight; GATED: act(gate) * up
+    store to the row of each pair
+
+Both products of a mixture of experts are this kernel: rows of the first are tokens (`pair // DIVISOR`), rows of the
+second what the first stored for each pair. Weights, by WEIGHTS:
+
+* plain: as they are; fp8 weights are these too where the GPU multiplies fp8 natively;
+* fp8: bytes, decoded to the dtype of a;
+* mxfp4, nvfp4: two a byte, decoded and multiplied by their group's scale, which the dtype of a holds exactly.
+
+Scales of 128 x 128 blocks (BLOCK_SCALED) and of 1 x 128 of a are multiplied in at each step, which is 128 wide;
+those of rows, channels and experts at the end.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernelhub.backends.triton.formats import LOG2E, e2m1_to_float, e4m3_scaled, e8m0_to_float
+
+
+@triton.jit
+def _weights(
+    w, scale, columns, k, in_n, stride_wn, stride_wk, stride_sn, K, DTYPE: tl.constexpr, WEIGHTS: tl.constexpr,
+    NATIVE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_N, BLOCK_K] of one expert's weights from column `k` of K on, as DTYPE."""
+    if WEIGHTS == "mxfp4" or WEIGHTS == "nvfp4":
+        group: tl.constexpr = 32 if WEIGHTS == "mxfp4" else 16
+        byte = k // 2 + tl.arange(0, BLOCK_K // 2)
+        mask = in_n[:, None] if EVEN_K else in_n[:, None] & (byte < K // 2)[None, :]
+        raw = tl.load(w + columns[:, None] * stride_wn + byte[None, :], mask, other=0)
+        place = k // group + tl.arange(0, BLOCK_K // group)
+        mask = in_n[:, None] if EVEN_K else in_n[:, None] & (place < K // group)[None, :]
+        factor = tl.load(scale + columns[:, None] * stride_sn + place[None, :], mask, other=0)
+        if WEIGHTS == "mxfp4":
+            factor = e8m0_to_float(factor)
+        else:
+            factor = e4m3_scaled(factor, tl.float32, NATIVE) * (1.0 if NATIVE else 256.0)
+        spread = tl.broadcast_to(factor[:, :, None], (BLOCK_N, BLOCK_K // group, group // 2))
+        spread = tl.reshape(spread, (BLOCK_N, BLOCK_K // 2))
+        low = (e2m1_to_float(raw & 15) * spread).to(DTYPE)
+        high = (e2m1_to_float(raw >> 4) * spread).to(DTYPE)
+        values = tl.interleave(low, high)
+    else:
+        depth = k + tl.arange(0, BLOCK_K)
+        mask = in_n[:, None] if EVEN_K else in_n[:, None] & (depth < K)[None, :]
+        at = w + columns[:, None] * stride_wn + depth[None, :] * stride_wk
+        if WEIGHTS == "fp8":
+            values = e4m3_scaled(tl.load(at, mask, other=0), DTYPE, NATIVE)
+        else:
+            values = tl.load(at, mask, other=0.0)
+    return values
+
+
+@triton.jit
+def _activated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        return gate / (1.0 + tl.exp2(-gate * LOG2E)) * up
+    if ACTIVATION == "gelu":
+        return gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    if ACTIVATION == "gelu_tanh":
+        # (1 + tanh(z)) / 2 is sigmoid(2 z)
+        twice = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        return gate / (1.0 + tl.exp2(-twice * LOG2E)) * up
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    return gate / (1.0 + tl.exp2(-alpha * gate * LOG2E)) * (up + 1.0)
+
+
+@triton.jit
+def _block_scale(scale, block_n, block_k, stride_sn, stride_sk, E8M0: tl.constexpr):
+    factor = tl.load(scale + block_n * stride_sn + block_k * stride_sk)
+    return e8m0_to_float(factor) if E8M0 else factor
+
+
+_VARYING = ["pairs", "tiles", "alpha", "limit", "stride_cn", "stride_bn", "stride_rt", "stride_rk"]
+_METADATA = ["w_scale", "channel_scale", "bias", "router", "a_scale"]
+
+
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_METADATA)
+def experts_kernel(
+    a,
+    a_scale,
+    w,
+    w_scale,
+    channel_scale,
+    bias,
+    router,
+    sorted_pairs,
+    tile_experts,
+    num_rows,
+    out,
+    pairs,
+    tiles,
+    alpha,
+    limit,
+    stride_am,
+    stride_ak,
+    stride_we,
+    stride_wn,
+    stride_wk,
+    stride_se,
+    stride_sn,
+    stride_sk,
+    stride_ce,
+    stride_cn,
+    stride_be,
+    stride_bn,
+    stride_rt,
+    stride_rk,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    A_SCALE: tl.constexpr,
+    BLOCK_SCALED: tl.constexpr,
+    E8M0: tl.constexpr,
+    HAS_CHANNELS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROUTER: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """`out` [pairs, N] is contiguous, as are `a_scale` [rows] or [rows, ceil(K / 128)].
+
+    N: columns of the result, of the gate alone where GATED. A_SCALE: "" (none), "one", "row" or "group".
+    ROUTER: "" (none), "input" (before the bias), "output" (after it). FP8: a holds codes of fp8, bytes unless NATIVE.
+    """
+    program = tl.program_id(0)
+    across: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    band = program // (GROUP_M * across)
+    height = tl.minimum(tiles - band * GROUP_M, GROUP_M)
+    tile = band * GROUP_M + program % (GROUP_M * across) % height
+    block_n = program % (GROUP_M * across) // height
+    if tile * BLOCK_M >= tl.load(num_rows):
+        return
+    expert = tl.load(tile_experts + tile).to(tl.int64)
+    pair = tl.load(sorted_pairs + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+    there = pair < pairs
+    row = tl.where(there, pair // DIVISOR, 0).to(tl.int64)
+    n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_n = n < N
+    w += expert * stride_we
+    if BLOCK_SCALED or WEIGHTS == "mxfp4" or WEIGHTS == "nvfp4":
+        w_scale += expert * stride_se
+    even_k: tl.constexpr = K % BLOCK_K == 0
+    dtype: tl.constexpr = a.dtype.element_ty if not FP8 or NATIVE else tl.float16
+    a_rows = a + row[:, None] * stride_am
+    gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = gate
+    for k in range(0, K, BLOCK_K):
+        depth = k + tl.arange(0, BLOCK_K)
+        mask = there[:, None] if even_k else there[:, None] & (depth < K)[None, :]
+        if FP8 and not NATIVE:
+            left = e4m3_scaled(tl.load(a_rows + depth[None, :] * stride_ak, mask, other=0), dtype, False)
+        else:
+            left = tl.load(a_rows + depth[None, :] * stride_ak, mask, other=0.0)
+        right = _weights(
+            w, w_scale, n, k, in_n, stride_wn, stride_wk, stride_sn, K, dtype, WEIGHTS, NATIVE, BLOCK_N, BLOCK_K, even_k
+        )
+        if GATED:
+            also = _weights(
+                w, w_scale, N + n, k, in_n, stride_wn, stride_wk, stride_sn, K, dtype, WEIGHTS, NATIVE, BLOCK_N,
+                BLOCK_K, even_k,
+            )  # fmt: skip
+        if BLOCK_SCALED:
+            # Steps and blocks are 128 wide, and no tile of columns lies in two blocks.
+            of_a = 1.0
+            if A_SCALE == "group":
+                groups: tl.constexpr = (K + 127) // 128
+                of_a = tl.load(a_scale + row * groups + k // 128, there, other=0.0)[:, None]
+            scale = _block_scale(w_scale, block_n * BLOCK_N // 128, k // 128, stride_sn, stride_sk, E8M0)
+            gate += tl.dot(left, tl.trans(right), input_precision="ieee") * (of_a * scale)
+            if GATED:
+                scale = _block_scale(w_scale, (N + block_n * BLOCK_N) // 128, k // 128, stride_sn, stride_sk, E8M0)
+                up += tl.dot(left, tl.trans(also), input_precision="ieee") * (of_a * scale)
+        elif FP8 and NATIVE:
+            # Tensor cores of sm_90 keep 14 bits of a sum of fp8 products: take it over after each step.
+            gate = tl.dot(left, tl.trans(right), gate, max_num_imprecise_acc=BLOCK_K)
+            if GATED:
+                up = tl.dot(left, tl.trans(also), up, max_num_imprecise_acc=BLOCK_K)
+        else:
+            gate = tl.dot(left, tl.trans(right), gate, input_precision="ieee")
+            if GATED:
+                up = tl.dot(left, tl.trans(also), up, input_precision="ieee")
+
+    if not NATIVE:
+        # e4m3_scaled gives 1/256 of what bytes mean.
+        if FP8:
+            gate, up = gate * 65536.0, up * 65536.0
+        elif WEIGHTS == "fp8":
+            gate, up = gate * 256.0, up * 256.0
+    if A_SCALE == "row":
+        of_row = tl.load(a_scale + row, there, other=0.0)[:, None]
+        gate, up = gate * of_row, up * of_row
+    elif A_SCALE == "one":
+        of_all = tl.load(a_scale)
+        gate, up = gate * of_all, up * of_all
+    if HAS_CHANNELS:
+        at = channel_scale + expert * stride_ce + n * stride_cn
+        gate *= tl.load(at, in_n, other=0.0)[None, :]
+        if GATED:
+            up *= tl.load(at + N * stride_cn, in_n, other=0.0)[None, :]
+    if ROUTER != "":
+        token = (pair // TOP_K).to(tl.int64)
+        weight = tl.load(router + token * stride_rt + pair % TOP_K * stride_rk, there, other=0.0)[:, None]
+    if ROUTER == "input":
+        gate, up = gate * weight, up * weight
+    if HAS_BIAS:
+        at = bias + expert * stride_be + n * stride_bn
+        gate += tl.load(at, in_n, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            up += tl.load(at + N * stride_bn, in_n, other=0.0).to(tl.float32)[None, :]
+    result = gate
+    if GATED:
+        result = _activated(gate, up, alpha, limit, ACTIVATION)
+    if ROUTER == "output":
+        result = result * weight
+    at = out + pair.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), there[:, None] & in_n[None, :])

@@ -1,0 +1,46 @@
+# mypy: ignore-errors
+"""Activations in fp8: codes, and a scale of each row or of each 1 x 128 of it, unless it is known beforehand.
+
+scale = max(|x|, 1e-10) / 448;  code = e4m3(x / scale)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernelhub.backends.triton.formats import E4M3_MAX, float_to_e4m3
+
+SMALLEST_AMAX = tl.constexpr(1e-10)
+
+
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["given"])
+def quantize_kernel(
+    x,
+    given,
+    codes,
+    scales,
+    rows,
+    stride_xm,
+    stride_xk,
+    K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    STATIC: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """BLOCK pieces of WIDTH columns; `codes` [rows, K] and `scales` [rows, pieces of a row] are contiguous."""
+    pieces: tl.constexpr = (K + WIDTH - 1) // WIDTH
+    piece = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    row = piece // pieces
+    column = (piece % pieces * WIDTH)[:, None] + tl.arange(0, WIDTH_PAD)[None, :]
+    inside = (tl.arange(0, WIDTH_PAD) < WIDTH)[None, :]
+    mask = (row < rows)[:, None] & (column < K) & inside
+    values = tl.load(x + row[:, None] * stride_xm + column * stride_xk, mask, other=0.0).to(tl.float32)
+    if STATIC:
+        scale = tl.load(given) + tl.zeros((BLOCK,), dtype=tl.float32)
+    else:
+        largest = tl.max(tl.abs(values), 1)
+        scale = tl.where(largest > SMALLEST_AMAX, largest, SMALLEST_AMAX) / E4M3_MAX
+        tl.store(scales + piece, scale, row < rows)
+    tl.store(codes + row[:, None] * K + column, float_to_e4m3(values / scale[:, None]), mask)

@@ -1,0 +1,86 @@
+"""Tile shapes of the two matrix products: measured ones where there are, else chosen from facts of the device.
+
+Every default is held against the ahead-of-time report (`tests/backends/test_triton_ahead.py`): it compiles, fits
+the shared memory of one block, and spills a few registers at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernelhub.backends.triton.moe.tuned import TUNED, Tiles, Tuned
+from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP4_FORMATS, PLAIN, ExpertsProblem
+
+EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Tiles of both products, which have the same rows, and where they are from.
+
+    Attributes:
+        first: of gate and up; `block_n` counts columns of each.
+        second: of the down projection.
+        source: ``"exact"`` (measured for this layer and number of tokens), ``"nearest"`` (measured for this layer
+            and another number of tokens) or ``"default"``.
+    """
+
+    first: Tiles
+    second: Tiles
+    source: str
+
+    def __str__(self) -> str:
+        words = {EXACT: "measured", NEAREST: "measured for another number of tokens", DEFAULT: "default"}
+        return f"{self.first} and {self.second} ({self.source}: {words[self.source]})"
+
+
+def choose(problem: ExpertsProblem, num_tokens: int, table: Sequence[Tuned] = TUNED) -> Choice:
+    """The tiles of a call."""
+    fitting = [entry for entry in table if entry.fits(problem)]
+    if not fitting:
+        block_m = rows_of_a_tile(num_tokens * problem.top_k, problem.num_experts)
+        return Choice(default_tiles(problem, block_m, True), default_tiles(problem, block_m, False), DEFAULT)
+    best = min(fitting, key=lambda entry: (abs(math.log(entry.num_tokens / num_tokens)), entry.num_tokens))
+    return Choice(best.first, best.second, EXACT if best.num_tokens == num_tokens else NEAREST)
+
+
+def rows_of_a_tile(pairs: int, num_experts: int) -> int:
+    """The least that holds the rows of an expert if each has as many, from 16, which a product needs, to 128."""
+    rows = -(-pairs // num_experts)
+    return next((block for block in (16, 32, 64) if rows <= block), 128)
+
+
+def default_tiles(problem: ExpertsProblem, block_m: int, gated: bool) -> Tiles:
+    """Tiles where nothing was measured.
+
+    128 columns of weights, which are 64 of gate and 64 of up in the first product, move 16 KB a step. With many rows
+    128 x 128 gives wgmma or tcgen05 enough to do for the bytes it reads, except where sums are scaled after each step
+    (blocks), or weights are decoded from 4 bits, in registers: then 64 rows. mma.sync (sm_80, 86, 89, 120) takes
+    decoded weights from registers too, where 64 columns of both gate and up spill a kilobyte, 32 nothing.
+    """
+    small = problem.device.shared_memory_bytes < 128 << 10
+    if problem.dtype == "float32":
+        # No tensor core is exact enough; fused multiply-adds of larger tiles spill.
+        return Tiles(min(block_m, 32), 16 if gated else 32, 128 if problem.weights in BLOCK_FORMATS else 32, 4, 1)
+    blocks, native = problem.weights in BLOCK_FORMATS, problem.fp8_activations and multiplies_fp8(problem)
+    if blocks or problem.weights in FP4_FORMATS:
+        block_m = min(block_m, 64)
+    decoded = problem.weights != PLAIN and not native
+    columns = 64 if gated else 128
+    if decoded and problem.device.family not in ("hopper", "blackwell") and (gated or blocks):
+        columns //= 2
+    return Tiles(
+        block_m,
+        columns,
+        # A step is a block; and fp8 moves as many bytes with 128 as bfloat16 with 64.
+        block_k=128 if blocks or native else 64,
+        num_warps=8 if block_m >= 64 else 4,
+        num_stages=2 if small and problem.weights != PLAIN else 3,
+    )
+
+
+def multiplies_fp8(problem: ExpertsProblem) -> bool:
+    """Whether the device multiplies fp8 as it is, and converts it: from sm_89 on."""
+    return problem.device.vendor == "nvidia" and problem.device.capability >= (8, 9)

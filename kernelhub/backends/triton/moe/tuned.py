@@ -1,0 +1,74 @@
+"""Tiles that were measured, as data: one entry per device family, layer and number of tokens.
+
+An entry is added with what it was measured on; there is none yet, so `tiles.choose` says "default" of every call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelhub.ops.moe.experts.problem import ExpertsProblem
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of one matrix product.
+
+    Attributes:
+        block_m: rows per program, all of one expert.
+        block_n: columns per program.
+        block_k: columns of the operands per step of the loop.
+        num_warps: warps per program.
+        num_stages: steps of the loop whose loads are in flight.
+        group_m: tiles of rows that run beside each other over the same weights, for the L2 cache.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+
+    def __str__(self) -> str:
+        return f"{self.block_m} x {self.block_n} x {self.block_k}, {self.num_warps} warps, {self.num_stages} stages"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Tiles that were the fastest of those tried.
+
+    Attributes:
+        family: of the device, `DeviceFacts.family`.
+        weights, activation_dtype, num_experts, top_k, hidden_size, intermediate_size: facets of the layer.
+        num_tokens: of the call.
+        first: of gate and up.
+        second: of the down projection; as many rows.
+        evidence: device, versions, date.
+    """
+
+    family: str
+    weights: str
+    activation_dtype: str
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    num_tokens: int
+    first: Tiles
+    second: Tiles
+    evidence: str
+
+    def __post_init__(self) -> None:
+        if self.first.block_m != self.second.block_m:
+            raise ValueError(f"{self}: both products work on the same tiles of rows")
+
+    def fits(self, problem: ExpertsProblem) -> bool:
+        """Whether it was measured for this layer on such a device."""
+        names = ("weights", "activation_dtype", "num_experts", "top_k", "hidden_size", "intermediate_size")
+        return self.family == problem.device.family and all(
+            getattr(self, name) == getattr(problem, name) for name in names
+        )
+
+
+TUNED: tuple[Tuned, ...] = ()

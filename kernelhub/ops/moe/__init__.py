@@ -1,0 +1,13 @@
+"""Mixtures of experts: `route_experts`, which says where each token goes, and `fused_moe`, which takes it there.
+
+Conventions of both:
+
+* ``topk_ids`` are int32 ``[T, top_k]``, ``topk_weights`` float32 ``[T, top_k]``, best first;
+* a routing without groups is ``num_groups=None``; 0 and 1 mean the same;
+* experts' weights are ``w13 [E, 2I, H]``, the gate's rows before those of up, and ``w2 [E, H, I]``;
+* an id outside of the experts, -1 say, is a choice that is left out: it adds nothing and reads nothing.
+
+Files: `models` (shapes of published models); `routing/` and `experts/`, in each of which `problem` (facets),
+`route_experts` or `fused_moe` (the op), `call` (checks and launch), `adapter` (what a kernel must be), `reference`,
+`tolerance`, `inputs`, `library` (torch.compile); `experts/weights` tells the formats of weights by their scales.
+"""

@@ -1,0 +1,60 @@
+"""What a kernel must be to answer `fused_moe`."""
+
+from __future__ import annotations
+
+import abc
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.weights import Matrix
+
+
+class Values(NamedTuple):
+    """The rest of a call.
+
+    Attributes:
+        a1_scale: float32 of one element, the scale of the quantised tokens; None if it is found for each row.
+        a2_scale: the same of what the activation gives.
+        alpha: of ``swiglu_oai``.
+        limit: of ``swiglu_oai``.
+        expert_map: int32 [E_global], local ids by global ones, or None.
+        residual: [T, H] in the dtype of the tokens, or None.
+    """
+
+    a1_scale: Tensor | None = None
+    a2_scale: Tensor | None = None
+    alpha: float = 1.702
+    limit: float = 7.0
+    expert_map: Tensor | None = None
+    residual: Tensor | None = None
+
+
+class ExpertsAdapter(abc.ABC):
+    """A kernel of the op, made for one problem. To write one:
+
+    1. In `__init__(problem)` choose what is static.
+    2. In `launch` write the result into `out`, and return nothing.
+    3. Say in `workspace_bytes` what memory it takes beyond operands and result, and in `tiles` which sizes it takes.
+
+    The op has checked what its contract says, but for the values of ids: those outside of the experts must add nothing
+    and read nothing. Tensors may have any strides, but weights and their scales are contiguous along K.
+    """
+
+    def __init__(self, problem: ExpertsProblem) -> None:
+        self.problem = problem
+
+    @abc.abstractmethod
+    def launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        """x and out [T, H], topk_weights float32 and topk_ids int32 [T, top_k]; T > 0."""
+
+    def workspace_bytes(self, num_tokens: int) -> int:
+        """Device memory beyond the operands that calls of up to so many tokens take, at most."""
+        return 0
+
+    def tiles(self, num_tokens: int) -> str:
+        """The sizes that a call of so many tokens takes and where they are from, in words; "" if there is no choice."""
+        return ""

@@ -1,0 +1,261 @@
+"""`fused_moe`: tokens through the experts they were routed to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.moe.experts import library
+from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
+from kernelhub.ops.moe.experts.call import NAME, Operands, bind, check, key_of, problem_of
+from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.reference import fused_moe_reference
+
+_op: Op[ExpertsProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="tokens through the experts they were routed to, weighed and added up",
+        problem=ExpertsProblem,
+        problem_of=problem_of,
+        adapter=ExpertsAdapter,
+        bind=bind,
+        reference=fused_moe_reference,
+        example="kernelhub.ops.moe.experts.inputs:moe_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class ExpertsPlan(Plan):
+    """A kernel chosen for a layer: ``run(x, topk_weights, topk_ids, residual=None, out=None)`` is a whole call.
+
+    Weights, scales, biases, the map and everything else are those it was prepared with, which it keeps alive.
+    ``plan.tiles(num_tokens)`` says which sizes a call takes and whether they are measured ones.
+    """
+
+    __slots__ = ("_given",)
+
+    def __init__(self, bound: Bound, given: Operands) -> None:
+        direct, kernel, problem = bound.run, bound.selection.selected, bound.selection.problem
+        nothing = given.x.new_empty(0)  # the layer is kept, not the tokens it was prepared with
+        layer = given._replace(x=nothing, topk_weights=nothing, topk_ids=nothing, residual=None, out=None)
+
+        def run(
+            x: Tensor,
+            topk_weights: Tensor,
+            topk_ids: Tensor,
+            residual: Tensor | None = None,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            result: Tensor = direct(
+                layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out)
+            )
+            return result
+
+        def traced(
+            x: Tensor,
+            topk_weights: Tensor,
+            topk_ids: Tensor,
+            residual: Tensor | None = None,
+            out: Tensor | None = None,
+        ) -> Tensor:
+            return fused_moe(
+                x,
+                layer.w13,
+                layer.w2,
+                topk_weights,
+                topk_ids,
+                activation=problem.activation,
+                activation_dtype=getattr(torch, problem.activation_dtype),
+                w13_scale=layer.w13_scale,
+                w2_scale=layer.w2_scale,
+                w13_global_scale=layer.w13_global_scale,
+                w2_global_scale=layer.w2_global_scale,
+                w13_bias=layer.w13_bias,
+                w2_bias=layer.w2_bias,
+                a1_scale=layer.a1_scale,
+                a2_scale=layer.a2_scale,
+                alpha=layer.alpha,
+                limit=layer.limit,
+                apply_router_weight_on_input=problem.apply_router_weight_on_input,
+                expert_map=layer.expert_map,
+                residual=residual,
+                out=out,
+                backend=kernel,
+            )
+
+        self._given = layer
+        super().__init__(bound, traced_as(run, traced))
+
+    def tiles(self, num_tokens: int) -> str:
+        """The sizes that a call of so many tokens takes and where they are from; "" if the kernel has no choice."""
+        words: str = self.adapter.tiles(num_tokens)
+        return words
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ExpertsPlan:
+    """Choose once for a layer like this: arguments as of `fused_moe`."""
+    asked = _op.ask(backend, args, kwargs)
+    return ExpertsPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments[0])
+
+
+@publish(_op, _prepare, traced=library.fused_moe)
+def fused_moe(
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    activation: str = "silu",
+    activation_dtype: torch.dtype | None = None,
+    w13_scale: Tensor | None = None,
+    w2_scale: Tensor | None = None,
+    w13_global_scale: Tensor | None = None,
+    w2_global_scale: Tensor | None = None,
+    w13_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
+    a1_scale: Tensor | None = None,
+    a2_scale: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    apply_router_weight_on_input: bool = False,
+    expert_map: Tensor | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Send each token through the experts it was routed to, and add up what they give, weighed.
+
+    For a token t and its k-th choice e, with weight w = topk_weights[t, k]::
+
+        gate, up = x[t] @ w13[e].T + w13_bias[e]
+        out[t] += w * ((act(gate) * up) @ w2[e].T + w2_bias[e])
+
+    Products are summed in float32; what the activation gives is rounded to the dtype of x, and what an expert
+    adds may be.
+
+    Args:
+        x: tokens ``[T, H]``, float32, float16 or bfloat16.
+        w13: ``[E, 2I, H]``, the gate's rows before those of up; contiguous along H. In the dtype of x; or
+            float8_e4m3fn; or fp4, two a byte, as uint8 or float4_e2m1fn_x2 ``[E, 2I, H / 2]``, the first of two in the
+            low four bits. A checkpoint that has gate and up in turn (gpt-oss) is brought into this order by
+            ``torch.cat([w[:, 0::2], w[:, 1::2]], 1)``, scales and biases too.
+        w2: ``[E, H, I]``, or ``[E, H, I / 2]``, in the same format.
+        topk_weights: float32 ``[T, top_k]``.
+        topk_ids: int32 ``[T, top_k]``; a choice outside of the experts (-1, say) is left out.
+        activation: ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, of the gate; or ``"swiglu_oai"``:
+            ``g * sigmoid(alpha * g) * (u + 1)`` with g = min(gate, limit) and u = clamp(up, -limit, limit).
+        activation_dtype: what weights are multiplied by: torch.float8_e4m3fn, or the dtype of x for weights that are
+            only stored small. By default fp8 for fp8 weights, as DeepSeek-V3 and vLLM run them, else that of x.
+            Quantised activations have a scale per 1 x 128 if weights have blocks, else per row: the largest magnitude,
+            at least 1e-10, over 448.
+        w13_scale: of quantised weights, multiplies; its shape and dtype say which format it is. fp8: float32
+            ``[E]`` or ``[E, 1]`` (tensor), ``[E, 2I]`` or ``[E, 2I, 1]`` (channel); or float32 or float8_e8m0fnu
+            ``[E, ceil(2I / 128), ceil(H / 128)]`` (blocks of 128 x 128, I a multiple of 128). MXFP4: float8_e8m0fnu
+            or uint8 ``[E, 2I, H / 32]``. NVFP4: float8_e4m3fn ``[E, 2I, H / 16]``.
+        w2_scale: the same of w2.
+        w13_global_scale: float32 ``[E]`` or ``[E, 1]``, NVFP4's second scale; multiplies.
+        w2_global_scale: the same of w2.
+        w13_bias: ``[E, 2I]``, float32 or the dtype of x.
+        w2_bias: ``[E, H]``, the same.
+        a1_scale: float32 of one element, the scale of x in fp8, of checkpoints with static activation scales; only
+            with fp8_tensor and fp8_channel weights, and together with `a2_scale`.
+        a2_scale: the same of what the activation gives.
+        alpha: of ``"swiglu_oai"``.
+        limit: of ``"swiglu_oai"``.
+        apply_router_weight_on_input: multiply by w before the activation instead (Llama 4): gate and up are then
+            ``w * (x @ w13.T) + w13_bias``.
+        expert_map: int32 ``[E_global]``, for experts spread over ranks: ids are global, the map gives their place in
+            w13, or -1 where they are not here, and the result is this rank's share.
+        residual: ``[T, H]`` in the dtype of x, added to the result: a shared expert's output, say.
+        out: destination ``[T, H]``; it may be `x` or `residual`.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        ``[T, H]`` in the dtype of x.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        DeepSeek-V3 (2024), sections 2.1.2 and 3.3; fused_experts of vLLM; the modeling code of Hugging Face
+        transformers, which the tests hold it against; OCP Microscaling Formats 1.0.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> x, w13, w2 = torch.randn(5, 32), torch.randn(8, 48, 32), torch.randn(8, 32, 24)
+        >>> weights, ids = kernelhub.route_experts(torch.randn(5, 8), 2, renormalize=True)
+        >>> kernelhub.fused_moe(x, w13, w2, weights, ids).shape
+        torch.Size([5, 32])
+    """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+        return library.fused_moe(
+            x,
+            w13,
+            w2,
+            topk_weights,
+            topk_ids,
+            activation=activation,
+            activation_dtype=activation_dtype,
+            w13_scale=w13_scale,
+            w2_scale=w2_scale,
+            w13_global_scale=w13_global_scale,
+            w2_global_scale=w2_global_scale,
+            w13_bias=w13_bias,
+            w2_bias=w2_bias,
+            a1_scale=a1_scale,
+            a2_scale=a2_scale,
+            alpha=alpha,
+            limit=limit,
+            apply_router_weight_on_input=apply_router_weight_on_input,
+            expert_map=expert_map,
+            residual=residual,
+            out=out,
+            backend=backend,
+        )
+    given = Operands(
+        x,
+        w13,
+        w2,
+        topk_weights,
+        topk_ids,
+        w13_scale,
+        w2_scale,
+        w13_global_scale,
+        w2_global_scale,
+        w13_bias,
+        w2_bias,
+        a1_scale,
+        a2_scale,
+        alpha,
+        limit,
+        expert_map,
+        residual,
+        out,
+    )
+    try:
+        key = key_of(given, activation, activation_dtype, bool(apply_router_weight_on_input))
+        hash(key)
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(given, activation, activation_dtype)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(given, activation, activation_dtype)
+        run = _op.decide(key, x.get_device(), backend)
+    result: Tensor = run(given)
+    return result

@@ -1,0 +1,129 @@
+"""The op under torch.compile, torch.export and fake tensors; see `kernelhub.ops.attention.library`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.op import Backend
+from kernelhub.ops.arguments import plain
+from kernelhub.ops.operators import define, names_of
+
+# In the order of the operators, and of `_OPERANDS` below.
+_POSITIONAL = ("x", "w13", "w2", "topk_weights", "topk_ids")
+_NAMES = (
+    *_POSITIONAL,
+    "activation",
+    "activation_dtype",
+    "w13_scale",
+    "w2_scale",
+    "w13_global_scale",
+    "w2_global_scale",
+    "w13_bias",
+    "w2_bias",
+    "a1_scale",
+    "a2_scale",
+    "alpha",
+    "limit",
+    "apply_router_weight_on_input",
+    "expert_map",
+    "residual",
+    "backend",
+)
+
+
+def fused_moe(
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    activation: str = "silu",
+    activation_dtype: torch.dtype | None = None,
+    w13_scale: Tensor | None = None,
+    w2_scale: Tensor | None = None,
+    w13_global_scale: Tensor | None = None,
+    w2_global_scale: Tensor | None = None,
+    w13_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
+    a1_scale: Tensor | None = None,
+    a2_scale: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    apply_router_weight_on_input: bool = False,
+    expert_map: Tensor | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """`kernelhub.fused_moe` through its operator."""
+    arguments = (
+        x,
+        w13,
+        w2,
+        topk_weights,
+        topk_ids,
+        activation,
+        activation_dtype,
+        w13_scale,
+        w2_scale,
+        w13_global_scale,
+        w2_global_scale,
+        w13_bias,
+        w2_bias,
+        a1_scale,
+        a2_scale,
+        alpha,
+        limit,
+        apply_router_weight_on_input,
+        expert_map,
+        residual,
+        names_of(backend),
+    )
+    if out is None:
+        made: Tensor = torch.ops.kernelhub.fused_moe.default(*arguments)
+        return made
+    if out is residual or out is x:  # an operator may write no operand that is also read by another name
+        torch.ops.kernelhub.fused_moe_out.default(*_apart(arguments, out), out)
+        return out
+    torch.ops.kernelhub.fused_moe_out.default(*arguments, out)
+    return out
+
+
+def _apart(arguments: tuple[Any, ...], out: Tensor) -> tuple[Any, ...]:
+    """The arguments with a copy of what `out` is."""
+    return tuple(item.clone() if item is out else item for item in arguments)
+
+
+def _functional(*arguments: Any) -> Tensor:
+    return _eager(arguments, None)
+
+
+def _mutating(*arguments: Any) -> None:
+    _eager(arguments[:-1], arguments[-1])
+
+
+def _eager(arguments: tuple[Any, ...], out: Tensor | None) -> Tensor:
+    from kernelhub.ops.moe.experts.fused_moe import fused_moe as eager
+
+    named = dict(zip(_NAMES, arguments, strict=True))
+    x, *others = (named.pop(name) for name in _POSITIONAL)
+    return eager(plain(x), *others, **named, out=out)
+
+
+def _fake(x: Tensor, *arguments: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+_OPERANDS = (
+    "Tensor x, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, "
+    "ScalarType? activation_dtype, Tensor? w13_scale, Tensor? w2_scale, Tensor? w13_global_scale, "
+    "Tensor? w2_global_scale, Tensor? w13_bias, Tensor? w2_bias, Tensor? a1_scale, Tensor? a2_scale, "
+    "float alpha, float limit, bool apply_router_weight_on_input, Tensor? expert_map, Tensor? residual, "
+    "str[]? backend"
+)
+define(f"fused_moe({_OPERANDS}) -> Tensor", _functional, _fake)
+define(f"fused_moe_out({_OPERANDS}, Tensor(a!) out) -> ()", _mutating)

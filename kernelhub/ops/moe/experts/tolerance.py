@@ -1,0 +1,85 @@
+"""How far a result may be from the reference, and why.
+
+A result is a sum of terms w_k w2[h, i] a[k, i] (and biases) over experts k and columns i. What is rounded on the way:
+
+* a, the intermediate, to the dtype of the tokens, after gate and up may have been rounded to it too: each of
+  them within half a spacing, u / 2 (u = 2^-7 relative for bfloat16, 2^-10 for float16), and none moves a by more
+  than about its own relative error (|d silu / d g| <= 1.1);
+* what an expert adds, and the result, to that dtype: each within u / 2 of its size;
+* weights, where a kernel multiplies codes by float32 scales before it multiplies by them: within u / 2;
+* float32 sums of up to 2^13 terms: 2^6.5 roundings of 2^-24, taken together 2^-17 of what a random walk of the terms
+  reaches, and twice that for two matrix products.
+
+These errors are independent and of mean zero. Hoeffding: with terms that are off by at most e t_i each, the sum is
+off by more than 8 e sqrt(sum t_i^2) with a chance of 2^-45. So with
+
+    S^2 = sum_k (w_k^2 sum_i (w2 a)^2 + (what k adds)^2) + result^2
+
+no element is off by more than 8 e S and, their root mean square being e / sqrt(3) at most, all of them in root mean
+square by no more than e S; e = u / 2 + 2^-16. That is 0.4 % for bfloat16: a factor that is off by a percent is told.
+
+Activations in fp8 are quantised from the same bits on both sides unless a rounding before went the other way, which
+tensor cores that keep 14 bits (2^-13) make happen to 2^-5 of the intermediates of bfloat16. Where that is the largest
+of its row, the row is quantised anew with a scale that is off by 2^-8; then 2^-4.5 of its codes move, by 2^-3.5,
+which is 2^-5.75 in root mean square, of such a row. So there e is 2^-6 for single elements, 2^-7 for all together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.formats import E4M3
+from kernelhub.ops.moe.experts.reference import parts_of
+
+_HALF_SPACING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+_SIGMAS = 8.0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How a result compares to the reference.
+
+    Attributes:
+        worst: largest error of an element over what is allowed.
+        overall: root mean square error over what is allowed.
+        finite: whether every element is.
+    """
+
+    worst: float
+    overall: float
+    finite: bool
+
+    @property
+    def ok(self) -> bool:
+        return self.finite and self.worst <= 1.0 and self.overall <= 1.0
+
+
+def compare(out: Tensor, arguments: dict[str, Any], dtype: torch.dtype = torch.float64) -> Agreement:
+    """A result of `fused_moe` against the reference in `dtype`, for arguments as of the op."""
+    want, scale = _expected(arguments, dtype)
+    rounding = _HALF_SPACING[out.dtype] + 2.0**-16
+    quantized = arguments["w13"].dtype is E4M3 and arguments.get("activation_dtype") in (None, E4M3)
+    single, overall = (rounding + 2.0**-6, rounding + 2.0**-7) if quantized else (rounding, rounding)
+    error = (out.to(dtype) - want).abs()
+    tiny = 2.0**-24 if out.dtype is torch.float16 else 2.0**-100
+    return Agreement(
+        float((error / (_SIGMAS * single * scale + tiny)).amax()) if error.numel() else 0.0,
+        float(error.square().sum().sqrt() / (overall * scale.square().sum().sqrt() + tiny)),
+        bool(out.isfinite().all()),
+    )
+
+
+def _expected(arguments: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The reference's result and S, [T, H]."""
+    x, residual = arguments["x"], arguments.get("residual")
+    want = torch.zeros(x.shape, dtype=dtype, device=x.device) if residual is None else residual.to(dtype)
+    squares = torch.zeros_like(want)
+    for part in parts_of(**arguments, dtype=dtype):
+        want = want.index_add(0, part.tokens, part.result)
+        terms = (part.inner.square() @ part.w2.square().t()) * part.weights.square()
+        squares.index_add_(0, part.tokens, terms + part.result.square())
+    return want, (squares + want.square()).sqrt()

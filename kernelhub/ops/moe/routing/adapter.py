@@ -1,0 +1,29 @@
+"""What a kernel must be to answer `route_experts`."""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor
+
+from kernelhub.ops.moe.routing.problem import RoutingProblem
+
+
+class RoutingAdapter(abc.ABC):
+    """A kernel of the op, made for one problem. To write one:
+
+    1. In `__init__(problem)` choose what is static.
+    2. In `launch` write weights and ids, and return nothing.
+
+    The op has checked what its contract says. Tensors may have any strides. What ranks experts, breaks ties and
+    counts for NaN is said by the op's docstring and by `kernelhub.ops.moe.routing.reference`.
+    """
+
+    def __init__(self, problem: RoutingProblem) -> None:
+        self.problem = problem
+
+    @abc.abstractmethod
+    def launch(
+        self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
+    ) -> None:
+        """logits [T, E], correction_bias float32 [E]; weights float32 and ids int32 [T, top_k]; T > 0."""

@@ -1,0 +1,33 @@
+"""What selection may look at for `route_experts`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelhub.dispatch.problem import facet, feature
+from kernelhub.probes.device import DeviceFacts
+
+FLOATS = ("float32", "float16", "bfloat16")
+SOFTMAX, SIGMOID, SOFTMAX_AFTER_TOPK = "softmax", "sigmoid", "softmax_after_topk"
+SCORINGS = (SOFTMAX, SIGMOID, SOFTMAX_AFTER_TOPK)
+
+
+@dataclass(frozen=True)
+class RoutingProblem:
+    """One configuration of `route_experts`."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    dtype: str = facet("dtype of the logits", values=FLOATS, default="float32")
+    num_experts: int = facet("experts", default=128)
+    top_k: int = facet("experts that a token goes to", default=8)
+    num_groups: int = facet("groups of experts; 1 for none", default=1)
+    topk_groups: int = facet("groups that a token may go to", default=1)
+    scoring: str = feature("what makes a score of a logit", SOFTMAX, (SIGMOID, SOFTMAX_AFTER_TOPK))
+    correction_bias: bool = feature("a bias of each expert that only choosing sees", False)
+    renormalize: bool = feature("chosen weights are divided by their sum", False)
+    scaling_factor: bool = feature("weights are multiplied by a factor", False)
+
+    @property
+    def group_size(self) -> int:
+        """Experts of a group."""
+        return self.num_experts // self.num_groups

@@ -1,0 +1,259 @@
+"""What every kernel of `fused_moe` must do. Subclass `ExpertsContract` and name the kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernelhub
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FORMATS, FP8_FORMATS
+from kernelhub.ops.moe.experts.tolerance import compare
+from kernelhub.ops.moe.models import MoeModel
+from tests.conftest import DEVICE
+
+# Small, and awkward: the last step along H is a part of one, and so is the last tile of columns.
+PLAIN = MoeModel("plain", num_experts=5, top_k=2, hidden_size=160, intermediate_size=128)
+BIASED = dataclasses.replace(PLAIN, name="biased", bias=True)
+FP8 = ("fp8_tensor", "fp8_channel", "fp8_block", "fp8_block_ue8m0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One call, by what is unusual about it; `more` are further arguments."""
+
+    label: str
+    inputs: dict[str, Any]
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.label
+
+
+CASES = [
+    *(Case(f"{dtype}"[6:], {"dtype": dtype}) for dtype in (torch.bfloat16, torch.float16, torch.float32)),
+    *(Case(name, {"weights": name, "model": BIASED}) for name in FORMATS if name != "plain"),
+    *(Case(f"{name}, wide tokens", {"weights": name}, {"activation_dtype": torch.bfloat16}) for name in FP8),
+    *(Case(f"{name} in float16", {"weights": name, "dtype": torch.float16}) for name in ("fp8_block", "nvfp4")),
+    *(Case(f"{name} in float32", {"weights": name, "dtype": torch.float32}) for name in ("fp8_channel", "mxfp4")),
+    *(Case(name, {"model": BIASED}, {"activation": name}) for name in ACTIVATIONS if name != "silu"),
+    Case("clamped hard", {"model": BIASED}, {"activation": "swiglu_oai", "alpha": 0.5, "limit": 0.25}),
+    Case("router before", {"model": BIASED}, {"apply_router_weight_on_input": True}),
+    Case("router before, fp8", {"weights": "fp8_channel"}, {"apply_router_weight_on_input": True}),
+    *(Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 2, 17, 90)),
+    *(Case(f"{top_k} of 23", {"num_experts": 23, "top_k": top_k, "tokens": 3}) for top_k in (1, 22)),
+    Case("one expert", {"num_experts": 1, "top_k": 1}),
+    *(
+        Case(f"{hidden} by {inner}", {"hidden_size": hidden, "intermediate_size": inner})
+        for hidden, inner in ((64, 64), (33, 17), (130, 66), (128, 193))
+    ),
+    *(
+        Case(f"{name}, {hidden} by {inner}", {"weights": name, "hidden_size": hidden, "intermediate_size": inner})
+        for name, hidden, inner in (
+            ("mxfp4", 32, 96),
+            ("nvfp4", 48, 16),
+            ("fp8_tensor", 100, 36),
+            ("fp8_block", 129, 256),
+            ("fp8_block", 96, 128),
+        )
+    ),
+]
+
+
+class ExpertsContract:
+    kernel: ClassVar[str]
+    device: ClassVar[str] = DEVICE
+    claims_determinism: ClassVar[bool] = True
+    lacking: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def accepted_cases(cls) -> list[Case]:
+        return [case for case in CASES if case.label not in cls.lacking]
+
+    def inputs(self, **changes: Any) -> dict[str, Any]:
+        return moe_inputs(**{"model": PLAIN, "tokens": 5, "device": self.device} | changes)
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Tensor:
+        return kernelhub.fused_moe(**arguments, **more, backend=self.kernel)
+
+    def check(self, out: Tensor, arguments: dict[str, Any]) -> None:
+        assert (out.shape, out.dtype) == (arguments["x"].shape, arguments["x"].dtype)
+        agreement = compare(out, arguments)
+        assert agreement.ok, str(agreement)
+
+    def test_matches_the_reference_in_float64(self, case: Case) -> None:
+        arguments = self.inputs(**case.inputs) | case.more
+        out = torch.full_like(arguments["x"], torch.nan)
+        assert self.run(arguments, out=out) is out
+        self.check(out, arguments)
+        if self.claims_determinism:
+            assert torch.equal(self.run(arguments), out)
+
+    def test_static_scales_of_activations(self) -> None:
+        for weights in ("fp8_tensor", "fp8_channel"):
+            arguments = self.inputs(weights=weights)
+            scales = {
+                "a1_scale": torch.tensor(3.0 / 448, device=self.device),
+                "a2_scale": torch.tensor([1.0 / 448], device=self.device),
+            }
+            out = self.run(arguments | scales)
+            self.check(out, arguments | scales)  # some tokens reach beyond 3.0, and saturate
+            for name in scales:
+                assert not compare(out, arguments | scales | {name: 0.5 * scales[name]}).ok
+
+    def test_scales_of_either_shape(self) -> None:
+        for weights in ("fp8_tensor", "fp8_channel", "nvfp4", "mxfp4"):
+            arguments = self.inputs(weights=weights)
+            want = self.run(arguments)
+            names = [name for name in ("w13_scale", "w2_scale") if arguments[name].ndim < 3]
+            names += [name for name in ("w13_global_scale", "w2_global_scale") if name in arguments]
+            other = arguments | {name: arguments[name].unsqueeze(-1) for name in names}
+            if weights == "mxfp4":
+                other = arguments | {name: arguments[name].view(torch.uint8) for name in ("w13_scale", "w2_scale")}
+            assert torch.equal(self.run(other), want)
+
+    def test_every_argument_changes_the_result(self) -> None:
+        base = self.inputs(model=BIASED, weights="nvfp4") | {"activation": "swiglu_oai", "limit": 0.5}
+        out = self.run(base)
+        self.check(out, base)
+        x = base["x"]
+        for change in (
+            {"activation": "silu"},
+            {"alpha": 1.0},
+            {"limit": 1.0},
+            {"w13_bias": None},
+            {"w2_bias": None},
+            {"apply_router_weight_on_input": True},
+            {"residual": x},
+            {"topk_weights": base["topk_weights"].flip(1)},
+            {"topk_ids": base["topk_ids"].flip(1)},
+            {"w13_global_scale": 1.05 * base["w13_global_scale"]},
+            {"w2_global_scale": 1.05 * base["w2_global_scale"]},
+            {"w2_scale": base["w2_scale"].view(torch.uint8).roll(1, 2).view(torch.float8_e4m3fn)},
+            {"w13_scale": base["w13_scale"].view(torch.uint8).roll(1, 2).view(torch.float8_e4m3fn)},
+            {"expert_map": torch.tensor([1, 0, 2, 3, 4], dtype=torch.int32, device=self.device)},
+        ):
+            assert not compare(out, base | change).ok, change.keys()
+            self.check(self.run(base | change), base | change)
+
+    def test_gate_stands_before_up(self) -> None:
+        arguments = self.inputs(tokens=1, dtype=torch.float32)
+        w13 = torch.zeros_like(arguments["w13"])
+        w13[:, :128, 0], w13[:, 128:, 0] = -3.0, 2.0
+        arguments |= {"w13": w13, "x": torch.ones_like(arguments["x"])}
+        inner = -3.0 / (1 + torch.tensor(3.0, dtype=torch.float64).exp()) * 2.0
+        want = torch.zeros(160, dtype=torch.float64, device=self.device)
+        for place in range(2):
+            expert = int(arguments["topk_ids"][0, place])
+            want += float(arguments["topk_weights"][0, place]) * inner * arguments["w2"][expert].double().sum(1)
+        torch.testing.assert_close(self.run(arguments)[0].double(), want, rtol=1e-4, atol=1e-5)
+
+    def test_all_tokens_to_one_expert(self) -> None:
+        arguments = self.inputs(tokens=40)
+        for expert in (0, 4):
+            arguments["topk_ids"] = torch.full_like(arguments["topk_ids"], expert)
+            self.check(self.run(arguments), arguments)
+
+    def test_choices_outside_of_the_experts_are_left_out(self) -> None:
+        arguments = self.inputs()
+        for outside in (-1, 5, 1 << 30, -(1 << 31)):
+            ids = arguments["topk_ids"].clone()
+            ids[0, 1], ids[2] = outside, outside
+            weights = arguments["topk_weights"].clone()
+            weights[2, 0] = torch.nan  # it is not read either
+            out = self.run(arguments | {"topk_ids": ids, "topk_weights": weights})
+            self.check(out, arguments | {"topk_ids": ids})
+            assert not out[2].any()
+        nowhere = torch.full_like(arguments["topk_ids"], -1)
+        assert torch.equal(self.run(arguments | {"topk_ids": nowhere, "residual": arguments["x"]}), arguments["x"])
+
+    def test_a_map_says_which_experts_are_here(self) -> None:
+        whole = self.inputs(tokens=9)
+        want = self.run(whole)
+        shares = []
+        for here in ((3, 0), (1, 4, 2)):
+            table = torch.full((5,), -1, dtype=torch.int32, device=self.device)
+            table[list(here)] = torch.arange(len(here), dtype=torch.int32, device=self.device)
+            part = {name: whole[name][list(here)] for name in ("w13", "w2")}
+            share = self.run(whole | part | {"expert_map": table})
+            self.check(share, whole | part | {"expert_map": table})
+            shares.append(share.float())
+        scale = float(want.float().square().mean().sqrt())
+        assert float((sum(shares) - want.float()).abs().max()) <= 2**-5 * scale * 2
+        table = torch.tensor([1, 0, 7, -1, 4], dtype=torch.int32, device=self.device)  # 7 is nowhere
+        self.check(self.run(whole | {"expert_map": table}), whole | {"expert_map": table})
+
+    def test_the_same_expert_may_be_chosen_twice(self) -> None:
+        arguments = self.inputs()
+        arguments["topk_ids"][:, 1] = arguments["topk_ids"][:, 0]
+        self.check(self.run(arguments), arguments)
+
+    def test_the_result_may_take_the_place_of_tokens_or_of_what_is_added(self) -> None:
+        arguments = self.inputs()
+        residual = torch.randn_like(arguments["x"])
+        want = self.run(arguments | {"residual": residual})
+        self.check(want, arguments | {"residual": residual})
+        place = residual.clone()
+        assert self.run(arguments | {"residual": place}, out=place) is place
+        assert torch.equal(place, want)
+        tokens = arguments["x"].clone()
+        self.run(arguments | {"x": tokens, "residual": residual}, out=tokens)
+        assert torch.equal(tokens, want)
+
+    def test_operands_may_have_any_strides(self) -> None:
+        arguments = self.inputs(model=BIASED)
+        arguments["residual"] = torch.randn_like(arguments["x"])
+        want = self.run(arguments)
+        wide = torch.full((5, 2 * 160), torch.nan, dtype=torch.bfloat16, device=self.device)
+        moved = {name: arguments[name].t().contiguous().t() for name in ("x", "topk_weights", "topk_ids", "residual")}
+        moved |= {name: arguments[name].repeat_interleave(2, 1)[:, ::2] for name in ("w13_bias", "w2_bias")}
+        moved["w13"] = torch.cat([arguments["w13"], arguments["w13"]], 2)[..., :160]
+        moved["w2"] = arguments["w2"].transpose(0, 1).contiguous().transpose(0, 1)
+        self.run(arguments | moved, out=wide[:, ::2])
+        assert torch.equal(wide[:, ::2], want)
+        assert wide[:, 1::2].isnan().all()
+        assert self.run(arguments | moved).is_contiguous()
+
+    def test_nan_stays_with_its_token(self) -> None:
+        for weights in ("plain", "fp8_channel"):
+            arguments = self.inputs(weights=weights)
+            want = self.run(arguments)
+            x = arguments["x"].clone()
+            x[1, 3] = torch.nan
+            out = self.run(arguments | {"x": x})
+            assert out[1].isnan().all()
+            others = [0, 2, 3, 4]
+            assert torch.equal(out[others], want[others])
+
+    def test_tiny_scales_and_zeros_stay_finite(self) -> None:
+        for weights in ("fp8_block", "fp8_channel"):
+            arguments = self.inputs(weights=weights)
+            arguments["x"][0] = 0.0
+            arguments["w2_scale"] = arguments["w2_scale"] * 1e-23
+            out = self.run(arguments)
+            assert out.isfinite().all()
+            assert not out[0].any()
+
+    def test_no_tokens_give_an_empty_result(self) -> None:
+        assert self.run(self.inputs(tokens=0)).shape == (0, 160)
+
+    def test_a_plan_gives_what_the_call_gives(self) -> None:
+        arguments = self.inputs(weights="fp8_block")
+        plan = kernelhub.fused_moe.prepare(**arguments, backend=self.kernel)
+        assert plan.kernel == self.kernel
+        step = (arguments["x"], arguments["topk_weights"], arguments["topk_ids"])
+        assert torch.equal(plan.run(*step), self.run(arguments))
+        assert plan.workspace_bytes(num_tokens=64) >= 64 * 2 * (160 + 128) * 2
+        with pytest.raises(InvalidArgument, match="the plan is for dtype bfloat16"):
+            plan.run(step[0].half(), *step[1:])
+        with pytest.raises(InvalidArgument, match="the plan is for residual False"):
+            plan.run(*step, residual=step[0])
+        verdict = kernelhub.fused_moe.explain(**arguments, backend=self.kernel)
+        assert verdict.problem == plan.selection.problem
+        assert (verdict.problem.weights, verdict.problem.activation_dtype) == ("fp8_block", "float8_e4m3fn")
+        assert verdict.problem.weights in FP8_FORMATS
