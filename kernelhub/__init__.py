@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention as mla_attention
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
+    from kernelhub.ops.moe.experts.fused_moe import fused_moe as fused_moe
+    from kernelhub.ops.moe.routing.route_experts import route_experts as route_experts
     from kernelhub.ops.quant.fp8 import dequantize_fp8 as dequantize_fp8
     from kernelhub.ops.quant.fp8 import quantize_fp8 as quantize_fp8
     from kernelhub.ops.quant.mxfp4 import dequantize_mxfp4 as dequantize_mxfp4
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
     from kernelhub.ops.quant.mxfp8 import quantize_mxfp8 as quantize_mxfp8
     from kernelhub.ops.quant.nvfp4 import dequantize_nvfp4 as dequantize_nvfp4
     from kernelhub.ops.quant.nvfp4 import quantize_nvfp4 as quantize_nvfp4
-    from kernelhub.ops.mla.concat_mla_k import concat_mla_k as concat_mla_k
-    from kernelhub.ops.moe.experts.fused_moe import fused_moe as fused_moe
-    from kernelhub.ops.moe.routing.route_experts import route_experts as route_experts
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
 
 __version__ = "0.1.0"
@@ -66,7 +65,6 @@ _HOMES = {
     "mqa_logits": "kernelhub.ops.indexer.mqa_logits",
     "paged_mqa_logits": "kernelhub.ops.indexer.paged_mqa_logits",
     "topk_indices": "kernelhub.ops.indexer.topk_indices",
-    "concat_mla_k": "kernelhub.ops.mla.concat_mla_k",
     "fused_moe": "kernelhub.ops.moe.experts.fused_moe",
     "route_experts": "kernelhub.ops.moe.routing.route_experts",
     "explain": "kernelhub.dispatch.explain",

@@ -21,6 +21,8 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k
+    from kernelhub.ops.moe.experts.fused_moe import fused_moe
+    from kernelhub.ops.moe.routing.route_experts import route_experts
     from kernelhub.ops.quant.fp8 import dequantize_fp8, quantize_fp8
     from kernelhub.ops.quant.mxfp4 import dequantize_mxfp4, quantize_mxfp4
     from kernelhub.ops.quant.mxfp8 import dequantize_mxfp8, quantize_mxfp8
@@ -44,9 +46,6 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         quantize_nvfp4,
         dequantize_nvfp4,
         grouped_gemm,
+        fused_moe,
+        route_experts,
     )
-    from kernelhub.ops.mla.concat_mla_k import concat_mla_k
-    from kernelhub.ops.moe.experts.fused_moe import fused_moe
-    from kernelhub.ops.moe.routing.route_experts import route_experts
-
-    return (attention, paged_attention, merge_attention_states, concat_mla_k, route_experts, fused_moe)

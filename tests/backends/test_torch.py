@@ -8,13 +8,12 @@ import torch
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.experts import ExpertsContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
-from tests.contract.experts import ExpertsContract
-from tests.contract.merge import MergeContract
 from tests.contract.routing import RoutingContract
 
 pytestmark = pytest.mark.device
@@ -92,6 +91,8 @@ class TestPagedLogits(PagedLogitsContract):
 
 class TestTopK(TopKContract):
     kernel = "torch.topk"
+
+
 class TestRouting(RoutingContract):
     kernel = "torch.routing"
 

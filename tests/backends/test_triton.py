@@ -6,13 +6,12 @@ import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.experts import ExpertsContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
-from tests.contract.experts import ExpertsContract
-from tests.contract.merge import MergeContract
 from tests.contract.routing import RoutingContract
 
 pytestmark = pytest.mark.device
@@ -98,6 +97,8 @@ class TestPagedLogits(PagedLogitsContract):
 
 class TestTopK(TopKContract):
     kernel = "triton.radix"
+
+
 class TestRouting(RoutingContract):
     kernel = "triton.routing"
 

@@ -7,8 +7,8 @@ from kernelhub.backends.torch.grouped import kernels as grouped
 from kernelhub.backends.torch.indexer import kernels as indexer
 from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
-from kernelhub.backends.torch.quant import kernels as quant
 from kernelhub.backends.torch.moe import kernels as moe
+from kernelhub.backends.torch.quant import kernels as quant
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homepage="https://pytorch.org")
@@ -19,6 +19,6 @@ KERNELS = (
     *indexer.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
-    *quant.KERNELS,
     *moe.KERNELS,
+    *quant.KERNELS,
 )

@@ -7,8 +7,8 @@ from kernelhub.backends.triton.grouped import kernels as grouped
 from kernelhub.backends.triton.indexer import kernels as indexer
 from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
-from kernelhub.backends.triton.quant import kernels as quant
 from kernelhub.backends.triton.moe import kernels as moe
+from kernelhub.backends.triton.quant import kernels as quant
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("triton", "our portable kernels in Triton", package="triton", homepage="https://triton-lang.org")
@@ -19,6 +19,6 @@ KERNELS = (
     *indexer.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
-    *quant.KERNELS,
     *moe.KERNELS,
+    *quant.KERNELS,
 )
