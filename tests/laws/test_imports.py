@@ -97,7 +97,7 @@ def test_records_import_no_adapter() -> None:
                 module, _, name = imported.rpartition(".")
                 own = module in light or (name == "kernels" and path.parent == folder)
                 assert own or not imported.startswith("kernelhub.backends"), f"{path} imports {imported}"
-                assert imported.split(".")[0] in ("kernelhub", "__future__", "dataclasses"), imported
+                assert imported.split(".")[0] in ("kernelhub", "__future__", "dataclasses", "typing"), imported
 
 
 def test_only_order_files_name_kernels_of_several_backends() -> None:
