@@ -89,10 +89,9 @@ def explanation() -> str:
 
 def api(name: str) -> str:
     function = getattr(kernelhub, name)
-    lines = [f"    {parameter}" for parameter in inspect.signature(function).parameters.values()]
-    by_name = [
-        parameter.kind is parameter.KEYWORD_ONLY for parameter in inspect.signature(function).parameters.values()
-    ]
+    taken = inspect.signature(function).parameters.values()
+    lines = [f"    {parameter}" for parameter in taken]
+    by_name = [parameter.kind is parameter.KEYWORD_ONLY for parameter in taken]
     if True in by_name:
         lines.insert(by_name.index(True), "    *")
     parameters = ",\n".join(lines)
