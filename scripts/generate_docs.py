@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import verification_page  # noqa: E402
 
 import kernelhub  # noqa: E402
 from kernelhub.dispatch.hub import HUB  # noqa: E402
@@ -161,6 +163,11 @@ def cost() -> str:
     return table(("", f"2-core CPU ({machines[0]})", f"host of an H200 ({machines[1]})"), rows)
 
 
+def every_kernel() -> list[tuple[str, str]]:
+    """(op, kernel) of all records."""
+    return [(op, name) for op, function in zip(OPS, functions(), strict=True) for name in function.kernels()]
+
+
 def codes() -> str:
     """Stable codes of decisions, with what each means."""
     meanings = {
@@ -203,6 +210,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "choices": choices,
     "explanation": explanation,
     "codes": codes,
+    "machines of the records": lambda: verification_page.machines(table),
+    "what was run": lambda: verification_page.tested(every_kernel(), table),
+    "what was compiled ahead": lambda: verification_page.compiled(every_kernel(), table),
     "cost": cost,
     "measured on a cpu": lambda: measured("cpu.json"),
     "measured on an h200": lambda: measured("h200.json"),
