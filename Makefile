@@ -2,7 +2,7 @@
 PYTHON ?= python
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test lint bench docs golden test-matrix gpu
+.PHONY: demo test lint bench docs golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
@@ -23,6 +23,11 @@ golden:               ## rewrite the golden selection tables, to be reviewed as 
 	$(PYTHON) -m tests.golden.tables --write
 
 docs:                 ## rewrite the generated pages
+	$(PYTHON) scripts/generate_docs.py
+
+verification:         ## run the kernels' tests, compile ahead, and rewrite what docs/verification.md says of both
+	$(INSTALL) -e ".[test]"
+	$(PYTHON) scripts/record_verification.py
 	$(PYTHON) scripts/generate_docs.py
 
 test-matrix:          ## Triton's tests on the oldest and newest Triton, the core on older torch

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import verification_page  # noqa: E402
 
 import kernelhub  # noqa: E402
 from kernelhub.dispatch.hub import HUB  # noqa: E402
@@ -89,10 +91,9 @@ def explanation() -> str:
 
 def api(name: str) -> str:
     function = getattr(kernelhub, name)
-    lines = [f"    {parameter}" for parameter in inspect.signature(function).parameters.values()]
-    by_name = [
-        parameter.kind is parameter.KEYWORD_ONLY for parameter in inspect.signature(function).parameters.values()
-    ]
+    taken = inspect.signature(function).parameters.values()
+    lines = [f"    {parameter}" for parameter in taken]
+    by_name = [parameter.kind is parameter.KEYWORD_ONLY for parameter in taken]
     if True in by_name:
         lines.insert(by_name.index(True), "    *")
     parameters = ",\n".join(lines)
@@ -162,6 +163,11 @@ def cost() -> str:
     return table(("", f"2-core CPU ({machines[0]})", f"host of an H200 ({machines[1]})"), rows)
 
 
+def every_kernel() -> list[tuple[str, str]]:
+    """(op, kernel) of all records."""
+    return [(op, name) for op, function in zip(OPS, functions(), strict=True) for name in function.kernels()]
+
+
 def codes() -> str:
     """Stable codes of decisions, with what each means."""
     meanings = {
@@ -204,6 +210,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "choices": choices,
     "explanation": explanation,
     "codes": codes,
+    "machines of the records": lambda: verification_page.machines(table),
+    "what was run": lambda: verification_page.tested(every_kernel(), table),
+    "what was compiled ahead": lambda: verification_page.compiled(every_kernel(), table),
     "cost": cost,
     **{
         f"{path.stem.replace('_', ' on ')} measured": lambda name=path.name: measured(name)

@@ -32,4 +32,5 @@ left=$((525 - SECONDS + STARTED))
 part other_tests "$((left > 20 ? left : 20))" "${tests[@]}" -m "not (gpu or device)" tests \
     --ignore tests/backends --junitxml "$OUT/other_tests.xml"
 
+"$PYTHON" scripts/record_verification.py --junit "$OUT/gpu_tests.xml" "$OUT/other_tests.xml" --out "$OUT/verification.json"
 "$PYTHON" scripts/summary_of_gpu_run.py "$OUT"

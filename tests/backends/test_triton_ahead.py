@@ -36,6 +36,9 @@ class TestAheadOfTime:
     def test_every_case_compiles(self, device: str) -> None:
         assert len(launches(device)) >= FEWEST_LAUNCHES
 
+    def test_every_launch_is_that_of_a_record(self, device: str) -> None:
+        assert [row for row in launches(device) if row["record"] is None] == []
+
     def test_fits_shared_memory(self, device: str) -> None:
         assert [row for row in launches(device) if not row["fits"]] == []
 
@@ -48,6 +51,12 @@ class TestAheadOfTime:
         for row in launches(device):
             if row["kernel"] == "prefill_kernel" and "float32" not in row["case"]:
                 assert MATRIX_INSTRUCTION[device] in row["instructions"], row
+
+    def test_grouped_products_use_the_matrix_instructions_of_the_generation(self, device: str) -> None:
+        for row in launches(device):
+            if row["kernel"] == "grouped_gemm_kernel" and "fp32" not in row["case"]:
+                wanted = MATRIX_INSTRUCTION[device] if "fp16 rows" not in row["case"] else "mma.sync"
+                assert wanted in row["instructions"], row
 
     def test_decode_uses_matrix_instructions(self, device: str) -> None:
         for row in launches(device):

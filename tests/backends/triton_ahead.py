@@ -3,8 +3,8 @@
     python -m tests.backends.triton_ahead [--device H200] [--case NAME] [--table]
 
 Runs the library's own adapters on fake tensors, with a driver that answers only "which target", so tiles,
-constants and specialisation are those of a real launch. Prints one JSON object per launch: kernel, device,
-shared memory, registers, spilled bytes, and the matrix instructions that were emitted.
+constants and specialisation are those of a real launch. Prints one JSON object per launch: op and kernel record,
+compiled function, device, shared memory, registers, spilled bytes, and the matrix instructions that were emitted.
 
 It must run in a process without TRITON_INTERPRET, which is why the test starts it as one.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import functools
 import json
 import pkgutil
 import re
@@ -23,6 +24,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import triton
@@ -31,6 +33,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
+from kernelhub.dispatch.hub import HUB
+from kernelhub.ops import functions
 from kernelhub.probes.device import DeviceFacts, simulated
 from tests.backends import ahead
 
@@ -65,17 +69,18 @@ class Driver:
 
 
 @contextlib.contextmanager
-def compiling_for(device: DeviceFacts) -> Iterator[list[tuple[str, Any]]]:
+def compiling_for(device: DeviceFacts) -> Iterator[list[tuple[dict[str, Any], Any]]]:
     """Within the block a launch compiles for `device` and is recorded; nothing runs. Tensors are fake."""
     major, minor = device.capability
-    launches: list[tuple[str, Any]] = []
+    launches: list[tuple[dict[str, Any], Any]] = []
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        launches.append((self.fn.__name__, kernel))
+        op, record = launched_by(sys._getframe(1))
+        launches.append(({"op": op, "record": record, "kernel": self.fn.__name__}, kernel))
         return kernel
 
     active = triton.runtime.driver.__dict__.get("_active")
@@ -87,6 +92,28 @@ def compiling_for(device: DeviceFacts) -> Iterator[list[tuple[str, Any]]]:
     finally:
         JITFunction.run = run
         triton.runtime.driver._active = active
+
+
+@functools.cache
+def records() -> dict[str, list[tuple[type, str, str]]]:
+    """By target of a kernel record: the problem, op and name of those that have it."""
+    _ = HUB.settings
+    found: dict[str, list[tuple[type, str, str]]] = {}
+    for contract in (function.op.contract for function in functions()):
+        for kernel in HUB.registry.candidates(contract.name).kernels:
+            found.setdefault(kernel.target, []).append((contract.problem, contract.name, kernel.name))
+    return found
+
+
+def launched_by(frame: FrameType | None) -> tuple[str | None, str | None]:
+    """Op and kernel record of the adapter that is launching, the nearest on the stack; None if none is."""
+    while frame is not None:
+        adapter = frame.f_locals.get("self")
+        for problem, op, name in records().get(f"{type(adapter).__module__}:{type(adapter).__qualname__}", ()):
+            if type(getattr(adapter, "problem", None)) is problem:
+                return op, name
+        frame = frame.f_back
+    return None, None
 
 
 def report(kernel: Any, device: DeviceFacts) -> dict[str, Any]:
@@ -134,12 +161,12 @@ def main() -> None:
                 continue
             with compiling_for(device) as launches:
                 case.launch(device)
-            for kernel_name, kernel in launches:
-                row = {"device": name, "case": case.name, "kernel": kernel_name, **report(kernel, device)}
+            for launched, kernel in launches:
+                row = {"device": name, "case": case.name, **launched, **report(kernel, device)}
                 if options.table:
                     shared = f"{row['shared_memory_bytes'] >> 10:>4}K{'' if row['fits'] else ' OVER'}"
                     print(
-                        f"{name:8} {case.name:26} {kernel_name:15} {shared:10} {row['registers']:>4} regs"
+                        f"{name:8} {case.name:26} {row['kernel']:15} {shared:10} {row['registers']:>4} regs"
                         f" {row['spill_bytes']:>5} spilled  {' '.join(row['instructions'])}",
                         flush=True,
                     )

@@ -72,5 +72,8 @@ CASES = [
         Case(f"grouped masked {name}", functools.partial(_launch, _FORMATS[name] | {"masked": True}, 32768))
         for name in ("bf16", "fp8 blocks")
     ),
-    Case("grouped bf16, odd sizes", functools.partial(_launch, {"n": 1500, "k": 2052}, 32768)),
+    *(
+        Case(f"grouped {name}, odd sizes", functools.partial(_launch, _FORMATS[name] | {"n": 1500, "k": 2052}, 32768))
+        for name in ("bf16", "fp8 blocks", "nvfp4")
+    ),
 ]

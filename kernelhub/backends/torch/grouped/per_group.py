@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.ops import formats
+from kernelhub.backends.torch.grouped.dequantized import floats, of_group, scaled_by_spans, unpacked, widened
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4_BLOCK, GROUPS, GroupedGemmProblem
-from kernelhub.ops.gemm.grouped.scales import E8M0_DTYPES
 
 
 class PerGroup(GroupedGemmAdapter):
@@ -31,48 +30,41 @@ class PerGroup(GroupedGemmAdapter):
             if not rows.shape[0]:
                 continue
             if self._direct and not self._wide:
-                result = rows @ b[group].T
+                out[span] = rows @ b[group].T
+                continue
+            if self._wide:
+                result = torch.mm(rows, b[group].T, out_dtype=torch.float32)
             else:
-                if self._wide:
-                    result = torch.mm(rows, b[group].T, out_dtype=torch.float32)
-                else:
-                    result = self._rows(rows, operands.a_scale, span) @ self._weights(operands, group).T
-                if operands.bias is not None:
-                    result += operands.bias[group]
+                result = self._rows(rows, operands.a_scale, span) @ self._weights(operands, group).T
+            if operands.bias is not None:
+                result += operands.bias[group]
             out[span] = result
 
     def _rows(self, rows: Tensor, scale: Tensor | None, span: tuple[int | slice, ...]) -> Tensor:
         """The rows of one group in float32, times their scales."""
-        values = rows.float()
+        values = widened("rows", rows)
         kind = self.problem.a_scale
         if scale is None or kind is None:
             return values
-        if kind == "tensor":
-            return values.mul_(scale.reshape(()))
-        factor = _floats(scale[span])
         if kind in GROUPS:
-            return values.mul_(factor.repeat_interleave(BLOCK, 1)[:, : self.problem.k])
-        return values.mul_(factor.reshape(-1, 1))
+            return scaled_by_spans(values, floats(scale[span]), BLOCK)
+        return values.mul_(scale.reshape(()) if kind == "tensor" else scale[span].reshape(-1, 1))
 
     def _weights(self, operands: GroupedOperands, group: int) -> Tensor:
         """The weights of one group in float32, times their scales."""
         kind, scale = self.problem.b_scale, operands.b_scale
         weights = operands.b[group]
         if scale is None or kind is None:
-            return weights.float()
-        if kind == "tensor":
-            return weights.float().mul_(scale.reshape(-1)[group if scale.numel() > 1 else 0])
-        if kind == "channel":
-            return weights.float().mul_(scale[group].reshape(-1, 1))
-        factor = _floats(scale[group])
+            return widened("weights", weights)
+        if kind in FP4_BLOCK:
+            values = scaled_by_spans(unpacked(weights), floats(scale[group]), FP4_BLOCK[kind])
+            factor = operands.b_global_scale
+            return values if factor is None else values.mul_(of_group(factor, group))
+        values = widened("weights", weights)
         if kind in BLOCKS:
-            factor = factor.repeat_interleave(BLOCK, 0)[: self.problem.n]
-            return weights.float().mul_(factor.repeat_interleave(BLOCK, 1)[:, : self.problem.k])
-        values = formats.from_e2m1(weights)
-        values *= factor.repeat_interleave(FP4_BLOCK[kind], 1)[:, : self.problem.k]
-        if operands.b_global_scale is not None:
-            values *= operands.b_global_scale.reshape(-1)[group if operands.b_global_scale.numel() > 1 else 0]
-        return values
+            rows = floats(scale[group]).repeat_interleave(BLOCK, 0)[: self.problem.n]
+            return scaled_by_spans(values, rows, BLOCK)
+        return values.mul_(of_group(scale, group) if kind == "tensor" else scale[group].reshape(-1, 1))
 
 
 def _spans(operands: GroupedOperands) -> list[tuple[int | slice, ...]]:
@@ -84,7 +76,3 @@ def _spans(operands: GroupedOperands) -> list[tuple[int | slice, ...]]:
     assert operands.offsets is not None
     ends = [min(max(end, 0), operands.a.shape[0]) for end in operands.offsets.tolist()]
     return [(slice(start, max(start, end)),) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def _floats(scale: Tensor) -> Tensor:
-    return formats.from_e8m0(scale) if scale.dtype in E8M0_DTYPES else scale.float()

@@ -47,7 +47,11 @@ def tiles(problem: GroupedGemmProblem, block_m: int) -> Tiles:
     roomy = problem.device.shared_memory_bytes >= 128 << 10
     if problem.a_dtype == "float32":  # no tensor-core product is exact enough
         return Tiles(min(block_m, 32), 32, 32, 4, 2)
+    if problem.k % 16:  # rows may begin anywhere: elements are loaded one by one, through registers
+        block_m = min(block_m, SOME)
     if problem.a_dtype == FP8:
+        if problem.k % 16:
+            return Tiles(FEW, 32, 128, 8, 2)
         if block_m == FEW:
             return Tiles(FEW, 128, 128, 4, 4, swap=warpgroups)
         if block_m == SOME:
@@ -64,5 +68,5 @@ def tiles(problem: GroupedGemmProblem, block_m: int) -> Tiles:
     if block_m == FEW:
         return Tiles(FEW, 128, 64, 4, 4, swap=warpgroups)
     if block_m == SOME:
-        return Tiles(SOME, 128, 64, 4, 4 if roomy else 3)
+        return Tiles(SOME, 128, 64, 8 if problem.k % 16 else 4, 4 if roomy else 3)
     return Tiles(MANY, 128, 64, 8, 4 if roomy else 3)

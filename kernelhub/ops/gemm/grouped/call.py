@@ -193,14 +193,12 @@ def bind(
             return there
         check(operands, given_dtype, out)
         _check_plan(operands, out, problem)
-        if out is None and a.shape[0] and a.numel():
-            tick()
-            return compute(GroupedOperands(*operands))
+        if not a.numel():
+            return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype) if out is None else out
+        tick()
         if out is None:
-            return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
-        if out.numel():
-            tick()
-            launch(GroupedOperands(*operands), out)
+            return compute(GroupedOperands(*operands))
+        launch(GroupedOperands(*operands), out)
         return out
 
     return run

@@ -1,0 +1,93 @@
+"""The tables of docs/verification.md, from the records that scripts/record_verification.py and the benchmarks wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+NOT_RUN, NO_RECORD = "not run", "no record"
+NOTHING_AHEAD = "not compiled"
+
+Kernels = Sequence[tuple[str, str]]  # op, kernel
+Table = Callable[[tuple[str, ...], list[tuple[str, ...]]], str]
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """The records by the word in their file's name: cpu, h200."""
+    files = sorted(RESULTS.glob("verification_*.json"))
+    return {path.stem.removeprefix("verification_"): json.loads(path.read_text()) for path in files}
+
+
+def machines(table: Table) -> str:
+    """Where and when each record was made."""
+    rows = [
+        (record["device"], record["date"], record["python"], record["torch"], record["triton"], f"`{record['commit']}`")
+        for record in records().values()
+    ]
+    return table(("machine", "date", "Python", "torch", "Triton", "commit"), rows)
+
+
+def tested(kernels: Kernels, table: Table) -> str:
+    """Per op and kernel: run on which machine, and measured where."""
+    known = records()
+    gpus = [name for name in known if name != "cpu"] or ["h200"]
+    timed = _timed()
+    rows = []
+    for op, kernel in kernels:
+        on_cpu = _ran(known.get("cpu"), op, kernel)
+        if on_cpu not in (NOT_RUN, NO_RECORD) and kernel.startswith("triton."):
+            on_cpu = f"interpreted: {on_cpu}"
+        on_gpus = (_ran(known.get(name), op, kernel) for name in gpus)
+        rows.append((op, f"`{kernel}`", on_cpu, *on_gpus, ", ".join(timed.get((op, kernel), ())) or "no"))
+    return table(("op", "kernel", "on a CPU", *(f"on an {name.upper()}" for name in gpus), "measured"), rows)
+
+
+def compiled(kernels: Kernels, table: Table) -> str:
+    """Per op and Triton kernel: what was compiled for which GPU."""
+    rows_of: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    devices: dict[str, None] = {}
+    for record in records().values():
+        for row in record.get("ahead", ()):
+            rows_of.setdefault((row["op"], row["kernel"]), {})[row["device"]] = row
+            devices[row["device"]] = None
+    rows = []
+    for op, kernel in kernels:
+        if kernel.startswith("triton."):
+            cells = (rows_of.get((op, kernel), {}).get(device) for device in devices)
+            rows.append((op, f"`{kernel}`", *(NOTHING_AHEAD if row is None else _launches(row) for row in cells)))
+    return table(("op", "kernel", *devices), rows)
+
+
+def _ran(record: dict[str, Any] | None, op: str, kernel: str) -> str:
+    if record is None:
+        return NO_RECORD
+    row = next((row for row in record["tests"] if (row["op"], row["kernel"]) == (op, kernel)), None)
+    if row is None:
+        return NOT_RUN
+    return f"{row['passed']} tests" if not row["failed"] else f"{row['passed']} tests, **{row['failed']} failed**"
+
+
+def _launches(row: dict[str, Any]) -> str:
+    said = [f"{row['launches']}", f"{row['most_shared_memory_bytes'] / 1024:.0f} KB"]
+    if row["too_large"]:
+        said.append(f"**{row['too_large']} too large**")
+    if row["spilling"]:
+        said.append(f"{row['spilling']} spill up to {row['most_spilled_bytes']} B")
+    return ", ".join(said)
+
+
+def _timed() -> dict[tuple[str, str], list[str]]:
+    """Machines that a kernel was timed on, from every benchmark's results."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        for row in result.get("rows", ()) if isinstance(result, dict) else ():
+            for kernel in row.get("kernels_ms", ()):
+                places = found.setdefault((row.get("op", ""), kernel), [])
+                place = path.stem.rpartition("_")[2].upper()
+                if place not in places:
+                    places.append(place)
+    return found
