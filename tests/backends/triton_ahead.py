@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import functools
+import importlib
 import json
 import pkgutil
 import re
