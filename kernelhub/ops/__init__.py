@@ -17,6 +17,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     from kernelhub.ops.indexer.mqa_logits import mqa_logits
     from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits
     from kernelhub.ops.indexer.topk_indices import topk_indices
+    from kernelhub.ops.linear_attention.linear_attention import linear_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k
 
@@ -28,4 +29,5 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         mqa_logits,
         paged_mqa_logits,
         topk_indices,
+        linear_attention,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernelhub.backends.torch.attention import kernels as attention
 from kernelhub.backends.torch.indexer import kernels as indexer
+from kernelhub.backends.torch.linear_attention import kernels as linear_attention
 from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
 from kernelhub.dispatch.kernel import Backend
@@ -15,4 +16,5 @@ KERNELS = (
     *merge.KERNELS,
     *mla.KERNELS,
     *indexer.KERNELS,
+    *linear_attention.KERNELS,
 )

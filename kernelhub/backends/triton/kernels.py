@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernelhub.backends.triton.attention import kernels as attention
 from kernelhub.backends.triton.indexer import kernels as indexer
+from kernelhub.backends.triton.linear_attention import kernels as linear_attention
 from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
 from kernelhub.dispatch.kernel import Backend
@@ -15,4 +16,5 @@ KERNELS = (
     *merge.KERNELS,
     *mla.KERNELS,
     *indexer.KERNELS,
+    *linear_attention.KERNELS,
 )
