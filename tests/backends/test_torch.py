@@ -9,6 +9,7 @@ from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
+from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
@@ -72,3 +73,7 @@ class TestPagedLogits(PagedLogitsContract):
 
 class TestTopK(TopKContract):
     kernel = "torch.topk"
+
+
+class TestLinear(LinearContract):
+    kernel = "torch.chunked"

@@ -7,6 +7,7 @@ import pytest
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
+from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
@@ -71,3 +72,12 @@ class TestPagedLogits(PagedLogitsContract):
 
 class TestTopK(TopKContract):
     kernel = "triton.radix"
+
+
+class TestLinearChunked(LinearContract):
+    kernel = "triton.chunked"
+    rounds_operands = True
+
+
+class TestLinearRecurrent(LinearContract):
+    kernel = "triton.recurrent"

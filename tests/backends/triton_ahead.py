@@ -30,9 +30,9 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from kernelhub.probes.device import DeviceFacts, simulated
-from tests.backends.ahead import attention, indexer, merge, mla
+from tests.backends.ahead import attention, indexer, linear_attention, merge, mla
 
-CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *indexer.CASES)
+CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *indexer.CASES, *linear_attention.CASES)
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
 
 _INSTRUCTIONS = {
