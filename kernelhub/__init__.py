@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kernelhub.ops.indexer.mqa_logits import mqa_logits as mqa_logits
     from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits as paged_mqa_logits
     from kernelhub.ops.indexer.topk_indices import topk_indices as topk_indices
+    from kernelhub.ops.linear_attention.linear_attention import linear_attention as linear_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention as mla_attention
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
@@ -67,6 +68,7 @@ _HOMES = {
     "topk_indices": "kernelhub.ops.indexer.topk_indices",
     "fused_moe": "kernelhub.ops.moe.experts.fused_moe",
     "route_experts": "kernelhub.ops.moe.routing.route_experts",
+    "linear_attention": "kernelhub.ops.linear_attention.linear_attention",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

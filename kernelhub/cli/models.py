@@ -22,6 +22,9 @@ from kernelhub.ops.gemm.grouped.problem import complete as complete_grouped
 from kernelhub.ops.indexer.inputs import MODELS as INDEXERS
 from kernelhub.ops.indexer.inputs import IndexerModel
 from kernelhub.ops.indexer.problem import LogitsProblem, TopKProblem
+from kernelhub.ops.linear_attention.inputs import MODELS as LINEAR_MODELS
+from kernelhub.ops.linear_attention.inputs import LinearModel
+from kernelhub.ops.linear_attention.problem import LinearProblem
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel
 from kernelhub.ops.mla.attention.problem import MlaProblem
@@ -105,6 +108,10 @@ def _topk_facets(model: IndexerModel, known: Mapping[str, Any]) -> dict[str, Any
     return {"k": model.k}
 
 
+def _linear_facets(model: LinearModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_heads": model.num_heads, "head_dim": model.head_dim, "value_dim": model.value_dim}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -117,4 +124,5 @@ _FAMILIES = (
     Family(MlaProblem, MLA_MODELS, _mla_facets),
     Family(LogitsProblem, INDEXERS, _logits_facets),
     Family(TopKProblem, INDEXERS, _topk_facets),
+    Family(LinearProblem, LINEAR_MODELS, _linear_facets),
 )

@@ -18,6 +18,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     from kernelhub.ops.indexer.mqa_logits import mqa_logits
     from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits
     from kernelhub.ops.indexer.topk_indices import topk_indices
+    from kernelhub.ops.linear_attention.linear_attention import linear_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k
@@ -48,4 +49,5 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         grouped_gemm,
         fused_moe,
         route_experts,
+        linear_attention,
     )

@@ -11,6 +11,7 @@ from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
+from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
@@ -99,3 +100,5 @@ class TestRouting(RoutingContract):
 
 class TestExperts(ExpertsContract):
     kernel = "torch.experts"
+class TestLinear(LinearContract):
+    kernel = "torch.chunked"

@@ -9,6 +9,7 @@ from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
+from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
 from tests.contract.quant import QuantizeContract
@@ -105,3 +106,10 @@ class TestRouting(RoutingContract):
 
 class TestExperts(ExpertsContract):
     kernel = "triton.experts"
+class TestLinearChunked(LinearContract):
+    kernel = "triton.chunked"
+    rounds_operands = True
+
+
+class TestLinearRecurrent(LinearContract):
+    kernel = "triton.recurrent"

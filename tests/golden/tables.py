@@ -70,6 +70,12 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "fp32, 128 heads of 256": {"dtype": "float32", "num_heads": 128, "head_dim": 256},
     },
     "paged_mqa_logits": {"fp8": {"k_scale": True}, "bf16": {"dtype": "bfloat16"}, "pages of 1": {"page_size": 1}},
+    "linear_attention": {
+        "prefill": {"out_state": True},
+        "ragged prefill": {"q_len": "any", "ragged": True, "state": True, "out_state": True, "state_indices": True},
+        "decode": {"q_len": "one", "state": True, "out_state": True, "state_indices": True},
+        "fp32 prefill": {"dtype": "float32"},
+    },
     "topk_indices": {"rows": {}, "ranges": {"row_starts": True, "row_ends": True}},
 }
 

@@ -68,6 +68,8 @@ def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None
             for softcap in (False, True)
             for width in (64, 128)
         ]
+    if op == "linear_attention":
+        facets = [{"q_len": q_len} for q_len in ("one", "many")]
     for device, values in itertools.product(SIMULATED, facets):
         reached.add(kernelhub.explain(op, device=device, machine=MACHINE, **values).selected)
     with kernelhub.use(batch_invariant=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.torch.attention import kernels as attention
 from kernelhub.backends.torch.grouped import kernels as grouped
 from kernelhub.backends.torch.indexer import kernels as indexer
+from kernelhub.backends.torch.linear_attention import kernels as linear_attention
 from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
 from kernelhub.backends.torch.moe import kernels as moe
@@ -21,4 +22,6 @@ KERNELS = (
     *mla.KERNELS,
     *moe.KERNELS,
     *quant.KERNELS,
+    *indexer.KERNELS,
+    *linear_attention.KERNELS,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.triton.attention import kernels as attention
 from kernelhub.backends.triton.grouped import kernels as grouped
 from kernelhub.backends.triton.indexer import kernels as indexer
+from kernelhub.backends.triton.linear_attention import kernels as linear_attention
 from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
 from kernelhub.backends.triton.moe import kernels as moe
@@ -21,4 +22,6 @@ KERNELS = (
     *mla.KERNELS,
     *moe.KERNELS,
     *quant.KERNELS,
+    *indexer.KERNELS,
+    *linear_attention.KERNELS,
 )

@@ -1,0 +1,24 @@
+"""Order of the kernels of `linear_attention`."""
+
+from kernelhub.dispatch.order import Line
+
+LINES = (
+    Line(
+        "cpu",
+        "*",
+        ("torch.chunked", "triton.chunked", "triton.recurrent"),
+        "Triton is only interpreted on a CPU",
+    ),
+    Line(
+        "*",
+        "decode",
+        ("triton.recurrent", "triton.chunked", "torch.chunked"),
+        "not measured yet: one token needs no product of chunks, and the state is read and written once",
+    ),
+    Line(
+        "*",
+        "prefill",
+        ("triton.chunked", "triton.recurrent", "torch.chunked"),
+        "not measured yet: chunks go through tensor cores, and the recurrence waits for a load at every token",
+    ),
+)

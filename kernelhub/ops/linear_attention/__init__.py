@@ -1,0 +1,13 @@
+"""Linear attention whose state decays: `linear_attention`, for prefill and decode.
+
+Lightning attention (TransNormerLLM, Lightning Attention-2; MiniMax-Text-01, Ring-linear-2.0) keeps a matrix per head in
+place of keys and values. With lambda = exp(-decay[h]), for each token t
+
+    state_t = lambda * state_(t-1) + k_t^T v_t
+    out_t   = scale * q_t state_t
+
+so a token sees itself undecayed, and the one before it decayed once. The state is float32 ``[D, Dv]`` per head.
+
+Files: `problem` (facets), `linear_attention` (the op), `call` (checks and launch), `adapter` (what a kernel must be),
+`reference`, `tolerance`, `inputs`, `library` (torch.compile).
+"""

@@ -1,0 +1,186 @@
+"""How a call of `linear_attention` becomes a launch: its problem, its checks, its run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.linear_attention.adapter import States
+from kernelhub.ops.linear_attention.problem import ANY, FLOATS, MANY, ONE, LinearProblem
+from kernelhub.probes.device import facts
+
+NAME = "linear_attention"
+_DTYPES = tuple(getattr(torch, name) for name in FLOATS)
+
+
+def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(NAME, parameter, problem, fix)
+
+
+def problem_of(key: Any, device: int) -> LinearProblem:
+    """The problem that a key means on a device; the key is built in `linear_attention`."""
+    dtype, num_heads, head_dim, value_dim, q_len, has_state, keeps_state, has_indices = key
+    return LinearProblem(
+        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        dtype=dtype_name(dtype),
+        num_heads=num_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        q_len=q_len,
+        ragged=q_len == ANY,
+        state=has_state,
+        out_state=keeps_state,
+        state_indices=has_indices,
+    )
+
+
+def q_len_of(shape: Sequence[int]) -> str:
+    """The bucket of a q of this shape."""
+    return ANY if len(shape) == 3 else ONE if shape[1] == 1 else MANY
+
+
+def check(
+    q: Any,
+    k: Any,
+    v: Any,
+    decay: Any,
+    state: Any,
+    cu_seqlens: Any,
+    scale: Any,
+    state_indices: Any,
+    out: Any,
+    out_state: Any,
+) -> None:
+    """Everything that the contract says of a call."""
+    _tensor("q", q)
+    if q.dtype not in _DTYPES:
+        refuse("q", f"has dtype {dtype_name(q.dtype)}", f"give {', '.join(FLOATS)}")
+    if q.ndim not in (3, 4) or 0 in q.shape[-2:]:
+        refuse("q", f"has shape {list(q.shape)}", "give [B, S, H, D], or [T, H, D] with cu_seqlens")
+    if q.is_meta:
+        refuse("q", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    _tensor("v", v)
+    if v.ndim != q.ndim or v.shape[:-1] != q.shape[:-1] or v.shape[-1] == 0:
+        refuse("v", f"has shape {list(v.shape)}", f"give {[*q.shape[:-1]]} and a width")
+    heads, width = q.shape[-2:]
+    value_width = v.shape[-1]
+    _operand("q", q, q.shape, q.dtype, q)
+    _operand("k", k, q.shape, q.dtype, q)
+    _operand("v", v, v.shape, q.dtype, q)
+    _operand("decay", decay, (heads,), torch.float32, q)
+    sequences = _check_offsets(q, cu_seqlens)
+    if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
+        refuse("scale", f"is {scale!r}", "give a finite float")
+    one_state = (heads, width, value_width)
+    if state_indices is not None:
+        _operand("state_indices", state_indices, (sequences,), torch.int32, q)
+        if state is None and out_state is None:
+            refuse("state_indices", "is given without states", "give state, or out_state")
+    for parameter, given in (("state", state), ("out_state", out_state)):
+        if given is not None:
+            _check_states(parameter, given, None if state_indices is not None else sequences, one_state, q)
+    if out is not None:
+        _operand("out", out, v.shape, q.dtype, q)
+
+
+def _check_offsets(q: Tensor, cu_seqlens: Any) -> int:
+    """How many sequences there are."""
+    if q.ndim == 4:
+        if cu_seqlens is not None:
+            refuse("cu_seqlens", f"is given with a q of shape {list(q.shape)}", "give [T, H, D]")
+        return q.shape[0]
+    _tensor("cu_seqlens", cu_seqlens)
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
+        refuse("cu_seqlens", f"has shape {list(cu_seqlens.shape)}", "give [sequences + 1]")
+    _operand("cu_seqlens", cu_seqlens, cu_seqlens.shape, torch.int32, q)
+    return len(cu_seqlens) - 1
+
+
+def _check_states(parameter: str, given: Any, count: int | None, one: tuple[int, ...], q: Tensor) -> None:
+    """A state for each of `count` sequences, or for any number of them in a pool."""
+    _tensor(parameter, given)
+    if given.ndim != 4 or given.shape[1:] != one or (count is not None and given.shape[0] != count):
+        wanted = ", ".join(map(str, ("slots" if count is None else count, *one)))
+        refuse(parameter, f"has shape {list(given.shape)}", f"give [{wanted}]")
+    _operand(parameter, given, given.shape, torch.float32, q)
+
+
+def _tensor(parameter: str, given: Any) -> None:
+    if not isinstance(given, Tensor):
+        refuse(parameter, f"is {type(given).__name__}", "give a torch.Tensor")
+
+
+def _operand(parameter: str, given: Any, shape: Sequence[int], dtype: torch.dtype, q: Tensor) -> None:
+    """A tensor of this shape and dtype, where q is."""
+    _tensor(parameter, given)
+    if given.dtype is not dtype:
+        refuse(parameter, f"has dtype {dtype_name(given.dtype)}", f"give {dtype_name(dtype)}")
+    if given.shape != torch.Size(shape):
+        refuse(parameter, f"has shape {list(given.shape)}", f"give {list(shape)}")
+    if given.device != q.device:
+        refuse(parameter, f"is on {given.device}", f"move it to {q.device}, where q is")
+    if given.requires_grad and is_grad_enabled():
+        refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+
+
+def bind(
+    adapter: Any,
+    problem: LinearProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the destinations, the launch."""
+    launch = adapter.launch
+    keeps = problem.out_state
+    shape = (problem.num_heads, problem.head_dim, problem.value_dim)
+    form = (getattr(torch, problem.dtype), *shape, problem.q_len, problem.state, problem.state_indices)
+
+    def run(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        state: Tensor | None,
+        cu_seqlens: Tensor | None,
+        scale: float,
+        state_indices: Tensor | None,
+        out: Tensor | None,
+        out_state: Tensor | None,
+    ) -> Any:
+        if q.get_device() != device:
+            there = elsewhere(q.get_device())
+            return there(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+        check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+        given = (state is not None, state_indices is not None)
+        if (q.dtype, *q.shape[-2:], v.shape[-1], q_len_of(q.shape), *given) != form:
+            refuse(
+                "q",
+                f"is {describe(q)}, v {describe(v)}, with{'' if given[0] else 'out'} state"
+                f" and with{'' if given[1] else 'out'} indices",
+                f"the plan is for {problem.dtype}, {problem.q_len} tokens, {shape},"
+                f" with{'' if problem.state else 'out'} state"
+                f" and with{'' if problem.state_indices else 'out'} indices",
+            )
+        if out_state is not None and not keeps:
+            refuse("out_state", "is given to a plan without it", "prepare it with return_state=True")
+        if out is None:
+            out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        after_at = state_indices
+        if keeps and out_state is None:
+            out_state = torch.empty((sequences, *shape), dtype=torch.float32, device=q.device)
+            after_at = None
+        if sequences and (out.numel() or keeps):
+            tick()
+            launch(q, k, v, decay, scale, cu_seqlens, States(state, state_indices, out_state, after_at), out)
+        return (out, out_state) if keeps else out
+
+    return run

@@ -1,0 +1,100 @@
+"""Inputs of linear attention with the shapes of real models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """The linear attention of one layer of a published model; figures are those of its config.json.
+
+    Attributes:
+        name: the model.
+        num_heads: heads of the whole model, before tensor parallelism.
+        head_dim: width of a head of q and k.
+        value_dim: width of a head of v.
+    """
+
+    name: str
+    num_heads: int
+    head_dim: int
+    value_dim: int
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        LinearModel("minimax-text-01", 64, 128, 128),
+        LinearModel("ring-flash-linear-2.0", 32, 128, 128),
+        LinearModel("ring-mini-linear-2.0", 16, 128, 128),
+    )
+}
+
+
+def slopes(num_heads: int, depth: float = 0.0) -> Tensor:
+    """Decays of the heads of a layer, float32 [H]: 2^(-8 (h + 1) / H), less in deeper layers.
+
+    Args:
+        num_heads: heads.
+        depth: of the layer, from 0 for the first to 1 for the last.
+    """
+    return 2.0 ** (-8.0 * torch.arange(1, num_heads + 1) / num_heads) * (1.0 - depth + 1e-5)
+
+
+def linear_inputs(
+    model: LinearModel | str = "minimax-text-01",
+    *,
+    batch: int = 1,
+    tokens: int = 100,
+    lengths: Sequence[int] | None = None,
+    state: bool = False,
+    slots: Sequence[int] | None = None,
+    num_slots: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of `linear_attention`.
+
+    Args:
+        model: its shape, or its name.
+        batch: sequences.
+        tokens: per sequence.
+        lengths: of the sequences of a ragged batch, in place of `batch` and `tokens`.
+        state: sequences go on from a state.
+        slots: where in a pool of states, one per sequence, which implies `state`.
+        num_slots: states in the pool.
+        dtype: of q, k and v.
+        device: where the tensors are made.
+        seed: of the random numbers, which are the same for every device.
+    """
+    model = MODELS[model] if isinstance(model, str) else model
+    random = torch.Generator().manual_seed(seed)
+    rows = (batch, tokens) if lengths is None else (sum(lengths),)
+    sequences = batch if lengths is None else len(lengths)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    heads, width, value_width = model.num_heads, model.head_dim, model.value_dim
+    made: dict[str, Any] = {
+        "q": normal(*rows, heads, width).to(dtype).to(device),
+        "k": (normal(*rows, heads, width) * width**-0.5).to(dtype).to(device),
+        "v": normal(*rows, heads, value_width).to(dtype).to(device),
+        "decay": slopes(heads).to(device),
+    }
+    if state or slots is not None:
+        count = sequences if slots is None else num_slots or max([*slots, 0]) + 2
+        made["state"] = normal(count, heads, width, value_width).to(device)
+    if lengths is not None:
+        made["cu_seqlens"] = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
+    if slots is not None:
+        made["state_indices"] = torch.tensor(slots, dtype=torch.int32).to(device)
+    return made

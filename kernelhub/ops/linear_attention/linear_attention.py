@@ -1,0 +1,170 @@
+"""`linear_attention`: attention through a state that decays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.linear_attention import library
+from kernelhub.ops.linear_attention.adapter import LinearAdapter
+from kernelhub.ops.linear_attention.call import NAME, bind, check, problem_of, q_len_of
+from kernelhub.ops.linear_attention.problem import DECODE, PREFILL, LinearProblem, regime
+from kernelhub.ops.linear_attention.reference import linear_attention_reference
+
+_op: Op[LinearProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="attention through a state that decays by head, for prefill and decode",
+        problem=LinearProblem,
+        problem_of=problem_of,
+        adapter=LinearAdapter,
+        bind=bind,
+        reference=linear_attention_reference,
+        example="kernelhub.ops.linear_attention.inputs:linear_inputs",
+        regimes=(DECODE, PREFILL),
+        regime=regime,
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class LinearPlan(Plan):
+    """A kernel chosen for calls like this: ``run`` takes the op's arguments but ``return_state`` and ``backend``."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, keeps, kernel = bound.run, bound.selection.problem.out_state, bound.selection.selected
+
+        def run(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            decay: Tensor,
+            state: Tensor | None = None,
+            cu_seqlens: Tensor | None = None,
+            scale: float = 1.0,
+            state_indices: Tensor | None = None,
+            out: Tensor | None = None,
+            out_state: Tensor | None = None,
+        ) -> Any:
+            return direct(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+
+        def traced(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            decay: Tensor,
+            state: Tensor | None = None,
+            cu_seqlens: Tensor | None = None,
+            scale: float = 1.0,
+            state_indices: Tensor | None = None,
+            out: Tensor | None = None,
+            out_state: Tensor | None = None,
+        ) -> Any:
+            return linear_attention(
+                q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, keeps, kernel
+            )
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> LinearPlan:
+    """Choose once for calls like this: arguments as of `linear_attention`."""
+    asked = _op.ask(backend, args, kwargs)
+    return LinearPlan(_op.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_op, _prepare, traced=library.linear_attention)
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float = 1.0,
+    state_indices: Tensor | None = None,
+    out: Tensor | None = None,
+    out_state: Tensor | None = None,
+    return_state: bool = False,
+    backend: Backend = None,
+) -> Any:
+    """Attend through a state that decays: ``S_t = exp(-decay) S_(t-1) + k_t^T v_t`` and ``out_t = scale q_t S_t``.
+
+    A token sees itself undecayed. Going on from a returned state is the same as one long call.
+
+    Args:
+        q: ``[B, S, H, D]``, or ragged ``[T, H, D]`` with `cu_seqlens`; float32, float16 or bfloat16.
+        k: of the shape and dtype of q.
+        v: ``[B, S, H, Dv]``, or ``[T, H, Dv]``, in the same dtype.
+        decay: float32 ``[H]``, from 0 up: by how much the log of a state falls with each token (the slopes of
+            lightning attention).
+        state: float32 ``[N, H, D, Dv]``, what each of the N sequences goes on from; None for zero. With
+            `state_indices` ``[slots, H, D, Dv]``, a pool of states.
+        cu_seqlens: int32 ``[N + 1]``, where each sequence of a ragged batch starts, and the last one ends. Rows after
+            the last are not written.
+        scale: factor of the result.
+        state_indices: int32 ``[N]``, the slot of each sequence in `state` and `out_state`, no two alike. A sequence
+            at a negative one starts from zero, and its state is not kept.
+        out: destination of the result, in the shape and dtype of v.
+        out_state: destination of the states after the last tokens, as `state`; it may be `state` itself, to go on in
+            place. Other slots stay as they are. Given, it is returned.
+        return_state: also return the states; without `out_state` new ones, ``[N, H, D, Dv]`` whatever the indices.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        The result in the shape and dtype of v; with `return_state` or `out_state` also the states, float32.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        Lightning Attention-2 (Qin et al. 2024); the convention is that of MiniMax-Text-01, of vLLM's lightning
+        attention, and of `fused_recurrent_simple_gla` of flash-linear-attention with a gate of -decay, which scales by
+        D^-0.5 by default.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> q, k, v = torch.randn(3, 1, 50, 8, 64)
+        >>> decay = torch.linspace(0.01, 0.5, 8)
+        >>> whole = kernelhub.linear_attention(q, k, v, decay)
+        >>> _, state = kernelhub.linear_attention(q[:, :30], k[:, :30], v[:, :30], decay, return_state=True)
+        >>> rest = kernelhub.linear_attention(q[:, 30:], k[:, 30:], v[:, 30:], decay, state)
+        >>> torch.allclose(rest, whole[:, 30:], atol=1e-3)
+        True
+    """
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
+        return library.linear_attention(
+            q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, return_state, backend
+        )
+    try:
+        shape = q.shape
+        key = (
+            q.dtype,
+            shape[-2],
+            shape[-1],
+            v.shape[-1],
+            q_len_of(shape),
+            state is not None,
+            bool(return_state) or out_state is not None,
+            state_indices is not None,
+        )
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+        run = _op.decide(key, q.get_device(), backend)
+    return run(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
