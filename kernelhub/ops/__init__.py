@@ -38,6 +38,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         mqa_logits,
         paged_mqa_logits,
         topk_indices,
+        linear_attention,
         quantize_fp8,
         dequantize_fp8,
         quantize_mxfp4,
@@ -49,5 +50,4 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         grouped_gemm,
         fused_moe,
         route_experts,
-        linear_attention,
     )

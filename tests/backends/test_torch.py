@@ -100,5 +100,7 @@ class TestRouting(RoutingContract):
 
 class TestExperts(ExpertsContract):
     kernel = "torch.experts"
+
+
 class TestLinear(LinearContract):
     kernel = "torch.chunked"

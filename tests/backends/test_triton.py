@@ -106,6 +106,8 @@ class TestRouting(RoutingContract):
 
 class TestExperts(ExpertsContract):
     kernel = "triton.experts"
+
+
 class TestLinearChunked(LinearContract):
     kernel = "triton.chunked"
     rounds_operands = True

@@ -43,9 +43,6 @@ CASES = tuple(
     for family in pkgutil.iter_modules(ahead.__path__)
     for case in getattr(importlib.import_module(f"{ahead.__name__}.{family.name}"), "CASES", ())
 )
-from tests.backends.ahead import attention, indexer, linear_attention, merge, mla
-
-CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *indexer.CASES, *linear_attention.CASES)
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
 
 _INSTRUCTIONS = {

@@ -18,10 +18,9 @@ KERNELS = (
     *attention.KERNELS,
     *grouped.KERNELS,
     *indexer.KERNELS,
+    *linear_attention.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
     *moe.KERNELS,
     *quant.KERNELS,
-    *indexer.KERNELS,
-    *linear_attention.KERNELS,
 )
