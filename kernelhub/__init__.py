@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention as mla_attention
+    from kernelhub.ops.mla.cache.write_mla_cache import write_mla_cache as write_mla_cache
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
 
@@ -39,6 +40,7 @@ _HOMES = {
     "merge_attention_states": "kernelhub.ops.merge.merge_attention_states",
     "concat_mla_k": "kernelhub.ops.mla.concat.concat_mla_k",
     "mla_attention": "kernelhub.ops.mla.attention.mla_attention",
+    "write_mla_cache": "kernelhub.ops.mla.cache.write_mla_cache",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

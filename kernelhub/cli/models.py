@@ -18,6 +18,7 @@ from kernelhub.ops.attention.problem import ONE, AttentionProblem
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.ops.mla.cache.problem import MlaCacheProblem
 from kernelhub.ops.mla.concat.problem import ConcatProblem
 
 
@@ -85,6 +86,10 @@ def _mla_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mla_cache_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"latent_dim": model.kv_lora_rank, "rope_dim": model.qk_rope_head_dim}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -94,4 +99,5 @@ _FAMILIES = (
         _concat_facets,
     ),
     Family(MlaProblem, MLA_MODELS, _mla_facets),
+    Family(MlaCacheProblem, MLA_MODELS, _mla_cache_facets),
 )

@@ -16,6 +16,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     from kernelhub.ops.attention.paged_attention import paged_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention
+    from kernelhub.ops.mla.cache.write_mla_cache import write_mla_cache
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k
 
-    return (attention, paged_attention, merge_attention_states, concat_mla_k, mla_attention)
+    return (attention, paged_attention, merge_attention_states, concat_mla_k, mla_attention, write_mla_cache)

@@ -10,6 +10,7 @@ from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
+from tests.contract.mla_cache import MlaCacheContract
 
 pytestmark = pytest.mark.device
 
@@ -65,3 +66,7 @@ class TestConcat(ConcatContract):
 class TestGatheredMla(MlaContract):
     kernel = "torch.gathered"
     fewest_cases = 70
+
+
+class TestScatterMlaCache(MlaCacheContract):
+    kernel = "torch.scatter"

@@ -8,6 +8,7 @@ from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
+from tests.contract.mla_cache import MlaCacheContract
 
 pytestmark = pytest.mark.device
 
@@ -71,3 +72,7 @@ class TestMlaSplitKVFixed(MlaContract):
     kernel = "triton.split_kv_fixed"
     fewest_cases = 70
     claims_determinism = True
+
+
+class TestWriteMlaCache(MlaCacheContract):
+    kernel = "triton.write"

@@ -73,4 +73,23 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
     ),
+    Kernel(
+        op="write_mla_cache",
+        name="triton.write",
+        target="kernelhub.backends.triton.mla.cache_adapter:Write",
+        summary="both parts in one launch",
+        band=Band.PORTABLE,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            dtype_in("kv_dtype", *FLOATS, FP8),
+            Between("latent_dim", 1, 2048, why="a program holds whole tokens"),
+            Between("rope_dim", 0, 2048, why="a program holds whole tokens"),
+            anything("page_size"),
+        ),
+        features=frozenset({"kv_scale=value", "kv_scale=tensor"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+    ),
 )
