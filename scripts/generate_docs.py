@@ -72,6 +72,9 @@ def choices() -> str:
         "paged, prefill and decode mixed": ("paged_attention", {"ragged": True, "q_len": "any"}),
         "merge of chunks": ("merge_attention_states", {}),
         "keys of latent attention": ("concat_mla_k", {}),
+        "latent attention, decode": ("mla_attention", {}),
+        "latent attention, sparse": ("mla_attention", {"sparse": True}),
+        "rows of a latent cache": ("write_mla_cache", {}),
     }
     rows = []
     for label, (op, facets) in cases.items():

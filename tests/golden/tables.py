@@ -46,6 +46,14 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "batches": {"batched": True, "dtype": "float16"},
     },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
+    "mla_attention": {
+        "decode": {"q_len": "one"},
+        "speculative decode": {"q_len": "few", "causal": True},
+        "ragged": {"q_len": "any", "ragged": True, "causal": True},
+        "fp8 decode": {"q_len": "one", "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
+        "fp32 decode": {"q_len": "one", "q_dtype": "float32", "kv_dtype": "float32"},
+    },
+    "write_mla_cache": {"bf16": {}, "fp8": {"kv_dtype": "float8_e4m3fn", "kv_scale": "tensor"}},
 }
 
 

@@ -79,6 +79,8 @@ _ATTENTION: dict[str, dict[str, Any]] = {
     "float32": _FLOAT32,
     "float32, 16 heads": _FLOAT32 | {"num_heads": 16},
     "float32, fp8": _FP8 | {"q_dtype": "float32", "num_heads": 16},
+    "512 + 128": {"head_dim": 640},
+    "512 + 128, 16 heads": {"head_dim": 640, "num_heads": 16},
     "512 without a rotary part": {"head_dim": 512},
 }
 

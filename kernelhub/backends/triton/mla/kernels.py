@@ -12,9 +12,10 @@ from kernelhub.ops.mla.concat.problem import DTYPES
 
 def _rotary_part_too_wide(problem: MlaProblem) -> str | None:
     """Queries of both parts lie in shared memory beside the keys of a tile."""
-    if problem.rope_dim <= 128:
-        return None
-    return f"the rotary part is {problem.rope_dim} wide; a program holds up to 128 beside the latent"
+    rope_dim = problem.head_dim - problem.value_dim
+    return (
+        f"the rotary part is {rope_dim} wide; a program holds up to 128 beside the latent" if rope_dim > 128 else None
+    )
 
 
 _ATTENTION = (
