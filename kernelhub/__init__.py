@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kernelhub.ops.linear_attention.linear_attention import linear_attention as linear_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention as mla_attention
+    from kernelhub.ops.mla.cache.write_mla_cache import write_mla_cache as write_mla_cache
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
     from kernelhub.ops.moe.experts.fused_moe import fused_moe as fused_moe
     from kernelhub.ops.moe.routing.route_experts import route_experts as route_experts
@@ -69,6 +70,7 @@ _HOMES = {
     "fused_moe": "kernelhub.ops.moe.experts.fused_moe",
     "route_experts": "kernelhub.ops.moe.routing.route_experts",
     "linear_attention": "kernelhub.ops.linear_attention.linear_attention",
+    "write_mla_cache": "kernelhub.ops.mla.cache.write_mla_cache",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

@@ -76,6 +76,9 @@ def choices() -> str:
         "keys of latent attention": ("concat_mla_k", {}),
         "experts, bfloat16": ("grouped_gemm", {}),
         "experts, fp8 blocks": ("grouped_gemm", {"b_scale": "block"}),
+        "latent attention, decode": ("mla_attention", {}),
+        "latent attention, sparse": ("mla_attention", {"sparse": True}),
+        "rows of a latent cache": ("write_mla_cache", {}),
     }
     rows = []
     for label, (op, facets) in cases.items():

@@ -28,6 +28,7 @@ from kernelhub.ops.linear_attention.problem import LinearProblem
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.ops.mla.cache.problem import MlaCacheProblem
 from kernelhub.ops.mla.concat.problem import ConcatProblem
 
 
@@ -112,6 +113,10 @@ def _linear_facets(model: LinearModel, known: Mapping[str, Any]) -> dict[str, An
     return {"num_heads": model.num_heads, "head_dim": model.head_dim, "value_dim": model.value_dim}
 
 
+def _mla_cache_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"latent_dim": model.kv_lora_rank, "rope_dim": model.qk_rope_head_dim}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -125,4 +130,5 @@ _FAMILIES = (
     Family(LogitsProblem, INDEXERS, _logits_facets),
     Family(TopKProblem, INDEXERS, _topk_facets),
     Family(LinearProblem, LINEAR_MODELS, _linear_facets),
+    Family(MlaCacheProblem, MLA_MODELS, _mla_cache_facets),
 )

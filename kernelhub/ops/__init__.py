@@ -21,6 +21,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     from kernelhub.ops.linear_attention.linear_attention import linear_attention
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
     from kernelhub.ops.mla.attention.mla_attention import mla_attention
+    from kernelhub.ops.mla.cache.write_mla_cache import write_mla_cache
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k
     from kernelhub.ops.moe.experts.fused_moe import fused_moe
     from kernelhub.ops.moe.routing.route_experts import route_experts
@@ -34,6 +35,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         paged_attention,
         merge_attention_states,
         mla_attention,
+        write_mla_cache,
         concat_mla_k,
         mqa_logits,
         paged_mqa_logits,

@@ -14,6 +14,7 @@ from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKCont
 from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
+from tests.contract.mla_cache import MlaCacheContract
 from tests.contract.quant import QuantizeContract
 from tests.contract.routing import RoutingContract
 
@@ -104,3 +105,7 @@ class TestExperts(ExpertsContract):
 
 class TestLinear(LinearContract):
     kernel = "torch.chunked"
+
+
+class TestScatterMlaCache(MlaCacheContract):
+    kernel = "torch.scatter"

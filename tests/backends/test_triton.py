@@ -12,6 +12,7 @@ from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKCont
 from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
+from tests.contract.mla_cache import MlaCacheContract
 from tests.contract.quant import QuantizeContract
 from tests.contract.routing import RoutingContract
 
@@ -115,3 +116,7 @@ class TestLinearChunked(LinearContract):
 
 class TestLinearRecurrent(LinearContract):
     kernel = "triton.recurrent"
+
+
+class TestWriteMlaCache(MlaCacheContract):
+    kernel = "triton.write"

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from kernelhub.backends.torch.mla.cache import Scatter
 from kernelhub.backends.torch.mla.latent import Gathered
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from tests.contract.mla_attention import Case, MlaContract
+from tests.contract.mla_cache import MlaCacheContract
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import register
 
@@ -136,3 +138,68 @@ def test_attention_that_lies_is_caught(lie: Any) -> None:
     constraints = (anything(*facets),)
     register("liar", Kernel("mla_attention", "liar.k", target, "lies", Band.PLUGIN, constraints, FEATURES))
     assert bool(failures(AttentionLie, "liar.k", "cpu")) == (lie is not TrueAttention)
+
+
+class CacheLie(MlaCacheContract):
+    """A contract over one of the kernels below, for a test that collects no cases of it."""
+
+    kernel = "liar.k"
+    device = "cpu"
+    __test__ = False
+
+
+class TrueScatter(Scatter):
+    pass
+
+
+class MultipliesWithTheScale(Scatter):
+    def launch(self, kv_c, k_rope, kv_cache, slot_mapping, kv_scale):
+        super().launch(kv_c, k_rope, kv_cache, slot_mapping, None if kv_scale is None else 1 / float(kv_scale))
+
+
+class MultipliesWithTheReciprocal(Scatter):
+    def launch(self, kv_c, k_rope, kv_cache, slot_mapping, kv_scale):
+        if kv_scale is not None:
+            factor = 1 / torch.as_tensor(kv_scale, dtype=torch.float32)
+            kv_c, k_rope, kv_scale = kv_c.float() * factor, k_rope.float() * factor, 1.0
+        super().launch(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+
+
+class RoundsToZero(Scatter):
+    def launch(self, kv_c, k_rope, kv_cache, slot_mapping, kv_scale):
+        if kv_scale is not None:
+            kv_c = (kv_c.float().view(torch.int32) & ~0xFFFFF).view(torch.float32)
+            k_rope = k_rope.float()
+        super().launch(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+
+
+class WritesTokensThatAreSkipped(Scatter):
+    def launch(self, kv_c, k_rope, kv_cache, slot_mapping, kv_scale):
+        slots = kv_cache.shape[0] * kv_cache.shape[1]
+        super().launch(kv_c, k_rope, kv_cache, slot_mapping.where(slot_mapping >= 0, slots - 1), kv_scale)
+
+
+class SwapsTheParts(Scatter):
+    def launch(self, kv_c, k_rope, kv_cache, slot_mapping, kv_scale):
+        super().launch(k_rope, kv_c, kv_cache, slot_mapping, kv_scale)
+
+
+class ForgetsTheLastToken(Scatter):
+    def launch(self, kv_c, k_rope, kv_cache, slot_mapping, kv_scale):
+        if len(kv_c) > 1:
+            super().launch(kv_c[:-1], k_rope[:-1], kv_cache, slot_mapping[:-1], kv_scale)
+
+
+class ClearsTheRestOfThePage(Scatter):
+    def launch(self, kv_c, k_rope, kv_cache, slot_mapping, kv_scale):
+        kv_cache[slot_mapping[slot_mapping >= 0] // kv_cache.shape[1]] = torch.zeros((), dtype=kv_cache.dtype)
+        super().launch(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+
+
+@pytest.mark.parametrize("lie", Scatter.__subclasses__(), ids=lambda lie: lie.__name__)
+def test_caches_that_are_written_wrong_are_caught(lie: Any) -> None:
+    facets = ("device", "dtype", "kv_dtype", "latent_dim", "rope_dim", "page_size")
+    features = frozenset({"kv_scale=value", "kv_scale=tensor"})
+    target = f"{__name__}:{lie.__name__}"
+    register("liar", Kernel("write_mla_cache", "liar.k", target, "lies", Band.PLUGIN, (anything(*facets),), features))
+    assert bool(failures(CacheLie, "liar.k", "cpu")) == (lie is not TrueScatter)

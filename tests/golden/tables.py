@@ -77,6 +77,14 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "fp32 prefill": {"dtype": "float32"},
     },
     "topk_indices": {"rows": {}, "ranges": {"row_starts": True, "row_ends": True}},
+    "mla_attention": {
+        "decode": {"q_len": "one"},
+        "speculative decode": {"q_len": "few", "causal": True},
+        "ragged": {"q_len": "any", "ragged": True, "causal": True},
+        "fp8 decode": {"q_len": "one", "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
+        "fp32 decode": {"q_len": "one", "q_dtype": "float32", "kv_dtype": "float32"},
+    },
+    "write_mla_cache": {"bf16": {}, "fp8": {"kv_dtype": "float8_e4m3fn", "kv_scale": "tensor"}},
 }
 
 

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernelhub
 from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
 from tests.conftest import DEVICE
 from tests.ops.test_compile import compiled
 
@@ -88,3 +89,36 @@ class TestMlaAttention:
         want = kernelhub.mla_attention(**arguments)
         held = torch.nn.Parameter(arguments["q"], requires_grad=False)
         assert torch.equal(kernelhub.mla_attention(**(arguments | {"q": held})), want)
+
+
+class TestWriteMlaCache:
+    def test_compiles_at_most_two_graphs_over_sizes_and_writes_the_cache(self) -> None:
+        run, counter = compiled(lambda a: kernelhub.write_mla_cache(**a) * 2)
+        for tokens in (2, 3, 9, 17):
+            arguments = write_mla_cache_inputs(tokens=tokens, latent_dim=16, rope_dim=8, page_size=32, device=DEVICE)
+            want = kernelhub.write_mla_cache.reference(**arguments)
+            assert torch.equal(run(arguments), want * 2)
+            assert torch.equal(arguments["kv_cache"], want)
+        assert counter.frame_count <= 2
+
+    @pytest.mark.parametrize("kv_scale", [0.03, torch.tensor([0.03])], ids=["value", "tensor"])
+    def test_scales_and_a_named_backend_go_through(self, kv_scale) -> None:
+        arguments = write_mla_cache_inputs(tokens=5, latent_dim=16, kv_dtype=torch.float8_e4m3fn, device=DEVICE)
+        arguments["kv_scale"] = kv_scale.to(DEVICE) if isinstance(kv_scale, torch.Tensor) else kv_scale
+        want = kernelhub.write_mla_cache.reference(**arguments)
+        run, counter = compiled(lambda a: kernelhub.write_mla_cache(**a, backend="torch.scatter").view(torch.uint8))
+        assert torch.equal(run(arguments), want.view(torch.uint8))
+        assert counter.frame_count == 1
+
+    def test_a_plan_runs_inside_a_compiled_region(self) -> None:
+        arguments = write_mla_cache_inputs(tokens=5, latent_dim=16, device=DEVICE)
+        want = kernelhub.write_mla_cache.reference(**arguments)
+        plan = kernelhub.write_mla_cache.prepare(**arguments)
+        run, counter = compiled(lambda a: plan.run(**a) * 1)
+        assert torch.equal(run(arguments), want)
+        assert "kernelhub.write_mla_cache" in counter.graphs[0].code
+
+    def test_the_operator_passes_torch_s_own_check(self) -> None:
+        a = write_mla_cache_inputs(tokens=5, latent_dim=16)
+        operands = (a["kv_c"].clone(), a["k_rope"].clone(), a["kv_cache"], a["slot_mapping"], None, None, None)
+        torch.library.opcheck(torch.ops.kernelhub.write_mla_cache.default, operands)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kernelhub.backends.triton.mla.cache_adapter import Write
 from kernelhub.backends.triton.mla.concat_adapter import Concat
 from kernelhub.backends.triton.mla.latent_adapter import SplitKV
 from kernelhub.ops.arguments import lse_shape
@@ -14,6 +15,7 @@ from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import FP8
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.ops.mla.cache.problem import MlaCacheProblem
 from kernelhub.ops.mla.concat.problem import ConcatProblem
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
@@ -27,6 +29,16 @@ def _concat(facets: dict[str, Any], device: DeviceFacts) -> None:
     k_nope = torch.empty(2048, heads, nope + 128, dtype=dtype, device="cuda").narrow(2, 0, nope)
     k_rope = torch.empty(2048, rope, dtype=dtype, device="cuda")
     Concat(problem).launch(k_nope, k_rope, torch.empty(2048, heads, nope + rope, dtype=dtype, device="cuda"))
+
+
+def _cache(facets: dict[str, Any], device: DeviceFacts) -> None:
+    """The tokens of a chunk of prefill."""
+    problem = MlaCacheProblem(device=device, **facets)
+    tokens = torch.empty(2048, 576, dtype=getattr(torch, problem.dtype), device="cuda")
+    kv_cache = torch.empty(256, 64, 576, dtype=getattr(torch, problem.kv_dtype), device="cuda")
+    slots = torch.empty(2048, dtype=torch.int64, device="cuda")
+    scale = torch.empty(1, device="cuda") if problem.kv_scale == "tensor" else 0.5
+    Write(problem).launch(tokens.narrow(1, 0, 512), tokens.narrow(1, 512, 64), kv_cache, slots, scale)
 
 
 def _attention(facets: dict[str, Any], device: DeviceFacts) -> None:
@@ -67,10 +79,14 @@ _ATTENTION: dict[str, dict[str, Any]] = {
     "float32": _FLOAT32,
     "float32, 16 heads": _FLOAT32 | {"num_heads": 16},
     "float32, fp8": _FP8 | {"q_dtype": "float32", "num_heads": 16},
+    "512 + 128": {"head_dim": 640},
+    "512 + 128, 16 heads": {"head_dim": 640, "num_heads": 16},
     "512 without a rotary part": {"head_dim": 512},
 }
 
 CASES = [
     *(Case(f"concat {dtype}", functools.partial(_concat, {"dtype": dtype})) for dtype in ("bfloat16", "float8_e4m3fn")),
+    Case("mla cache", functools.partial(_cache, {})),
+    Case("mla cache, fp8", functools.partial(_cache, _FP8)),
     *(Case(f"mla {label}", functools.partial(_attention, facets)) for label, facets in _ATTENTION.items()),
 ]

@@ -39,4 +39,21 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
     ),
+    Kernel(
+        op="write_mla_cache",
+        name="torch.scatter",
+        target="kernelhub.backends.torch.mla.cache:Scatter",
+        summary="one indexed store",
+        band=Band.REFERENCE,
+        constraints=(
+            ANYWHERE,
+            dtype_in("dtype", *FLOATS),
+            dtype_in("kv_dtype", *FLOATS, FP8),
+            anything("latent_dim", "rope_dim", "page_size"),
+        ),
+        features=frozenset({"kv_scale=value", "kv_scale=tensor"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+    ),
 )

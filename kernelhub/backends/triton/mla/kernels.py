@@ -12,9 +12,10 @@ from kernelhub.ops.mla.concat.problem import DTYPES
 
 def _rotary_part_too_wide(problem: MlaProblem) -> str | None:
     """Queries of both parts lie in shared memory beside the keys of a tile."""
-    if problem.rope_dim <= 128:
-        return None
-    return f"the rotary part is {problem.rope_dim} wide; a program holds up to 128 beside the latent"
+    rope_dim = problem.head_dim - problem.value_dim
+    return (
+        f"the rotary part is {rope_dim} wide; a program holds up to 128 beside the latent" if rope_dim > 128 else None
+    )
 
 
 _ATTENTION = (
@@ -69,6 +70,25 @@ KERNELS = (
             Between("rope_dim", 1, 2048, why="a program holds a whole head"),
             anything("num_heads"),
         ),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+    ),
+    Kernel(
+        op="write_mla_cache",
+        name="triton.write",
+        target="kernelhub.backends.triton.mla.cache_adapter:Write",
+        summary="both parts in one launch",
+        band=Band.PORTABLE,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            dtype_in("kv_dtype", *FLOATS, FP8),
+            Between("latent_dim", 1, 2048, why="a program holds whole tokens"),
+            Between("rope_dim", 0, 2048, why="a program holds whole tokens"),
+            anything("page_size"),
+        ),
+        features=frozenset({"kv_scale=value", "kv_scale=tensor"}),
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,

@@ -1,0 +1,40 @@
+"""New rows into the pages of a latent cache, by one indexed store."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.formats import E4M3, to_e4m3
+from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
+
+
+class Scatter(MlaCacheAdapter):
+    """`write_mla_cache` anywhere; nothing in it waits for the device.
+
+    Tokens that are not to be written would have to be counted to be left out. Instead each repeats the store of the
+    first one that is; where there is none, all store what already stands in the first row.
+    """
+
+    def launch(
+        self, kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
+    ) -> None:
+        rows = torch.cat([kv_c, k_rope], 1)
+        if kv_cache.dtype is E4M3:
+            rows = to_e4m3(rows.float() / _divisor(kv_scale, rows.device))
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[rows.itemsize]  # torch 2.8 cannot index float8
+        rows, cache = rows.view(bits), kv_cache.view(bits)
+        written = slot_mapping >= 0
+        token = torch.arange(len(rows), device=rows.device)
+        token = torch.where(written, token, written.int().argmax())
+        slot = slot_mapping[token]
+        size = self.problem.page_size
+        page, place = slot.clamp(min=0) // size, slot.clamp(min=0) % size
+        cache[page, place] = torch.where((slot >= 0)[:, None], rows[token], cache[page, place])
+
+
+def _divisor(kv_scale: float | Tensor | None, device: torch.device) -> Tensor:
+    """The scale on the device: by a number, CUDA would multiply with its reciprocal instead of dividing."""
+    if isinstance(kv_scale, Tensor):
+        return kv_scale.reshape(())
+    return torch.full((), 1.0 if kv_scale is None else kv_scale, dtype=torch.float32, device=device)

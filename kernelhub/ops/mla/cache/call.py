@@ -1,0 +1,147 @@
+"""How a call of `write_mla_cache` becomes a launch: its problem, its checks, its run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.attention.problem import FLOATS, FP8
+from kernelhub.ops.mla.cache.problem import MlaCacheProblem
+from kernelhub.probes.device import facts
+
+NAME = "write_mla_cache"
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
+_FP8 = getattr(torch, FP8)
+
+
+def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(NAME, parameter, problem, fix)
+
+
+def problem_of(key: Any, device: int) -> MlaCacheProblem:
+    """The problem that a key means on a device; the key is built in `write_mla_cache`."""
+    dtype, kv_dtype, latent_dim, rope_dim, page_size, kv_scale = key
+    return MlaCacheProblem(
+        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        dtype=dtype_name(dtype),
+        kv_dtype=dtype_name(kv_dtype),
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        page_size=page_size,
+        kv_scale=kv_scale,
+    )
+
+
+def scale_kind(kv_scale: Any) -> str | None:
+    """How the scale arrives: ``"value"``, ``"tensor"``, or None."""
+    return None if kv_scale is None else "tensor" if isinstance(kv_scale, Tensor) else "value"
+
+
+def check(kv_c: Any, k_rope: Any, kv_cache: Any, slot_mapping: Any, kv_scale: Any) -> None:
+    """Everything that the contract says of a call."""
+    given = [("kv_c", kv_c), ("k_rope", k_rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping)]
+    for parameter, tensor in given:
+        if not isinstance(tensor, Tensor):
+            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+    if kv_c.ndim != 2:
+        refuse("kv_c", f"has shape {list(kv_c.shape)}", "give [T, V], the latents")
+    tokens, latent_dim = kv_c.shape
+    if kv_c.dtype not in _FLOATS:
+        refuse("kv_c", f"has dtype {dtype_name(kv_c.dtype)}", f"give {', '.join(FLOATS)}")
+    if kv_c.is_meta:
+        refuse("kv_c", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    if latent_dim == 0:
+        refuse("kv_c", f"has shape {list(kv_c.shape)}", "give at least one element of each token")
+    if k_rope.ndim not in (2, 3) or k_rope.shape[0] != tokens or (k_rope.ndim == 3 and k_rope.shape[1] != 1):
+        refuse("k_rope", f"has shape {list(k_rope.shape)}", f"give [{tokens}, R] or [{tokens}, 1, R]")
+    if k_rope.dtype is not kv_c.dtype:
+        refuse("k_rope", f"has dtype {dtype_name(k_rope.dtype)}", f"kv_c has {dtype_name(kv_c.dtype)}")
+    width = latent_dim + k_rope.shape[-1]
+    if kv_cache.ndim not in (3, 4) or (kv_cache.ndim == 4 and kv_cache.shape[2] != 1) or kv_cache.shape[-1] != width:
+        wanted = f"give [num_pages, page_size, {width}] or [num_pages, page_size, 1, {width}]"
+        refuse("kv_cache", f"has shape {list(kv_cache.shape)}", wanted)
+    if kv_cache.shape[1] == 0:
+        refuse("kv_cache", f"has shape {list(kv_cache.shape)}", "a page holds at least one token")
+    if kv_cache.dtype not in (kv_c.dtype, _FP8):
+        refuse(
+            "kv_cache", f"has dtype {dtype_name(kv_cache.dtype)}", f"give {dtype_name(kv_c.dtype)} as kv_c, or {FP8}"
+        )
+    if slot_mapping.dtype is not torch.int64:
+        refuse("slot_mapping", f"has dtype {dtype_name(slot_mapping.dtype)}", "give int64: .to(torch.int64)")
+    if slot_mapping.shape != (tokens,):
+        refuse("slot_mapping", f"has shape {list(slot_mapping.shape)}", f"give [{tokens}], a slot for each token")
+    _check_scale(kv_cache, kv_scale)
+    if isinstance(kv_scale, Tensor):
+        given.append(("kv_scale", kv_scale))
+    for parameter, tensor in given:
+        if tensor.device != kv_c.device:
+            refuse(parameter, f"is on {tensor.device}", f"move it to {kv_c.device}, where kv_c is")
+        if tensor.requires_grad and is_grad_enabled():
+            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+    slots = kv_cache.shape[0] * kv_cache.shape[1]
+    if slots == 0 and tokens:
+        refuse("kv_cache", f"has shape {list(kv_cache.shape)}", "give at least one page")
+    if kv_c.device.type == "cpu" and tokens and int(slot_mapping.max()) >= slots:
+        token = int(slot_mapping.argmax())
+        refuse("slot_mapping", f"is {int(slot_mapping[token])} for token {token}", f"kv_cache has {slots} slots")
+
+
+def _check_scale(kv_cache: Tensor, kv_scale: Any) -> None:
+    if kv_cache.dtype is not _FP8:
+        if kv_scale is not None:
+            refuse(
+                "kv_scale", f"is given with a {dtype_name(kv_cache.dtype)} kv_cache", "scales belong to an fp8 cache"
+            )
+    elif kv_scale is None:
+        refuse("kv_scale", "is None with an fp8 kv_cache", "give 1.0 to store values as they are")
+    elif isinstance(kv_scale, Tensor):
+        if kv_scale.dtype is not torch.float32 or kv_scale.numel() != 1:
+            refuse("kv_scale", f"is {describe(kv_scale)}", "give a float, or float32 of one element")
+    elif not isinstance(kv_scale, float | int) or not math.isfinite(kv_scale) or kv_scale == 0:
+        refuse("kv_scale", f"is {kv_scale!r}", "give a finite float other than 0, or float32 of one element")
+
+
+def bind(
+    adapter: Any,
+    problem: MlaCacheProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the launch."""
+    launch = adapter.launch
+    form = (problem.dtype, problem.kv_dtype, problem.latent_dim, problem.rope_dim, problem.page_size, problem.kv_scale)
+
+    def run(
+        kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
+    ) -> Tensor:
+        if kv_c.get_device() != device:
+            result: Tensor = elsewhere(kv_c.get_device())(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+            return result
+        check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+        got = (
+            dtype_name(kv_c.dtype),
+            dtype_name(kv_cache.dtype),
+            kv_c.shape[1],
+            k_rope.shape[-1],
+            kv_cache.shape[1],
+            scale_kind(kv_scale),
+        )
+        if got != form:
+            wanted = f"{form[0]} of {form[2]} + {form[3]} to {form[1]} pages of {form[4]}, kv_scale {form[5]}"
+            form_got = f"{describe(kv_c)} and {describe(k_rope)} to {describe(kv_cache)}, kv_scale {got[5]}"
+            refuse("kv_c", f"is of a call of {form_got}", f"the plan is for {wanted}")
+        if kv_c.shape[0]:
+            tick()
+            rows = kv_cache.squeeze(2) if kv_cache.ndim == 4 else kv_cache
+            launch(kv_c, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, rows, slot_mapping, kv_scale)
+        return kv_cache
+
+    return run

@@ -1,0 +1,138 @@
+"""`write_mla_cache`: latents and rotary parts of new tokens into a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.mla.cache import library
+from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
+from kernelhub.ops.mla.cache.call import NAME, bind, check, problem_of, scale_kind
+from kernelhub.ops.mla.cache.problem import MlaCacheProblem, complete, contradiction
+from kernelhub.ops.mla.cache.reference import write_mla_cache_reference
+
+_op: Op[MlaCacheProblem] = Op(
+    Contract(
+        name=NAME,
+        summary="latents and rotary parts of new tokens into the pages of a latent cache",
+        problem=MlaCacheProblem,
+        problem_of=problem_of,
+        complete=complete,
+        contradiction=contradiction,
+        adapter=MlaCacheAdapter,
+        bind=bind,
+        reference=write_mla_cache_reference,
+        example="kernelhub.ops.mla.cache.inputs:write_mla_cache_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class MlaCachePlan(Plan):
+    """A kernel chosen for tokens and a cache like these.
+
+    ``run(kv_c, k_rope, kv_cache, slot_mapping, kv_scale=None)`` is a whole call.
+    """
+
+    def __init__(self, bound: Bound) -> None:
+        direct, kernel = bound.run, bound.selection.selected
+
+        def run(
+            kv_c: Tensor,
+            k_rope: Tensor,
+            kv_cache: Tensor,
+            slot_mapping: Tensor,
+            kv_scale: float | Tensor | None = None,
+        ) -> Tensor:
+            result: Tensor = direct(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+            return result
+
+        def traced(
+            kv_c: Tensor,
+            k_rope: Tensor,
+            kv_cache: Tensor,
+            slot_mapping: Tensor,
+            kv_scale: float | Tensor | None = None,
+        ) -> Tensor:
+            return write_mla_cache(kv_c, k_rope, kv_cache, slot_mapping, kv_scale, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MlaCachePlan:
+    """Choose once for tokens and a cache like these: arguments as of `write_mla_cache`."""
+    asked = _op.ask(backend, args, kwargs)
+    return MlaCachePlan(_op.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_op, _prepare, traced=library.write_mla_cache)
+def write_mla_cache(
+    kv_c: Tensor,
+    k_rope: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scale: float | Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Write the latents and rotary parts of new tokens into the pages of a latent cache.
+
+    Args:
+        kv_c: ``[T, V]``, float32, float16 or bfloat16: the normalised latents.
+        k_rope: ``[T, R]`` or ``[T, 1, R]`` in the same dtype: the rotary part of the keys, which all heads share.
+        kv_cache: ``[num_pages, page_size, V + R]`` or ``[num_pages, page_size, 1, V + R]`` in the same dtype, or
+            float8_e4m3fn with `kv_scale`; it is written to, the latent before the rotary part.
+        slot_mapping: int64 ``[T]``, where each token goes: ``page * page_size + place in the page``. Negative for a
+            token that is not written. Slots differ from each other; on a GPU they are not checked.
+        kv_scale: factor of an fp8 cache, a float or float32 of one element: ``value / kv_scale`` is stored, rounded
+            to nearest even and saturating at 448, so that stored times kv_scale is the value.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        `kv_cache` itself.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        vLLM's ``concat_and_cache_mla``; FlashInfer's ``append_paged_mla_kv_cache``.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> kv_cache = torch.zeros(4, 64, 576)
+        >>> slots = torch.tensor([0, 130, -1])
+        >>> _ = kernelhub.write_mla_cache(torch.ones(3, 512), torch.ones(3, 64), kv_cache, slots)
+        >>> kv_cache.sum(2).nonzero().tolist()
+        [[0, 0], [2, 2]]
+    """
+    if type(kv_c) is not Tensor and isinstance(kv_c, Tensor) and not isinstance(backend, Ask):
+        return library.write_mla_cache(kv_c, k_rope, kv_cache, slot_mapping, kv_scale, backend)
+    try:
+        key = (
+            kv_c.dtype,
+            kv_cache.dtype,
+            kv_c.shape[1],
+            k_rope.shape[-1],
+            kv_cache.shape[1],
+            scale_kind(kv_scale),
+        )
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+        run = _op.decide(key, kv_c.get_device(), backend)
+    result: Tensor = run(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+    return result
