@@ -17,6 +17,10 @@ from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.problem import ConcatProblem
+from kernelhub.ops.moe.experts.problem import FP8, FP8_FORMATS, ExpertsProblem
+from kernelhub.ops.moe.models import MODELS as MOE_MODELS
+from kernelhub.ops.moe.models import MoeModel
+from kernelhub.ops.moe.routing.problem import RoutingProblem
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,34 @@ def _concat_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str,
     return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
 
 
+def _routing_facets(model: MoeModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_experts": model.num_experts,
+        "top_k": model.top_k,
+        "num_groups": model.num_groups,
+        "topk_groups": model.topk_groups,
+        "scoring": model.scoring,
+        "correction_bias": model.correction_bias,
+        "renormalize": model.renormalize,
+        "scaling_factor": model.scaling_factor != 1.0,
+    }
+
+
+def _experts_facets(model: MoeModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the whole layer, in the format that the model is published in."""
+    return {
+        "num_experts": model.num_experts,
+        "top_k": model.top_k,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "activation": model.activation,
+        "w13_bias": model.bias,
+        "w2_bias": model.bias,
+        "weights": model.weights,
+        "activation_dtype": FP8 if model.weights in FP8_FORMATS else known["dtype"],
+    }
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -81,4 +113,6 @@ _FAMILIES = (
         {name: model for name, model in MODELS.items() if model.head_dim_qk != model.head_dim_vo},
         _concat_facets,
     ),
+    Family(RoutingProblem, MOE_MODELS, _routing_facets),
+    Family(ExpertsProblem, MOE_MODELS, _experts_facets),
 )

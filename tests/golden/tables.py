@@ -46,6 +46,13 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "batches": {"batched": True, "dtype": "float16"},
     },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
+    "route_experts": {"fp32": {}, "bf16": {"dtype": "bfloat16"}},
+    "fused_moe": {
+        "as published": {},
+        "on a rank": {"expert_map": True, "residual": True},
+        "fp16": {"dtype": "float16"},
+        "plain": {"weights": "plain", "activation_dtype": "bfloat16"},
+    },
 }
 
 

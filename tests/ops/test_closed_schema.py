@@ -144,12 +144,6 @@ def test_problems_can_be_told_apart_by_every_facet() -> None:
         for facet in dataclasses.fields(base):
             if facet.name != "device":
                 value = getattr(base, facet.name)
-                changed = {
-                    "bfloat16": "float16",
-                    "many": "one",
-                    "one": "many",
-                    "two": "many",
-                    "NHD": "HND",
-                    None: "head",
-                }.get(value, not value if isinstance(value, bool) else (value * 2 if isinstance(value, int) else value))
+                allowed = [other for other in (facet.metadata["values"] or (value, 2 * value)) if other != value]
+                changed = (allowed or [facet.metadata["neutral"]])[0]
                 assert dataclasses.replace(base, **{facet.name: changed}) != base
