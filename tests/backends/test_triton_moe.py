@@ -1,0 +1,179 @@
+"""What the Triton kernels of mixtures of experts do inside: sorting, tiles of every size, rounds, tuned tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.backends.triton.moe import experts_adapter
+from kernelhub.backends.triton.moe.experts_adapter import Experts
+from kernelhub.backends.triton.moe.tiles import choose, default_tiles, rows_of_a_tile
+from kernelhub.backends.triton.moe.tuned import TUNED, Tiles, Tuned
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.reference import fp8_values
+from kernelhub.ops.moe.experts.tolerance import compare
+from kernelhub.probes.device import facts, simulated
+from tests.conftest import DEVICE
+
+pytestmark = pytest.mark.device
+
+SIZES = {"num_experts": 3, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
+
+
+def problem(**changes: Any) -> ExpertsProblem:
+    return ExpertsProblem(device=facts(torch.device(DEVICE)), **changes)
+
+
+class TestSorting:
+    @pytest.mark.parametrize("counted_alone", [True, False], ids=["one launch", "counted before"])
+    @pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (7, 3, 5), (700, 2, 6), (40, 22, 60)])
+    def test_pairs_stand_expert_by_expert_in_their_order_and_tiles_are_padded(
+        self, tokens, top_k, experts, counted_alone, monkeypatch
+    ) -> None:
+        monkeypatch.setattr(experts_adapter, "_COUNTED_ALONE", 1 << 20 if counted_alone else 0)
+        adapter = Experts(problem(num_experts=experts, top_k=top_k, expert_map=True))
+        random = torch.Generator().manual_seed(0)
+        ids = torch.randint(-1, experts + 3, (tokens, top_k), generator=random, dtype=torch.int32).to(DEVICE)
+        table = torch.arange(experts + 1, dtype=torch.int32).roll(1).sub(1).to(DEVICE)  # one is -1, the last is missing
+        choice = choose(adapter.problem, tokens)
+        block_m = choice.first.block_m
+        strides = (*ids.stride(), table.stride(0))
+        pairs, tile_experts, num_rows = adapter._sort((ids, table), (ids.numel(), table.numel()), strides, choice)
+        rows = int(num_rows)
+        assert rows % block_m == 0
+        assert rows <= len(pairs)
+        assert rows // block_m <= len(tile_experts)
+        flat = ids.flatten().tolist()
+        local = [int(table[one]) if 0 <= one < len(table) else -1 for one in flat]
+        want: list[int] = []
+        want_tiles: list[int] = []
+        for expert in range(experts):
+            own = [pair for pair, of in enumerate(local) if of == expert]
+            own += [len(flat)] * (-len(own) % block_m)
+            want += own
+            want_tiles += [expert] * (len(own) // block_m)
+        assert pairs[:rows].tolist() == want
+        assert tile_experts[: rows // block_m].tolist() == want_tiles
+
+    def test_the_bounds_hold_however_pairs_are_spread(self) -> None:
+        adapter = Experts(problem(num_experts=8, top_k=2))
+        for pairs in (1, 7, 8, 9, 100):
+            for block_m in (16, 128):
+                rows, tiles = adapter._bounds(pairs, block_m)
+                for hit in range(1, min(8, pairs) + 1):
+                    counts = [1] * (hit - 1) + [pairs - hit + 1]
+                    assert sum(-(-count // block_m) for count in counts) <= tiles
+                    even = [pairs // hit + (place < pairs % hit) for place in range(hit)]
+                    assert sum(-(-count // block_m) for count in even) * block_m <= rows
+
+
+class TestTiles:
+    @pytest.mark.parametrize("weights", ["plain", "fp8_channel"])
+    @pytest.mark.parametrize("tokens", [20, 60, 130])
+    def test_experts_with_many_rows_take_larger_tiles(self, tokens: int, weights: str) -> None:
+        arguments = moe_inputs(tokens=tokens, weights=weights, device=DEVICE, **SIZES | {"num_experts": 1, "top_k": 1})
+        plan = kernelhub.fused_moe.prepare(**arguments, backend="triton.experts")
+        assert plan.tiles(tokens).startswith(f"{rows_of_a_tile(tokens, 1)} x ")
+        out = plan.run(arguments["x"], arguments["topk_weights"], arguments["topk_ids"])
+        agreement = compare(out, arguments)
+        assert agreement.ok, str(agreement)
+
+    def test_rows_of_a_tile_follow_the_rows_of_an_expert(self) -> None:
+        assert [rows_of_a_tile(pairs, 4) for pairs in (1, 64, 65, 128, 129, 256, 257, 10**6)] == [
+            *(16, 16, 32, 32, 64, 64, 128, 128)
+        ]
+
+    def test_measured_tiles_are_found_and_said_to_be(self) -> None:
+        layer = ExpertsProblem(device=simulated("H200"))
+        few, many = Tiles(16, 64, 128, 4, 4), Tiles(128, 64, 64, 8, 3)
+        table = [
+            Tuned("hopper", "plain", "bfloat16", 128, 8, 2048, 768, 1, few, few, "a test"),
+            Tuned("hopper", "plain", "bfloat16", 128, 8, 2048, 768, 1024, many, many, "a test"),
+        ]
+        assert (choose(layer, 1, table).source, choose(layer, 1, table).first) == ("exact", few)
+        assert (choose(layer, 1024, table).source, choose(layer, 1024, table).second) == ("exact", many)
+        assert (choose(layer, 8, table).source, choose(layer, 8, table).first) == ("nearest", few)
+        assert (choose(layer, 4096, table).source, choose(layer, 4096, table).first) == ("nearest", many)
+        assert "measured for another number of tokens" in str(choose(layer, 8, table))
+        for other in (
+            {"device": simulated("B200")},
+            {"hidden_size": 1024},
+            {"weights": "fp8_block", "activation_dtype": "float8_e4m3fn"},
+        ):
+            assert choose(dataclasses.replace(layer, **other), 1, table).source == "default"
+        with pytest.raises(ValueError, match="the same tiles of rows"):
+            Tuned("hopper", "plain", "bfloat16", 128, 8, 2048, 768, 1, few, many, "a test")
+
+    def test_every_measured_entry_says_on_what(self) -> None:
+        for entry in TUNED:
+            assert entry.evidence
+            assert entry.num_tokens > 0
+
+    def test_no_tile_of_columns_lies_in_two_blocks_of_scales(self) -> None:
+        for device in ("A100", "L40S", "H200", "B200", "RTX5090"):
+            for dtype in ("bfloat16", "float32"):
+                for quantized in ("float8_e4m3fn", dtype):
+                    layer = ExpertsProblem(
+                        device=simulated(device), dtype=dtype, weights="fp8_block", activation_dtype=quantized
+                    )
+                    for gated in (False, True):
+                        for block_m in (16, 32, 64, 128):
+                            tiles = default_tiles(layer, block_m, gated)
+                            assert tiles.block_k == 128
+                            assert 128 % tiles.block_n == 0
+                            assert tiles.block_m <= block_m
+
+
+class TestRounds:
+    @pytest.mark.parametrize("kernel", ["triton.experts", "torch.experts"])
+    def test_more_tokens_than_a_round_holds_give_the_same(self, kernel, monkeypatch) -> None:
+        arguments = moe_inputs(tokens=11, device=DEVICE, **SIZES)
+        arguments["residual"] = torch.randn_like(arguments["x"])
+        whole = kernelhub.fused_moe(**arguments, backend=kernel)
+        monkeypatch.setattr(experts_adapter, "_MOST_ADDED", 4 * 2 * 64 * 2)  # 4 tokens
+        monkeypatch.setattr("kernelhub.backends.torch.moe.experts._MOST_ADDED", 4 * 2 * 64)
+        plan = kernelhub.fused_moe.prepare(**arguments, backend=kernel)
+        assert plan.workspace_bytes(num_tokens=11) == plan.workspace_bytes(num_tokens=4)
+        out = torch.full_like(whole, torch.nan)
+        plan.run(arguments["x"], arguments["topk_weights"], arguments["topk_ids"], arguments["residual"], out)
+        agreement = compare(out, arguments)
+        assert agreement.ok, str(agreement)
+        torch.testing.assert_close(out, whole, rtol=2**-6, atol=2**-7)
+
+
+class TestQuantizing:
+    """Codes of activations against those of the reference, of every value of bfloat16 that a token may hold."""
+
+    @pytest.mark.parametrize("weights", ["fp8_channel", "fp8_block"])
+    @pytest.mark.parametrize("static", [False, True])
+    def test_codes_and_scales_are_those_of_the_reference(self, weights: str, static: bool) -> None:
+        if static and weights == "fp8_block":
+            return
+        layer = problem(
+            weights=weights,
+            activation_dtype="float8_e4m3fn",
+            hidden_size=200,
+            intermediate_size=256,
+            static_scales=static,
+        )
+        random = torch.Generator().manual_seed(0)
+        rows = (torch.randn(33, 200, generator=random) * 10 ** torch.randn(33, 1, generator=random)).bfloat16()
+        rows[3], rows[4, 1:] = 0.0, 0.0
+        rows = rows.to(DEVICE)
+        scale = torch.tensor(0.01, device=DEVICE) if static else None
+        codes, scales = Experts(layer)._quantized(rows, scale, 0)
+        assert scales is not None
+        grouped = weights == "fp8_block"
+        width = 128 if grouped else 200
+        spread = scales.reshape(33 if not static else 1, -1).repeat_interleave(width, 1)[:, :200]
+        values = codes.view(torch.float8_e4m3fn).float() * spread
+        want = fp8_values(rows, scale, grouped, torch.float32)
+        # A division that is off by 2^-22 may fall on the other side of the middle between two codes.
+        moved = (values - want).abs() > 2.0**-20 * want.abs()
+        assert float(moved.float().mean()) < 1e-3
+        torch.testing.assert_close(values, want, rtol=2**-3, atol=0)
