@@ -15,6 +15,9 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.ops.gemm.fp8.inputs import MODELS as LINEAR_LAYERS
+from kernelhub.ops.gemm.fp8.inputs import LinearLayer
+from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.problem import ConcatProblem
 
@@ -73,6 +76,10 @@ def _concat_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str,
     return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
 
 
+def _fp8_gemm_facets(layer: LinearLayer, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"n": layer.n, "k": layer.k, "scaling": layer.scaling}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -81,4 +88,5 @@ _FAMILIES = (
         {name: model for name, model in MODELS.items() if model.head_dim_qk != model.head_dim_vo},
         _concat_facets,
     ),
+    Family(Fp8GemmProblem, LINEAR_LAYERS, _fp8_gemm_facets),
 )

@@ -8,6 +8,7 @@ import torch
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
@@ -59,3 +60,7 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "torch.concat"
+
+
+class TestFp8Dequantized(EveryScaling):
+    kernel = "torch.dequantized"

@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.merge import MergeContract
 
 pytestmark = pytest.mark.device
@@ -58,3 +59,8 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "triton.concat"
+
+
+class TestFp8Gemm(EveryScaling):
+    kernel = "triton.fp8_gemm"
+    claims_determinism = True

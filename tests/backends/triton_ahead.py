@@ -30,9 +30,9 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from kernelhub.probes.device import DeviceFacts, simulated
-from tests.backends.ahead import attention, merge, mla
+from tests.backends.ahead import attention, fp8_gemm, merge, mla
 
-CASES = (*attention.CASES, *merge.CASES, *mla.CASES)
+CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *fp8_gemm.CASES)
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
 
 _INSTRUCTIONS = {

@@ -45,6 +45,12 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "many with lse": {"parts": "many", "lse": True},
         "batches": {"batched": True, "dtype": "float16"},
     },
+    "fp8_gemm": {
+        "as published": {},
+        "scaled by tensor": {"scaling": "tensor"},
+        "fp32, bias": {"out_dtype": "float32", "bias": True},
+        "mx": {"scaling": "mx"},
+    },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
 }
 
@@ -87,7 +93,7 @@ def reasons(op: str) -> str:
 
 
 def _row(head: str, cells: Any) -> str:
-    return (f"{head:<40}" + "".join(f"{cell:<17}" for cell in cells)).rstrip()
+    return (f"{head:<40}" + "".join(f"{cell:<16} " for cell in cells)).rstrip()
 
 
 def main() -> None:

@@ -68,6 +68,8 @@ def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None
             for softcap in (False, True)
             for width in (64, 128)
         ]
+    if op == "fp8_gemm":
+        facets = [{"scaling": scaling} for scaling in ("tensor", "row", "block", "mx")]
     for device, values in itertools.product(SIMULATED, facets):
         reached.add(kernelhub.explain(op, device=device, machine=MACHINE, **values).selected)
     with kernelhub.use(batch_invariant=True):
@@ -149,6 +151,8 @@ def test_problems_can_be_told_apart_by_every_facet() -> None:
                     "many": "one",
                     "one": "many",
                     "two": "many",
+                    "block": "mx",
+                    "float32": "float8_e8m0fnu",
                     "NHD": "HND",
                     None: "head",
                 }.get(value, not value if isinstance(value, bool) else (value * 2 if isinstance(value, int) else value))

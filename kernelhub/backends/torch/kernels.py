@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.torch.attention import kernels as attention
+from kernelhub.backends.torch.gemm.fp8 import kernels as fp8_gemm
 from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
 from kernelhub.dispatch.kernel import Backend
@@ -11,6 +12,7 @@ BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homep
 
 KERNELS = (
     *attention.KERNELS,
+    *fp8_gemm.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,
 )
