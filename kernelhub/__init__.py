@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.select import Selection as Selection
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
+    from kernelhub.ops.gemm.fp8.batched.bmm_fp8 import bmm_fp8 as bmm_fp8
     from kernelhub.ops.gemm.fp8.fp8_gemm import fp8_gemm as fp8_gemm
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k as concat_mla_k
@@ -38,6 +39,7 @@ _HOMES = {
     "paged_attention": "kernelhub.ops.attention.paged_attention",
     "merge_attention_states": "kernelhub.ops.merge.merge_attention_states",
     "concat_mla_k": "kernelhub.ops.mla.concat_mla_k",
+    "bmm_fp8": "kernelhub.ops.gemm.fp8.batched.bmm_fp8",
     "fp8_gemm": "kernelhub.ops.gemm.fp8.fp8_gemm",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",

@@ -15,6 +15,9 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as ABSORBED_PROJECTIONS
+from kernelhub.ops.gemm.fp8.batched.inputs import AbsorbedProjection
+from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
 from kernelhub.ops.gemm.fp8.inputs import MODELS as LINEAR_LAYERS
 from kernelhub.ops.gemm.fp8.inputs import LinearLayer
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
@@ -80,6 +83,10 @@ def _fp8_gemm_facets(layer: LinearLayer, known: Mapping[str, Any]) -> dict[str, 
     return {"n": layer.n, "k": layer.k, "scaling": layer.scaling}
 
 
+def _bmm_fp8_facets(projection: AbsorbedProjection, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"n": projection.n, "k": projection.k}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -88,5 +95,6 @@ _FAMILIES = (
         {name: model for name, model in MODELS.items() if model.head_dim_qk != model.head_dim_vo},
         _concat_facets,
     ),
+    Family(BmmFp8Problem, ABSORBED_PROJECTIONS, _bmm_fp8_facets),
     Family(Fp8GemmProblem, LINEAR_LAYERS, _fp8_gemm_facets),
 )

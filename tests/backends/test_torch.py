@@ -7,6 +7,7 @@ import torch
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
+from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.concat import ConcatContract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.merge import MergeContract
@@ -63,4 +64,8 @@ class TestConcat(ConcatContract):
 
 
 class TestFp8Dequantized(EveryScaling):
+    kernel = "torch.dequantized"
+
+
+class TestBmmFp8Dequantized(BmmFp8Contract):
     kernel = "torch.dequantized"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
+from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.concat import ConcatContract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.merge import MergeContract
@@ -63,4 +64,9 @@ class TestConcat(ConcatContract):
 
 class TestFp8Gemm(EveryScaling):
     kernel = "triton.fp8_gemm"
+    claims_determinism = True
+
+
+class TestBmmFp8(BmmFp8Contract):
+    kernel = "triton.bmm_fp8"
     claims_determinism = True

@@ -1,14 +1,16 @@
-"""The contract of `fp8_gemm` catches kernels that lie: each of these is the right kernel with one defect."""
+"""The contracts of `fp8_gemm` and `bmm_fp8` catch kernels that lie: each of these is right but for one defect."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from kernelhub.backends.torch.gemm.fp8.batched import DequantizedBatch
 from kernelhub.backends.torch.gemm.fp8.dequantized import Dequantized
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.formats import E4M3
+from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import register
@@ -140,3 +142,57 @@ def test_products_that_lie_are_caught(lie) -> None:
     target = f"{__name__}:{lie.__name__}"
     register("liar", Kernel("fp8_gemm", "liar.k", target, "lies", Band.PLUGIN, (facets,), frozenset({"bias"})))
     assert bool(failures(Lie, "liar.k", "cpu")) == (lie is not Truth)
+
+
+class BatchLie(BmmFp8Contract):
+    """The contract over one of the kernels below, for a test that collects no cases of it."""
+
+    kernel = "liar.k"
+    device = "cpu"
+    claims_determinism = True
+    __test__ = False
+
+
+class TrueBatch(DequantizedBatch):
+    pass
+
+
+class SharesTheScaleOfTheFirst(DequantizedBatch):
+    def launch(self, a, b, a_scale, b_scale, out):
+        super().launch(a, b, a_scale.reshape(-1)[:1], b_scale.reshape(-1)[:1], out)
+
+
+class SwapsTheScales(DequantizedBatch):
+    def launch(self, a, b, a_scale, b_scale, out):
+        super().launch(a, b, a_scale.flip(0) if a_scale.ndim else a_scale, b_scale, out)
+
+
+class SharesTheMatrixOfTheFirst(DequantizedBatch):
+    def launch(self, a, b, a_scale, b_scale, out):
+        super().launch(a, b[:1].expand_as(b), a_scale, b_scale, out)
+
+
+class MissesTheLastColumn(DequantizedBatch):
+    def launch(self, a, b, a_scale, b_scale, out):
+        a = a.clone()
+        a.view(torch.uint8)[..., -1] = 0
+        super().launch(a, b, a_scale, b_scale, out)
+
+
+class LastMatrixOnePercentTooMuch(DequantizedBatch):
+    def launch(self, a, b, a_scale, b_scale, out):
+        super().launch(a, b, a_scale, b_scale, out)
+        out[-1] *= 1.01
+
+
+class LeavesTheLastMatrixUnwritten(DequantizedBatch):
+    def launch(self, a, b, a_scale, b_scale, out):
+        super().launch(a, b, a_scale, b_scale, out)
+        out[-1:] = torch.nan
+
+
+@pytest.mark.parametrize("lie", DequantizedBatch.__subclasses__(), ids=lambda lie: lie.__name__)
+def test_batches_that_lie_are_caught(lie) -> None:
+    facets = anything("device", "a_scaling", "b_scaling", "n", "k", "out_dtype")
+    register("liar", Kernel("bmm_fp8", "liar.k", f"{__name__}:{lie.__name__}", "lies", Band.PLUGIN, (facets,)))
+    assert bool(failures(BatchLie, "liar.k", "cpu")) == (lie is not TrueBatch)

@@ -51,6 +51,7 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "fp32, bias": {"out_dtype": "float32", "bias": True},
         "mx": {"scaling": "mx"},
     },
+    "bmm_fp8": {"scaled as a whole": {}, "scaled each": {"a_scaling": "batch", "b_scaling": "batch"}},
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
 }
 

@@ -12,6 +12,8 @@ from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.ops.formats import E4M3
+from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as PROJECTIONS
+from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import MODELS, fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare
 from tests.contract.fp8_gemm import Fp8GemmContract
@@ -180,3 +182,48 @@ class TestVariants:
         calls = [{}, {"a": shifted}, {"a": wide}, {"a_scale": base["a_scale"].t().contiguous().t()}]
         for change in (*calls, *reversed(calls)):
             agrees(kernelhub.fp8_gemm(**{**base, **change}, backend=TRITON), base)
+
+
+class TestBatches:
+    @pytest.mark.parametrize("name", PROJECTIONS)
+    def test_absorbed_projections_are_right_captured_and_wait_for_nothing(self, name: str) -> None:
+        projection = PROJECTIONS[name]
+        for tokens in (1, 16, 64, 65, 500):
+            how = {"batch": projection.heads, "tokens": tokens, "n": projection.n, "k": projection.k, "device": "cuda"}
+            arguments = bmm_fp8_inputs(**how, b_scaling="batch")
+            assert kernelhub.bmm_fp8.explain(**arguments).selected == "triton.bmm_fp8"
+            out = torch.empty(tokens, projection.heads, projection.n, dtype=torch.bfloat16, device="cuda").transpose(
+                0, 1
+            )
+            graph = captured(lambda a=arguments, o=out: kernelhub.bmm_fp8(**a, out=o))
+            new = bmm_fp8_inputs(**how, b_scaling="batch", seed=1)
+            for operand in ("a", "b", "a_scale", "b_scale"):
+                arguments[operand].copy_(new[operand])
+            out.fill_(torch.nan)
+            graph.replay()
+            agreement = compare(out, kernelhub.bmm_fp8.reference, new, matrix_instructions=True)
+            assert agreement.ok, str(agreement)
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                kernelhub.bmm_fp8(**arguments)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    def test_other_sizes_compile_nothing(self) -> None:
+        compiled = set()
+        cache = product_kernel.device_caches[torch.cuda.current_device()][0]
+        for batch, tokens in ((8, 5), (3, 16), (128, 2), (1, 9)):
+            kernelhub.bmm_fp8(**bmm_fp8_inputs(batch=batch, tokens=tokens, device="cuda"), backend="triton")
+            compiled.add(len(cache))
+        assert len(compiled) == 1
+
+    def test_batches_beyond_two_to_the_31_elements(self) -> None:
+        batch = (1 << 31) // (512 * 128) + 9
+        b = torch.zeros(batch, 512, 128, dtype=torch.uint8, device="cuda").view(E4M3)
+        last = bmm_fp8_inputs(batch=4, tokens=8, device="cuda")
+        b.view(torch.uint8)[-4:] = last["b"].view(torch.uint8)
+        a = torch.zeros(batch, 8, 128, dtype=torch.uint8, device="cuda").view(E4M3)
+        a.view(torch.uint8)[-4:] = last["a"].view(torch.uint8)
+        out = kernelhub.bmm_fp8(a, b, last["a_scale"], last["b_scale"], backend="triton")
+        assert compare(out[-4:], kernelhub.bmm_fp8.reference, last, matrix_instructions=True).ok

@@ -152,6 +152,7 @@ def test_problems_can_be_told_apart_by_every_facet() -> None:
                     "one": "many",
                     "two": "many",
                     "block": "mx",
+                    "tensor": "batch",
                     "float32": "float8_e8m0fnu",
                     "NHD": "HND",
                     None: "head",

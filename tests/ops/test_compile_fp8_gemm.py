@@ -1,4 +1,4 @@
-"""`fp8_gemm` under torch.compile, torch.export's check and fake tensors."""
+"""`fp8_gemm` and `bmm_fp8` under torch.compile, torch.export's check and fake tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernelhub
+from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from tests.conftest import DEVICE
 from tests.ops.test_compile import compiled
@@ -61,3 +62,30 @@ def test_the_operators_pass_torch_s_own_check() -> None:
     torch.library.opcheck(torch.ops.kernelhub.fp8_gemm.default, operands, test_utils=utils)
     out = torch.empty(5, 96, dtype=torch.bfloat16)
     torch.library.opcheck(torch.ops.kernelhub.fp8_gemm_out.default, (*operands, out), test_utils=utils)
+
+
+def test_batches_compile_at_most_two_graphs_over_sizes() -> None:
+    run, counter = compiled(lambda a: kernelhub.bmm_fp8(**a) * 2)
+    for tokens in (2, 3, 9, 17):
+        arguments = bmm_fp8_inputs(batch=3, tokens=tokens, n=64, k=96, b_scaling="batch", device=DEVICE)
+        assert torch.equal(run(arguments), kernelhub.bmm_fp8(**arguments) * 2)
+    assert counter.frame_count <= 2
+
+
+def test_batches_go_into_a_destination_and_through_plans() -> None:
+    arguments = bmm_fp8_inputs(batch=3, tokens=5, n=64, k=96, device=DEVICE)
+    want = kernelhub.bmm_fp8(**arguments)
+    plan = kernelhub.bmm_fp8.prepare(**arguments)
+    dtype = arguments.pop("out_dtype")
+    for call in (
+        lambda a, out: kernelhub.bmm_fp8(**a, out_dtype=dtype, out=out),
+        lambda a, out: plan.run(**a, out=out),
+    ):
+        run, counter = compiled(call)
+        out = torch.full_like(want, torch.nan)
+        assert run(arguments, out) is out
+        assert torch.equal(out, want)
+        assert counter.frame_count == 1
+    operands = (*(arguments[name] for name in ("a", "b", "a_scale", "b_scale")), dtype, None)
+    utils = ("test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.kernelhub.bmm_fp8.default, operands, test_utils=utils)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from kernelhub.backends.triton.gemm.fp8.adapter import Fp8Gemm
+from kernelhub.backends.triton.gemm.fp8.batched_adapter import BmmFp8
 from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem, complete
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
@@ -35,7 +37,22 @@ def _launch(tokens: int, facets: dict[str, Any], device: DeviceFacts) -> None:
     )
 
 
+def _launch_batch(tokens: int, facets: dict[str, Any], device: DeviceFacts) -> None:
+    problem = BmmFp8Problem(device=device, **facets)
+    BmmFp8(problem).launch(
+        torch.empty(tokens, 128, problem.k, dtype=E4M3, device="cuda").transpose(0, 1),
+        torch.empty(128, problem.n, problem.k, dtype=E4M3, device="cuda"),
+        torch.empty((), device="cuda"),
+        torch.empty(128, device="cuda"),
+        torch.empty(128, tokens, problem.n, dtype=torch.bfloat16, device="cuda"),
+    )
+
+
 CASES = [
+    *(
+        Case(f"bmm_fp8 {n} x {k}, {tokens} rows", functools.partial(_launch_batch, tokens, {"n": n, "k": k}))
+        for n, k, tokens in ((512, 128, 16), (128, 512, 16), (512, 192, 2048))
+    ),
     *(
         Case(f"fp8_gemm {scaling}, {tokens} rows", functools.partial(_launch, tokens, {"scaling": scaling}))
         for scaling in ("row", "block", "mx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.ops.gemm.fp8.batched.problem import SCALINGS as BATCH_SCALINGS
 from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, ROW, SCALINGS, TENSOR, Fp8GemmProblem
 
 _HERE = "kernelhub.backends.torch.gemm.fp8"
@@ -70,5 +71,20 @@ KERNELS = (
         features=frozenset({"bias"}),
         graph=GraphLevel.FULL,
         source="torch._scaled_mm",
+    ),
+    Kernel(
+        op="bmm_fp8",
+        name="torch.dequantized",
+        target=f"{_HERE}.batched:DequantizedBatch",
+        summary="matrices made float32, some at a time, and multiplied",
+        band=Band.REFERENCE,
+        constraints=(
+            ANYWHERE,
+            OneOf("a_scaling", BATCH_SCALINGS),
+            OneOf("b_scaling", BATCH_SCALINGS),
+            dtype_in("out_dtype", *FLOATS),
+            anything("n", "k"),
+        ),
+        graph=GraphLevel.FULL,
     ),
 )
