@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.select import Selection as Selection
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
+    from kernelhub.ops.gemm.fp8.batched.bmm_fp8 import bmm_fp8 as bmm_fp8
+    from kernelhub.ops.gemm.fp8.fp8_gemm import fp8_gemm as fp8_gemm
     from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm as grouped_gemm
     from kernelhub.ops.indexer.mqa_logits import mqa_logits as mqa_logits
     from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits as paged_mqa_logits
@@ -71,6 +73,8 @@ _HOMES = {
     "route_experts": "kernelhub.ops.moe.routing.route_experts",
     "linear_attention": "kernelhub.ops.linear_attention.linear_attention",
     "write_mla_cache": "kernelhub.ops.mla.cache.write_mla_cache",
+    "bmm_fp8": "kernelhub.ops.gemm.fp8.batched.bmm_fp8",
+    "fp8_gemm": "kernelhub.ops.gemm.fp8.fp8_gemm",
     "explain": "kernelhub.dispatch.explain",
     "report": "kernelhub.dispatch.hub",
     "use": "kernelhub.dispatch.context",

@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
-from kernelhub.probes.cache import triton_cache_folder, writable
-from kernelhub.probes.compiler import c_compiler, python_headers
+from kernelhub.probes.cache import kernelhub_cache_folder, triton_cache_folder, writable
+from kernelhub.probes.compiler import c_compiler, cxx_compiler, python_headers
 from kernelhub.probes.device import DeviceFacts, facts
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import package
@@ -75,12 +75,17 @@ def toolchain() -> Iterator[Fact]:
         yield _fact(found, "CUDA sources can be compiled", "no CUDA sources can be compiled; ready-made kernels run")
     for found in (c_compiler(), python_headers()):
         yield _fact(found, "Triton builds its launcher with it", "Triton kernels cannot be launched on a GPU")
+    yield _fact(cxx_compiler(), "kernels for this CPU are compiled with it", "torch's operators run on this CPU")
 
 
 def caches() -> list[Fact]:
     """Folders that compilers write to."""
     found = writable(triton_cache_folder(), "TRITON_CACHE_DIR")
-    return [_fact(found, "Triton keeps compiled kernels there", "Triton kernels are not chosen on a GPU")]
+    ours = writable(kernelhub_cache_folder(), "KERNELHUB_CACHE_DIR")
+    return [
+        _fact(found, "Triton keeps compiled kernels there", "Triton kernels are not chosen on a GPU"),
+        _fact(ours, "compiled kernels for this CPU are kept there", "torch's operators run on this CPU"),
+    ]
 
 
 def extras() -> Iterator[Fact]:

@@ -15,6 +15,12 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as ABSORBED_PROJECTIONS
+from kernelhub.ops.gemm.fp8.batched.inputs import AbsorbedProjection
+from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
+from kernelhub.ops.gemm.fp8.inputs import MODELS as LINEAR_LAYERS
+from kernelhub.ops.gemm.fp8.inputs import LinearLayer
+from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.ops.gemm.grouped.inputs import MODELS as EXPERT_MODELS
 from kernelhub.ops.gemm.grouped.inputs import ExpertModel, facets_of
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
@@ -30,7 +36,6 @@ from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
 from kernelhub.ops.mla.concat.problem import ConcatProblem
-from kernelhub.ops.mla.problem import ConcatProblem
 from kernelhub.ops.moe.experts.problem import FP8, FP8_FORMATS, ExpertsProblem
 from kernelhub.ops.moe.models import MODELS as MOE_MODELS
 from kernelhub.ops.moe.models import MoeModel
@@ -150,6 +155,14 @@ def _experts_facets(model: MoeModel, known: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def _fp8_gemm_facets(layer: LinearLayer, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"n": layer.n, "k": layer.k, "scaling": layer.scaling}
+
+
+def _bmm_fp8_facets(projection: AbsorbedProjection, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"n": projection.n, "k": projection.k}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -166,4 +179,6 @@ _FAMILIES = (
     Family(MlaCacheProblem, MLA_MODELS, _mla_cache_facets),
     Family(RoutingProblem, MOE_MODELS, _routing_facets),
     Family(ExpertsProblem, MOE_MODELS, _experts_facets),
+    Family(BmmFp8Problem, ABSORBED_PROJECTIONS, _bmm_fp8_facets),
+    Family(Fp8GemmProblem, LINEAR_LAYERS, _fp8_gemm_facets),
 )

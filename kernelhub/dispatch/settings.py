@@ -99,6 +99,7 @@ VARIABLES = {
             "path of a TOML file",
             "Read prefer, disable and flags from a file.",
         ),
+        Variable("KERNELHUB_CACHE_DIR", Path, None, "path of a folder", "Keep what is compiled here, not in ~/.cache."),
         Variable("KERNELHUB_DETERMINISTIC", parse_bool, None, "0 or 1", "Only kernels that repeat bit for bit."),
         Variable(
             "KERNELHUB_BATCH_INVARIANT",

@@ -14,6 +14,8 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     """Every op there is."""
     from kernelhub.ops.attention.attention import attention
     from kernelhub.ops.attention.paged_attention import paged_attention
+    from kernelhub.ops.gemm.fp8.batched.bmm_fp8 import bmm_fp8
+    from kernelhub.ops.gemm.fp8.fp8_gemm import fp8_gemm
     from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm
     from kernelhub.ops.indexer.mqa_logits import mqa_logits
     from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits
@@ -49,6 +51,8 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         dequantize_mxfp8,
         quantize_nvfp4,
         dequantize_nvfp4,
+        bmm_fp8,
+        fp8_gemm,
         grouped_gemm,
         fused_moe,
         route_experts,

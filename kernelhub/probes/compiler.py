@@ -1,4 +1,4 @@
-"""Can a little C be compiled against Python's headers, as Triton does at its first launch on a GPU?"""
+"""Which compilers are here: of C with Python's headers, which Triton needs at its first launch on a GPU, and of C++."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ def c_compiler() -> Finding:
         where = f"CC={named} is no command" if named is not None else "neither gcc nor clang is on PATH"
         return lacking("C compiler", "compiler_missing", where, remedy)
     return found("C compiler", path, f"C compiler {path}")
+
+
+def cxx_compiler() -> Finding:
+    """The C++ compiler that makes kernels for CPUs: CXX, else g++, clang++ or c++. It is looked up, not run."""
+    remedy = "install g++ or clang++, or set CXX; kernels for this CPU are compiled with it"
+    named = os.environ.get("CXX")
+    candidates = [named] if named else ["g++", "clang++", "c++"]
+    path = next((path for name in candidates if (path := shutil.which(name))), None)
+    if path is None:
+        where = f"CXX={named} is no command" if named else "neither g++ nor clang++ is on PATH"
+        return lacking("C++ compiler", "compiler_missing", where, remedy)
+    return found("C++ compiler", path, f"C++ compiler {path}")
 
 
 def python_headers() -> Finding:

@@ -7,8 +7,10 @@ import torch
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
+from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
+from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
 from tests.contract.linear_attention import LinearContract
@@ -109,3 +111,11 @@ class TestLinear(LinearContract):
 
 class TestScatterMlaCache(MlaCacheContract):
     kernel = "torch.scatter"
+
+
+class TestFp8Dequantized(EveryScaling):
+    kernel = "torch.dequantized"
+
+
+class TestBmmFp8Dequantized(BmmFp8Contract):
+    kernel = "torch.dequantized"

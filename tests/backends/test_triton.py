@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
+from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
+from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
 from tests.contract.linear_attention import LinearContract
@@ -120,3 +122,13 @@ class TestLinearRecurrent(LinearContract):
 
 class TestWriteMlaCache(MlaCacheContract):
     kernel = "triton.write"
+
+
+class TestFp8Gemm(EveryScaling):
+    kernel = "triton.fp8_gemm"
+    claims_determinism = True
+
+
+class TestBmmFp8(BmmFp8Contract):
+    kernel = "triton.bmm_fp8"
+    claims_determinism = True

@@ -62,3 +62,8 @@ class TestAheadOfTime:
         for row in launches(device):
             if row["kernel"] == "split_kernel" and "float32" not in row["case"]:
                 assert row["instructions"], row
+
+    def test_float8_products_use_the_matrix_instructions_of_the_generation_however_few_the_rows(self, device) -> None:
+        rows = [row for row in launches(device) if row["kernel"] == "product_kernel"]
+        assert rows
+        assert [row for row in rows if MATRIX_INSTRUCTION[device] not in row["instructions"]] == []

@@ -50,6 +50,13 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "bf16": {"a_dtype": "bfloat16", "b_dtype": "bfloat16", "a_scale": None, "b_scale": None, "bias": False},
         "masked": {"masked": True},
     },
+    "fp8_gemm": {
+        "as published": {},
+        "scaled by tensor": {"scaling": "tensor"},
+        "fp32, bias": {"out_dtype": "float32", "bias": True},
+        "mx": {"scaling": "mx"},
+    },
+    "bmm_fp8": {"scaled as a whole": {}, "scaled each": {"a_scaling": "batch", "b_scaling": "batch"}},
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
     "quantize_fp8": {
         "token": {},
@@ -133,7 +140,7 @@ def reasons(op: str) -> str:
 
 
 def _row(head: str, cells: Any) -> str:
-    return (f"{head:<40}" + "".join(f"{cell:<17}" for cell in cells)).rstrip()
+    return (f"{head:<40}" + "".join(f"{cell:<16} " for cell in cells)).rstrip()
 
 
 def main() -> None:

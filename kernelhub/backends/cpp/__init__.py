@@ -1,0 +1,1 @@
+"""Our C++ kernels for CPUs, compiled on the machine they run on."""

@@ -1,0 +1,28 @@
+"""Records of the C++ kernels of float8 products."""
+
+from __future__ import annotations
+
+from kernelhub.backends.cpp.requirements import MACHINE
+from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, SCALINGS
+
+KERNELS = (
+    Kernel(
+        op="fp8_gemm",
+        name="cpp.fp8_gemm",
+        target="kernelhub.backends.cpp.gemm.fp8.adapter:Fp8Gemm",
+        summary="weights read as bytes, once: few rows by dot products, more by decoded panels",
+        band=Band.TUNED,
+        constraints=(
+            *MACHINE,
+            OneOf("scaling", SCALINGS),
+            dtype_in("out_dtype", *FLOATS),
+            dtype_in("a_scale_dtype", FLOAT, E8M0),
+            dtype_in("b_scale_dtype", FLOAT, E8M0),
+            anything("n", "k"),
+        ),
+        features=frozenset({"bias"}),
+        deterministic=True,
+    ),
+)

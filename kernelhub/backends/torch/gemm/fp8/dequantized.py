@@ -1,0 +1,66 @@
+"""Weights made float32, as many rows at a time as fit the caches, and multiplied by float32 activations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.torch.attention.sequences import e4m3_values
+from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
+from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, ROW, TENSOR
+from kernelhub.ops.gemm.fp8.scaling import blocks, values_of
+from kernelhub.runtime.scratch import scratch
+
+# Weights at a time: 1 MB and 4 MB in float32 on a CPU, 256 MB on a GPU. A multiple of 128 rows is taken.
+_WEIGHTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+
+
+class Dequantized(Fp8GemmAdapter):
+    """`fp8_gemm` anywhere."""
+
+    def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        n, k = b.shape
+        left = self._matrix("fp8_gemm a", a, a_scale, 1)
+        step = max(128, _WEIGHTS[a.device.type] // k // 128 * 128)
+        for start in range(0, n, step):
+            rows = slice(start, start + step)
+            right = self._matrix("fp8_gemm b", b[rows], self._of_rows(b_scale, start, step), self._row_block)
+            product = left @ right.t()
+            if bias is not None:
+                product += bias[rows]
+            out[:, rows] = product
+
+    @property
+    def _row_block(self) -> int:
+        return 128 if self.problem.scaling == BLOCK else 1
+
+    def _of_rows(self, b_scale: Tensor, start: int, step: int) -> Tensor:
+        """Scales of some rows of b."""
+        if self._one_scale(b_scale):
+            return b_scale
+        first = start // self._row_block
+        return b_scale[first : first + blocks(step, self._row_block)]
+
+    def _one_scale(self, scale: Tensor) -> bool:
+        one = scale.ndim < 2 and scale.numel() == 1
+        return self.problem.scaling == TENSOR or (self.problem.scaling == ROW and one)
+
+    def _matrix(self, tag: str, codes: Tensor, scale: Tensor, row_block: int) -> Tensor:
+        """Codes as float32 with their scales."""
+        rows, columns = codes.shape
+        if codes.device.type == "cpu":
+            values = scratch(tag, codes.shape, torch.float32, codes.device)
+            e4m3_values(tag, codes, values)
+        else:
+            values = codes.float()
+        factors = values_of(scale)
+        if self._one_scale(scale):
+            return values.mul_(factors)
+        if factors.ndim == 1:
+            factors = factors.unsqueeze(1)
+        if row_block > 1:
+            factors = factors.repeat_interleave(row_block, 0)[:rows]
+        if self.problem.scaling != ROW:
+            group = GROUP[self.problem.scaling]
+            factors = factors.repeat_interleave(group, 1)[:, :columns]
+        return values.mul_(factors)

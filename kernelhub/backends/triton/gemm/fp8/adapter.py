@@ -1,0 +1,143 @@
+"""From a call of `fp8_gemm` to its Triton launches. Which tiles, and whether K is split, the number of rows decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product_kernel
+from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, native, splits_of, tiles
+from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
+from kernelhub.ops.gemm.fp8.problem import E8M0, MX, ROW, TENSOR, Fp8GemmProblem
+
+if triton.knobs.runtime.interpret:
+    interpreter.repair()
+
+_GROUP_M = 8  # tiles of rows that are gone over together: their 8 x 128 rows of a stay in L2
+_ADDED = 1024  # columns that a program adds up, 8 per thread
+
+
+class Fp8Gemm(Fp8GemmAdapter):
+    """`fp8_gemm` on any GPU."""
+
+    def __init__(self, problem: Fp8GemmProblem) -> None:
+        super().__init__(problem)
+        self.native = native(problem.device)
+        self._launchers: dict[tuple[Tiles, bool], Launcher] = {}
+        self._add = Launcher(add_parts_kernel, {"BLOCK": _ADDED, "HAS_BIAS": problem.bias}, num_warps=4)
+
+    def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        m, n = out.shape
+        tile, programs, splits = self._cut(m)
+        parts = torch.empty((splits, m, n), dtype=torch.float32, device=a.device) if splits > 1 else out
+        with device_of(a):
+            self._multiply(tile, programs * splits, splits, a, b, a_scale, b_scale, bias, parts)
+            if splits > 1:
+                stride_bias = 0 if bias is None else bias.stride(0)
+                aligned = not (parts.data_ptr() | out.data_ptr()) & 15
+                self._add(
+                    m * -(-n // _ADDED),
+                    (a.get_device(), out.stride(), stride_bias) if aligned else None,
+                    parts,
+                    out,
+                    bias,
+                    m,
+                    n,
+                    splits,
+                    *out.stride(),
+                    stride_bias,
+                )
+
+    def workspace_bytes(self, *, num_tokens: int) -> int:
+        """Parts of K, in float32. Within a tile's rows more of them take more, and the last rows of a tile the most."""
+        last = {num_tokens, *(rows for rows in (16, 32, *range(64, num_tokens, 64)) if rows < num_tokens)}
+        cuts = {rows: self._cut(rows)[2] for rows in last}
+        return max(splits * rows * self.problem.n * 4 if splits > 1 else 0 for rows, splits in cuts.items())
+
+    def _cut(self, rows: int) -> tuple[Tiles, int, int]:
+        """Tiles, programs of a whole K, and parts of K."""
+        tile = tiles(self.problem.device, self.problem.scaling, rows)
+        programs = -(-rows // tile.block_m) * -(-self.problem.n // tile.block_n)
+        return tile, programs, splits_of(self.problem.device, programs, self.problem.k)
+
+    def _multiply(
+        self,
+        tile: Tiles,
+        programs: int,
+        splits: int,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        problem = self.problem
+        if not self.native or problem.scaling == MX:
+            a, b = a.view(torch.uint8), b.view(torch.uint8)
+        a_scale, b_scale = (
+            scale.view(torch.uint8) if dtype == E8M0 else scale
+            for scale, dtype in ((a_scale, problem.a_scale_dtype), (b_scale, problem.b_scale_dtype))
+        )
+        of_parts = splits > 1
+        strides = (
+            0,
+            *a.stride(),
+            0,
+            *b.stride(),
+            *((0, 0, 0) if of_parts else (0, *out.stride())),
+            0,
+            *strides_of_scale(a_scale),
+            0,
+            *strides_of_scale(b_scale),
+            0 if bias is None else bias.stride(0),
+        )
+        aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
+        launcher = self._launchers.get((tile, of_parts)) or self._launcher(tile, of_parts)
+        launcher(
+            programs,
+            (a.get_device(), strides) if aligned else None,
+            a,
+            b,
+            out,
+            a_scale,
+            b_scale,
+            bias,
+            out.shape[-2],
+            problem.n,
+            problem.k,
+            splits,
+            *strides,
+        )
+
+    def _launcher(self, tile: Tiles, of_parts: bool) -> Launcher:
+        problem = self.problem
+        static: dict[str, Any] = {
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_K": tile.block_k,
+            "GROUP_M": _GROUP_M,
+            "SCALING": ROW if problem.scaling == TENSOR else problem.scaling,
+            "A_E8M0": problem.a_scale_dtype == E8M0,
+            "B_E8M0": problem.b_scale_dtype == E8M0,
+            "HAS_BIAS": problem.bias and not of_parts,
+            "SWAPPED": tile.swapped,
+            "EVEN_K": problem.k % tile.block_k == 0,
+            "PARTS": of_parts,
+            "NATIVE": self.native,
+        }
+        launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
+        self._launchers[tile, of_parts] = launcher
+        return launcher
+
+
+def strides_of_scale(scale: Tensor) -> tuple[int, int]:
+    """(row, column) strides; a scale of a tensor has none, one of rows none that is read between columns."""
+    if scale.ndim == 2:
+        return scale.stride(0), scale.stride(1)
+    return (0, 0) if scale.numel() == 1 else (scale.stride(0), 0)

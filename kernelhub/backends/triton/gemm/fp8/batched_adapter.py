@@ -1,0 +1,83 @@
+"""From a call of `bmm_fp8` to its Triton launch: the kernel of `fp8_gemm`, which counts the batch in its programs."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.gemm.fp8.product import product_kernel
+from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, native, tiles
+from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
+from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BmmFp8Problem
+from kernelhub.ops.gemm.fp8.problem import ROW
+
+if triton.knobs.runtime.interpret:
+    interpreter.repair()
+
+_GROUP_M = 8  # as of `fp8_gemm`
+
+
+class BmmFp8(BmmFp8Adapter):
+    """`bmm_fp8` on any GPU. A scale is one of rows whose strides are 0."""
+
+    def __init__(self, problem: BmmFp8Problem) -> None:
+        super().__init__(problem)
+        self.native = native(problem.device)
+        self._launchers: dict[Tiles, Launcher] = {}
+
+    def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
+        batch, m, n = out.shape
+        if not self.native:
+            a, b = a.view(torch.uint8), b.view(torch.uint8)
+        tile = tiles(self.problem.device, ROW, m)
+        strides = (
+            *a.stride(),
+            *b.stride(),
+            *out.stride(),
+            a_scale.stride(0) if self.problem.a_scaling == BATCH else 0,
+            0,
+            0,
+            b_scale.stride(0) if self.problem.b_scaling == BATCH else 0,
+            0,
+            0,
+            0,
+        )
+        aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
+        with device_of(a):
+            (self._launchers.get(tile) or self._launcher(tile))(
+                batch * -(-m // tile.block_m) * -(-n // tile.block_n),
+                (a.get_device(), strides) if aligned else None,
+                a,
+                b,
+                out,
+                a_scale,
+                b_scale,
+                None,
+                m,
+                n,
+                self.problem.k,
+                1,
+                *strides,
+            )
+
+    def _launcher(self, tile: Tiles) -> Launcher:
+        static = {
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_K": tile.block_k,
+            "GROUP_M": _GROUP_M,
+            "SCALING": ROW,
+            "A_E8M0": False,
+            "B_E8M0": False,
+            "HAS_BIAS": False,
+            "SWAPPED": tile.swapped,
+            "EVEN_K": self.problem.k % tile.block_k == 0,
+            "PARTS": False,
+            "NATIVE": self.native,
+        }
+        launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
+        self._launchers[tile] = launcher
+        return launcher

@@ -1,0 +1,225 @@
+# mypy: ignore-errors
+"""A product of float8 matrices: one tile of the result, over all of K or a part of it, per program.
+
+    for each 128 columns: acc += a_tile . b_tile, times the block's scales where there are such
+    acc *= scales of rows, where there are such; + bias; store
+
+Programs go over tiles in groups of rows, so that tiles near in time share operands in L2. With SWAPPED the
+product is made as b . aT: few rows then take the short side of the matrix instruction, whose long side must be 64
+on sm_90 and sm_10x. Where the tiles are fewer than the device's multiprocessors, K is split; parts are stored
+in float32 and added by `add_parts_kernel` in their order, so the same call gives the same bits.
+
+Before sm_89 there is no product of float8: bytes become the float16 that is 256 times smaller, exactly, and
+2^16 goes into the scale. Scales of 32 columns are multiplied into bfloat16 operands: powers of two, exact.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernelhub.backends.triton.formats import e4m3_scaled, e4m3_to_float, e8m0_to_float
+
+
+@triton.jit
+def _scale(at, E8M0: tl.constexpr):
+    """Scales as float32."""
+    stored = tl.load(at)
+    if E8M0:
+        return e8m0_to_float(stored)
+    else:  # noqa: RET505  a static branch: both would be compiled without it
+        return stored
+
+
+@triton.jit
+def _mx_values(codes, scales, kept, there, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A tile [ROWS, BLOCK_K] of codes, times scales [ROWS, BLOCK_K / 32], as bfloat16."""
+    values = e4m3_to_float(tl.load(codes, kept, other=0), tl.bfloat16, False)
+    factors = e8m0_to_float(tl.load(scales, there, other=127)).to(tl.bfloat16)
+    wide = tl.broadcast_to(factors[:, :, None], (ROWS, BLOCK_K // 32, 32))
+    return values * tl.reshape(wide, (ROWS, BLOCK_K))
+
+
+@triton.jit(do_not_specialize=["m", "splits"], do_not_specialize_on_alignment=["a_scale", "b_scale", "bias"])
+def product_kernel(
+    a,
+    b,
+    out,
+    a_scale,
+    b_scale,
+    bias,
+    m,
+    n,
+    k,
+    splits,
+    stride_ab,
+    stride_am,
+    stride_ak,
+    stride_bb,
+    stride_bn,
+    stride_bk,
+    stride_ob,
+    stride_om,
+    stride_on,
+    stride_ab_scale,
+    stride_am_scale,
+    stride_ak_scale,
+    stride_bb_scale,
+    stride_bn_scale,
+    stride_bk_scale,
+    stride_bias,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SCALING: tl.constexpr,
+    A_E8M0: tl.constexpr,
+    B_E8M0: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PARTS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """BLOCK_K is 128 where SCALING is "block".
+
+    With PARTS out is [splits, batch, m, n] in float32, contiguous and without the bias; its strides are not read.
+    """
+    program = tl.program_id(0)
+    m_tiles = tl.cdiv(m, BLOCK_M)
+    n_tiles = tl.cdiv(n, BLOCK_N)
+    tiles = m_tiles * n_tiles
+    split = program % splits
+    batch = (program // splits // tiles).to(tl.int64)
+    tile = program // splits % tiles
+    first = tile // (GROUP_M * n_tiles) * GROUP_M
+    rows_of_group = tl.minimum(m_tiles - first, GROUP_M)
+    within = tile % (GROUP_M * n_tiles)
+    tile_m = first + within % rows_of_group
+    tile_n = within // rows_of_group
+
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.minimum(rows, m - 1).to(tl.int64)
+    column = tl.minimum(columns, n - 1).to(tl.int64)
+    blocks = tl.cdiv(k, BLOCK_K)
+    begin = blocks * split // splits
+    end = blocks * (split + 1) // splits
+    depth = tl.arange(0, BLOCK_K)
+    first_block = begin.to(tl.int64)
+    a += batch * stride_ab + first_block * BLOCK_K * stride_ak
+    b += batch * stride_bb + first_block * BLOCK_K * stride_bk
+    a_scale += batch * stride_ab_scale
+    b_scale += batch * stride_bb_scale
+    groups: tl.constexpr = BLOCK_K // 32 if SCALING == "mx" else 1  # scales of a row per step
+    if SCALING != "row":
+        a_scale += first_block * groups * stride_ak_scale
+        b_scale += first_block * groups * stride_bk_scale
+
+    if SCALING == "mx":
+        group = tl.arange(0, groups)
+        a_at = a + row[:, None] * stride_am + depth[None, :] * stride_ak
+        b_at = b + column[:, None] * stride_bn + depth[None, :] * stride_bk
+        a_scale_at = a_scale + row[:, None] * stride_am_scale + group[None, :] * stride_ak_scale
+        b_scale_at = b_scale + column[:, None] * stride_bn_scale + group[None, :] * stride_bk_scale
+    elif SWAPPED:
+        a_at = a + row[None, :] * stride_am + depth[:, None] * stride_ak
+        b_at = b + column[:, None] * stride_bn + depth[None, :] * stride_bk
+    else:
+        a_at = a + row[:, None] * stride_am + depth[None, :] * stride_ak
+        b_at = b + column[None, :] * stride_bn + depth[:, None] * stride_bk
+    if SWAPPED:
+        row, column, rows, columns = row[None, :], column[:, None], rows[None, :], columns[:, None]
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        row, column, rows, columns = row[:, None], column[None, :], rows[:, None], columns[None, :]
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if SCALING == "block":
+        a_scale_at = a_scale + row * stride_am_scale
+        b_scale_at = b_scale + tile_n * BLOCK_N // 128 * stride_bn_scale
+
+    for block in range(begin, end):
+        if SCALING == "mx":
+            kept = (block * BLOCK_K + depth < k)[None, :]
+            there = (block * BLOCK_K + group * 32 < k)[None, :]
+            left = _mx_values(a_at, a_scale_at, kept, there, BLOCK_M, BLOCK_K)
+            right = _mx_values(b_at, b_scale_at, kept, there, BLOCK_N, BLOCK_K)
+            if SWAPPED:
+                acc = tl.dot(right, tl.trans(left), acc)
+            else:
+                acc = tl.dot(left, tl.trans(right), acc)
+        else:
+            if EVEN_K:
+                left = tl.load(a_at)
+                right = tl.load(b_at)
+            else:
+                kept = block * BLOCK_K + depth < k
+                if SWAPPED:
+                    left = tl.load(a_at, kept[:, None], other=0.0)
+                    right = tl.load(b_at, kept[None, :], other=0.0)
+                else:
+                    left = tl.load(a_at, kept[None, :], other=0.0)
+                    right = tl.load(b_at, kept[:, None], other=0.0)
+            if not NATIVE:
+                left = e4m3_scaled(left, tl.float16, False)
+                right = e4m3_scaled(right, tl.float16, False)
+            if SWAPPED:
+                left, right = right, left
+            if SCALING == "block":
+                factors = _scale(a_scale_at, A_E8M0) * _scale(b_scale_at, B_E8M0)
+                acc += tl.dot(left, right) * factors
+            elif NATIVE:  # what Hopper adds up in 14 bits goes to float32 after each block
+                acc = tl.dot(left, right, acc, max_num_imprecise_acc=BLOCK_K)
+            else:
+                acc = tl.dot(left, right, acc)
+        a_at += BLOCK_K * stride_ak
+        b_at += BLOCK_K * stride_bk
+        if SCALING != "row":
+            a_scale_at += groups * stride_ak_scale
+            b_scale_at += groups * stride_bk_scale
+
+    if SCALING == "row":
+        acc *= tl.load(a_scale + row * stride_am_scale)
+        acc *= tl.load(b_scale + column * stride_bn_scale)
+    if SCALING != "mx" and not NATIVE:
+        acc *= 65536.0
+    kept = (rows < m) & (columns < n)
+    if PARTS:
+        batches = tl.num_programs(0) // splits // tiles
+        at = ((split * batches + batch) * m + row) * n + column
+        tl.store(out + at, acc, kept)
+    else:
+        if HAS_BIAS:
+            acc += tl.load(bias + column * stride_bias).to(tl.float32)
+        at = batch * stride_ob + row * stride_om + column * stride_on
+        tl.store(out + at, acc.to(out.dtype.element_ty), kept)
+
+
+@triton.jit(do_not_specialize=["m", "splits"], do_not_specialize_on_alignment=["bias"])
+def add_parts_kernel(
+    parts,
+    out,
+    bias,
+    m,
+    n,
+    splits,
+    stride_om,
+    stride_on,
+    stride_bias,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Parts [splits, m, n] added in their order; a row's blocks of BLOCK columns are programs."""
+    program = tl.program_id(0)
+    wide = tl.cdiv(n, BLOCK)
+    row = (program // wide).to(tl.int64)
+    column = program % wide * BLOCK + tl.arange(0, BLOCK)
+    kept = column < n
+    at = row * n + column
+    total = tl.load(parts + at, kept, other=0.0)
+    for _ in range(1, splits):
+        at += m.to(tl.int64) * n
+        total += tl.load(parts + at, kept, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + column * stride_bias, kept, other=0.0).to(tl.float32)
+    tl.store(out + row * stride_om + column * stride_on, total.to(out.dtype.element_ty), kept)

@@ -1,0 +1,67 @@
+"""Tiles of float8 products, chosen from facts of the device and held against the ahead-of-time report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelhub.ops.gemm.fp8.problem import BLOCK, MX
+from kernelhub.probes.device import DeviceFacts
+
+FEW = 64  # rows: up to these, b is the left operand and the tile is as high as there are rows
+_MOST_SPLITS = 16
+_FEWEST_BLOCKS = 4  # of 128 columns that are worth a program of their own: 32 KB of weights
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of one kernel.
+
+    Attributes:
+        block_m: rows of a per program.
+        block_n: rows of b per program.
+        block_k: columns per step of the loop.
+        num_warps: warps per program.
+        num_stages: steps whose loads are in flight.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def swapped(self) -> bool:
+        """Whether b is the left operand."""
+        return self.block_m <= FEW
+
+
+def native(device: DeviceFacts) -> bool:
+    """Whether the device multiplies float8 and Triton knows how."""
+    return device.vendor == "nvidia" and device.capability >= (8, 9)
+
+
+def tiles(device: DeviceFacts, scaling: str, rows: int) -> Tiles:
+    """Tiles for a product of so many rows."""
+    large = device.shared_memory_bytes >= 128 << 10
+    if rows <= FEW:
+        block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        # Registers hold a block's bfloat16 operands on their way to mma.sync: 4 warps spill some.
+        from_registers = scaling == MX and device.family not in ("hopper", "blackwell")
+        return Tiles(block_m, 64, 128, 8 if from_registers else 4, 4)
+    if scaling == MX:
+        return Tiles(128, 64, 128 if large else 64, 8, 3)
+    if not native(device):
+        return Tiles(128, 64, 128, 8, 3)
+    if device.family == "hopper":
+        return Tiles(128, 128, 128, 8, 4)
+    # Sums scaled by block leave the tensor memory of sm_10x: 128 x 128 of them spill 1 KB.
+    if scaling == BLOCK:
+        return Tiles(128, 64, 128, 8, 4 if large else 3)
+    return Tiles(128, 128, 128, 8, 4 if large else 3)
+
+
+def splits_of(device: DeviceFacts, programs: int, k: int) -> int:
+    """Into how many parts K is split, so that about two programs run on each multiprocessor."""
+    blocks = -(-k // 128)
+    return max(1, min(2 * device.num_sms // programs, blocks // _FEWEST_BLOCKS, _MOST_SPLITS))

@@ -1,0 +1,34 @@
+"""What a kernel must be to answer `fp8_gemm`."""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor
+
+from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
+
+
+class Fp8GemmAdapter(abc.ABC):
+    """A kernel of the op, made for one problem. To write one:
+
+    1. In `__init__(problem)` choose what is static: the scaling, N and K are.
+    2. In `launch` write into `out` and return nothing. Whatever depends on the number of rows is decided here.
+    3. State in `workspace_bytes` what memory a launch takes beyond that.
+
+    The op has checked what its contract says. Tensors may have any strides.
+    """
+
+    def __init__(self, problem: Fp8GemmProblem) -> None:
+        self.problem = problem
+
+    @abc.abstractmethod
+    def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """a [M, K], b [N, K] float8_e4m3fn; bias [N] in the dtype of out; out [M, N]; M > 0.
+
+        Scales are as the user gave them, in any of the forms that the problem's scaling means; e8m0 may be uint8.
+        """
+
+    def workspace_bytes(self, *, num_tokens: int) -> int:
+        """Memory beyond operands and result that a launch on this many rows takes, at most."""
+        return 0

@@ -1,0 +1,123 @@
+"""`bmm_fp8`: a product of float8 matrices for each of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.gemm.fp8.batched import library
+from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
+from kernelhub.ops.gemm.fp8.batched.call import NAME, bind, check, problem_of
+from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
+from kernelhub.ops.gemm.fp8.batched.reference import bmm_fp8_reference
+
+_op: Op[BmmFp8Problem] = Op(
+    Contract(
+        name=NAME,
+        summary="a product of float8 matrices for each of a batch",
+        problem=BmmFp8Problem,
+        problem_of=problem_of,
+        adapter=BmmFp8Adapter,
+        bind=bind,
+        reference=bmm_fp8_reference,
+        example="kernelhub.ops.gemm.fp8.batched.inputs:bmm_fp8_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class BmmFp8Plan(Plan):
+    """A kernel chosen for operands like these: ``run(a, b, a_scale, b_scale, out=None)`` is a whole call."""
+
+    def __init__(self, bound: Bound) -> None:
+        direct, kernel = bound.run, bound.selection.selected
+        dtype = getattr(torch, bound.selection.problem.out_dtype)
+
+        def run(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
+            result: Tensor = direct(a, b, a_scale, b_scale, out)
+            return result
+
+        def traced(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
+            return bmm_fp8(a, b, a_scale, b_scale, dtype, out, kernel)
+
+        super().__init__(bound, traced_as(run, traced))
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> BmmFp8Plan:
+    """Choose once for operands like these: arguments as of `bmm_fp8`."""
+    asked = _op.ask(backend, args, kwargs)
+    return BmmFp8Plan(_op.bound_for(asked.key, asked.device, backend))
+
+
+@publish(_op, _prepare, traced=library.bmm_fp8)
+def bmm_fp8(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Multiply float8 matrices of a batch, scaled as a whole or each: ``(a[i] * a_scale) @ (b[i] * b_scale).T``.
+
+    Args:
+        a: ``[B, M, K]``, float8_e4m3fn; for latent attention heads first, a view of ``[M, B, K]``.
+        b: ``[B, N, K]``, float8_e4m3fn: weights as in checkpoints. FlashInfer's function takes ``[B, K, N]`` in
+            column-major order, which is the same memory: give ``its_b.transpose(1, 2)``.
+        a_scale: float32 ``[]`` or ``[1]`` for all, or ``[B]`` or ``[B, 1, 1]`` for each.
+        b_scale: the same of b.
+        out_dtype: bfloat16, float16 or float32.
+        out: destination ``[B, M, N]`` in `out_dtype`, of any strides, which overlaps no operand.
+        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Returns:
+        ``[B, M, N]`` in `out_dtype`.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract; the parameter is named.
+        NoKernel: no kernel can run this, with the reason of each.
+
+    Source:
+        The absorbed projections of latent attention (DeepSeek-V2, section 2.1); FlashInfer's function of the same name.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
+        >>> call = bmm_fp8_inputs(batch=4, tokens=3)
+        >>> kernelhub.bmm_fp8(**call).shape
+        torch.Size([4, 3, 512])
+    """
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, Ask):
+        return library.bmm_fp8(a, b, a_scale, b_scale, out_dtype, out, backend)
+    try:
+        _, rows, columns = b.shape
+        key = (
+            a.dtype,
+            rows,
+            columns,
+            a_scale.ndim != 0 and a_scale.shape[0] != 1,
+            b_scale.ndim != 0 and b_scale.shape[0] != 1,
+            out_dtype,
+        )
+    except (AttributeError, TypeError, ValueError, IndexError):
+        check(a, b, a_scale, b_scale, out_dtype, out)
+        raise
+    if backend is None and not (_contexts_used and _contexts()):
+        run: Callable[..., Any] | None = _get(key)
+    else:
+        run = _op.override(key, backend)
+    if run is None:
+        check(a, b, a_scale, b_scale, out_dtype, out)
+        run = _op.decide(key, a.get_device(), backend)
+    result: Tensor = run(a, b, a_scale, b_scale, out)
+    return result

@@ -1,0 +1,136 @@
+"""How a call of `bmm_fp8` becomes a launch: its problem, its checks, its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.formats import E4M3
+from kernelhub.ops.gemm.fp8.batched.problem import BATCH, TENSOR, BmmFp8Problem
+from kernelhub.ops.gemm.fp8.problem import FLOATS
+from kernelhub.probes.device import facts
+
+NAME = "bmm_fp8"
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
+
+
+def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(NAME, parameter, problem, fix)
+
+
+def problem_of(key: Any, device: int) -> BmmFp8Problem:
+    """The problem that a key means on a device; the key is built in `bmm_fp8`."""
+    _, n, k, a_per_matrix, b_per_matrix, out_dtype = key
+    return BmmFp8Problem(
+        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        a_scaling=BATCH if a_per_matrix else TENSOR,
+        b_scaling=BATCH if b_per_matrix else TENSOR,
+        n=n,
+        k=k,
+        out_dtype=dtype_name(out_dtype),
+    )
+
+
+def check(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any, out: Any) -> None:
+    """Everything that the contract says of a call."""
+    operands = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale} | ({} if out is None else {"out": out})
+    for parameter, tensor in operands.items():
+        if not isinstance(tensor, Tensor):
+            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+    if out_dtype not in _FLOATS:
+        refuse("out_dtype", f"is {out_dtype}", f"give torch.{', torch.'.join(FLOATS)}")
+    for parameter, tensor, shape in (("a", a, "[B, M, K]"), ("b", b, "[B, N, K]")):
+        if tensor.ndim != 3:
+            refuse(parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
+        if tensor.dtype is not E4M3:
+            refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", "give float8_e4m3fn")
+    if a.is_meta:
+        refuse("a", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    batch, n, k = b.shape
+    if 0 in (n, k):
+        refuse("b", f"has shape {list(b.shape)}", "give at least one row and one column")
+    if (a.shape[0], a.shape[2]) != (batch, k):
+        hint = "; b is [B, N, K]: transpose one of [B, K, N]" if a.shape[2] == n and n != k else ""
+        refuse("a", f"has shape {list(a.shape)}", f"b has {list(b.shape)}: give [{batch}, M, {k}]{hint}")
+    for parameter in ("a_scale", "b_scale"):
+        scale = operands[parameter]
+        if scale.dtype is not torch.float32 or tuple(scale.shape) not in ((), (1,), (batch,), (batch, 1, 1)):
+            legal = f"float32 [] for all, or [{batch}] or [{batch}, 1, 1] for each matrix"
+            refuse(parameter, f"is {describe(scale)}", f"give {legal}")
+    if out is not None and (out.shape != (batch, a.shape[1], n) or out.dtype is not out_dtype):
+        refuse("out", f"is {describe(out)}", f"give {dtype_name(out_dtype)} {[batch, a.shape[1], n]}")
+    for parameter, tensor in operands.items():
+        if tensor.device != a.device:
+            refuse(parameter, f"is on {tensor.device}", f"move it to {a.device}, where a is")
+        if tensor.requires_grad and is_grad_enabled():
+            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+
+
+def bind(
+    adapter: Any,
+    problem: BmmFp8Problem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the destination, the launch."""
+    launch = adapter.launch
+    n, k = problem.n, problem.k
+    dtype = getattr(torch, problem.out_dtype)
+    per_matrix = (problem.a_scaling == BATCH, problem.b_scaling == BATCH)
+
+    def alike(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor | None) -> bool:
+        """Nothing that `check` or `check_form` would refuse."""
+        grad = is_grad_enabled()
+        for tensor in (a, b, a_scale, b_scale) if out is None else (a, b, a_scale, b_scale, out):
+            if type(tensor) is not Tensor or tensor.get_device() != device or tensor.is_meta:
+                return False
+            if grad and tensor.requires_grad:
+                return False
+        if a.dtype is not E4M3 or b.dtype is not E4M3 or a.ndim != 3 or b.ndim != 3:
+            return False
+        batch, rows, width = a.shape
+        if width != k or b.shape != (batch, n, k):
+            return False
+        for scale, each in ((a_scale, per_matrix[0]), (b_scale, per_matrix[1])):
+            shape = tuple(scale.shape)
+            legal = ((batch,), (batch, 1, 1)) if each else ((), (1,), (1, 1, 1))
+            if scale.dtype is not torch.float32 or shape not in legal:
+                return False
+        return out is None or (out.dtype is dtype and out.shape == (batch, rows, n))
+
+    def run(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor | None) -> Tensor:
+        if a.get_device() != device:
+            result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, out)
+            return result
+        if not alike(a, b, a_scale, b_scale, out):
+            check(a, b, a_scale, b_scale, dtype, out)
+            check_form(b, a_scale, b_scale, problem)
+        if out is None:
+            out = torch.empty((a.shape[0], a.shape[1], n), dtype=dtype, device=a.device)
+        if out.numel():
+            tick()
+            launch(a, b, a_scale, b_scale, out)
+        return out
+
+    return run
+
+
+def per_matrix(scale: Tensor) -> bool:
+    """Whether there is a scale for each matrix. One of a batch of one is a scale of all."""
+    return bool(scale.ndim and scale.shape[0] != 1)
+
+
+def check_form(b: Tensor, a_scale: Tensor, b_scale: Tensor, problem: BmmFp8Problem) -> None:
+    """Operands are those that the kernel was made for: a plan may be run with others than it was prepared for."""
+    form = (*b.shape[1:], *(BATCH if per_matrix(scale) else TENSOR for scale in (a_scale, b_scale)))
+    wanted = (problem.n, problem.k, problem.a_scaling, problem.b_scaling)
+    if form != wanted:
+        told = f"is {describe(b)} with scales {describe(a_scale)} and {describe(b_scale)}"
+        refuse("b", told, f"the plan is for [B, {problem.n}, {problem.k}], scaled by {wanted[2]} and {wanted[3]}")

@@ -1,0 +1,73 @@
+"""Batches of float8 matrices with the shapes of real models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelhub.ops.formats import E4M3_MAX, to_e4m3
+from kernelhub.ops.gemm.fp8.batched.problem import BATCH, TENSOR
+
+
+@dataclass(frozen=True)
+class AbsorbedProjection:
+    """One projection of latent attention that is absorbed into its queries or results (DeepSeek-V2, section 2.1).
+
+    Attributes:
+        name: the model and the projection; figures are those of its config.json.
+        heads: matrices.
+        n: outputs of each.
+        k: inputs of each.
+    """
+
+    name: str
+    heads: int
+    n: int
+    k: int
+
+
+MODELS = {
+    projection.name: projection
+    for projection in (
+        AbsorbedProjection("deepseek-v3.2 q to latent", 128, 512, 128),
+        AbsorbedProjection("deepseek-v3.2 latent to v", 128, 128, 512),
+        AbsorbedProjection("glm-5 q to latent", 64, 512, 192),
+        AbsorbedProjection("glm-5 latent to v", 64, 256, 512),
+    )
+}
+
+
+def bmm_fp8_inputs(
+    *,
+    batch: int = 128,
+    tokens: int = 16,
+    n: int = 512,
+    k: int = 128,
+    a_scaling: str = TENSOR,
+    b_scaling: str = TENSOR,
+    out_dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of `bmm_fp8`: by default queries of DeepSeek-V3.2 into the latent space, their heads first.
+
+    a is a view of ``[tokens, batch, k]``, as an engine has it. Matrices differ in size by a factor of up to 8.
+    """
+    random = torch.Generator().manual_seed(seed)
+    a = torch.randn(tokens, batch, k, generator=random)
+    b = torch.randn(batch, n, k, generator=random) * k**-0.5
+    sizes = torch.exp2(torch.randint(0, 4, (2, batch), generator=random).float())
+    made: dict[str, Any] = {}
+    for name, matrix, scaling in (
+        ("a", a.transpose(0, 1) * sizes[0][:, None, None], a_scaling),
+        ("b", b * sizes[1][:, None, None], b_scaling),
+    ):
+        largest = matrix.abs().flatten(1).amax(1) if matrix.numel() else torch.ones(batch)
+        scale = largest / E4M3_MAX if scaling == BATCH else (largest.max() if batch else torch.ones(())) / E4M3_MAX
+        codes = to_e4m3(matrix / scale.reshape(-1, 1, 1))
+        if name == "a":
+            codes = codes.transpose(0, 1).contiguous().to(device).transpose(0, 1)
+        made[name], made[f"{name}_scale"] = codes.to(device), scale.to(device)
+    return {**made, "out_dtype": out_dtype}

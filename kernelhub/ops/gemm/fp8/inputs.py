@@ -1,0 +1,119 @@
+"""Float8 matrices with the shapes of real models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.formats import E4M3, E4M3_MAX, from_e8m0, to_e4m3, to_e8m0_up
+from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, MX, ROW, TENSOR
+from kernelhub.ops.gemm.fp8.scaling import blocks
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """One linear layer of a published model, before tensor parallelism; figures are those of its config.json.
+
+    Attributes:
+        name: the model and the layer.
+        n: outputs.
+        k: inputs.
+        scaling: how its float8 checkpoint is scaled: block where the model's own is, else row, as quantised by others.
+    """
+
+    name: str
+    n: int
+    k: int
+    scaling: str
+
+
+MODELS = {
+    layer.name: layer
+    for layer in (
+        LinearLayer("llama-3.1-70b qkv", 10240, 8192, ROW),
+        LinearLayer("llama-3.1-70b o", 8192, 8192, ROW),
+        LinearLayer("llama-3.1-70b gate_up", 57344, 8192, ROW),
+        LinearLayer("llama-3.1-70b down", 8192, 28672, ROW),
+        LinearLayer("qwen3-30b-a3b qkv", 5120, 2048, BLOCK),
+        LinearLayer("qwen3-30b-a3b o", 2048, 4096, BLOCK),
+        LinearLayer("deepseek-v3.2 kv_a", 576, 7168, BLOCK),
+        LinearLayer("deepseek-v3.2 q_b", 24576, 1536, BLOCK),
+        LinearLayer("deepseek-v3.2 o", 7168, 16384, BLOCK),
+        LinearLayer("deepseek-v3.2 down", 7168, 18432, BLOCK),
+        LinearLayer("deepseek-v3.2 gate_up / 8", 4608, 7168, BLOCK),
+        LinearLayer("deepseek-v3.2 down / 8", 7168, 2304, BLOCK),
+        LinearLayer("glm-5 o", 6144, 16384, BLOCK),
+        LinearLayer("minimax-m2.5 o", 3072, 6144, BLOCK),
+    )
+}
+
+
+def fp8_gemm_inputs(
+    *,
+    tokens: int = 16,
+    n: int = 4096,
+    k: int = 4096,
+    scaling: str = BLOCK,
+    per_row: tuple[bool, bool] = (True, True),
+    e8m0: tuple[bool, bool] = (False, False),
+    bias: bool = False,
+    out_dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of `fp8_gemm`, quantised as a checkpoint and an engine quantise them.
+
+    Rows of a and of b differ in size by a factor of up to 8, so that a scale of another row shows.
+
+    Args:
+        tokens: rows of a.
+        n, k: shape of b.
+        scaling: tensor, row, block or mx.
+        per_row: of row, whether a and b have a scale per row, else one per tensor.
+        e8m0: of block, whether scales of a and b are powers of two in one byte.
+        bias: add one.
+        out_dtype: of the result.
+        device: where the tensors are.
+        seed: equal seeds give equal tensors on every device.
+    """
+    random = torch.Generator().manual_seed(seed)
+    a = _matrix(tokens, k, random, 1.0)
+    b = _matrix(n, k, random, k**-0.5)
+    made: dict[str, Any] = {}
+    for name, matrix, own, small in (("a", a, per_row[0], e8m0[0]), ("b", b, per_row[1], e8m0[1])):
+        if scaling == TENSOR or (scaling == ROW and not own):
+            codes, scale = _quantised(matrix, matrix.shape[0] or 1, k, False)
+            scale = scale.reshape(-1)[:1].reshape(()) if scale.numel() else torch.ones(())
+        elif scaling == ROW:
+            codes, scale = _quantised(matrix, 1, k, False)
+        else:
+            rows = 128 if name == "b" and scaling == BLOCK else 1
+            codes, scale = _quantised(matrix, rows, GROUP[scaling], small or scaling == MX)
+        made[name], made[f"{name}_scale"] = codes.to(device), scale.to(device)
+    if bias:
+        made["bias"] = torch.randn(n, generator=random).to(out_dtype).to(device)
+    return {**made, "out_dtype": out_dtype}
+
+
+def _matrix(rows: int, columns: int, random: torch.Generator, size: float) -> Tensor:
+    """Normal numbers, each 32nd of a row of a size of its own."""
+    values = torch.randn(rows, columns, generator=random) * size
+    sizes = torch.randint(0, 4, (rows, blocks(columns, 32)), generator=random)
+    return values * torch.exp2(sizes.float()).repeat_interleave(32, 1)[:, :columns]
+
+
+def _quantised(matrix: Tensor, rows: int, columns: int, e8m0: bool) -> tuple[Tensor, Tensor]:
+    """Codes, and a scale for each block of rows x columns."""
+    m, k = matrix.shape
+    high, wide = blocks(m, rows), blocks(k, columns)
+    padded = matrix.new_zeros(high * rows, wide * columns)
+    padded[:m, :k] = matrix
+    tiles = padded.view(high, rows, wide, columns)
+    scale = (tiles.abs().amax((1, 3)) / E4M3_MAX).clamp(min=1e-12)
+    stored = to_e8m0_up(scale) if e8m0 else scale
+    values = from_e8m0(stored) if e8m0 else scale
+    codes = to_e4m3(tiles / values[:, None, :, None]).view(torch.uint8).view(high * rows, wide * columns)[:m, :k]
+    return codes.contiguous().view(E4M3), stored

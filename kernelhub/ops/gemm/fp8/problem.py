@@ -1,0 +1,54 @@
+"""What selection may look at for `fp8_gemm`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelhub.dispatch.problem import facet, feature
+from kernelhub.probes.device import DeviceFacts
+
+FLOATS = ("bfloat16", "float16", "float32")
+FLOAT, E8M0 = "float32", "float8_e8m0fnu"
+TENSOR, ROW, BLOCK, MX = "tensor", "row", "block", "mx"
+SCALINGS = (TENSOR, ROW, BLOCK, MX)
+GROUP = {BLOCK: 128, MX: 32}
+
+
+@dataclass(frozen=True)
+class Fp8GemmProblem:
+    """One configuration of `fp8_gemm`."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    scaling: str = facet(
+        "scales: one a tensor; one a row of a, of b or of both; 1 x 128 by 128 x 128; 1 x 32 by 1 x 32",
+        values=SCALINGS,
+        default=BLOCK,
+    )
+    n: int = facet("rows of b, columns of the result", default=4096)
+    k: int = facet("columns of a and b", default=4096)
+    out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
+    a_scale_dtype: str = facet("dtype of a's scales", values=(FLOAT, E8M0), default=FLOAT)
+    b_scale_dtype: str = facet("dtype of b's scales", values=(FLOAT, E8M0), default=FLOAT)
+    bias: bool = feature("a bias is added", False)
+
+
+def complete(facets: dict[str, object]) -> dict[str, object]:
+    """Of 1 x 32 blocks, scales can only be e8m0."""
+    if facets.get("scaling") == MX:
+        return {"a_scale_dtype": E8M0, "b_scale_dtype": E8M0, **facets}
+    return facets
+
+
+def contradiction(problem: Fp8GemmProblem) -> str | None:
+    """Scales that do not go with the scaling."""
+    dtypes = {problem.a_scale_dtype, problem.b_scale_dtype}
+    if problem.scaling == MX and FLOAT in dtypes:
+        return "scales of 1 x 32 blocks are float8_e8m0fnu"
+    if problem.scaling in (TENSOR, ROW) and E8M0 in dtypes:
+        return f"scales of a {problem.scaling} are float32"
+    return None
+
+
+def scaling_of(problem: Fp8GemmProblem) -> str:
+    """The regime of the order lines."""
+    return problem.scaling

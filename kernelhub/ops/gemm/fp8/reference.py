@@ -1,0 +1,29 @@
+"""`fp8_gemm` in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.gemm.fp8.call import form_of_a
+from kernelhub.ops.gemm.fp8.problem import BLOCK
+from kernelhub.ops.gemm.fp8.scaling import dequantised, scaling_of_form
+
+
+def fp8_gemm_reference(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The op, computed in `dtype` and returned in it; arguments as of the op, the destination ignored."""
+    scaling = str(scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, *b.shape))
+    left = dequantised(a, a_scale, scaling, 1, dtype)
+    right = dequantised(b, b_scale, scaling, 128 if scaling == BLOCK else 1, dtype)
+    product = left @ right.t()
+    return product if bias is None else product + bias.to(dtype)

@@ -1,0 +1,113 @@
+"""How scales are laid over a matrix, told from their shape and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.formats import E8M0, from_e8m0
+from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, MX, ROW, TENSOR
+
+_SCALE_TYPES = (torch.float32, E8M0, torch.uint8)
+# (of a, of b) -> scaling, in the order in which they are tried where several fit, which then mean the same.
+_PAIRS = (
+    ("tensor", "tensor", TENSOR),
+    ("rows", "tensor", ROW),
+    ("tensor", "rows", ROW),
+    ("rows", "rows", ROW),
+    ("128", "128x128", BLOCK),
+    ("32", "32", MX),
+)
+
+
+def scaling_of_form(
+    a_dtype: torch.dtype, a_rank: int, a_last: int, b_dtype: torch.dtype, b_shape: Sequence[int], n: int, k: int
+) -> str | None:
+    """What scales of these dtypes and shapes mean; None where they mean nothing.
+
+    Args:
+        a_dtype, a_rank, a_last: of a_scale: dtype, dimensions, size of the last of two; of one dimension, whether it is
+            1. The number of rows is not looked at.
+        b_dtype, b_shape: of b_scale.
+        n, k: shape of b.
+    """
+    of_a = _kinds_of_a(a_dtype, a_rank, a_last, k)
+    of_b = _kinds_of_b(b_dtype, b_shape, n, k)
+    return next((scaling for a, b, scaling in _PAIRS if a in of_a and b in of_b), None)
+
+
+def fits_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> bool:
+    """Whether scales of this dtype and shape mean anything for b."""
+    return bool(_kinds_of_b(dtype, shape, n, k))
+
+
+def dequantised(matrix: Tensor, scale: Tensor, scaling: str, row_block: int, dtype: torch.dtype) -> Tensor:
+    """A matrix with its scales multiplied in, computed in `dtype`.
+
+    Args:
+        matrix: codes [rows, columns].
+        scale: in any form that `scaling` means.
+        scaling: of the product.
+        row_block: rows that share a scale of blocks: 128 of b, scaled by block, else 1.
+        dtype: float32 or float64.
+    """
+    values = matrix.to(dtype)
+    if scaling == TENSOR or (scaling == ROW and scale.ndim < 2 and scale.numel() == 1):
+        return values * values_of(scale).to(dtype)
+    columns = GROUP.get(scaling, matrix.shape[1])
+    return values * expand(scale, matrix.shape[0], matrix.shape[1], row_block, columns).to(dtype)
+
+
+def blocks(size: int, width: int) -> int:
+    """ceil(size / width)."""
+    return -(-size // width)
+
+
+def expand(scale: Tensor, rows: int, columns: int, row_block: int, column_block: int) -> Tensor:
+    """Scales, of any form but per tensor, as one float32 number per element of a matrix [rows, columns]."""
+    values = values_of(scale)
+    values = values.unsqueeze(1) if scale.ndim == 1 else values
+    if row_block > 1:
+        values = values.repeat_interleave(row_block, 0)[:rows]
+    if column_block < columns:
+        values = values.repeat_interleave(column_block, 1)[:, :columns]
+    return values.expand(rows, columns)
+
+
+def values_of(scale: Tensor) -> Tensor:
+    """Scales as float32, exactly."""
+    return scale if scale.dtype is torch.float32 else from_e8m0(scale)
+
+
+def _kinds_of_a(dtype: torch.dtype, rank: int, last: int, k: int) -> set[str]:
+    if dtype not in _SCALE_TYPES or rank > 2:
+        return set()
+    kinds = set()
+    if dtype is torch.float32:
+        if rank == 0 or (rank == 1 and last == 1):
+            kinds.add("tensor")
+        if rank == 1 or (rank == 2 and last == 1):
+            kinds.add("rows")
+    if rank == 2 and last == blocks(k, 128):
+        kinds.add("128")
+    if rank == 2 and last == blocks(k, 32) and dtype is not torch.float32:
+        kinds.add("32")
+    return kinds
+
+
+def _kinds_of_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> set[str]:
+    if dtype not in _SCALE_TYPES:
+        return set()
+    kinds, shape = set(), tuple(shape)
+    if dtype is torch.float32:
+        if shape in ((), (1,)):
+            kinds.add("tensor")
+        if shape in ((n,), (n, 1)):
+            kinds.add("rows")
+    if shape == (blocks(n, 128), blocks(k, 128)):
+        kinds.add("128x128")
+    if shape == (n, blocks(k, 32)) and dtype is not torch.float32:
+        kinds.add("32")
+    return kinds

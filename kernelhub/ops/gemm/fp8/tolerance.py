@@ -1,0 +1,101 @@
+"""How far a product of float8 matrices may be from the reference, and why.
+
+Products of two e4m3 numbers are exact in float32, so an element is off only by how they are added up and by the last
+rounding. Let u be the unit roundoff of the result's dtype (2^-8, 2^-11, 2^-24 for bfloat16, float16, float32), `mass`
+the sum of |terms| with their scales, and `spread` the root of the sum of their squares, which is the size of a sum of
+terms of random sign.
+
+* **float32 sums.** One running sum of K terms makes K roundings of 2^-24 of itself at most. Being of random sign they
+  come to about 2^-25 sqrt(K) spread; 2^-17 spread bounds their root mean square up to K = 65536. (8 + K/64) 2^-24 mass
+  bounds the largest, since mass is about 0.8 sqrt(K) spread.
+* **float8 matrix instructions** (NVIDIA from sm_89 on) add 32 products and the sum so far in fixed point, with 13 bits
+  below the largest of them on Hopper (DeepSeek-V3, section 3.3.2), and our kernels move sums to float32 every 128
+  columns. So a block of 128 has 132 addends, each cut off by up to 2^-13 of the largest, which is about the block's
+  spread. Cuts go against the sign of each term, 2^-14 spread in the mean: together 2^-14 sqrt(132) = 2^-10.5 spread;
+  their random part is half of that. 2^-9 spread bounds the root mean square, 2^-10 mass the largest.
+
+So an element may be off by u |result| + the bound of the sums times mass, and the root mean square over a row or a
+column, of errors divided by their spread, is at most u rms(result / spread) + the bound there. The second is the sharp
+one: a wrong scale or a missing tail is off by percents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.formats import E8M0
+
+_UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+_FEWEST = 32  # elements of a row whose root mean square says something
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a result is off, in units of what is allowed: at most 1 is right.
+
+    Attributes:
+        largest: of any element.
+        row: root mean square of the worst row, 0 where rows are too short to tell.
+        column: the same of columns.
+    """
+
+    largest: float
+    row: float
+    column: float
+
+    @property
+    def ok(self) -> bool:
+        return max(self.largest, self.row, self.column) <= 1.0
+
+
+def compare(out: Tensor, reference: Any, operands: dict[str, Any], *, matrix_instructions: bool) -> Agreement:
+    """Hold a result [..., M, N] against the reference.
+
+    Args:
+        out: the result.
+        reference: the op's reference function.
+        operands: arguments of the call.
+        matrix_instructions: whether sums may be those of float8 matrix instructions.
+    """
+    exact = reference(**operands, dtype=torch.float64)
+    plain = {name: value for name, value in operands.items() if name != "bias"}
+    mass, spread = (_sums(reference, plain, power) for power in (1, 2))
+    sums = 2.0**-10 if matrix_instructions else (8 + operands["a"].shape[-1] / 64) * 2.0**-24
+    mean_sums = 2.0**-9 if matrix_instructions else 2.0**-17
+    u = _UNIT_ROUNDOFF[out.dtype]
+    error = (out.double() - exact).abs().nan_to_num(nan=torch.inf)
+    spread = spread.clamp(min=1e-300).sqrt()
+    share = error / (u * exact.abs() + sums * mass + torch.finfo(out.dtype).smallest_normal)
+    rows, columns = (
+        float((_rms(error / spread, dim) / (u * _rms(exact / spread, dim) + mean_sums)).max())
+        if out.shape[dim] >= _FEWEST
+        else 0.0
+        for dim in (-1, -2)
+    )
+    return Agreement(float(share.max()), rows, columns)
+
+
+def _sums(reference: Any, operands: dict[str, Any], power: int) -> Tensor:
+    """The product with every element replaced by its size, to a power."""
+    sized = {
+        name: _sized(value, power) if name in ("a", "b", "a_scale", "b_scale") else value
+        for name, value in operands.items()
+    }
+    result: Tensor = reference(**sized, dtype=torch.float64)
+    return result
+
+
+def _sized(tensor: Tensor, power: int) -> Tensor:
+    """|x|^power, as float32, or as the bytes of exponents."""
+    if tensor.dtype in (E8M0, torch.uint8):
+        raw = tensor.view(torch.uint8).int()
+        return (power * (raw - 127) + 127).clamp(0, 254).to(torch.uint8)
+    return tensor.float().abs() ** power
+
+
+def _rms(values: Tensor, dim: int) -> Tensor:
+    return values.square().mean(dim).sqrt()

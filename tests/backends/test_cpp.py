@@ -1,0 +1,229 @@
+"""The C++ kernels keep the contracts of their ops on this CPU, compiled for it and for less able ones."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.backends.cpp import build
+from kernelhub.errors import KernelUnavailable, NoKernel
+from kernelhub.ops.formats import E4M3
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.probes.compiler import cxx_compiler
+from tests.contract.fp8_gemm import EveryScaling
+
+pytestmark = pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all cases of the cpp backend")
+
+SOURCE = Path(build.__file__).parent / "gemm" / "fp8" / "fp8_gemm.cpp"
+X86 = platform.machine() in ("x86_64", "AMD64")
+# What decides between the source's ways: AVX-512 BF16 (native, where there is one), AVX-512, AVX2 with F16C, nothing.
+TARGETS = ["native", *(["x86-64-v4", "x86-64-v3", "x86-64"] if X86 else [])]
+
+
+def able(target: str) -> bool:
+    """Whether this CPU runs what is compiled for `target`."""
+    needed = {"x86-64-v4": "avx512bw", "x86-64-v3": "f16c"}.get(target)
+    return needed is None or needed in Path("/proc/cpuinfo").read_text()
+
+
+class TestFp8Gemm(EveryScaling):
+    kernel = "cpp.fp8_gemm"
+    device = "cpu"
+    claims_determinism = True
+
+
+@pytest.mark.parametrize("target", TARGETS)
+class TestTargets:
+    @pytest.fixture(autouse=True)
+    def compiled_for(self, target: str, monkeypatch):
+        if not able(target):
+            pytest.skip(f"this CPU runs no {target}: 2 cases")
+        flags = tuple(_retarget(build.flags(), target))
+        monkeypatch.setattr(build, "flags", lambda: flags)
+        build.library.cache_clear()
+        yield
+        build.library.cache_clear()
+
+    def test_every_code_is_decoded_exactly(self, target: str) -> None:
+        compiled = build.library("gemm/fp8/fp8_gemm.cpp")
+        compiled.kernelhub_fp8_gemm_element_bytes.restype = ctypes.c_int64
+        dtype = {2: torch.bfloat16, 4: torch.float32}[compiled.kernelhub_fp8_gemm_element_bytes()]
+        codes = torch.arange(256).to(torch.uint8)
+        for count in (256, 1, 31, 33, 100):
+            some = codes.flip(0)[:count].contiguous()
+            got = torch.full((-(-count // 32) * 32,), 7.0, dtype=dtype)
+            compiled.kernelhub_fp8_decode(
+                ctypes.c_void_p(some.data_ptr()), ctypes.c_int64(count), ctypes.c_void_p(got.data_ptr())
+            )
+            want = some.view(E4M3).to(dtype)
+            assert torch.equal(got[:count].nan_to_num(nan=1e9), want.nan_to_num(nan=1e9))
+            assert torch.equal(torch.signbit(got[:count])[~want.isnan()], torch.signbit(want)[~want.isnan()])
+            assert not got[count:].any()
+
+    def test_keeps_the_contract(self, target: str) -> None:
+        subject = TestFp8Gemm()
+        for case in subject.accepted_cases():
+            subject.test_matches_the_reference_in_float64(case)
+        subject.test_nan_reaches_its_row_or_column_and_no_other()
+
+
+def _retarget(usual: tuple[str, ...], target: str) -> list[str]:
+    return [f"-march={target}" if flag.startswith("-march") and target != "native" else flag for flag in usual]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        for tokens in (1, 9, 300):
+            arguments = fp8_gemm_inputs(tokens=tokens, n=300, k=384)
+            torch.set_num_threads(1)
+            want = kernelhub.fp8_gemm(**arguments, backend="cpp")
+            torch.set_num_threads(threads)
+            assert torch.equal(kernelhub.fp8_gemm(**arguments, backend="cpp"), want)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_are_rounded_to_nearest_even(dtype) -> None:
+    """Every float16, every bfloat16, and what lies half way and a little beside it, out of the epilogue."""
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    exact = bits.view(dtype).float()
+    exact = exact[exact.isfinite()]
+    step = torch.nextafter(exact, torch.tensor(torch.inf)) - exact
+    wide = exact.view(torch.int32)
+    half = 1 << (15 if dtype is torch.bfloat16 else 12)
+    values = torch.cat([(wide + delta).view(torch.float32) for delta in (0, half, half - 1, half + 1)])
+    assert (step >= 0).all()
+    values = values[values.isfinite()]
+    n = values.numel()
+    scale = values.clone()
+    a, b = torch.ones(1, 1).to(E4M3), torch.ones(n, 1).to(E4M3)
+    got = kernelhub.fp8_gemm(a, b, torch.ones(()), scale, out_dtype=dtype, backend="cpp")
+    # Sums are float32 and go through one multiplication by the scale, which is exact here; subnormals may be lost.
+    normal = values.abs() >= torch.finfo(torch.float32).smallest_normal
+    assert torch.equal(got[0][normal], values.to(dtype)[normal])
+
+
+class TestBuild:
+    def test_is_kept_and_found_again(self, tmp_path: Path, monkeypatch) -> None:
+        first = build.built(SOURCE, tmp_path)
+        made = first.stat().st_mtime_ns
+        monkeypatch.setattr(subprocess, "run", None)  # a second compilation would call it
+        assert build.built(SOURCE, tmp_path) == first
+        assert first.stat().st_mtime_ns == made
+        assert [path.name for path in first.parent.iterdir()] == [first.name]
+
+    def test_other_sources_flags_compilers_and_cpus_are_other_files(self, tmp_path: Path, monkeypatch) -> None:
+        command = [cxx_compiler().value, *build.flags()]
+        names = {build._digest(SOURCE, command), build._digest(SOURCE, [*command[:-1], "-O0", command[-1]])}
+        changed = tmp_path / SOURCE.name
+        changed.write_text(SOURCE.read_text() + "\n")
+        names.add(build._digest(changed, command))
+        names.add(build._digest(SOURCE, [str(shutil.which("sh")), *command[1:]]))
+        monkeypatch.setattr(build, "_cpu", lambda: "another")
+        names.add(build._digest(SOURCE, command))
+        assert len(names) == 5
+
+    def test_processes_that_compile_at_once_do_not_disturb_each_other(self, tmp_path: Path) -> None:
+        code = (
+            "import torch, kernelhub\n"
+            "from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs\n"
+            "x = fp8_gemm_inputs(tokens=2, n=64, k=64)\n"
+            "print(kernelhub.fp8_gemm(**x, backend='cpp').float().sum().item())\n"
+        )
+        environment = os.environ | {"KERNELHUB_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+        running = [
+            subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        answers = {process.communicate(timeout=300)[0] for process in running}
+        assert len(answers) == 1
+        assert "" not in answers
+        assert len(list((tmp_path / "cpp").iterdir())) == 1
+
+
+class TestFailures:
+    """Without a compiler, or with one that fails, another kernel runs and the reason is told."""
+
+    @pytest.fixture(autouse=True)
+    def fresh(self, tmp_path: Path, monkeypatch):
+        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path / "cache"))
+        build.library.cache_clear()
+        kernelhub.reload()
+        yield
+        build.library.cache_clear()
+
+    @staticmethod
+    def call(**more: Any) -> torch.Tensor:
+        return kernelhub.fp8_gemm(**fp8_gemm_inputs(tokens=2, n=64, k=64), **more)
+
+    @staticmethod
+    def decision() -> Any:
+        verdict = kernelhub.fp8_gemm.explain(**fp8_gemm_inputs(tokens=2, n=64, k=64))
+        return next(item for item in verdict.decisions if item.kernel == "cpp.fp8_gemm")
+
+    def test_without_a_compiler_it_is_refused_with_a_remedy(self, monkeypatch) -> None:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        (rejection,) = self.decision().rejections
+        assert rejection.code == "compiler_missing"
+        assert "CXX=no-such-compiler" in rejection.reason
+        assert "g++" in rejection.remedy
+        assert self.call().shape == (2, 64)
+        with pytest.raises(NoKernel, match="CXX=no-such-compiler is no command"):
+            self.call(backend="cpp")
+
+    def test_a_folder_that_cannot_be_written_is_a_reason(self, tmp_path: Path, monkeypatch) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path / "file"))
+        (rejection,) = self.decision().rejections
+        assert rejection.code == "cache_unwritable"
+        assert "KERNELHUB_CACHE_DIR" in rejection.remedy
+        assert self.call().shape == (2, 64)
+
+    @pytest.mark.parametrize("script", ["echo 'x.cpp: error: no such thing' >&2; exit 1", "exit 0", "kill -9 $$"])
+    def test_a_compiler_that_fails_is_passed_over_and_reported(self, tmp_path: Path, script: str, monkeypatch) -> None:
+        broken = tmp_path / "g++"
+        broken.write_text(f"#!/bin/sh\n{script}\n")
+        broken.chmod(broken.stat().st_mode | stat.S_IEXEC)
+        monkeypatch.setenv("CXX", str(broken))
+        assert self.call().shape == (2, 64)
+        (fallback,) = kernelhub.report().fallbacks
+        assert (fallback.kernel, fallback.code) == ("cpp.fp8_gemm", "load_failed")
+        assert "cannot compile fp8_gemm.cpp" in fallback.reason
+        assert self.decision().rejections[0].code == "load_failed"
+        assert [path for path in (tmp_path / "cache" / "cpp").iterdir() if path.suffix == ".so"] == []
+        kernelhub.reload()
+        with kernelhub.strict(), pytest.raises(KernelUnavailable, match="cannot compile"):
+            self.call()
+
+    def test_explaining_compiles_nothing(self, tmp_path: Path) -> None:
+        assert self.decision().accepted
+        assert not (tmp_path / "cache").exists()
+        assert self.call().shape == (2, 64)
+        assert len(list((tmp_path / "cache" / "cpp").glob("*.so"))) == 1
+
+
+def test_sources_travel_in_the_wheel() -> None:
+    """Every file that is compiled matches what the package says of its data."""
+    if sys.version_info < (3, 11):
+        pytest.skip("reading pyproject.toml needs Python 3.11: 1 case")
+    import tomllib
+
+    root = Path(kernelhub.__file__).parents[1]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["kernelhub"]
+    shipped = {path for pattern in patterns for path in (root / "kernelhub").glob(pattern)}
+    folder = Path(build.__file__).parent
+    assert shipped >= {*folder.rglob("*.cpp"), *folder.rglob("*.h")}

@@ -1,0 +1,78 @@
+"""Details of the Triton float8 product: the way of float8 instructions, parts of K, few rows and many."""
+
+from __future__ import annotations
+
+import pytest
+
+import kernelhub
+from kernelhub.backends.triton.gemm.fp8 import adapter
+from kernelhub.backends.triton.gemm.fp8.tiles import FEW, native, splits_of, tiles
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.problem import SCALINGS
+from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.probes.device import SIMULATED
+from tests.conftest import DEVICE
+
+GPUS = [name for name, device in SIMULATED.items() if device.vendor == "nvidia"]
+
+
+@pytest.mark.parametrize("scaling", ["row", "block", "mx"])
+@pytest.mark.parametrize("tokens", [3, FEW + 6])
+def test_products_of_float8_itself_are_right(tokens: int, scaling: str, monkeypatch) -> None:
+    """As from sm_89 on, here in the interpreter."""
+    if DEVICE == "cuda":
+        pytest.skip("the GPU's own way is what the contract tests run: 6 cases")
+    monkeypatch.setattr(adapter, "native", lambda device: True)
+    for k in (256, 300):
+        arguments = fp8_gemm_inputs(tokens=tokens, n=136, k=k, scaling=scaling, bias=True)
+        out = kernelhub.fp8_gemm(**arguments, backend="triton")
+        assert compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=False).ok
+
+
+@pytest.mark.parametrize("parts", [2, 5, 16])
+@pytest.mark.parametrize("scaling", ["row", "block", "mx"])
+def test_parts_of_k_add_up_to_the_whole(scaling: str, parts: int, monkeypatch) -> None:
+    monkeypatch.setattr(adapter, "splits_of", lambda *_: parts)
+    for tokens, k in ((3, 2064), (FEW + 6, 2048)):
+        arguments = fp8_gemm_inputs(tokens=tokens, n=72, k=k, scaling=scaling, bias=True, device=DEVICE)
+        out = kernelhub.fp8_gemm(**arguments, backend="triton")
+        agreement = compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=DEVICE == "cuda")
+        assert agreement.ok, str(agreement)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_few_tiles_are_split_until_the_device_is_busy_and_many_never(name: str) -> None:
+    device = SIMULATED[name]
+    assert splits_of(device, 10 * device.num_sms, 1 << 20) == 1
+    assert splits_of(device, 1, 128) == 1
+    for programs in (1, 9, 36, device.num_sms):
+        for k in (1024, 7168, 28672):
+            splits = splits_of(device, programs, k)
+            assert 1 <= splits <= 16
+            assert splits == 1 or programs * splits <= 2 * device.num_sms
+            assert splits == 1 or k // splits >= 512
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_weights_are_the_long_side_where_rows_are_few(name: str) -> None:
+    device = SIMULATED[name]
+    assert native(device) == (device.capability >= (8, 9))
+    for scaling in SCALINGS:
+        for rows in (1, 16, 17, 33, FEW):
+            tile = tiles(device, scaling, rows)
+            assert tile.swapped
+            assert tile.block_m < rows + 16 or tile.block_m == 16 or tile.block_m < 2 * rows
+            assert tile.block_n >= 64
+        assert not tiles(device, scaling, FEW + 1).swapped
+
+
+def test_the_workspace_is_what_parts_take() -> None:
+    arguments = fp8_gemm_inputs(tokens=1, n=128, k=2048, device=DEVICE)
+    plan = kernelhub.fp8_gemm.prepare(**arguments, backend="triton")
+    told = plan.workspace_bytes(num_tokens=100)
+    taken = []
+    for tokens in range(1, 101):
+        splits = plan.adapter._cut(tokens)[2]
+        taken.append(splits * tokens * 128 * 4 if splits > 1 else 0)
+    assert told >= max(taken)
+    assert told <= 16 * 100 * 128 * 4

@@ -1,0 +1,252 @@
+"""What every kernel of `fp8_gemm` must do. Subclass `Fp8GemmContract` and name the kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernelhub
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.tolerance import compare
+from tests.conftest import DEVICE
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One call, by what is unusual about it."""
+
+    label: str
+    inputs: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.label
+
+    def facets(self) -> dict[str, Any]:
+        """What a record is asked about it."""
+        inputs = {"scaling": "block", "n": 192, "k": 256, "out_dtype": BF16, "e8m0": (False, False)} | self.inputs
+        small = (True, True) if inputs["scaling"] == "mx" else inputs["e8m0"]
+        dtypes = ["float8_e8m0fnu" if own else "float32" for own in small]
+        return {
+            "scaling": inputs["scaling"],
+            "n": inputs["n"],
+            "k": inputs["k"],
+            "out_dtype": str(inputs["out_dtype"])[6:],
+            "a_scale_dtype": dtypes[0],
+            "b_scale_dtype": dtypes[1],
+            "bias": inputs.get("bias", False),
+        }
+
+
+SCALINGS = {
+    "tensor": {"scaling": "tensor"},
+    "token x channel": {"scaling": "row"},
+    "token x tensor": {"scaling": "row", "per_row": (True, False)},
+    "tensor x channel": {"scaling": "row", "per_row": (False, True)},
+    "block": {"scaling": "block"},
+    "block in e8m0": {"scaling": "block", "e8m0": (True, True)},
+    "weights in e8m0": {"scaling": "block", "e8m0": (False, True)},
+    "mx": {"scaling": "mx"},
+}
+CASES = [
+    *(Case(label, inputs) for label, inputs in SCALINGS.items()),
+    *(Case(f"{label}, float32", {**inputs, "out_dtype": FP32}) for label, inputs in SCALINGS.items()),
+    *(
+        Case(f"{label}, float16, bias", {**inputs, "out_dtype": FP16, "bias": True})
+        for label, inputs in SCALINGS.items()
+    ),
+    *(
+        Case(f"{label}, {tokens} rows", {**SCALINGS[label], "tokens": tokens, "out_dtype": FP32})
+        for label in ("token x channel", "block", "mx")
+        for tokens in (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 130)
+    ),
+    *(
+        Case(f"{label}, N {n}, K {k}", {**SCALINGS[label], "n": n, "k": k, "out_dtype": FP32})
+        for label in ("tensor", "token x channel", "block", "mx")
+        for n, k in ((1, 128), (7, 16), (63, 129), (65, 127), (127, 33), (129, 31), (130, 1), (200, 300), (64, 272))
+    ),
+    *(
+        Case(f"{label}, few rows of a long K", {**SCALINGS[label], "tokens": 3, "k": 2304, "bias": True})
+        for label in ("token x channel", "block", "mx")
+    ),
+]
+
+
+class Fp8GemmContract:
+    kernel: ClassVar[str]
+    device: ClassVar[str] = DEVICE
+    fewest_cases: ClassVar[int] = len(CASES)
+    claims_determinism: ClassVar[bool] = False
+    plain: ClassVar[dict[str, Any]] = {"scaling": "block", "n": 192, "k": 256}
+
+    @classmethod
+    def accepted_cases(cls) -> list[Case]:
+        cases = [
+            case
+            for case in CASES
+            if kernelhub.explain(
+                "fp8_gemm", device=torch.device(cls.device), backend=cls.kernel, **case.facets()
+            ).selected
+        ]
+        assert len(cases) >= cls.fewest_cases, f"{cls.kernel} takes only {len(cases)} cases"
+        return cases
+
+    def inputs(self, **changes: Any) -> dict[str, Any]:
+        return fp8_gemm_inputs(**{"tokens": 20, **self.plain, "device": self.device} | changes)
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Tensor:
+        return kernelhub.fp8_gemm(**arguments, **more, backend=self.kernel)
+
+    def agrees(self, out: Tensor, arguments: dict[str, Any]) -> None:
+        on_gpu = self.device == "cuda"
+        agreement = compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=on_gpu)
+        assert agreement.ok, str(agreement)
+
+    def test_matches_the_reference_in_float64(self, case: Case) -> None:
+        arguments = self.inputs(**case.inputs)
+        shape = (arguments["a"].shape[0], arguments["b"].shape[0])
+        out = torch.full(shape, torch.nan, dtype=arguments["out_dtype"], device=self.device)
+        assert self.run(arguments, out=out) is out
+        self.agrees(out, arguments)
+        made = self.run(arguments)
+        assert made.is_contiguous()
+        assert made.dtype is arguments["out_dtype"]
+        self.agrees(made, arguments)
+
+    def test_every_code_is_decoded_exactly(self) -> None:
+        codes = torch.arange(256, device=self.device).to(torch.uint8)
+        codes[(codes & 0x7F) == 0x7F] = 0
+        b = codes.repeat(self.plain["n"], 1).view(E4M3)
+        b.view(torch.uint8)[1::2] = codes.flip(0)
+        a = torch.zeros(256, 256, device=self.device).fill_diagonal_(1.0).to(E4M3)
+        arguments = self.inputs(tokens=256, k=256)
+        scales = {name: arguments[name] for name in ("a_scale", "b_scale")}
+        ones = {name: torch.full_like(scale.float(), 1.0).to(scale.dtype) for name, scale in scales.items()}
+        dtype = self.inputs()["out_dtype"]
+        for rows in (slice(0, 256), slice(0, 5), slice(100, 140)):
+            picked = {"a_scale": ones["a_scale"][rows] if ones["a_scale"].ndim == 2 else ones["a_scale"]}
+            out = self.run({"a": a[rows], "b": b, **ones, **picked, "out_dtype": dtype})
+            assert torch.equal(out, b.to(dtype).t()[rows])
+            swapped = {"a": b[:1].contiguous().expand(8, 256), "b": a.view(torch.uint8)[: self.plain["n"]].view(E4M3)}
+            if rows.stop == 5:
+                eight = {"a_scale": ones["a_scale"][:8] if ones["a_scale"].ndim == 2 else ones["a_scale"]}
+                got = self.run({**swapped, **ones, **eight, "out_dtype": dtype})
+                assert torch.equal(got[3], b[0].to(dtype)[: self.plain["n"]])
+
+    def test_nan_reaches_its_row_or_column_and_no_other(self) -> None:
+        for tokens in (3, 70):
+            for name, at in (("a", (1, 37)), ("b", (65, 200))):
+                arguments = self.inputs(tokens=tokens)
+                arguments[name].view(torch.uint8)[at] = 0xFF if name == "a" else 0x7F
+                out = self.run(arguments)
+                wrong = out.isnan()
+                assert (wrong[at[0]] if name == "a" else wrong[:, at[0]]).all()
+                assert int(wrong.sum()) == (out.shape[1] if name == "a" else out.shape[0])
+
+    def test_operands_may_have_any_strides(self) -> None:
+        arguments = self.inputs(bias=True)
+        want = self.run(arguments)
+        moved = dict(arguments)
+        for name in ("a", "b", "a_scale", "b_scale"):
+            tensor = arguments[name]
+            if tensor.ndim == 2:
+                moved[name] = tensor.view(torch.uint8 if tensor.itemsize == 1 else tensor.dtype).t().contiguous().t()
+                moved[name] = moved[name].view(tensor.dtype)
+        wide = arguments["bias"].new_zeros(2 * len(arguments["bias"]))
+        moved["bias"] = wide[::2].copy_(arguments["bias"])
+        around = torch.full((22, 2 * want.shape[1]), 7.0, dtype=want.dtype, device=self.device)
+        out = around[1:-1, ::2]
+        self.run(moved, out=out)
+        self.agrees(out, arguments)
+        assert (around[:, 1::2] == 7.0).all()
+        assert (around[0] == 7.0).all()
+        assert (around[-1] == 7.0).all()
+        padded = torch.zeros(20, 512, device=self.device).to(E4M3)
+        padded[:, 16:272].view(torch.uint8).copy_(arguments["a"].view(torch.uint8))
+        self.agrees(self.run({**arguments, "a": padded[:, 16:272]}), arguments)
+
+    def test_no_rows_give_an_empty_result(self) -> None:
+        assert self.run(self.inputs(tokens=0)).shape == (0, self.plain["n"])
+
+    def test_explain_reads_the_call(self) -> None:
+        arguments = self.inputs(bias=True)
+        verdict = kernelhub.fp8_gemm.explain(**arguments, backend=self.kernel)
+        assert verdict.selected == self.kernel
+        problem = verdict.problem
+        told = (problem.scaling, problem.n, problem.k, problem.bias)
+        assert told == (self.plain["scaling"], self.plain["n"], self.plain["k"], True)
+
+    def test_a_plan_gives_what_the_call_gives(self) -> None:
+        arguments = self.inputs()
+        dtype = arguments.pop("out_dtype")
+        plan = kernelhub.fp8_gemm.prepare(**arguments, out_dtype=dtype, backend=self.kernel)
+        assert plan.kernel == self.kernel
+        assert plan.workspace_bytes(num_tokens=20) >= 0
+        assert torch.equal(plan.run(**arguments), self.run({**arguments, "out_dtype": dtype}))
+        other = self.inputs(tokens=33)
+        other.pop("out_dtype")
+        assert torch.equal(plan.run(**other), self.run({**other, "out_dtype": dtype}))
+        with pytest.raises(InvalidArgument, match="the plan is for"):
+            plan.run(**arguments, bias=torch.zeros(self.plain["n"], dtype=dtype, device=self.device))
+        wider = self.inputs(n=256)
+        wider.pop("out_dtype")
+        with pytest.raises(InvalidArgument, match="the plan is for"):
+            plan.run(**wider)
+
+    def test_the_same_call_gives_the_same_bits(self) -> None:
+        if not self.claims_determinism:
+            return
+        for tokens in (1, 20, 130):
+            arguments = self.inputs(tokens=tokens, k=2304)
+            first = self.run(arguments)
+            assert all(torch.equal(self.run(arguments), first) for _ in range(3))
+
+
+class EveryScaling(Fp8GemmContract):
+    """Of kernels that take scales of all kinds."""
+
+    def test_scales_mean_the_same_in_every_form(self) -> None:
+        arguments = self.inputs(scaling="row")
+        want = self.run(arguments)
+        a_scale, b_scale = arguments["a_scale"], arguments["b_scale"]
+        for other in ({"a_scale": a_scale.view(-1)}, {"b_scale": b_scale.view(-1)}):
+            assert torch.equal(self.run({**arguments, **other}), want)
+        arguments = self.inputs(scaling="tensor")
+        want = self.run(arguments)
+        for name in ("a_scale", "b_scale"):
+            assert torch.equal(self.run({**arguments, name: arguments[name].view(1)}), want)
+        for scaling in ("block", "mx"):
+            arguments = self.inputs(scaling=scaling, e8m0=(True, True))
+            assert arguments["a_scale"].dtype is E8M0
+            want = self.run(arguments)
+            raw = {name: arguments[name].view(torch.uint8) for name in ("a_scale", "b_scale")}
+            assert torch.equal(self.run({**arguments, **raw}), want)
+
+    def test_each_scale_is_that_of_its_own_part(self) -> None:
+        """One scale doubled changes the result by just the part of the sum that it scales."""
+        for scaling, tokens in itertools.product(("row", "block", "mx"), (5, 70)):
+            arguments = self.inputs(tokens=tokens, scaling=scaling, e8m0=(True, True), n=200, k=300, out_dtype=FP32)
+            for name in ("a_scale", "b_scale"):
+                scale = arguments[name]
+                at = (scale.shape[0] - 1, scale.shape[1] - 1)
+                changed = scale.clone()
+                if scale.dtype is FP32:
+                    changed[at] *= 2
+                else:
+                    changed.view(torch.uint8)[at] += 1
+                self.agrees(self.run({**arguments, name: changed}), {**arguments, name: changed})
+
+    def test_scales_far_apart_do_not_overflow_between(self) -> None:
+        for scaling, tokens in itertools.product(("block", "mx"), (4, 70)):
+            arguments = self.inputs(tokens=tokens, scaling=scaling, e8m0=(True, True), out_dtype=FP32)
+            arguments["a_scale"].view(torch.uint8).add_(60)
+            arguments["b_scale"].view(torch.uint8).sub_(60)
+            self.agrees(self.run(arguments), arguments)
