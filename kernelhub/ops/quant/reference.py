@@ -35,27 +35,32 @@ def grouped(x: Tensor, group_size: int) -> Tensor:
 
 def fp8_scale(amax: Tensor, ue8m0: bool) -> Tensor:
     """float32 scales of groups of these largest magnitudes."""
-    scale = (amax / E4M3_MAX).clamp(min=LEAST_SCALE)
+    scale = _quotient(amax, E4M3_MAX).clamp(min=LEAST_SCALE)
     return from_e8m0(to_e8m0_up(scale)) if ue8m0 else scale
 
 
 def mx_scale(amax: Tensor, fp4: bool, round_up: bool) -> Tensor:
     """float8_e8m0fnu scales of groups of these largest magnitudes."""
     if round_up:
-        return to_e8m0_up(amax / (E2M1_MAX if fp4 else E4M3_MAX))
+        return to_e8m0_up(_quotient(amax, E2M1_MAX if fp4 else E4M3_MAX))
     exponent = (amax.view(torch.int32) >> 23) - (EMAX_E2M1 if fp4 else EMAX_E4M3)
     return exponent.clamp(min=0).to(torch.uint8).view(E8M0)
 
 
 def nvfp4_scale(amax: Tensor, global_scale: Tensor) -> Tensor:
     """float8_e4m3fn scales of groups of these largest magnitudes."""
-    wanted = amax / E2M1_MAX / global_scale
+    wanted = _quotient(amax, E2M1_MAX) / global_scale
     return to_e4m3(torch.where(wanted > LEAST_NVFP4_SCALE, wanted, LEAST_NVFP4_SCALE))
 
 
 def global_scale_of(amax: Tensor) -> Tensor:
     """The global scale of a tensor of this largest magnitude, with which the largest scale is 448."""
-    return (amax / (E4M3_MAX * E2M1_MAX)).clamp(min=LEAST_GLOBAL_SCALE)
+    return _quotient(amax, E4M3_MAX * E2M1_MAX).clamp(min=LEAST_GLOBAL_SCALE)
+
+
+def _quotient(amax: Tensor, largest: float) -> Tensor:
+    """Rounded once. By a number torch does not divide on CUDA, but multiplies with its reciprocal."""
+    return amax / torch.full((), largest, device=amax.device)
 
 
 def e4m3_codes(x: Tensor, nan: Tensor, scale: Tensor) -> Tensor:
