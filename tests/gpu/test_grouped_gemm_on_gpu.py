@@ -144,10 +144,10 @@ class TestVariants:
 class TestRealSizes:
     """One layer's experts at real widths: fewer experts than there are, so that the reference fits."""
 
-    @pytest.mark.parametrize("rows", [1, 12, 60, 300], ids=lambda rows: f"{rows} rows of a group")
+    @pytest.mark.parametrize("rows", [1, 40, 300], ids=lambda rows: f"{rows} rows of a group")
     @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
     def test_the_chosen_kernel_agrees(self, model, rows: int) -> None:
-        sizes = (rows, 0, 2 * rows, 1)
+        sizes = (rows, 0, 2 * rows + 1)
         for n, k in (model.w13, model.w2):
             arguments = inputs(sizes=sizes, n=n, k=k, format=model.format, bias=model.bias)
             agrees(kernelhub.grouped_gemm(**arguments), arguments)

@@ -116,12 +116,9 @@ def grouped_gemm_kernel(
     """`rows` is M, or M_max; `lengths` are offsets, or group sizes."""
     groups = tl.arange(0, G_PAD)
     there = groups < G
-    if MASKED:
-        starts = tl.zeros((G_PAD,), tl.int32)
-        sizes = tl.minimum(tl.load(lengths + groups, there, other=0), rows)
-    else:
-        starts = tl.maximum(tl.load(lengths + groups - 1, there & (groups > 0), other=0), 0)
-        sizes = tl.minimum(tl.load(lengths + groups, there, other=0), rows) - starts
+    sizes = tl.minimum(tl.load(lengths + groups, there, other=0), rows)
+    if not MASKED:
+        sizes -= tl.maximum(tl.load(lengths + groups - 1, there & (groups > 0), other=0), 0)
     tiles = (tl.maximum(sizes, 0) + BLOCK_M - 1) // BLOCK_M
     upto = tl.cumsum(tiles, 0)
     m_tiles = tl.sum(tiles, 0)
@@ -134,12 +131,15 @@ def grouped_gemm_kernel(
         m_tile = strip * GROUP_M + inside % high
         n_tile = inside // high
 
-        index = tl.sum((upto <= m_tile).to(tl.int32), 0)
-        mine = groups == index
-        size = tl.sum(tl.where(mine, sizes, 0), 0)
-        start = tl.sum(tl.where(mine, starts, 0), 0)
-        first = (m_tile - tl.sum(tl.where(mine, upto - tiles, 0), 0)) * BLOCK_M
-        group = index.to(tl.int64)
+        # How many groups end before this tile, and how many tiles they have: one reduction for both.
+        passed = tl.sum(tl.where(upto <= m_tile, (tiles.to(tl.int64) << 32) + 1, 0), 0)
+        group = passed & 0xFFFFFFFF
+        first = (m_tile - (passed >> 32).to(tl.int32)) * BLOCK_M
+        start = 0
+        size = tl.minimum(tl.load(lengths + group), rows)
+        if not MASKED:
+            start = tl.maximum(tl.load(lengths + group - 1, group > 0, other=0), 0)
+            size -= start
 
         # Rows and columns past the end are those at the end once more: loads need no mask, stores leave them out.
         m = first + tl.arange(0, BLOCK_M)
