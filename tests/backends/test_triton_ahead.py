@@ -53,3 +53,10 @@ class TestAheadOfTime:
         for row in launches(device):
             if row["kernel"] == "split_kernel" and "float32" not in row["case"]:
                 assert row["instructions"], row
+
+    def test_logits_and_chunks_use_the_matrix_instructions_of_the_generation(self, device: str) -> None:
+        kernels = ("logits_kernel", "paged_logits_kernel", "chunk_kernel")
+        rows = [row for row in launches(device) if row["kernel"] in kernels and "float32" not in row["case"]]
+        assert {row["kernel"] for row in rows} == set(kernels)
+        for row in rows:
+            assert MATRIX_INSTRUCTION[device] in row["instructions"], row
