@@ -67,3 +67,10 @@ class TestAheadOfTime:
         rows = [row for row in launches(device) if row["kernel"] == "product_kernel"]
         assert rows
         assert [row for row in rows if MATRIX_INSTRUCTION[device] not in row["instructions"]] == []
+
+    def test_logits_and_chunks_use_the_matrix_instructions_of_the_generation(self, device: str) -> None:
+        kernels = ("logits_kernel", "paged_logits_kernel", "chunk_kernel")
+        rows = [row for row in launches(device) if row["kernel"] in kernels and "float32" not in row["case"]]
+        assert {row["kernel"] for row in rows} == set(kernels)
+        for row in rows:
+            assert MATRIX_INSTRUCTION[device] in row["instructions"], row

@@ -95,7 +95,7 @@ def _check_fused(q: Tensor, k_cache: Tensor) -> None:
         refuse(
             "k_cache", f"is uint8 of shape {shape}", f"give [pages, page_size, {row}] or [pages, page_size, 1, {row}]"
         )
-    check_tensor(NAME, "k_cache", k_cache, shape, (torch.uint8,), q.device)
+    check_tensor(NAME, "k_cache", k_cache, k_cache.shape, (torch.uint8,), q.device)
     whole = k_cache.stride(-1) == 1 and k_cache.stride(1) == row
     if not whole or k_cache.stride(0) % SCALE_BYTES or k_cache.data_ptr() % SCALE_BYTES:
         refuse(

@@ -60,20 +60,21 @@ def check(
 ) -> None:
     """Everything that the contract says of a call."""
     _tensor("q", q)
-    if q.dtype not in _DTYPES:
-        refuse("q", f"has dtype {dtype_name(q.dtype)}", f"give {', '.join(FLOATS)}")
-    if q.ndim not in (3, 4) or 0 in q.shape[-2:]:
-        refuse("q", f"has shape {list(q.shape)}", "give [B, S, H, D], or [T, H, D] with cu_seqlens")
+    dtype, shape = q.dtype, q.shape
+    if dtype not in _DTYPES:
+        refuse("q", f"has dtype {dtype_name(dtype)}", f"give {', '.join(FLOATS)}")
+    if len(shape) not in (3, 4) or 0 in shape[-2:]:
+        refuse("q", f"has shape {list(shape)}", "give [B, S, H, D], or [T, H, D] with cu_seqlens")
     if q.is_meta:
         refuse("q", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
     _tensor("v", v)
-    if v.ndim != q.ndim or v.shape[:-1] != q.shape[:-1] or v.shape[-1] == 0:
-        refuse("v", f"has shape {list(v.shape)}", f"give {[*q.shape[:-1]]} and a width")
-    heads, width = q.shape[-2:]
-    value_width = v.shape[-1]
-    _operand("q", q, q.shape, q.dtype, q)
-    _operand("k", k, q.shape, q.dtype, q)
-    _operand("v", v, v.shape, q.dtype, q)
+    value_shape = v.shape
+    if value_shape[:-1] != shape[:-1] or value_shape[-1] == 0:
+        refuse("v", f"has shape {list(value_shape)}", f"give {[*shape[:-1]]} and a width")
+    heads, width, value_width = shape[-2], shape[-1], value_shape[-1]
+    _operand("q", q, shape, dtype, q)
+    _operand("k", k, shape, dtype, q)
+    _operand("v", v, value_shape, dtype, q)
     _operand("decay", decay, (heads,), torch.float32, q)
     sequences = _check_offsets(q, cu_seqlens)
     if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
@@ -87,7 +88,7 @@ def check(
         if given is not None:
             _check_states(parameter, given, None if state_indices is not None else sequences, one_state, q)
     if out is not None:
-        _operand("out", out, v.shape, q.dtype, q)
+        _operand("out", out, value_shape, dtype, q)
 
 
 def _check_offsets(q: Tensor, cu_seqlens: Any) -> int:
@@ -106,10 +107,11 @@ def _check_offsets(q: Tensor, cu_seqlens: Any) -> int:
 def _check_states(parameter: str, given: Any, count: int | None, one: tuple[int, ...], q: Tensor) -> None:
     """A state for each of `count` sequences, or for any number of them in a pool."""
     _tensor(parameter, given)
-    if given.ndim != 4 or given.shape[1:] != one or (count is not None and given.shape[0] != count):
+    shape = given.shape
+    if len(shape) != 4 or shape[1:] != one or (count is not None and shape[0] != count):
         wanted = ", ".join(map(str, ("slots" if count is None else count, *one)))
-        refuse(parameter, f"has shape {list(given.shape)}", f"give [{wanted}]")
-    _operand(parameter, given, given.shape, torch.float32, q)
+        refuse(parameter, f"has shape {list(shape)}", f"give [{wanted}]")
+    _operand(parameter, given, shape, torch.float32, q)
 
 
 def _tensor(parameter: str, given: Any) -> None:
@@ -119,6 +121,9 @@ def _tensor(parameter: str, given: Any) -> None:
 
 def _operand(parameter: str, given: Any, shape: Sequence[int], dtype: torch.dtype, q: Tensor) -> None:
     """A tensor of this shape and dtype, where q is."""
+    right = type(given) is Tensor and given.shape == shape and given.dtype is dtype and given.device == q.device
+    if right and not (given.requires_grad and is_grad_enabled()):
+        return
     _tensor(parameter, given)
     if given.dtype is not dtype:
         refuse(parameter, f"has dtype {dtype_name(given.dtype)}", f"give {dtype_name(dtype)}")

@@ -1,6 +1,6 @@
 """The indexer's logits by matrix products in float32, which hold every product of narrower types exactly.
 
-scores = relu(q k^T)          [queries x heads, keys] of a block, 16 MB
+scores = relu(q k^T)          [queries x heads, keys] of a block
 logits = weights scores       a row of heads times [heads, keys], for each query
 """
 
@@ -13,8 +13,8 @@ from kernelhub.backends.torch.attention.sequences import e4m3_values
 from kernelhub.ops.indexer.adapter import LogitsAdapter, PagedLogitsAdapter
 from kernelhub.runtime.scratch import scratch
 
-_SCORES = 1 << 22  # elements of a block in float32: one query's scores of all keys may be far more
-_KEYS = 2048
+_SCORES = 1 << 20  # of a block, 4 MB in float32, which a cache may hold: those of all keys may be gigabytes
+_ROWS = 4096  # queries times heads that a block of keys is decoded for
 
 
 class Logits(LogitsAdapter):
@@ -32,8 +32,8 @@ class Logits(LogitsAdapter):
     ) -> None:
         tokens, heads, _ = q.shape
         keys = k.shape[0]
-        columns = min(_KEYS, keys)
-        rows = max(1, _SCORES // (heads * columns))
+        rows = max(1, min(_ROWS // heads, tokens))
+        columns = max(1, _SCORES // (heads * rows))
         position = torch.arange(keys, dtype=torch.int32, device=q.device)
         for t in range(0, tokens, rows):
             queries = slice(t, t + rows)
@@ -102,7 +102,7 @@ class PagedLogits(PagedLogitsAdapter):
         """The first `bound` columns of some sequences."""
         batch, next_n, heads, width = q.shape
         page = self.problem.page_size
-        pages = max(1, min(_KEYS, _SCORES // (batch * next_n * heads)) // page)
+        pages = max(1, _SCORES // (batch * next_n * heads) // page)
         raw = k_cache.view(torch.uint8) if k_cache.dtype.itemsize == 1 else k_cache
         values = _floats("indexer q", q.reshape(batch, next_n * heads, width))
         later = torch.arange(next_n, dtype=torch.int32, device=q.device)
