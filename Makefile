@@ -18,6 +18,7 @@ bench:                ## what choosing costs, and the attention kernels against 
 	$(INSTALL) -e ".[dev]"
 	$(PYTHON) benchmarks/dispatch.py
 	$(PYTHON) benchmarks/attention.py
+	$(PYTHON) benchmarks/mla.py
 
 golden:               ## rewrite the golden selection tables, to be reviewed as a diff
 	$(PYTHON) -m tests.golden.tables --write

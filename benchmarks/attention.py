@@ -60,6 +60,9 @@ class Case:
     operations: int
 
 
+Cases = Callable[[torch.device, bool], list[Callable[[], Case]]]
+
+
 def prefill(model: AttentionModel, tokens: int, batch: int, device: torch.device, dtype: torch.dtype) -> Case:
     arguments = attention_inputs(model, batch=batch, q_tokens=tokens, dtype=dtype, device=device)
     q, k, v = (arguments[name].transpose(1, 2) for name in ("q", "k", "v"))
@@ -241,9 +244,10 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
 def _largest(arguments: dict[str, Any]) -> float:
     """Largest of the values that a result is made of."""
     parts = arguments.get("outs") or [
-        arguments[name] for name in ("v", "v_cache", "k_nope", "k_rope") if name in arguments
+        arguments[name] for name in ("v", "v_cache", "k_nope", "k_rope", "kv_cache") if name in arguments
     ]
-    return max(float(part.float().nan_to_num().abs().max()) for part in parts) * float(arguments.get("v_scale", 1.0))
+    scale = float(arguments.get("v_scale", arguments.get("kv_scale", 1.0)))
+    return max(float(part.float().nan_to_num().abs().max()) for part in parts) * scale
 
 
 def _host_us(call: Callable[[], Tensor]) -> float:
@@ -316,7 +320,7 @@ def _times(row: dict[str, Any]) -> dict[str, float]:
     return {**row["kernels_ms"], **row["torch_ms"]}
 
 
-def run(quick: bool) -> dict[str, Any]:
+def run(quick: bool, cases: Cases = cases) -> dict[str, Any]:
     """Measure every case on the first GPU, or else on the CPU."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     budget_s = 0.5 if quick else 2.0 if device.type == "cuda" else 4.0
@@ -333,15 +337,16 @@ def run(quick: bool) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(cases: Cases = cases, doc: str = __doc__) -> int:
+    """The command line of a benchmark of these cases."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     parser.add_argument("--show", dest="shown", type=Path, help="show this JSON of an earlier run; measure nothing")
     parser.add_argument("--plot", type=Path, help="also draw the result into this file")
     options = parser.parse_args()
-    result = json.loads(options.shown.read_text()) if options.shown else run(options.quick)
+    result = json.loads(options.shown.read_text()) if options.shown else run(options.quick, cases)
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.plot:

@@ -11,9 +11,10 @@ def latent_tiles(problem: MlaProblem, rows: int) -> Tiles:
     """Tiles for sequences, or tokens with keys of their own, of `rows` query rows.
 
     The accumulator of a row is as wide as the latent, 512, so few rows fit: 16, or 64 with 8 warps, which is also
-    the least that sm_90 and sm_10x multiply by warpgroups. With 64 rows, 32 keys at a time take 116 to 176 KB of
-    shared memory; where there are 99, 16 keys do, and a rotary part of more than 64 leaves room for 16 rows only. An fp8 latent passes through registers to be converted, and with
-    64 rows spills up to 750 bytes on sm_90, with 32 none. Products in float32 are fused multiply-adds.
+    the least that sm_90 and sm_10x multiply by warpgroups. With 64 rows, 32 keys at a time take 116 to 192 KB of
+    shared memory; where there are 99, 16 keys do, and a rotary part of more than 64 leaves room for 16 rows only. An
+    fp8 latent passes through registers to be converted, and with 64 rows spills up to 750 bytes on sm_90, with 32
+    none. Products in float32 are fused multiply-adds.
     """
     large = problem.device.shared_memory_bytes >= 128 << 10
     narrow = power_of_two(problem.value_dim) + power_of_two(max(1, problem.rope_dim)) <= 576
