@@ -19,6 +19,7 @@ bench:                ## what choosing costs, and the kernels against torch and 
 	$(PYTHON) benchmarks/dispatch.py
 	$(PYTHON) benchmarks/attention.py
 	$(PYTHON) benchmarks/grouped_gemm.py
+	$(PYTHON) benchmarks/mla.py
 
 golden:               ## rewrite the golden selection tables, to be reviewed as a diff
 	$(PYTHON) -m tests.golden.tables --write

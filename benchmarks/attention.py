@@ -156,9 +156,10 @@ def agreement_of(arguments: dict[str, Any]) -> Callable[[Any, Any], float]:
 def _largest(arguments: dict[str, Any]) -> float:
     """Largest of the values that a result is made of."""
     parts = arguments.get("outs") or [
-        arguments[name] for name in ("v", "v_cache", "k_nope", "k_rope") if name in arguments
+        arguments[name] for name in ("v", "v_cache", "k_nope", "k_rope", "kv_cache") if name in arguments
     ]
-    return max(float(part.float().nan_to_num().abs().max()) for part in parts) * float(arguments.get("v_scale", 1.0))
+    scale = float(arguments.get("v_scale", arguments.get("kv_scale", 1.0)))
+    return max(float(part.float().nan_to_num().abs().max()) for part in parts) * scale
 
 
 def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:

@@ -74,3 +74,11 @@ class TestAheadOfTime:
         assert {row["kernel"] for row in rows} == set(kernels)
         for row in rows:
             assert MATRIX_INSTRUCTION[device] in row["instructions"], row
+
+    def test_latent_attention_uses_those_of_the_generation_where_heads_are_many(self, device: str) -> None:
+        rows = [row for row in launches(device) if row["kernel"] == "latent_kernel" and "float32" not in row["case"]]
+        assert rows
+        for row in rows:
+            assert row["instructions"], row
+            if row["case"] in ("mla 128 heads", "mla 128 heads, sparse", "mla 256 + 64"):
+                assert MATRIX_INSTRUCTION[device] in row["instructions"], row

@@ -12,8 +12,8 @@ from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
 class Scatter(MlaCacheAdapter):
     """`write_mla_cache` anywhere; nothing in it waits for the device.
 
-    Tokens that are not to be written would have to be counted to be left out. Instead each repeats the store of the
-    first one that is; where there is none, all store what already stands in the first row.
+    On a GPU tokens that are not to be written would have to be counted to be left out. Instead each repeats the store
+    of the first one that is; where there is none, all store what already stands in the first row.
     """
 
     def launch(
@@ -24,11 +24,15 @@ class Scatter(MlaCacheAdapter):
             rows = to_e4m3(rows.float() / _divisor(kv_scale, rows.device))
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[rows.itemsize]  # torch 2.8 cannot index float8
         rows, cache = rows.view(bits), kv_cache.view(bits)
+        size = self.problem.page_size
         written = slot_mapping >= 0
+        if written.device.type == "cpu":  # where counting waits for nothing
+            rows, slot = (rows, slot_mapping) if bool(written.all()) else (rows[written], slot_mapping[written])
+            cache[slot // size, slot % size] = rows
+            return
         token = torch.arange(len(rows), device=rows.device)
         token = torch.where(written, token, written.int().argmax())
         slot = slot_mapping[token]
-        size = self.problem.page_size
         page, place = slot.clamp(min=0) // size, slot.clamp(min=0) % size
         cache[page, place] = torch.where((slot >= 0)[:, None], rows[token], cache[page, place])
 
