@@ -91,7 +91,11 @@ def explanation() -> str:
 
 def api(name: str) -> str:
     function = getattr(kernelhub, name)
-    parameters = ",\n".join(f"    {parameter}" for parameter in inspect.signature(function).parameters.values())
+    lines = [str(parameter) for parameter in inspect.signature(function).parameters.values()]
+    named = [parameter.kind is parameter.KEYWORD_ONLY for parameter in inspect.signature(function).parameters.values()]
+    if any(named):
+        lines.insert(named.index(True), "*")
+    parameters = ",\n".join(f"    {line}" for line in lines)
     return f"```python\nkernelhub.{name}(\n{parameters},\n)\n```\n\n```text\n{inspect.getdoc(function)}\n```"
 
 
