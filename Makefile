@@ -20,6 +20,7 @@ bench:                ## what choosing costs, and the kernels against torch and 
 	$(PYTHON) benchmarks/attention.py
 	$(PYTHON) benchmarks/grouped_gemm.py
 	$(PYTHON) benchmarks/mla.py
+	$(PYTHON) benchmarks/moe.py
 
 golden:               ## rewrite the golden selection tables, to be reviewed as a diff
 	$(PYTHON) -m tests.golden.tables --write

@@ -140,8 +140,8 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
         for tokens in (4, 256) if quick else (1, 16, 256):
             made.append(lambda n=tokens: experts("qwen3-30b-a3b", n, device, num_experts=16))
         for tokens in (4,) if quick else (1, 64):
-            made.append(lambda n=tokens: experts("deepseek-v3.2", n, device, tensor_parallel=8, num_experts=16))
-            made.append(lambda n=tokens: experts("gpt-oss-120b", n, device, num_experts=4))
+            made.append(lambda n=tokens: experts("deepseek-v3.2", n, device, tensor_parallel=8, num_experts=8))
+            made.append(lambda n=tokens: experts("gpt-oss-120b", n, device, tensor_parallel=2, num_experts=4))
         return made
     sizes = (1, 64, 1024) if quick else (1, 4, 16, 64, 256, 1024, 4096)
     for model in ("deepseek-v3.2", "qwen3-30b-a3b", "gpt-oss-120b"):
@@ -198,7 +198,7 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
 def run(quick: bool) -> dict[str, Any]:
     """Measure every case on the first GPU, or else on the CPU."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    budget_s = 0.5 if quick else 2.0
+    budget_s = 0.5 if quick or device.type == "cpu" else 2.0
     with torch.no_grad():
         roof = roofs(device, budget_s)
         rows = [measure(make(), device, budget_s, roof) for make in cases(device, quick)]

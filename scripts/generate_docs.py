@@ -104,6 +104,11 @@ def api(name: str) -> str:
     if True in by_name:
         lines.insert(by_name.index(True), "    *")
     parameters = ",\n".join(lines)
+    lines = [str(parameter) for parameter in inspect.signature(function).parameters.values()]
+    named = [parameter.kind is parameter.KEYWORD_ONLY for parameter in inspect.signature(function).parameters.values()]
+    if any(named):
+        lines.insert(named.index(True), "*")
+    parameters = ",\n".join(f"    {line}" for line in lines)
     return f"```python\nkernelhub.{name}(\n{parameters},\n)\n```\n\n```text\n{inspect.getdoc(function)}\n```"
 
 

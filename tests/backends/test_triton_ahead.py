@@ -81,4 +81,10 @@ class TestAheadOfTime:
         for row in rows:
             assert row["instructions"], row
             if row["case"] in ("mla 128 heads", "mla 128 heads, sparse", "mla 256 + 64"):
+    def test_experts_use_the_matrix_instructions_of_the_generation(self, device: str) -> None:
+        rows = [row for row in launches(device) if row["kernel"] == "experts_kernel" and "fp32" not in row["case"]]
+        assert rows
+        for row in rows:
+            assert row["instructions"], row
+            if "4096 tokens" in row["case"]:
                 assert MATRIX_INSTRUCTION[device] in row["instructions"], row

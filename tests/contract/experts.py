@@ -116,6 +116,9 @@ class ExpertsContract:
             if weights == "mxfp4":
                 other = arguments | {name: arguments[name].view(torch.uint8) for name in ("w13_scale", "w2_scale")}
             assert torch.equal(self.run(other), want)
+            if weights in ("nvfp4", "mxfp4") and hasattr(torch, "float4_e2m1fn_x2"):
+                pairs = {name: arguments[name].view(torch.float4_e2m1fn_x2) for name in ("w13", "w2")}
+                assert torch.equal(self.run(arguments | pairs), want)
 
     def test_every_argument_changes_the_result(self) -> None:
         base = self.inputs(model=BIASED, weights="nvfp4") | {"activation": "swiglu_oai", "limit": 0.5}
@@ -251,6 +254,12 @@ class ExpertsContract:
         assert plan.workspace_bytes(num_tokens=64) >= 64 * 2 * (160 + 128) * 2
         with pytest.raises(InvalidArgument, match="the plan is for dtype bfloat16"):
             plan.run(step[0].half(), *step[1:])
+        for bad in (step[0][0, 0], step[0][0], None, step[0].clone().requires_grad_()):
+            with pytest.raises(InvalidArgument) as caught:
+                plan.run(bad, *step[1:])
+            assert caught.value.parameter == "x"
+        with pytest.raises(InvalidArgument, match=r"topk_ids is int64"):
+            plan.run(*step[:2], step[2].long())
         with pytest.raises(InvalidArgument, match="the plan is for residual False"):
             plan.run(*step, residual=step[0])
         verdict = kernelhub.fused_moe.explain(**arguments, backend=self.kernel)

@@ -18,8 +18,8 @@ from kernelhub.backends.triton.moe.matmul import experts_kernel
 from kernelhub.backends.triton.moe.quantize import quantize_kernel
 from kernelhub.backends.triton.moe.reduction import reduce_kernel
 from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
-from kernelhub.backends.triton.moe.tiles import Choice, choose, multiplies_fp8
-from kernelhub.backends.triton.moe.tuned import Tiles
+from kernelhub.backends.triton.moe.tiles import Choice, choose, multiplies_fp8, rows_of_a_tile
+from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
@@ -52,6 +52,8 @@ class Experts(ExpertsAdapter):
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         self._sorters: dict[tuple[int, bool], Launcher] = {}
         self._products: dict[tuple[Tiles, bool], Launcher] = {}
+        self._measured = [entry for entry in TUNED if entry.fits(problem)]
+        self._defaults: dict[int, Choice] = {}
         choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
         self._choices = choices
         self._count = Launcher(count_kernel, {**choices, "BLOCK": _SORTED_AT_ONCE}, num_warps=4, num_stages=1)
@@ -78,25 +80,35 @@ class Experts(ExpertsAdapter):
                 self._launch(x[rows], w13, w2, *routed, values._replace(residual=residual), out[rows])
 
     def tiles(self, num_tokens: int) -> str:
-        return str(choose(self.problem, min(num_tokens, self._round(num_tokens))))
+        return str(self._choice(self._round(num_tokens)))
 
     def workspace_bytes(self, num_tokens: int) -> int:
         problem, step = self.problem, self._round(num_tokens)
         pairs, item = step * problem.top_k, self._dtype.itemsize
         total = pairs * (problem.hidden_size + problem.intermediate_size) * item
-        rows, tiles = self._bounds(pairs, choose(problem, step).first.block_m)
+        rows, tiles = self._bounds(pairs, self._choice(step).first.block_m)
         total += 4 * (rows + tiles + problem.num_experts + 1)
         if problem.fp8_activations:
             for count, width in ((step, problem.hidden_size), (pairs, problem.intermediate_size)):
                 total += count * (width + 4 * self._pieces(width))
         return total
 
+    def _choice(self, num_tokens: int) -> Choice:
+        """The tiles of one round; what `choose` gives, defaults made once."""
+        if self._measured:
+            return choose(self.problem, num_tokens, self._measured)
+        block_m = rows_of_a_tile(num_tokens * self.problem.top_k, self.problem.num_experts)
+        choice = self._defaults.get(block_m)
+        if choice is None:
+            choice = self._defaults[block_m] = choose(self.problem, num_tokens, ())
+        return choice
+
     def _launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
         """One round."""
         problem, pairs = self.problem, topk_ids.numel()
-        choice = choose(problem, x.shape[0])
+        choice = self._choice(x.shape[0])
         sizes = (pairs, 0 if values.expert_map is None else values.expert_map.numel())
         ids = (topk_ids, values.expert_map)
         strides = (*topk_ids.stride(), 0 if values.expert_map is None else values.expert_map.stride(0))

@@ -80,7 +80,10 @@ def _block_scale(scale, block_n, block_k, stride_sn, stride_sk, E8M0: tl.constex
 
 
 _VARYING = ["pairs", "tiles", "alpha", "limit", "stride_cn", "stride_bn", "stride_rt", "stride_rk"]
-_METADATA = ["w_scale", "channel_scale", "bias", "router", "a_scale"]
+_METADATA = [
+    *("w_scale", "channel_scale", "bias", "router", "a_scale"),
+    *("sorted_pairs", "tile_experts", "num_rows"),
+]
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_METADATA)

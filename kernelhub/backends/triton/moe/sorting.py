@@ -39,10 +39,11 @@ def experts_of(
 
 
 _VARYING = ["pairs", "num_global", "stride_it", "stride_ik", "stride_em"]
-_METADATA = ["topk_ids", "expert_map"]
+# Results of the sort share one allocation, each beginning where the one before ends.
+_METADATA = ["topk_ids", "expert_map", "counts", "sorted_pairs", "tile_experts", "num_rows"]
 
 
-@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_METADATA)
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_METADATA[:3])
 def count_kernel(
     topk_ids,
     expert_map,

@@ -27,6 +27,7 @@ from kernelhub.ops.moe.experts.weights import (
     BLOCK,
     FP4_GROUP,
     PACKED,
+    Matrix,
     format_of,
     matrix,
     scale_dtypes,
@@ -63,7 +64,7 @@ class Operands(NamedTuple):
 
 
 _TENSORS = tuple(name for name in Operands._fields if name not in ("alpha", "limit"))
-_OF_TOKENS = frozenset({"x", "topk_weights", "topk_ids", "residual", "out"})
+_FIRST_OF_LAYER, _LAST_OF_LAYER = Operands._fields.index("w13_scale"), Operands._fields.index("a2_scale") + 1
 _NEEDED = ("x", "w13", "w2", "topk_weights", "topk_ids")
 
 
@@ -270,6 +271,8 @@ def bind(
     launch, weights, activation = adapter.launch, problem.weights, problem.activation
     activation_dtype = getattr(torch, problem.activation_dtype)
     on_input = problem.apply_router_weight_on_input
+    dtype, hidden, top_k = getattr(torch, problem.dtype), problem.hidden_size, problem.top_k
+    has_residual = problem.residual
     seen: set[Any] = set()
 
     def examine(given: Operands, form: Any) -> None:
@@ -284,39 +287,90 @@ def bind(
             refuse(parameter, f"makes {name} {its}", f"the plan is for {name} {mine}")
         if len(seen) >= _MOST_FORMS:
             seen.clear()
-        seen.add(form)
+        if form is not None:
+            seen.add(form)
 
     def run(given: Operands) -> Tensor:
         x = given.x
         if x.get_device() != device:
             result: Tensor = elsewhere(x.get_device())(given)
             return result
-        tokens = x.shape[0]
-        form = _form(given, tokens)
-        if form not in seen:
+        form = _form(given)
+        if form is None or form not in seen:
             examine(given, form)
-        out = torch.empty_like(x, memory_format=torch.contiguous_format) if given.out is None else given.out
-        if tokens:
+        return start(*_layer(weights, given), x, given.topk_weights, given.topk_ids, given.residual, given.out)
+
+    def start(
+        w13: Matrix,
+        w2: Matrix,
+        values: Values,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        residual: Tensor | None,
+        out: Tensor | None,
+    ) -> Tensor:
+        if out is None:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if x.shape[0]:
+            if residual is not None:
+                values = values._replace(residual=residual)
             tick()
-            launch(
-                x,
-                matrix(weights, given.w13, given.w13_scale, given.w13_global_scale, given.w13_bias),
-                matrix(weights, given.w2, given.w2_scale, given.w2_global_scale, given.w2_bias),
-                given.topk_weights,
-                given.topk_ids,
-                Values(
-                    given.a1_scale,
-                    given.a2_scale,
-                    float(given.alpha),
-                    float(given.limit),
-                    given.expert_map,
-                    given.residual,
-                ),
-                out,
-            )
+            launch(x, w13, w2, topk_weights, topk_ids, values, out)
         return out
 
+    def step_of(layer: Operands) -> Callable[..., Tensor]:
+        """The call of a plan, whose layer was checked and brought into form when it was prepared."""
+        prepared = _layer(weights, layer)
+
+        def step(
+            x: Tensor, topk_weights: Tensor, topk_ids: Tensor, residual: Tensor | None, out: Tensor | None
+        ) -> Tensor:
+            if not is_step(x, topk_weights, topk_ids, residual, out):
+                given = layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out)
+                check(given, activation, activation_dtype)
+                return run(given)
+            return start(*prepared, x, topk_weights, topk_ids, residual, out)
+
+        return step
+
+    def is_step(x: Any, topk_weights: Any, topk_ids: Any, residual: Any, out: Any) -> bool:
+        """Nothing that `check` would refuse of the tensors of tokens."""
+        if not (type(x) is type(topk_weights) is type(topk_ids) is Tensor):
+            return False
+        shape, place = x.shape, x.device
+        if len(shape) != 2 or shape[1] != hidden or x.dtype is not dtype or x.get_device() != device or x.is_meta:
+            return False
+        routed = (shape[0], top_k)
+        if topk_ids.shape != routed or topk_ids.dtype is not torch.int32 or topk_ids.device != place:
+            return False
+        if topk_weights.shape != routed or topk_weights.dtype is not torch.float32 or topk_weights.device != place:
+            return False
+        if (residual is not None) is not has_residual:
+            return False
+        for tensor in (residual, out):
+            if tensor is not None and (
+                type(tensor) is not Tensor
+                or tensor.shape != shape
+                or tensor.dtype is not dtype
+                or tensor.device != place
+            ):
+                return False
+        return not is_grad_enabled() or not any(
+            tensor is not None and tensor.requires_grad for tensor in (x, topk_weights, residual, out)
+        )
+
+    run.step_of = step_of  # type: ignore[attr-defined]
     return run
+
+
+def _layer(weights: str, given: Operands) -> tuple[Matrix, Matrix, Values]:
+    """What of a call does not change from step to step, as adapters are given it."""
+    return (
+        matrix(weights, given.w13, given.w13_scale, given.w13_global_scale, given.w13_bias),
+        matrix(weights, given.w2, given.w2_scale, given.w2_global_scale, given.w2_bias),
+        Values(given.a1_scale, given.a2_scale, float(given.alpha), float(given.limit), given.expert_map),
+    )
 
 
 _PARAMETER_OF = {
@@ -330,14 +384,27 @@ _PARAMETER_OF = {
 }
 
 
-def _form(given: Operands, tokens: int) -> tuple[Any, ...]:
-    """All that a check looks at, the number of tokens aside: of that, only whether the tensors of tokens have it."""
-    form: list[Any] = [is_grad_enabled()]
-    for name, item in zip(Operands._fields, given, strict=True):
-        if isinstance(item, Tensor):
-            shape = item.shape
-            rows: Any = shape[:1] if name not in _OF_TOKENS else shape[:1] == (tokens,)
-            form += (rows, shape[1:], item.dtype, item.device, item.requires_grad, item.stride()[1:])
-        else:
-            form.append(item if item is None or isinstance(item, float | int) else type(item))
-    return tuple(form)
+def _form(given: Operands) -> tuple[Any, ...] | None:
+    """All that a check looks at, of the number of tokens only whether tensors have it; None if one is no tensor."""
+    form: list[Any] = [given.alpha, given.limit]
+    grad = is_grad_enabled()
+    layer: tuple[Any, ...] = (given.w13, given.w2, *given[_FIRST_OF_LAYER:_LAST_OF_LAYER], given.expert_map)
+    try:
+        tokens = given.x.shape[0]
+        for item in (given.x, given.topk_weights, given.topk_ids, given.residual, given.out):
+            if item is not None:
+                form += (item.shape[0] == tokens, item.shape[1:], item.dtype, item.device)
+            else:
+                form.append(None)
+        for part in layer:
+            if part is not None:
+                form += (part.shape, part.dtype, part.device, part.stride())
+            else:
+                form.append(None)
+        if grad:
+            form += [item.requires_grad for item in given if isinstance(item, Tensor)]
+        made = tuple(form)
+        hash(made)
+    except (AttributeError, TypeError, IndexError):
+        return None
+    return made

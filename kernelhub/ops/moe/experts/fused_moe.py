@@ -42,12 +42,13 @@ class ExpertsPlan(Plan):
     ``plan.tiles(num_tokens)`` says which sizes a call takes and whether they are measured ones.
     """
 
-    __slots__ = ("_given",)
+    __slots__ = ()
 
     def __init__(self, bound: Bound, given: Operands) -> None:
         direct, kernel, problem = bound.run, bound.selection.selected, bound.selection.problem
         nothing = given.x.new_empty(0)  # the layer is kept, not the tokens it was prepared with
         layer = given._replace(x=nothing, topk_weights=nothing, topk_ids=nothing, residual=None, out=None)
+        step = direct.step_of(layer)  # type: ignore[attr-defined]
 
         def run(
             x: Tensor,
@@ -56,9 +57,7 @@ class ExpertsPlan(Plan):
             residual: Tensor | None = None,
             out: Tensor | None = None,
         ) -> Tensor:
-            result: Tensor = direct(
-                layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out)
-            )
+            result: Tensor = step(x, topk_weights, topk_ids, residual, out)
             return result
 
         def traced(
@@ -93,7 +92,6 @@ class ExpertsPlan(Plan):
                 backend=kernel,
             )
 
-        self._given = layer
         super().__init__(bound, traced_as(run, traced))
 
     def tiles(self, num_tokens: int) -> str:
