@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.select import Selection as Selection
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
+    from kernelhub.ops.gemm.fp4.fp4_gemm import fp4_gemm as fp4_gemm
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states as merge_attention_states
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k as concat_mla_k
+    from kernelhub.ops.packed import PackedWeight as PackedWeight
     from kernelhub.ops.quant.fp8 import dequantize_fp8 as dequantize_fp8
     from kernelhub.ops.quant.fp8 import quantize_fp8 as quantize_fp8
     from kernelhub.ops.quant.mxfp4 import dequantize_mxfp4 as dequantize_mxfp4
@@ -60,6 +62,8 @@ _HOMES = {
     "configure": "kernelhub.dispatch.context",
     "reload": "kernelhub.dispatch.hub",
     "register_backend": "kernelhub.dispatch.hub",
+    "fp4_gemm": "kernelhub.ops.gemm.fp4.fp4_gemm",
+    "PackedWeight": "kernelhub.ops.packed",
     "Selection": "kernelhub.dispatch.select",
     "DeviceFacts": "kernelhub.probes.device",
     "SimulatedMachine": "kernelhub.dispatch.machine",

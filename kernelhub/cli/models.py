@@ -15,6 +15,9 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.ops.gemm.fp4.inputs import MODELS as FP4_LAYERS
+from kernelhub.ops.gemm.fp4.inputs import Fp4Layer
+from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.problem import ConcatProblem
 
@@ -73,6 +76,10 @@ def _concat_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str,
     return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
 
 
+def _fp4_facets(layer: Fp4Layer, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"n": layer.n, "k": layer.k, "b_format": layer.b_format}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -81,4 +88,5 @@ _FAMILIES = (
         {name: model for name, model in MODELS.items() if model.head_dim_qk != model.head_dim_vo},
         _concat_facets,
     ),
+    Family(Fp4GemmProblem, FP4_LAYERS, _fp4_facets),
 )

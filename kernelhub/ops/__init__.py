@@ -14,6 +14,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     """Every op there is."""
     from kernelhub.ops.attention.attention import attention
     from kernelhub.ops.attention.paged_attention import paged_attention
+    from kernelhub.ops.gemm.fp4.fp4_gemm import fp4_gemm
     from kernelhub.ops.merge.merge_attention_states import merge_attention_states
     from kernelhub.ops.mla.concat_mla_k import concat_mla_k
     from kernelhub.ops.quant.fp8 import dequantize_fp8, quantize_fp8
@@ -34,4 +35,5 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         dequantize_nvfp4,
         dequantize_mxfp4,
         dequantize_mxfp8,
+        fp4_gemm,
     )

@@ -8,6 +8,7 @@ import torch
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.merge import MergeContract
 from tests.contract.quant import QuantizeContract
 
@@ -65,3 +66,7 @@ class TestConcat(ConcatContract):
 class TestQuantize(QuantizeContract):
     kernel = "torch.quantize"
     back = "torch.dequantize"
+
+
+class TestFp4Gemm(Fp4GemmContract):
+    kernel = "torch.dequantised"

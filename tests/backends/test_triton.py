@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.concat import ConcatContract
+from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.merge import MergeContract
 from tests.contract.quant import QuantizeContract
 
@@ -64,3 +65,7 @@ class TestConcat(ConcatContract):
 class TestQuantize(QuantizeContract):
     kernel = "triton.quantize"
     back = "triton.dequantize"
+
+
+class TestFp4Gemm(Fp4GemmContract):
+    kernel = "triton.fp4_gemm"

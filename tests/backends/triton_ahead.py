@@ -30,9 +30,9 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from kernelhub.probes.device import DeviceFacts, simulated
-from tests.backends.ahead import attention, merge, mla, quant
+from tests.backends.ahead import attention, fp4_gemm, merge, mla, quant
 
-CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *quant.CASES)
+CASES = (*attention.CASES, *merge.CASES, *mla.CASES, *quant.CASES, *fp4_gemm.CASES)
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
 
 _INSTRUCTIONS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.triton.attention import kernels as attention
+from kernelhub.backends.triton.gemm.fp4 import kernels as fp4_gemm
 from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
 from kernelhub.backends.triton.quant import kernels as quant
@@ -15,4 +16,5 @@ KERNELS = (
     *merge.KERNELS,
     *mla.KERNELS,
     *quant.KERNELS,
+    *fp4_gemm.KERNELS,
 )

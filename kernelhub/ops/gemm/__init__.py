@@ -1,0 +1,1 @@
+"""Matrix products of quantised weights; each subfolder is a format."""
