@@ -15,7 +15,7 @@ from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N, pack, unpack
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
-from kernelhub.ops.gemm.fp4.problem import GROUP, MXFP4, Fp4GemmProblem
+from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
 
 if triton.knobs.runtime.interpret:
@@ -134,9 +134,11 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         scale = a.scale
         if scale is not None and scale.itemsize == 1:
             scale = scale.view(torch.uint8)
-        by_row, by_group = (0, 0) if scale is None else scale.stride()
-        if scale is not None and scale.shape[0] == 1:
-            by_row = 0
+        by_row, by_group, row_step = 0, 0, 0
+        if scale is not None and self.problem.a_format == FP8:
+            row_step = scale.stride(0) if scale.shape[0] > 1 else 0
+        elif scale is not None:
+            by_row, by_group = scale.stride()
         b_strides = (0, 1, 0, 1) if self._packed else (*b_codes.stride(), *b_scale.stride())
         parts = out
         if splits > 1:
@@ -160,7 +162,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
                 bias,
                 parts,
                 rows,
-                rows * n,
+                row_step,
                 *strides,
             )
             if splits > 1:
@@ -174,7 +176,6 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
                     bias,
                     out,
                     rows,
-                    rows * n,
-                    by_row,
+                    row_step,
                     *out.stride(),
                 )

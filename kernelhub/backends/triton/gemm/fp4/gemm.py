@@ -21,7 +21,8 @@ import triton.language as tl
 
 from kernelhub.backends.triton.formats import e4m3_to_float, e8m0_to_float
 
-_VARYING = ["M", "parts_stride", "stride_om", "stride_sm"]
+# Strides stay specialised: whether they are divisible by 16 decides how much is moved at once.
+_VARYING = ["M", "row_step"]
 _ANYWHERE = ["a_scale", "a_global", "b_global", "bias"]
 
 
@@ -66,7 +67,7 @@ def gemm_kernel(
     bias,
     out,
     M,
-    parts_stride,
+    row_step,
     stride_am,
     stride_ak,
     stride_sm,
@@ -95,7 +96,9 @@ def gemm_kernel(
     GROUP_M: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Strides s are those of a's scales, t those of b's. TILE_N is 0 for a weight as in a checkpoint.
+    """Strides s are those of the scales of a's groups, t those of b's; `row_step` leads to the next row's scale.
+
+    TILE_N is 0 for a weight as in a checkpoint.
 
     With SPLITS > 1 `out` is float32 [SPLITS, M, N], and nothing but the product is written.
     """
@@ -181,11 +184,11 @@ def gemm_kernel(
         acc = tl.trans(acc)
     mask = m_there[:, None] & n_there[None, :]
     if SPLITS > 1:
-        at = part.to(tl.int64) * parts_stride + m[:, None] * N + n[None, :]
+        at = (part.to(tl.int64) * M + m[:, None]) * N + n[None, :]
         tl.store(out + at, acc, mask)
     else:
         acc = finished(
-            acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, stride_sm, A_FORMAT, B_FORMAT, HAS_BIAS
+            acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, row_step, A_FORMAT, B_FORMAT, HAS_BIAS
         )
         tl.store(out + m[:, None] * stride_om + n[None, :] * stride_on, acc.to(out.dtype.element_ty), mask)
 
@@ -201,7 +204,7 @@ def finished(
     a_global,
     b_global,
     bias,
-    stride_sm,
+    row_step,
     A_FORMAT: tl.constexpr,
     B_FORMAT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -212,7 +215,7 @@ def finished(
     if B_FORMAT == "nvfp4":
         acc *= tl.load(b_global)
     if A_FORMAT == "fp8":
-        acc *= tl.load(a_scale + m * stride_sm, m_there, other=0.0)[:, None]
+        acc *= tl.load(a_scale + m * row_step, m_there, other=0.0)[:, None]
     if HAS_BIAS:
         acc += tl.load(bias + n, n_there, other=0.0).to(tl.float32)[None, :]
     return acc
@@ -227,8 +230,7 @@ def sum_kernel(
     bias,
     out,
     M,
-    parts_stride,
-    stride_sm,
+    row_step,
     stride_om,
     stride_on,
     N: tl.constexpr,
@@ -246,8 +248,8 @@ def sum_kernel(
     mask = m_there[:, None] & n_there[None, :]
     acc = tl.zeros([1, BLOCK_N], tl.float32)
     for part in range(SPLITS):
-        acc += tl.load(parts + part * parts_stride + m[:, None] * N + n[None, :], mask, other=0.0)
+        acc += tl.load(parts + (part * M + m[:, None]) * N + n[None, :], mask, other=0.0)
     acc = finished(
-        acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, stride_sm, A_FORMAT, B_FORMAT, HAS_BIAS
+        acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, row_step, A_FORMAT, B_FORMAT, HAS_BIAS
     )
     tl.store(out + m[:, None] * stride_om + n[None, :] * stride_on, acc.to(out.dtype.element_ty), mask)
