@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,9 +41,11 @@ def bind(
     tick: Callable[[], int],
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """The function that a call runs: the checks, the destination, the launch."""
-    launch, out_dtype, layout = adapter.launch, getattr(torch, problem.out_dtype), problem.weight_layout
-    form = (problem.a_format, problem.b_format, problem.out_dtype, problem.n, problem.k, layout, problem.bias)
+    """The function that a call runs: the checks, the destination, the launch.
+
+    That the operands are of the problem's form is known of a call by its key; a plan sees to it by itself.
+    """
+    launch, out_dtype = adapter.launch, getattr(torch, problem.out_dtype)
 
     def run(
         a: Tensor,
@@ -61,8 +63,6 @@ def bind(
             )
             return result
         check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
-        if key_of(a, b, a_scale, b_scale, bias, out_dtype) != form:
-            _refuse_form(problem, a, b, a_scale, b_scale, bias)
         if out is None:
             out = a.new_empty((*a.shape[:-1], problem.n), dtype=out_dtype)
         if out.numel():
@@ -104,7 +104,13 @@ def _rows_of(out: Tensor) -> Tensor:
         refuse("out", f"has strides {list(out.stride())}", "give memory whose rows are evenly spaced")
 
 
-def _refuse_form(problem: Fp4GemmProblem, a: Tensor, b: Any, a_scale: Any, b_scale: Any, bias: Any) -> None:
+def form_of(problem: Fp4GemmProblem) -> Any:
+    """The key whose problem it is."""
+    layout = problem.weight_layout
+    return problem.a_format, problem.b_format, problem.out_dtype, problem.n, problem.k, layout, problem.bias
+
+
+def refuse_form(problem: Fp4GemmProblem, a: Tensor, b: Any, a_scale: Any, b_scale: Any, bias: Any) -> NoReturn:
     """A plan was run with other operands than it was prepared for."""
     if layout_of(b) != problem.weight_layout:
         fix = f"the plan is for {problem.weight_layout}; prepare one with this weight"

@@ -13,7 +13,7 @@ from kernelhub.dispatch.op import Ask, Backend, Op, publish
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.ops.gemm.fp4 import library
 from kernelhub.ops.gemm.fp4.adapter import Fp4GemmAdapter
-from kernelhub.ops.gemm.fp4.call import bind, key_of, problem_of
+from kernelhub.ops.gemm.fp4.call import bind, form_of, key_of, problem_of, refuse_form
 from kernelhub.ops.gemm.fp4.operands import NAME, check, check_weight
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem, contradiction
 from kernelhub.ops.gemm.fp4.reference import fp4_gemm_reference
@@ -47,8 +47,8 @@ class Fp4GemmPlan(PackingPlan):
     __slots__ = ()
 
     def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-        out_dtype = getattr(torch, bound.selection.problem.out_dtype)
+        direct, kernel, problem = bound.run, bound.selection.selected, bound.selection.problem
+        out_dtype, form = getattr(torch, problem.out_dtype), form_of(problem)
 
         def run(
             a: Tensor,
@@ -60,6 +60,14 @@ class Fp4GemmPlan(PackingPlan):
             bias: Tensor | None = None,
             out: Tensor | None = None,
         ) -> Tensor:
+            try:
+                fits = key_of(a, b, a_scale, b_scale, bias, out_dtype) == form
+            except (AttributeError, TypeError, ValueError, KeyError):
+                check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
+                raise
+            if not fits:
+                check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
+                refuse_form(problem, a, b, a_scale, b_scale, bias)
             result: Tensor = direct(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out)
             return result
 
