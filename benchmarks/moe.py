@@ -9,27 +9,21 @@ matrix product. A case's bytes are the weights of the experts that are hit, as t
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
-from attention import Case, _call, _host_us, plot, roofs, show
+from roofline import Case, main
 from torch import Tensor
 
 import kernelhub
-from kernelhub.cli.measure import time_calls
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.reference import joined
 from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.ops.moe.experts.weights import dequantized, format_of, matrix
 from kernelhub.ops.moe.routing.inputs import routing_inputs
 from kernelhub.ops.moe.routing.tolerance import decided, weights_agree
-from kernelhub.probes.device import facts
 
 _CHECKED_TOKENS = 8
 
@@ -49,6 +43,7 @@ def routing(model: str, tokens: int, device: torch.device) -> Case:
         peers,
         bytes=logits.numel() * logits.element_size() + tokens * top_k * 8,
         operations=0,
+        disagreement=disagreement_of("route_experts", arguments),
     )
 
 
@@ -89,6 +84,7 @@ def experts(model: str, tokens: int, device: torch.device, **more: Any) -> Case:
         peers,
         bytes=int(hit * stored + 2 * x.numel() * x.element_size()),
         operations=2 * ids.numel() * 3 * inner * x.shape[1],
+        disagreement=disagreement_of("fused_moe", arguments),
     )
 
 
@@ -158,84 +154,26 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
     return made
 
 
-def check(case: Case, result: Any) -> None:
-    """The first tokens of a result against the reference."""
+def disagreement_of(op: str, arguments: dict[str, Any]) -> Callable[[Any, Any], float]:
+    """Distance of the first tokens of a result from the reference, in units of what is allowed."""
     some = {
         name: value[:_CHECKED_TOKENS] if name in ("logits", "x", "topk_weights", "topk_ids") else value
-        for name, value in case.arguments.items()
+        for name, value in arguments.items()
     }
-    if case.op == "fused_moe":
+
+    def experts_apart(result: Tensor, _: Tensor) -> float:
         agreement = compare(result[:_CHECKED_TOKENS], some, torch.float32)
-        assert agreement.ok, f"{case.label}: {agreement}"
-        return
-    weights, ids = kernelhub.route_experts.reference(**some, dtype=torch.float64)
-    sure = decided(**some)
-    assert torch.equal(result[1][:_CHECKED_TOKENS][sure], ids[sure]), case.label
-    assert weights_agree(result[0][:_CHECKED_TOKENS], weights, some["scaling_factor"])[sure].all(), case.label
+        return 0.0 if agreement.ok else float("inf")
 
+    def routes_apart(result: tuple[Tensor, Tensor], _: Any) -> float:
+        weights, ids = kernelhub.route_experts.reference(**some, dtype=torch.float64)
+        sure = decided(**some)
+        same = torch.equal(result[1][:_CHECKED_TOKENS][sure], ids[sure])
+        close = weights_agree(result[0][:_CHECKED_TOKENS], weights, some["scaling_factor"])[sure].all()
+        return 0.0 if same and close else float("inf")
 
-def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, float]) -> dict[str, Any]:
-    """Milliseconds of every kernel that accepts the case, of torch's ways, and at the roof."""
-    function = getattr(kernelhub, case.op)
-    verdict = function.explain(**case.arguments)
-    able = [decision.kernel for decision in verdict.decisions if decision.accepted]
-    for name in able:
-        check(case, function(**case.arguments, backend=name))
-    calls = {name: _call(function, case, name) for name in able}
-    timings = time_calls([*calls.values(), *case.peers.values()], device, budget_s)
-    ms = [1e3 * timing.median_s for timing in timings]
-    return {
-        "case": case.label,
-        "op": case.op,
-        "chosen": verdict.selected,
-        "kernels_ms": dict(zip(calls, ms[: len(calls)], strict=True)),
-        "torch_ms": dict(zip(case.peers, ms[len(calls) :], strict=True)),
-        "roof_ms": 1e3 * max(case.bytes / roof["bytes_per_s"], case.operations / roof["operations_per_s"]),
-        "host_us": {name: _host_us(calls[name]) for name in calls} if device.type == "cuda" else {},
-    }
-
-
-def run(quick: bool) -> dict[str, Any]:
-    """Measure every case on the first GPU, or else on the CPU."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    budget_s = 0.5 if quick or device.type == "cpu" else 2.0
-    with torch.no_grad():
-        roof = roofs(device, budget_s)
-        rows = [measure(make(), device, budget_s, roof) for make in cases(device, quick)]
-    return {
-        "device": str(facts(device)),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "torch": torch.__version__,
-        "date": date.today().isoformat(),
-        "roofs": roof,
-        "rows": rows,
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
-    parser.add_argument("--show", dest="shown", type=Path, help="show this JSON of an earlier run; measure nothing")
-    parser.add_argument("--plot", type=Path, help="also draw the result into this file")
-    options = parser.parse_args()
-    result = json.loads(options.shown.read_text()) if options.shown else run(options.quick)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
-    if options.plot:
-        plot(result["rows"], f"{result['device']}, torch {result['torch']}, {result['date']}", options.plot)
-    if options.json:
-        print(json.dumps(result, indent=1))
-    else:
-        roof = result["roofs"]
-        print(
-            f"{result['device']}: reads {roof['bytes_per_s'] / 1e9:,.0f} GB/s, "
-            f"{roof['operations_per_s'] / 1e9:,.0f} GFLOP/s in bfloat16"
-        )
-        show(result["rows"])
-    return 0
+    return experts_apart if op == "fused_moe" else routes_apart
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__.splitlines()[0], cases))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.select import Selection as Selection
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
+    from kernelhub.ops.gemm.fp4.fp4_gemm import fp4_gemm as fp4_gemm
     from kernelhub.ops.gemm.fp8.batched.bmm_fp8 import bmm_fp8 as bmm_fp8
     from kernelhub.ops.gemm.fp8.fp8_gemm import fp8_gemm as fp8_gemm
     from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm as grouped_gemm
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
     from kernelhub.ops.moe.experts.fused_moe import fused_moe as fused_moe
     from kernelhub.ops.moe.routing.route_experts import route_experts as route_experts
+    from kernelhub.ops.packed import PackedWeight as PackedWeight
     from kernelhub.ops.quant.fp8 import dequantize_fp8 as dequantize_fp8
     from kernelhub.ops.quant.fp8 import quantize_fp8 as quantize_fp8
     from kernelhub.ops.quant.mxfp4 import dequantize_mxfp4 as dequantize_mxfp4
@@ -82,6 +84,8 @@ _HOMES = {
     "configure": "kernelhub.dispatch.context",
     "reload": "kernelhub.dispatch.hub",
     "register_backend": "kernelhub.dispatch.hub",
+    "fp4_gemm": "kernelhub.ops.gemm.fp4.fp4_gemm",
+    "PackedWeight": "kernelhub.ops.packed",
     "Selection": "kernelhub.dispatch.select",
     "DeviceFacts": "kernelhub.probes.device",
     "SimulatedMachine": "kernelhub.dispatch.machine",

@@ -195,6 +195,7 @@ def codes() -> str:
         "divisibility": "a size is no multiple of what it needs",
         "mismatch": "two facets differ that must agree",
         "feature": "does not honour a feature that the call uses",
+        "layout": "the weights are packed for another kernel, or it needs them packed",
         "rule": "a condition of its own fails; the reason says which",
         "nondeterministic": "`deterministic` was asked for and it is not",
         "batch_variant": "`batch_invariant` was asked for and it is not",

@@ -68,6 +68,8 @@ def show_verdict(verdict: Selection[Any], console: Console) -> None:
     console.heading(f"{verdict.op} on {verdict.problem.device}: {verdict.selected or 'no kernel can run this'}")
     console.line(f"decided by: {verdict.source}, {verdict.because}")
     console.line(f"problem: {_written(verdict)}")
+    if verdict.weights:
+        console.line(verdict.weights)
     console.table(decision_table(verdict))
 
 

@@ -15,6 +15,9 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.ops.gemm.fp4.inputs import MODELS as FP4_LAYERS
+from kernelhub.ops.gemm.fp4.inputs import Fp4Layer
+from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as ABSORBED_PROJECTIONS
 from kernelhub.ops.gemm.fp8.batched.inputs import AbsorbedProjection
 from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
@@ -163,6 +166,10 @@ def _bmm_fp8_facets(projection: AbsorbedProjection, known: Mapping[str, Any]) ->
     return {"n": projection.n, "k": projection.k}
 
 
+def _fp4_facets(layer: Fp4Layer, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"n": layer.n, "k": layer.k, "b_format": layer.b_format}
+
+
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
@@ -181,4 +188,5 @@ _FAMILIES = (
     Family(ExpertsProblem, MOE_MODELS, _experts_facets),
     Family(BmmFp8Problem, ABSORBED_PROJECTIONS, _bmm_fp8_facets),
     Family(Fp8GemmProblem, LINEAR_LAYERS, _fp8_gemm_facets),
+    Family(Fp4GemmProblem, FP4_LAYERS, _fp4_facets),
 )

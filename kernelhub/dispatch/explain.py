@@ -10,6 +10,7 @@ import torch
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.dispatch.select import Selection
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
@@ -121,6 +122,10 @@ def _facet_value(op: str, facet: Any, value: Any) -> Any:
         value = str(value).removeprefix("torch.")
     if facet.name.endswith("dtype"):
         value = _DTYPES.get(value, value)
+    if facet.layout:
+        if isinstance(value, str) and value:
+            return value
+        raise ConfigurationError(f"{op}: {facet.name} is {value!r}; it takes {CHECKPOINT!r} or a packed layout's tag")
     if facet.semantic:
         allowed = [facet.neutral, *facet.values]
     elif facet.values:

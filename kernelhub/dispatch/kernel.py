@@ -17,6 +17,7 @@ import fnmatch
 from dataclasses import dataclass
 
 from kernelhub.dispatch.constraint import Constraint
+from kernelhub.dispatch.problem import CHECKPOINT
 
 
 class Band(enum.IntEnum):
@@ -49,6 +50,8 @@ class Kernel:
         band: rank where no order line mentions the kernel.
         constraints: every limit that can be told from the problem and the machine.
         features: semantic features that the kernel honours (see `problem.feature_name`).
+        layouts: layouts of weights that the kernel reads: as in a checkpoint unless said, and tags of packed ones.
+        packs_to: the one of `layouts` that its adapter's `pack` makes; empty if it packs nothing.
         graph: what the kernel allows under CUDA-graph capture.
         deterministic: the same call gives the same bits, run to run.
         batch_invariant: a row's bits do not depend on the other rows of the batch.
@@ -63,11 +66,18 @@ class Kernel:
     band: Band
     constraints: tuple[Constraint, ...]
     features: frozenset[str] = frozenset()
+    layouts: tuple[str, ...] = (CHECKPOINT,)
+    packs_to: str = ""
     graph: GraphLevel = GraphLevel.NONE
     deterministic: bool = False
     batch_invariant: bool = False
     reads_lengths: bool = False
     source: str = ""
+
+    @property
+    def needs_packing(self) -> bool:
+        """It cannot read weights as they lie in a checkpoint."""
+        return CHECKPOINT not in self.layouts
 
     @property
     def backend(self) -> str:

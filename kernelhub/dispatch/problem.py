@@ -1,9 +1,10 @@
 """A problem is all that selection may look at for one call, and its schema is closed.
 
 An op declares its problem as a frozen dataclass of facets. A facet is a device, a dtype, a dimension,
-a layout, a bit or a size *bucket*; never a token count. Facets are of two kinds:
+a layout, a bit or a size *bucket*; never a token count. Facets are of three kinds:
 
 * structural (`facet`): dtypes, dimensions. Every kernel record must say something about each.
+* layout (`weight_layout`): how the weights lie. A record says which layouts it reads; see `kernelhub.ops.packed`.
 * semantic (`feature`): softcap, window, sinks, ... Away from its neutral value such a facet changes
   the result, and a record that does not list it cannot be chosen. A feature whose value is True is
   listed by its name (``"softcap"``), any other value by name and value (``"kv_layout=HND"``).
@@ -53,6 +54,19 @@ def feature(doc: str, neutral: Any, values: tuple[Any, ...] = (True,), *, usual:
     )
 
 
+CHECKPOINT = "checkpoint"  # the layout of weights as published models hold them
+WEIGHT_LAYOUT = "weight_layout"
+
+
+def weight_layout() -> Any:
+    """The field of a problem, called `weight_layout`, that says how the op's weights lie: a tag, or as in a checkpoint.
+
+    Tags are made by kernels that pack, so the set is open; a kernel whose record does not name a tag is rejected.
+    """
+    doc = f"layout of the weights: {CHECKPOINT}, or the tag of a kernel that packs them"
+    return field(default=CHECKPOINT, metadata={"doc": doc, "kind": "layout", "values": ()})
+
+
 @dataclass(frozen=True)
 class Facet:
     """One declared field of a problem, as read back from its dataclass."""
@@ -63,6 +77,7 @@ class Facet:
     neutral: Any
     values: tuple[Any, ...]
     annotation: str
+    layout: bool = False
 
 
 class Schema:
@@ -82,8 +97,9 @@ class Schema:
                 meta.get("neutral"),
                 meta.get("values", ()),
                 str(item.type),
+                meta["kind"] == "layout",
             )
-        self.structural = frozenset(name for name, item in self.facets.items() if not item.semantic)
+        self.structural = frozenset(name for name, item in self.facets.items() if not item.semantic and not item.layout)
         self._semantic = tuple((item.name, item.neutral) for item in self.facets.values() if item.semantic)
         self.features = frozenset(
             feature_name(item.name, value) for item in self.facets.values() if item.semantic for value in item.values

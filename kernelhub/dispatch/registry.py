@@ -22,7 +22,7 @@ from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
 from kernelhub.dispatch.load import LoadFailure, load_module
 from kernelhub.dispatch.order import Line
 from kernelhub.dispatch.policy import Layer
-from kernelhub.dispatch.problem import Schema
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema
 from kernelhub.dispatch.select import Candidates
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, RegistrationError
@@ -177,6 +177,10 @@ def check_record(kernel: Kernel, backend: Backend, schema: Schema, *, builtin: b
         raise RegistrationError(
             f"{where}: says nothing about {', '.join(silent)}; constrain them, or write anything(...)"
         )
+    if kernel.packs_to and kernel.packs_to not in kernel.layouts:
+        raise RegistrationError(f"{where}: packs to {kernel.packs_to!r}, which is not among its layouts")
+    if kernel.layouts != (CHECKPOINT,) and WEIGHT_LAYOUT not in schema.facets:
+        raise RegistrationError(f"{where}: names layouts of weights, but {kernel.op} takes no packed weights")
     if not builtin and kernel.band is not Band.PLUGIN:
         raise RegistrationError(f"{where}: a third-party kernel has band PLUGIN, not {kernel.band.name}")
 

@@ -15,7 +15,7 @@ from kernelhub.dispatch.kernel import Kernel, KnownBad
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import Line, line_for, ranked
 from kernelhub.dispatch.policy import Policy, Wish
-from kernelhub.dispatch.problem import ProblemT, Schema, as_dict
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, ProblemT, Schema, as_dict
 
 
 class Decision(NamedTuple):
@@ -81,20 +81,41 @@ class Selection(Generic[ProblemT]):
         """Name of the chosen kernel."""
         return self.kernel.name if self.kernel else None
 
+    @property
+    def weights(self) -> str | None:
+        """How the chosen kernel takes the op's weights, as a sentence; None if the op takes no packed ones."""
+        given = getattr(self.problem, WEIGHT_LAYOUT, None)
+        if given is None or self.kernel is None:
+            return None
+        reads = f"weights: given as {given}; {self.kernel.name} reads {' or '.join(self.kernel.layouts)}"
+        if not self.kernel.packs_to:
+            return f"{reads}, and packs nothing"
+        need = "and needs that" if self.kernel.needs_packing else "which is not needed"
+        return f"{reads}, and packs to {self.kernel.packs_to}, {need}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the keys ``op``, ``problem``, ``selected``, ``source``, ``decisions``."""
+        weights: dict[str, Any] = {}
+        if self.kernel is not None and hasattr(self.problem, WEIGHT_LAYOUT):
+            weights["weights"] = {
+                "layout": getattr(self.problem, WEIGHT_LAYOUT),
+                "reads": list(self.kernel.layouts),
+                "packs_to": self.kernel.packs_to or None,
+                "needs_packing": self.kernel.needs_packing,
+            }
         return {
             "op": self.op,
             "problem": as_dict(self.problem),
             "selected": self.selected,
             "source": self.source,
             "because": self.because,
+            **weights,
             "decisions": [decision.to_dict() for decision in self.decisions],
         }
 
     def __str__(self) -> str:
         who = f"{self.selected}, decided by {self.source}" if self.selected else f"no kernel: {self.because}"
-        lines = [f"{self.op} on {self.problem.device}: {who}"]
+        lines = [f"{self.op} on {self.problem.device}: {who}", *([f"  {self.weights}"] if self.weights else [])]
         width = max((len(decision.kernel) for decision in self.decisions), default=0)
         for decision in self.decisions:
             mark = "*" if decision.code == "selected" else "+" if decision.accepted else "-"
@@ -146,6 +167,10 @@ def select(
         kernel.name: _rejections(op, kernel, problem, features, candidates.known_bad, machine, policy)
         for kernel in candidates.kernels
     }
+    layout = getattr(problem, WEIGHT_LAYOUT, CHECKPOINT)
+    for kernel in candidates.kernels:
+        if layout not in kernel.layouts and not (policy.unsafe and _asked_for(op, kernel, policy)):
+            rejections[kernel.name] += (_layout_rejection(kernel, layout, candidates.kernels),)
     able = [kernel for kernel in ranked(candidates.kernels, line) if not rejections[kernel.name]]
     if request is not None:
         order = _in_order_of(able, request.names)
@@ -159,6 +184,16 @@ def select(
     if chosen is None:
         because = f"none of those asked for by {because} can run" if request else "none can run"
     return Selection(op, problem, chosen, source, because, decisions, explicit=request is not None)
+
+
+def _layout_rejection(kernel: Kernel, layout: str, kernels: Sequence[Kernel]) -> Rejection:
+    """Why a kernel cannot read these weights, and who can."""
+    reason = f"reads weights as {' or '.join(kernel.layouts)}; these are {layout}"
+    if layout == CHECKPOINT:
+        return Rejection("layout", reason, f"pack them as {kernel.packs_to or kernel.layouts[0]}")
+    readers = [other.name for other in kernels if layout in other.layouts]
+    unpack = "give them as in the checkpoint, which PackedWeight.unpack() gives back"
+    return Rejection("layout", reason, f"run {' or '.join(readers)}, or {unpack}" if readers else unpack)
 
 
 def _rejections(

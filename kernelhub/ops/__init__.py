@@ -14,6 +14,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     """Every op there is."""
     from kernelhub.ops.attention.attention import attention
     from kernelhub.ops.attention.paged_attention import paged_attention
+    from kernelhub.ops.gemm.fp4.fp4_gemm import fp4_gemm
     from kernelhub.ops.gemm.fp8.batched.bmm_fp8 import bmm_fp8
     from kernelhub.ops.gemm.fp8.fp8_gemm import fp8_gemm
     from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm
@@ -51,6 +52,7 @@ def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
         dequantize_mxfp8,
         quantize_nvfp4,
         dequantize_nvfp4,
+        fp4_gemm,
         bmm_fp8,
         fp8_gemm,
         grouped_gemm,

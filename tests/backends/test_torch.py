@@ -10,6 +10,7 @@ from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
+from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
@@ -119,3 +120,7 @@ class TestFp8Dequantized(EveryScaling):
 
 class TestBmmFp8Dequantized(BmmFp8Contract):
     kernel = "torch.dequantized"
+
+
+class TestFp4Gemm(Fp4GemmContract):
+    kernel = "torch.dequantised"

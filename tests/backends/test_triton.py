@@ -8,6 +8,7 @@ from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
+from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
@@ -132,3 +133,7 @@ class TestFp8Gemm(EveryScaling):
 class TestBmmFp8(BmmFp8Contract):
     kernel = "triton.bmm_fp8"
     claims_determinism = True
+
+
+class TestFp4Gemm(Fp4GemmContract):
+    kernel = "triton.fp4_gemm"

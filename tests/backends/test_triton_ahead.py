@@ -18,6 +18,8 @@ FEWEST_LAUNCHES = 40
 # does not fit spills hundreds of bytes to kilobytes.
 MOST_SPILLED_BYTES = 96
 MOST_LAUNCHES_THAT_SPILL = 0.1  # of all
+# Tiles that spill more and were measured to be faster than any that do not (figures: backends/triton/mla/tiles.py).
+MEASURED_FASTER = {("H200", "latent_kernel")}
 MATRIX_INSTRUCTION = {"A100": "mma.sync", "L40S": "mma.sync", "H200": "wgmma", "B200": "tcgen05", "RTX5090": "mma.sync"}
 
 
@@ -43,7 +45,8 @@ class TestAheadOfTime:
         assert [row for row in launches(device) if not row["fits"]] == []
 
     def test_hardly_a_launch_spills_registers(self, device: str) -> None:
-        spilling = [row for row in launches(device) if row["spill_bytes"]]
+        rows = [row for row in launches(device) if (device, row["kernel"]) not in MEASURED_FASTER]
+        spilling = [row for row in rows if row["spill_bytes"]]
         assert len(spilling) <= MOST_LAUNCHES_THAT_SPILL * len(launches(device)), spilling
         assert max((row["spill_bytes"] for row in spilling), default=0) <= MOST_SPILLED_BYTES, spilling
 
@@ -81,6 +84,8 @@ class TestAheadOfTime:
         for row in rows:
             assert row["instructions"], row
             if row["case"] in ("mla 128 heads", "mla 128 heads, sparse", "mla 256 + 64"):
+                assert MATRIX_INSTRUCTION[device] in row["instructions"], row
+
     def test_experts_use_the_matrix_instructions_of_the_generation(self, device: str) -> None:
         rows = [row for row in launches(device) if row["kernel"] == "experts_kernel" and "fp32" not in row["case"]]
         assert rows

@@ -67,6 +67,13 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "quantize_nvfp4": {"bf16": {}, "given": {"static": True, "dtype": "float16"}},
     "quantize_mxfp4": {"floor": {}, "up": {"round_up": True}},
     "quantize_mxfp8": {"floor": {}, "up": {"round_up": True}},
+    "fp4_gemm": {
+        "bf16 a": {},
+        "bf16 a, packed": {"weight_layout": "fp4.tiles64x128.v1"},
+        "packed by another": {"weight_layout": "other.v1"},
+        "nvfp4 a": {"a_format": "nvfp4", "bias": True},
+        "mxfp8 a, float32": {"a_format": "mxfp8", "b_format": "mxfp4", "out_dtype": "float32"},
+    },
     "dequantize_fp8": {"token": {}, "block": {"granularity": "block", "scale_dtype": "float8_e8m0fnu"}},
     "dequantize_nvfp4": {"bf16": {}, "fp32": {"out_dtype": "float32"}},
     "dequantize_mxfp4": {"bf16": {}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.torch.attention import kernels as attention
+from kernelhub.backends.torch.gemm.fp4 import kernels as fp4_gemm
 from kernelhub.backends.torch.gemm.fp8 import kernels as fp8_gemm
 from kernelhub.backends.torch.grouped import kernels as grouped
 from kernelhub.backends.torch.indexer import kernels as indexer
@@ -17,6 +18,7 @@ BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homep
 
 KERNELS = (
     *attention.KERNELS,
+    *fp4_gemm.KERNELS,
     *fp8_gemm.KERNELS,
     *grouped.KERNELS,
     *indexer.KERNELS,

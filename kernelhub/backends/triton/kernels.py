@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.triton.attention import kernels as attention
+from kernelhub.backends.triton.gemm.fp4 import kernels as fp4_gemm
 from kernelhub.backends.triton.gemm.fp8 import kernels as fp8_gemm
 from kernelhub.backends.triton.grouped import kernels as grouped
 from kernelhub.backends.triton.indexer import kernels as indexer
@@ -17,6 +18,7 @@ BACKEND = Backend("triton", "our portable kernels in Triton", package="triton", 
 
 KERNELS = (
     *attention.KERNELS,
+    *fp4_gemm.KERNELS,
     *fp8_gemm.KERNELS,
     *grouped.KERNELS,
     *indexer.KERNELS,

@@ -1,0 +1,5 @@
+"""Order of the kernels of `fp4_gemm`."""
+
+from kernelhub.dispatch.order import Line
+
+LINES = (Line("cpu", "*", ("torch.dequantised", "triton.fp4_gemm"), "Triton is only interpreted on a CPU"),)

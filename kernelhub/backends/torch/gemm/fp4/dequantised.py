@@ -1,0 +1,58 @@
+"""`fp4_gemm` by dequantising rows of the weight, a block that stays in the cache of a CPU, and multiplying in float32.
+
+Global scales and scales of rows of a are put in after the product, which is exact in everything but its sums.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.formats import from_e2m1, from_e8m0
+from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
+from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, NVFP4
+
+# Of a block in float32, 4 MB; on a GPU 256 MB.
+_ELEMENTS = {"cpu": 1 << 20}
+_ELEMENTS_ON_GPU = 1 << 26
+
+
+@functools.cache
+def _pairs(device: torch.device) -> Tensor:
+    """Both values of every byte, float32 [256, 2]."""
+    return from_e2m1(torch.arange(256, device=device).to(torch.uint8)).view(256, 2)
+
+
+def _grouped(codes: Tensor, scale: Tensor, form: str) -> Tensor:
+    """float32 [rows, K] of codes and the scales of their groups."""
+    fp4 = form in (NVFP4, MXFP4)
+    plain: Tensor = _pairs(codes.device)[codes.int()].flatten(-2) if fp4 else codes.float()
+    factor = scale.float() if form == NVFP4 else from_e8m0(scale)
+    groups: Tensor = plain.unflatten(-1, (-1, GROUP[form]))
+    return groups.mul_(factor.unsqueeze(-1)).flatten(-2)
+
+
+class Dequantised(Fp4GemmAdapter):
+    """`fp4_gemm` anywhere."""
+
+    def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
+        form = self.problem.a_format
+        if a.scale is None or form == FP8:
+            left = a.codes.float()
+        else:
+            left = _grouped(a.codes, a.scale, form)
+        after = [factor for factor in (a.global_scale, b.global_scale) if factor is not None]
+        rows = max(1, _ELEMENTS.get(out.device.type, _ELEMENTS_ON_GPU) // self.problem.k)
+        for start in range(0, out.shape[1], rows):
+            part = slice(start, start + rows)
+            product = left @ _grouped(b.codes[part], b.scale[part], self.problem.b_format).t()
+            for factor in after:
+                product *= factor.reshape(())
+            if form == FP8:
+                assert a.scale is not None
+                product *= a.scale
+            if bias is not None:
+                product += bias[part]
+            out[:, part] = product

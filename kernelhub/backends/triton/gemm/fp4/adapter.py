@@ -1,0 +1,181 @@
+"""From a call of `fp4_gemm` to its Triton launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
+from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N, pack, unpack
+from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
+from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, Fp4GemmProblem
+from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
+
+if triton.knobs.runtime.interpret:
+    interpreter.repair()
+
+FEW = 32  # rows of a up to which operands are swapped
+_SUM_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of one launch."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def few_tiles(problem: Fp4GemmProblem, block_m: int) -> Tiles:
+    """For few rows: 64 rows of the weight make a whole wgmma or tcgen05, and 128 elements a piece of 64 bytes."""
+    return Tiles(block_m, 64, _block_k(problem, 128), 4, 3)
+
+
+def many_tiles(problem: Fp4GemmProblem, rows: int) -> Tiles:
+    """For more: the accumulator and two decoded operands fit the registers without spills (ahead-of-time report)."""
+    wide = problem.device.capability >= (9, 0) and problem.device.shared_memory_bytes > 128 << 10
+    if rows <= 64:
+        return Tiles(64, 64, _block_k(problem, 64), 4, 3)
+    return Tiles(128, 128 if wide else 64, _block_k(problem, 64), 8, 3)
+
+
+def _block_k(problem: Fp4GemmProblem, most: int) -> int:
+    """One group where its scale multiplies the product."""
+    return 32 if _scale_after(problem) else most
+
+
+def _scale_after(problem: Fp4GemmProblem) -> bool:
+    """float16 holds no scales of mxfp4."""
+    return problem.a_format == "float16" and problem.b_format == MXFP4
+
+
+class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
+    """`fp4_gemm`: swapped operands and a split K for few rows, one launch for more."""
+
+    def __init__(self, problem: Fp4GemmProblem) -> None:
+        super().__init__(problem)
+        device = problem.device
+        self._packed = problem.weight_layout == LAYOUT
+        self._native = device.vendor == "nvidia" and device.capability >= (8, 9)
+        self._few = {size: self._launcher(few_tiles(problem, size), True) for size in (16, 32)}
+        self._many = {size: self._launcher(many_tiles(problem, size), False) for size in (64, 128)}
+        self._splits = self._few[16][1]
+        static = {
+            "N": problem.n,
+            "A_FORMAT": problem.a_format,
+            "B_FORMAT": problem.b_format,
+            "HAS_BIAS": problem.bias,
+            "SPLITS": self._splits,
+            "BLOCK_N": _SUM_BLOCK,
+        }
+        self._sum = Launcher(sum_kernel, static, num_warps=4)
+
+    def _launcher(self, tiles: Tiles, swap: bool) -> tuple[Launcher, int, Tiles]:
+        problem = self.problem
+        splits = 1
+        if swap:
+            # Four programs for each multiprocessor, of at least four steps of K each: a program has two steps of 4.6 KB
+            # of the weight in flight, and an H200 needs some 33 KB a multiprocessor (4.3 TB/s over a microsecond).
+            programs = triton.cdiv(problem.n, tiles.block_n)
+            steps = triton.cdiv(problem.k, tiles.block_k)
+            splits = max(1, min(4 * problem.device.num_sms // programs, steps // 4, 16))
+        static = {
+            "N": problem.n,
+            "K": problem.k,
+            "A_FORMAT": problem.a_format,
+            "B_FORMAT": problem.b_format,
+            "A_GROUP": GROUP.get(problem.a_format, 0),
+            "B_GROUP": GROUP[problem.b_format],
+            "SCALE_AFTER": _scale_after(problem),
+            "TILE_N": TILE_N if self._packed else 0,
+            "TILE_K": TILE_K if self._packed else 0,
+            "HAS_BIAS": problem.bias,
+            "SWAP": swap,
+            "SPLITS": splits,
+            "BLOCK_M": tiles.block_m,
+            "BLOCK_N": tiles.block_n,
+            "BLOCK_K": tiles.block_k,
+            "GROUP_M": 8,
+            "NATIVE": self._native,
+        }
+        return Launcher(gemm_kernel, static, tiles.num_warps, tiles.num_stages), splits, tiles
+
+    def workspace_bytes(self, **sizes: int) -> int:
+        """Parts of a split K, for up to `num_tokens` rows."""
+        rows = min(sizes["num_tokens"], FEW)
+        return 4 * self._splits * rows * self.problem.n if self._splits > 1 else 0
+
+    def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
+        codes, scale, global_scale = weight
+        assert codes is not None
+        assert scale is not None
+        group = GROUP[self.problem.b_format]
+        tiles, scales = pack(codes.view(torch.uint8), scale.view(torch.uint8), group)
+        return {"codes": tiles, "scale": scales, "global_scale": global_scale}, unpack
+
+    def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
+        rows, n = out.shape
+        if rows <= FEW:
+            launcher, splits, tiles = self._few[16 if rows <= 16 else 32]
+        else:
+            launcher, splits, tiles = self._many[64 if rows <= 64 else 128]
+        codes = a.codes.view(torch.uint8) if a.codes.itemsize == 1 else a.codes
+        b_codes, b_scale = b.codes, b.scale.view(torch.uint8)
+        scale = a.scale
+        if scale is not None and scale.itemsize == 1:
+            scale = scale.view(torch.uint8)
+        by_row, by_group, row_step = 0, 0, 0
+        if scale is not None and self.problem.a_format == FP8:
+            row_step = scale.stride(0) if scale.shape[0] > 1 else 0
+        elif scale is not None:
+            by_row, by_group = scale.stride()
+        b_strides = (0, 1, 0, 1) if self._packed else (*b_codes.stride(), *b_scale.stride())
+        parts = out
+        if splits > 1:
+            parts = torch.empty(splits, rows, n, dtype=torch.float32, device=out.device)
+        strides = (*codes.stride(), by_row, by_group, *b_strides, *out.stride())
+        alignment = codes.data_ptr() | b_codes.data_ptr() | b_scale.data_ptr() | parts.data_ptr()
+        variant: Any = None
+        if not alignment & 15:
+            variant = (out.get_device(), strides, None if bias is None else bias.dtype)
+        programs = triton.cdiv(rows, tiles.block_m) * triton.cdiv(n, tiles.block_n) * splits
+        with device_of(out):
+            launcher(
+                programs,
+                variant,
+                codes,
+                scale,
+                a.global_scale,
+                b_codes,
+                b_scale,
+                b.global_scale,
+                bias,
+                parts,
+                rows,
+                row_step,
+                *strides,
+            )
+            if splits > 1:
+                self._sum(
+                    rows * triton.cdiv(n, _SUM_BLOCK),
+                    None if out.data_ptr() & 15 or variant is None else variant,
+                    parts,
+                    scale,
+                    a.global_scale,
+                    b.global_scale,
+                    bias,
+                    out,
+                    rows,
+                    row_step,
+                    *out.stride(),
+                )

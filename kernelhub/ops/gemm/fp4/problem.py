@@ -1,0 +1,42 @@
+"""What selection may look at for `fp4_gemm`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelhub.dispatch.problem import facet, feature, weight_layout
+from kernelhub.probes.device import DeviceFacts
+
+NVFP4, MXFP4, MXFP8, FP8 = "nvfp4", "mxfp4", "mxfp8", "fp8"
+A_FORMATS = ("bfloat16", "float16", FP8, MXFP8, NVFP4, MXFP4)
+B_FORMATS = (NVFP4, MXFP4)
+OUT_DTYPES = ("bfloat16", "float16", "float32")
+GROUP = {NVFP4: 16, MXFP4: 32, MXFP8: 32}
+
+
+@dataclass(frozen=True)
+class Fp4GemmProblem:
+    """One configuration of `fp4_gemm`."""
+
+    device: DeviceFacts = facet("where the tensors are")
+    a_format: str = facet("number format of a", values=A_FORMATS, default="bfloat16")
+    b_format: str = facet("number format of b", values=B_FORMATS, default=NVFP4)
+    out_dtype: str = facet("dtype of the result", values=OUT_DTYPES, default="bfloat16")
+    n: int = facet("rows of b, columns of the result", default=8192)
+    k: int = facet("elements that are summed over", default=8192)
+    weight_layout: str = weight_layout()
+    bias: bool = feature("a bias is added", False)
+
+
+def multiple_of_k(a_format: str, b_format: str) -> int:
+    """What K must be a multiple of."""
+    return max(GROUP.get(a_format, 1), GROUP[b_format])
+
+
+def contradiction(problem: Fp4GemmProblem) -> str | None:
+    """What cannot be asked together."""
+    multiple = multiple_of_k(problem.a_format, problem.b_format)
+    if problem.k % multiple:
+        nearest = -(-problem.k // multiple) * multiple
+        return f"k is {problem.k}; groups of {multiple} need a multiple, the nearest is {nearest}"
+    return None

@@ -1,0 +1,53 @@
+"""`fp4_gemm` in plain torch: dequantised, multiplied."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.formats import from_e2m1, from_e8m0
+from kernelhub.ops.gemm.fp4.operands import a_format_of, fp4_format_of
+from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, NVFP4
+from kernelhub.ops.packed import PackedWeight
+
+
+def values(codes: Tensor, scale: Tensor | None, global_scale: Tensor | None, form: str, dtype: torch.dtype) -> Tensor:
+    """[rows, K] of an operand with everything multiplied, exactly but for the global scale."""
+    if scale is None:
+        return codes.to(dtype)
+    plain = from_e2m1(codes).to(dtype) if form.endswith("fp4") else codes.to(dtype)
+    if form == FP8:
+        return plain * scale.reshape(-1, 1).to(dtype)
+    factor = (scale.float() if form == NVFP4 else from_e8m0(scale)).to(dtype)
+    plain = plain * factor.repeat_interleave(GROUP[form], -1)
+    return plain if global_scale is None else plain * global_scale.reshape(()).to(dtype)
+
+
+def fp4_gemm_reference(
+    a: Tensor,
+    b: Tensor | PackedWeight,
+    a_scale: Tensor | None = None,
+    b_scale: Tensor | None = None,
+    a_global_scale: Tensor | None = None,
+    b_global_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The op, computed in `dtype` and returned in it; other arguments as of the op, `out` and `out_dtype` ignored."""
+    if isinstance(b, PackedWeight):
+        b, b_scale, b_global_scale = b.unpack()  # type: ignore[assignment]
+    assert isinstance(b, Tensor)
+    assert b_scale is not None
+    rows = a.reshape(-1, a.shape[-1])
+    own = None if a_scale is None else a_scale
+    if own is not None and own.dtype is not torch.float32:
+        own = own.reshape(-1, own.shape[-1])
+    left = values(rows, own, a_global_scale, a_format_of(a, a_scale), dtype)
+    right = values(b, b_scale, b_global_scale, fp4_format_of(b_scale), dtype)
+    result = left @ right.t()
+    if bias is not None:
+        result = result + bias.to(dtype)
+    return result.view(*a.shape[:-1], b.shape[0])

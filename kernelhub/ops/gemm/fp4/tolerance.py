@@ -1,0 +1,22 @@
+"""How far a product may be from the exact one, and why.
+
+Every a_k b_k is exact in float32: codes with their groups' scales have at most 8 bits of mantissa each (float16: 11 and
+7). Kernels add them up in float32; K additions, each rounded to nearest, in any order, are off by at most K 2^-24 S,
+where S is the sum of |a_k b_k|. Tensor cores add eight products or more at once and may cut off what lies 2^-22 below
+the largest: K / 8 steps of 2^-22 S, half of that. Scales of rows and tensors, the bias and the partial sums of a split
+K add at most eight more roundings of 2^-24, and the result is rounded once to its dtype, relative u.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+
+
+def error_allowed(want: Tensor, sum_of_sizes: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """Of each element, in float64, for the exact result and the sum of its products' magnitudes."""
+    accumulated = (k + 8) * 2.0**-24 * sum_of_sizes.double()
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    return accumulated + _UNIT_ROUNDOFF[dtype] * (want.double().abs() + accumulated) + smallest

@@ -1,0 +1,141 @@
+"""Weights as one kernel wants them, with the tag that says so.
+
+A checkpoint's layout suits no kernel in particular. A kernel that reads its weights faster in another order says so
+in its record (`layouts`, `packs_to`) and its adapter rearranges them once, when a model is loaded:
+
+    plan = kernelhub.fp4_gemm.prepare(a, b, b_scale=scale, b_global_scale=factor)
+    weight = plan.pack(b, scale, factor)
+    out = kernelhub.fp4_gemm(a, weight)
+
+The tag is the facet `weight_layout` of the op's problem, so selection decides on it as on everything else: kernels
+that read the layout remain, all others are rejected with the code ``layout``. Nothing is ever read as what it is not.
+
+An op that takes packed weights does four things:
+
+1. its problem has ``weight_layout: str = weight_layout()``, and its key holds ``layout_of(weight)``;
+2. its argument is ``Tensor | PackedWeight``; what it needs to know of the weight stands in `shape` and `facts`;
+3. its plan is a `PackingPlan`, with the weight's arguments in the order of `pack`;
+4. adapters whose record has `packs_to` are `PackingAdapter`s too.
+
+Packing moves bytes and never changes a number: `unpack` gives back the checkpoint's tensors bit for bit.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.ops.arguments import describe
+
+Tensors = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A weight with its scales in one kernel's layout; made by a plan's `pack`.
+
+    Attributes:
+        layout: tag of the layout, with its version; ``"checkpoint"`` if nothing was moved.
+        op: the op that it is a weight of.
+        kernel: the kernel that packed it.
+        tensors: what the kernel reads, by name; None for what this format lacks.
+        shape: of the weight before packing.
+        dtype: of the weight before packing.
+        facts: what else the op must know of the weight, such as its number format.
+        unpacker: gives back the tensors that were packed, in their order.
+    """
+
+    layout: str
+    op: str
+    kernel: str
+    tensors: Mapping[str, Tensor | None]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    unpacker: Callable[[PackedWeight], Tensors] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return next(self._present())[1].device
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return sum(tensor.numel() * tensor.itemsize for _, tensor in self._present())
+
+    def get_device(self) -> int:
+        """Index of its GPU, -1 for the CPU, as of a tensor."""
+        return next(self._present())[1].get_device()
+
+    def to(self, device: torch.device | str) -> PackedWeight:
+        """The same on another device."""
+        moved = {name: None if tensor is None else tensor.to(device) for name, tensor in self.tensors.items()}
+        return PackedWeight(self.layout, self.op, self.kernel, moved, self.shape, self.dtype, self.facts, self.unpacker)
+
+    def unpack(self) -> Tensors:
+        """The arguments of `pack`, bit for bit."""
+        return tuple(self.tensors.values()) if self.unpacker is None else self.unpacker(self)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}: {describe(tensor)}" for name, tensor in self._present())
+        facts = "".join(f", {name}={value}" for name, value in self.facts.items())
+        return (
+            f"<PackedWeight {self.layout} of {self.op} by {self.kernel}: "
+            f"{str(self.dtype)[6:]} {list(self.shape)}{facts}; {inside}; {self.num_bytes} bytes on {self.device}>"
+        )
+
+    def _present(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, tensor) for name, tensor in self.tensors.items() if tensor is not None)
+
+
+def layout_of(weight: Tensor | PackedWeight) -> str:
+    """The facet `weight_layout` of a weight."""
+    return weight.layout if isinstance(weight, PackedWeight) else CHECKPOINT
+
+
+class PackingAdapter(abc.ABC):
+    """What an adapter whose record has `packs_to` also is."""
+
+    @abc.abstractmethod
+    def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
+        """The tensors in the layout `packs_to`, by name, and a module's function that gives back the arguments."""
+
+
+class PackingPlan(Plan):
+    """A plan of an op with weights, which can be packed for its kernel."""
+
+    __slots__ = ()
+
+    def __init__(self, bound: Bound, run: Callable[..., Any]) -> None:
+        super().__init__(bound, run)
+
+    @property
+    def layout(self) -> str:
+        """Tag of the layout that `pack` gives; ``"checkpoint"`` if the kernel packs nothing."""
+        assert self.selection.kernel is not None
+        return self.selection.kernel.packs_to or CHECKPOINT
+
+    @property
+    def needs_packing(self) -> bool:
+        """Whether the kernel cannot read weights as they lie in a checkpoint."""
+        assert self.selection.kernel is not None
+        return self.selection.kernel.needs_packing
+
+    def _pack(self, weight: Mapping[str, Tensor | None], facts: Mapping[str, Any]) -> PackedWeight:
+        """What a subclass's `pack` returns, once it has checked the arguments; the weight itself comes first."""
+        first = next(iter(weight.values()))
+        assert first is not None
+        about = (tuple(first.shape), first.dtype, dict(facts))
+        if self.layout == CHECKPOINT:
+            return PackedWeight(CHECKPOINT, self.selection.op, self.kernel, dict(weight), *about)
+        tensors, unpacker = self.adapter.pack(*weight.values())
+        return PackedWeight(self.layout, self.selection.op, self.kernel, tensors, *about, unpacker)
