@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-BENCHMARKS = ("attention", "mla", "gemm", "moe")
+BENCHMARKS = ("attention", "mla", "moe", "gemm", "grouped_gemm")
 
 
 def tests(path: Path) -> tuple[Counter[str], list[str]]:

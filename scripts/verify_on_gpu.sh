@@ -25,8 +25,8 @@ part() {  # part NAME SECONDS COMMAND...
 tests=("$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
 part gpu_tests 200 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$OUT/gpu_tests.xml"
 part dispatch 30 "$PYTHON" benchmarks/dispatch.py --out "$OUT/dispatch.json"
-for benchmark in attention mla gemm moe; do
-    part "$benchmark" 75 "$PYTHON" "benchmarks/$benchmark.py" --out "$OUT/$benchmark.json"
+for benchmark in mla moe gemm grouped_gemm attention; do
+    part "$benchmark" 60 "$PYTHON" "benchmarks/$benchmark.py" --out "$OUT/$benchmark.json"
 done
 left=$((525 - SECONDS + STARTED))
 part other_tests "$((left > 20 ? left : 20))" "${tests[@]}" -m "not (gpu or device)" tests \
