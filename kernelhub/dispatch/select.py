@@ -190,7 +190,9 @@ def _layout_rejection(kernel: Kernel, layout: str, kernels: Sequence[Kernel]) ->
     """Why a kernel cannot read these weights, and who can."""
     reason = f"reads weights as {' or '.join(kernel.layouts)}; these are {layout}"
     if layout == CHECKPOINT:
-        return Rejection("layout", reason, f"pack them as {kernel.packs_to or kernel.layouts[0]}")
+        return Rejection(
+            "layout", reason, f"pack them as {kernel.packs_to or kernel.layouts[0]}: prepare(...).pack(...)"
+        )
     readers = [other.name for other in kernels if layout in other.layouts]
     unpack = "give them as in the checkpoint, which PackedWeight.unpack() gives back"
     return Rejection("layout", reason, f"run {' or '.join(readers)}, or {unpack}" if readers else unpack)

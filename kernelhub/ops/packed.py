@@ -14,7 +14,7 @@ An op that takes packed weights does four things:
 
 1. its problem has ``weight_layout: str = weight_layout()``, and its key holds ``layout_of(weight)``;
 2. its argument is ``Tensor | PackedWeight``; what it needs to know of the weight stands in `shape` and `facts`;
-3. its plan is a `PackingPlan`, with the weight's arguments in the order of `pack`;
+3. its plan is a `PackingPlan`, with the weight's arguments in the order of `pack`, prepared for `key_to_prepare`;
 4. adapters whose record has `packs_to` are `PackingAdapter`s too.
 
 Packing moves bytes and never changes a number: `unpack` gives back the checkpoint's tensors bit for bit.
@@ -30,7 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.op import Backend, Op
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.arguments import describe
@@ -100,6 +101,26 @@ class PackedWeight:
 def layout_of(weight: Tensor | PackedWeight) -> str:
     """The facet `weight_layout` of a weight."""
     return weight.layout if isinstance(weight, PackedWeight) else CHECKPOINT
+
+
+def key_to_prepare(op: Op[Any], key: Any, device: int, backend: Backend, packed: Callable[[Any, str], Any]) -> Any:
+    """The key of a plan for a weight as in a checkpoint.
+
+    It is the call's own, unless only kernels that need their weights packed may run: then that of such a kernel's
+    layout, so that its plan can pack them.
+
+    Args:
+        packed: key and tag -> the key with that layout.
+    """
+    problem_of = op.contract.problem_of
+    if op.select(problem_of(key, device), backend).kernel is not None:
+        return key
+    for record in HUB.registry.candidates(op.contract.name).kernels:
+        if record.needs_packing and record.packs_to:
+            other = packed(key, record.packs_to)
+            if op.select(problem_of(other, device), backend).kernel is record:
+                return other
+    return key
 
 
 class PackingAdapter(abc.ABC):

@@ -176,3 +176,15 @@ def test_in_a_pipe_it_is_plain_and_complete(ask_shell):
     assert "\x1b" not in answer.out
     assert "│" not in answer.out
     assert 'pip install "triton' in answer.row("triton.prefill")
+
+
+class TestWeights:
+    def test_the_verdict_says_how_weights_are_taken(self, ask):
+        answer = ask("explain", "fp4_gemm", "--device", "H200", *TRITON)
+        assert "weights: given as checkpoint; triton.fp4_gemm reads checkpoint or fp4.tiles64x128.v1" in answer.out
+        assert "weights:" not in ask("explain", "attention", "--device", "H200", *TRITON).out
+
+    def test_a_layout_that_nobody_reads_is_exit_1_with_the_code(self, ask):
+        answer = ask("explain", "fp4_gemm", "--weight-layout", "other.v1", "--device", "H200", *TRITON, "--json")
+        assert (answer.code, answer.json["selected"]) == (1, None)
+        assert {decision["code"] for decision in answer.json["decisions"]} == {"layout"}

@@ -96,6 +96,15 @@ class TestAKernelThatPacks:
         with pytest.raises(NoKernel, match=r"pack them as mirror\.v1"):
             kernelhub.fp4_gemm(**arguments, backend="mirror")
         assert kernelhub.fp4_gemm.explain(**arguments).selected != "mirror.k"
+        plan = kernelhub.fp4_gemm.prepare(**arguments, backend="mirror")
+        assert (plan.layout, plan.needs_packing) == ("mirror.v1", True)
+        packed = plan.pack(**weight(arguments))
+        want = kernelhub.fp4_gemm.reference(**arguments).bfloat16()
+        assert torch.equal(plan.run(arguments["a"], packed), want)
+        assert torch.equal(kernelhub.fp4_gemm(arguments["a"], packed), want)
+        with pytest.raises(InvalidArgument, match=r"give what its pack\(\) gives"):
+            plan.run(arguments["a"], **weight(arguments))
+        assert kernelhub.fp4_gemm.prepare(**arguments).kernel != "mirror.k"
         verdict = kernelhub.explain("fp4_gemm", device="CPU", weight_layout="mirror.v1")
         assert verdict.selected == "mirror.k"
         assert "and needs that" in str(verdict)

@@ -28,6 +28,11 @@ def key_of(
     return a_format_of(a, a_scale), b_format, str(out_dtype)[6:], n, 2 * half, layout_of(b), bias is not None
 
 
+def with_layout(key: Any, layout: str) -> Any:
+    """The key of the same call with a weight of another layout."""
+    return (*key[:5], layout, *key[6:])
+
+
 def problem_of(key: Any, device: int) -> Fp4GemmProblem:
     """The problem that a key means on a device."""
     where = facts(torch.device("cpu") if device < 0 else torch.device("cuda", device))
@@ -113,7 +118,7 @@ def form_of(problem: Fp4GemmProblem) -> Any:
 def refuse_form(problem: Fp4GemmProblem, a: Tensor, b: Any, a_scale: Any, b_scale: Any, bias: Any) -> NoReturn:
     """A plan was run with other operands than it was prepared for."""
     if layout_of(b) != problem.weight_layout:
-        fix = f"the plan is for {problem.weight_layout}; prepare one with this weight"
+        fix = f"the plan is for {problem.weight_layout}; give what its pack() gives, or prepare one with this weight"
         refuse("b", f"is laid out as {layout_of(b)}", fix)
     if (bias is not None) != problem.bias:
         refuse("bias", f"is {'missing' if problem.bias else 'given'}", "prepare a plan for that")

@@ -13,11 +13,11 @@ from kernelhub.dispatch.op import Ask, Backend, Op, publish
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.ops.gemm.fp4 import library
 from kernelhub.ops.gemm.fp4.adapter import Fp4GemmAdapter
-from kernelhub.ops.gemm.fp4.call import bind, form_of, key_of, problem_of, refuse_form
+from kernelhub.ops.gemm.fp4.call import bind, form_of, key_of, problem_of, refuse_form, with_layout
 from kernelhub.ops.gemm.fp4.operands import NAME, check, check_weight
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem, contradiction
 from kernelhub.ops.gemm.fp4.reference import fp4_gemm_reference
-from kernelhub.ops.packed import PackedWeight, PackingPlan
+from kernelhub.ops.packed import PackedWeight, PackingPlan, key_to_prepare
 
 _op: Op[Fp4GemmProblem] = Op(
     Contract(
@@ -103,7 +103,8 @@ class Fp4GemmPlan(PackingPlan):
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> Fp4GemmPlan:
     """Choose once for operands like these: arguments as of `fp4_gemm`."""
     asked = _op.ask(backend, args, kwargs)
-    return Fp4GemmPlan(_op.bound_for(asked.key, asked.device, backend))
+    key = key_to_prepare(_op, asked.key, asked.device, backend, with_layout)
+    return Fp4GemmPlan(_op.bound_for(key, asked.device, backend))
 
 
 @publish(_op, _prepare, traced=library.fp4_gemm)
