@@ -29,7 +29,10 @@ run() {  # run NAME PYTEST-ARGUMENT...
     "build/matrix/$name/bin/python" -m pytest -q "$@" || result=1
 }
 
-TRITON_TESTS=(tests/backends/test_triton.py tests/backends/test_triton_details.py tests/backends/test_triton_ahead.py)
+TRITON_TESTS=(
+    tests/backends/test_triton.py tests/backends/test_triton_details.py tests/backends/test_triton_mla.py
+    tests/backends/test_triton_ahead.py
+)
 CORE_TESTS=(tests/dispatch tests/laws tests/probes tests/golden tests/cli tests/ops tests/contract tests/backends/test_torch.py)
 
 for version in 3.6.0 3.9.0; do
