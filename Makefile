@@ -14,10 +14,11 @@ lint:                 ## style and types
 	$(INSTALL) -e ".[dev]"
 	$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 
-bench:                ## what choosing costs, and the attention kernels against torch and the roofs
+bench:                ## what choosing costs, and the kernels against torch and the roofs
 	$(INSTALL) -e ".[dev]"
 	$(PYTHON) benchmarks/dispatch.py
 	$(PYTHON) benchmarks/attention.py
+	$(PYTHON) benchmarks/gemm.py
 
 golden:               ## rewrite the golden selection tables, to be reviewed as a diff
 	$(PYTHON) -m tests.golden.tables --write

@@ -234,7 +234,7 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
         "kernels_ms": dict(zip(plans, ms[: len(plans)], strict=True)),
         "torch_ms": dict(zip(case.peers, ms[len(plans) :], strict=True)),
         "roof_ms": roof_ms,
-        "host_us": {name: _host_us(plans[name]) for name in plans} if device.type == "cuda" else {},
+        "host_us": {name: host_us(plans[name]) for name in plans} if device.type == "cuda" else {},
     }
 
 
@@ -246,7 +246,7 @@ def _largest(arguments: dict[str, Any]) -> float:
     return max(float(part.float().nan_to_num().abs().max()) for part in parts) * float(arguments.get("v_scale", 1.0))
 
 
-def _host_us(call: Callable[[], Tensor]) -> float:
+def host_us(call: Callable[[], Tensor]) -> float:
     """Microseconds that a call keeps the host, the GPU working behind it; of one that waits for it, all of them."""
     least_s, spent_s = float("inf"), 0.0
     while spent_s < 0.02:

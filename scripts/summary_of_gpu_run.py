@@ -39,8 +39,10 @@ def main(folder: Path) -> int:
         costs = json.loads((folder / "dispatch.json").read_text())
         names = ("cached_call", "override_call", "plan_run", "miss", "import")
         print("dispatch, ns   " + ", ".join(f"{name} {costs[name]['ns']:,.0f}" for name in names))
-    if (folder / "attention.json").exists():
-        result = json.loads((folder / "attention.json").read_text())
+    for path in (folder / "gemm.json", folder / "attention.json"):
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text())
         print(f"{result['device']}, torch {result['torch']}, {result['date']}")
         for row in result["rows"]:
             peers = row["torch_ms"]

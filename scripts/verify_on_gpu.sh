@@ -25,6 +25,7 @@ part() {  # part NAME SECONDS COMMAND...
 tests=("$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
 part gpu_tests 230 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$OUT/gpu_tests.xml"
 part dispatch 40 "$PYTHON" benchmarks/dispatch.py --out "$OUT/dispatch.json"
+part gemm 80 "$PYTHON" benchmarks/gemm.py --out "$OUT/gemm.json"
 part attention 170 "$PYTHON" benchmarks/attention.py --out "$OUT/attention.json"
 left=$((525 - SECONDS + STARTED))
 part other_tests "$((left > 20 ? left : 20))" "${tests[@]}" -m "not (gpu or device)" tests \
