@@ -18,6 +18,7 @@ bench:                ## what choosing costs, and the kernels against torch and 
 	$(INSTALL) -e ".[dev]"
 	$(PYTHON) benchmarks/dispatch.py
 	$(PYTHON) benchmarks/attention.py
+	$(PYTHON) benchmarks/gemm.py
 	$(PYTHON) benchmarks/grouped_gemm.py
 	$(PYTHON) benchmarks/mla.py
 	$(PYTHON) benchmarks/moe.py

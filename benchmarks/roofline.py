@@ -13,6 +13,7 @@ the roof is the larger of its bytes over the first and its operations over the s
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ import kernelhub
 from kernelhub.cli.measure import Call, Timing, time_calls
 from kernelhub.probes.device import facts
 
+FLOAT8 = "float8_operations_per_s"
 _MUCH_SLOWER = 10.0
 
 
@@ -46,6 +48,7 @@ class Case:
             allowed: above 1 it is wrong. None compares largest differences to 5 % of the largest element, which tells
             a wrong kernel only.
         float8: the operations are products of float8, where the device has them.
+        copies: the same arguments in memory of their own; calls go round through them, past a CPU's caches.
     """
 
     label: str
@@ -56,6 +59,7 @@ class Case:
     operations: int
     disagreement: Callable[[Any, Any], float] | None = None
     float8: bool = False
+    copies: Sequence[dict[str, Any]] = ()
 
 
 Cases = Sequence[Callable[[], Case]]
@@ -85,7 +89,7 @@ def roofs(device: torch.device, budget_s: float) -> dict[str, float]:
             device,
             budget_s,
         )
-        found["float8_operations_per_s"] = 2 * rows * 4096 * rows / product.median_s
+        found[FLOAT8] = 2 * rows * 4096 * rows / product.median_s
     return found
 
 
@@ -103,7 +107,7 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
     ms = {name: 1e3 * timing.median_s for name, timing in _timed(calls, device, budget_s).items()}
     peak = roof["operations_per_s"]
     if case.float8:
-        peak = roof.get("float8_operations_per_s", peak)
+        peak = roof.get(FLOAT8, peak)
     roof_ms = 1e3 * max(case.bytes / roof["bytes_per_s"], case.operations / peak)
     return {
         "case": case.label,
@@ -148,7 +152,10 @@ def _host_us(call: Callable[[], Tensor]) -> float:
 
 def _call(function: Any, case: Case, name: str) -> Callable[[], Tensor]:
     """A call of one kernel, which allocates its result as torch's ways do."""
-    return lambda: function(**case.arguments, backend=name)
+    if not case.copies:
+        return lambda: function(**case.arguments, backend=name)
+    round_trip = itertools.cycle([case.arguments, *case.copies])
+    return lambda: function(**next(round_trip), backend=name)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -240,6 +247,7 @@ def main(description: str, cases: Callable[[torch.device, bool], Cases]) -> int:
         print(
             f"{result['device']}: reads {roof['bytes_per_s'] / 1e9:,.0f} GB/s, "
             f"{roof['operations_per_s'] / 1e9:,.0f} GFLOP/s in bfloat16"
+            + (f", {roof[FLOAT8] / 1e9:,.0f} in float8" if FLOAT8 in roof else "")
         )
         show(result["rows"])
     return 0

@@ -19,8 +19,10 @@ import kernelhub
 from kernelhub.backends.cpp import build
 from kernelhub.errors import KernelUnavailable, NoKernel
 from kernelhub.ops.formats import E4M3
+from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.probes.compiler import cxx_compiler
+from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.fp8_gemm import EveryScaling
 
 pytestmark = pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all cases of the cpp backend")
@@ -43,10 +45,17 @@ class TestFp8Gemm(EveryScaling):
     claims_determinism = True
 
 
+class TestBmmFp8(BmmFp8Contract):
+    kernel = "cpp.bmm_fp8"
+    device = "cpu"
+    claims_determinism = True
+
+
 @pytest.mark.parametrize("target", TARGETS)
 class TestTargets:
     @pytest.fixture(autouse=True)
-    def compiled_for(self, target: str, monkeypatch):
+    def compiled_for(self, target: str, monkeypatch, tmp_path_factory):
+        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
         if not able(target):
             pytest.skip(f"this CPU runs no {target}: 2 cases")
         flags = tuple(_retarget(build.flags(), target))
@@ -90,8 +99,11 @@ def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
             arguments = fp8_gemm_inputs(tokens=tokens, n=300, k=384)
             torch.set_num_threads(1)
             want = kernelhub.fp8_gemm(**arguments, backend="cpp")
+            several = bmm_fp8_inputs(batch=3, tokens=tokens, n=100, k=96, b_scaling="batch")
+            want_several = kernelhub.bmm_fp8(**several, backend="cpp")
             torch.set_num_threads(threads)
             assert torch.equal(kernelhub.fp8_gemm(**arguments, backend="cpp"), want)
+            assert torch.equal(kernelhub.bmm_fp8(**several, backend="cpp"), want_several)
     finally:
         torch.set_num_threads(before)
 
@@ -110,11 +122,12 @@ def test_results_are_rounded_to_nearest_even(dtype) -> None:
     values = values[values.isfinite()]
     n = values.numel()
     scale = values.clone()
-    a, b = torch.ones(1, 1).to(E4M3), torch.ones(n, 1).to(E4M3)
-    got = kernelhub.fp8_gemm(a, b, torch.ones(()), scale, out_dtype=dtype, backend="cpp")
-    # Sums are float32 and go through one multiplication by the scale, which is exact here; subnormals may be lost.
-    normal = values.abs() >= torch.finfo(torch.float32).smallest_normal
-    assert torch.equal(got[0][normal], values.to(dtype)[normal])
+    b = torch.ones(n, 1).to(E4M3)
+    for rows in (1, 9):
+        a = torch.ones(rows, 1).to(E4M3)
+        got = kernelhub.fp8_gemm(a, b, torch.ones(()), scale, out_dtype=dtype, backend="cpp")
+        # Sums are float32 and go through one multiplication by the scale, which is exact here.
+        assert torch.equal(got[-1], values.to(dtype))
 
 
 class TestBuild:

@@ -66,7 +66,7 @@ CASES = [
     *(
         Case(f"{label}, {tokens} rows", {**SCALINGS[label], "tokens": tokens, "out_dtype": FP32})
         for label in ("token x channel", "block", "mx")
-        for tokens in (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 130)
+        for tokens in (1, 2, 3, 4, 5, 9, 16, 17, 32, 33, 64, 65, 130)
     ),
     *(
         Case(f"{label}, N {n}, K {k}", {**SCALINGS[label], "n": n, "k": k, "out_dtype": FP32})

@@ -54,7 +54,7 @@ class TestScaledMmRowwise(TestScaledMm):
 class TestChoice:
     def test_the_choice_runs_and_is_right_for_layers_of_real_models(self) -> None:
         for layer in MODELS.values():
-            if layer.n * layer.k <= 1 << 27:
+            if layer.n * layer.k <= 1 << 26:
                 arguments = fp8_gemm_inputs(tokens=48, n=layer.n, k=layer.k, scaling=layer.scaling, device="cuda")
                 verdict = kernelhub.fp8_gemm.explain(**arguments)
                 assert verdict.selected != "torch.dequantized", str(verdict)

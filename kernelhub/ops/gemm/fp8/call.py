@@ -105,9 +105,10 @@ def bind(
     launch = adapter.launch
     n, k = problem.n, problem.k
     dtype = getattr(torch, problem.out_dtype)
+    seen: set[Any] = set()  # forms of scales that the problem means: a few, whatever the number of rows
 
     def alike(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor | None) -> bool:
-        """Nothing that `check` would refuse, but for what the key holds."""
+        """Nothing that `check` or `check_form` would refuse."""
         given = [a, b, a_scale, b_scale]
         if bias is not None:
             given.append(bias)
@@ -119,7 +120,9 @@ def bind(
                 return False
             if grad and tensor.requires_grad:
                 return False
-        if b.dtype is not E4M3 or a.ndim != 2 or a.shape[1] != k:
+        if a.dtype is not E4M3 or b.dtype is not E4M3 or a.ndim != 2 or a.shape[1] != k or b.shape != (n, k):
+            return False
+        if (*form_of_a(a_scale), b_scale.dtype, b_scale.shape, bias is None) not in seen:
             return False
         rows = a.shape[0]
         if a_scale.ndim and a_scale.shape[0] != rows and (a_scale.ndim == 2 or a_scale.shape[0] != 1):
@@ -134,6 +137,8 @@ def bind(
             return result
         if not alike(a, b, a_scale, b_scale, bias, out):
             check(a, b, a_scale, b_scale, bias, dtype, out)
+            check_form(b, a_scale, b_scale, bias, problem)
+            seen.add((*form_of_a(a_scale), b_scale.dtype, b_scale.shape, bias is None))
         if out is None:
             out = torch.empty((a.shape[0], n), dtype=dtype, device=a.device)
         if out.shape[0]:
@@ -144,9 +149,8 @@ def bind(
     return run
 
 
-def check_form(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, problem: Fp8GemmProblem) -> None:
-    """Operands are those that a plan was made for: it may be run with others."""
-    check(a, b, a_scale, b_scale, None, getattr(torch, problem.out_dtype), None)
+def check_form(b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, problem: Fp8GemmProblem) -> None:
+    """Operands are those that the kernel was made for: a plan may be run with others than it was prepared for."""
     scaling = scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, *b.shape)
     dtypes = tuple(FLOAT if scale.dtype is torch.float32 else E8M0 for scale in (a_scale, b_scale))
     form = (scaling, *b.shape, bias is not None, *dtypes)

@@ -14,7 +14,7 @@ from kernelhub.dispatch.op import Ask, Backend, Op, publish
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.gemm.fp8 import library
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
-from kernelhub.ops.gemm.fp8.call import NAME, bind, check, check_form, problem_of
+from kernelhub.ops.gemm.fp8.call import NAME, bind, check, problem_of
 from kernelhub.ops.gemm.fp8.problem import SCALINGS, Fp8GemmProblem, complete, contradiction, scaling_of
 from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
 
@@ -43,8 +43,8 @@ class Fp8GemmPlan(Plan):
     """A kernel chosen for weights like these: ``run(a, b, a_scale, b_scale, bias=None, out=None)`` is a whole call."""
 
     def __init__(self, bound: Bound) -> None:
-        direct, problem, kernel = bound.run, bound.selection.problem, bound.selection.selected
-        dtype = getattr(torch, problem.out_dtype)
+        direct, kernel = bound.run, bound.selection.selected
+        dtype = getattr(torch, bound.selection.problem.out_dtype)
 
         def run(
             a: Tensor,
@@ -54,7 +54,6 @@ class Fp8GemmPlan(Plan):
             bias: Tensor | None = None,
             out: Tensor | None = None,
         ) -> Tensor:
-            check_form(a, b, a_scale, b_scale, bias, problem)
             result: Tensor = direct(a, b, a_scale, b_scale, bias, out)
             return result
 

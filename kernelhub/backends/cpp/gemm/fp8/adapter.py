@@ -13,7 +13,7 @@ from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, GROUP, Fp8GemmProblem
 from kernelhub.runtime.scratch import scratch
 
 SOURCE = "gemm/fp8/fp8_gemm.cpp"
-_KINDS = {"bfloat16": 0, "float16": 1, "float32": 2}  # as in the source
+KINDS = {"bfloat16": 0, "float16": 1, "float32": 2}  # as in the source
 _SIZES = 15
 
 
@@ -28,7 +28,7 @@ class Fp8Gemm(Fp8GemmAdapter):
         self._run.restype = None
         compiled.kernelhub_fp8_gemm_element_bytes.restype = ctypes.c_int64
         self._element_bytes = int(compiled.kernelhub_fp8_gemm_element_bytes())
-        self._kind = _KINDS[problem.out_dtype]
+        self._kind = KINDS[problem.out_dtype]
         self._group = GROUP.get(problem.scaling, problem.k)
         self._row_block = 128 if problem.scaling == BLOCK else 1
 

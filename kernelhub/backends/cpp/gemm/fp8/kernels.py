@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.cpp.requirements import MACHINE
 from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.ops.gemm.fp8.batched.problem import SCALINGS as BATCH_SCALINGS
 from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, SCALINGS
 
 KERNELS = (
@@ -23,6 +24,21 @@ KERNELS = (
             anything("n", "k"),
         ),
         features=frozenset({"bias"}),
+        deterministic=True,
+    ),
+    Kernel(
+        op="bmm_fp8",
+        name="cpp.bmm_fp8",
+        target="kernelhub.backends.cpp.gemm.fp8.batched_adapter:BmmFp8",
+        summary="the product of fp8_gemm for every matrix, each on a thread",
+        band=Band.TUNED,
+        constraints=(
+            *MACHINE,
+            OneOf("a_scaling", BATCH_SCALINGS),
+            OneOf("b_scaling", BATCH_SCALINGS),
+            dtype_in("out_dtype", *FLOATS),
+            anything("n", "k"),
+        ),
         deterministic=True,
     ),
 )
