@@ -122,10 +122,12 @@ class TestTiles:
             tiles = adapters.latent_tiles(problem, rows)
             return tiles.block_m, tiles.block_n
 
-        for device in ("A100", "H200", "B200"):
+        for device in ("A100", "B200"):
             assert simulated(device).shared_memory_bytes >= 128 << 10
             assert [sizes(device, rows) for rows in (1, 16, 32, 33, 128)] == [(16, 64)] * 3 + [(64, 32)] * 2
+        assert [sizes("H200", rows) for rows in (1, 16, 17, 128)] == [(16, 64)] * 2 + [(64, 64)] * 2
         for device in ("L40S", "RTX5090"):
             assert [sizes(device, rows) for rows in (16, 128)] == [(16, 64), (64, 16)]
-        assert sizes("H200", 128, kv_dtype="float8_e4m3fn") == (32, 64)
+        assert sizes("H200", 128, kv_dtype="float8_e4m3fn") == (64, 128)
+        assert sizes("B200", 128, kv_dtype="float8_e4m3fn") == (32, 64)
         assert sizes("L40S", 128, kv_dtype="float8_e4m3fn") == (32, 32)

@@ -61,6 +61,7 @@ class TestChoice:
                 agrees(kernelhub.fp8_gemm(**arguments), arguments)
 
     def test_what_is_captured_below_claims_to_be(self) -> None:
+        _ = HUB.settings
         records = {kernel.name: kernel for kernel in HUB.registry.candidates("fp8_gemm").kernels}
         assert all(records[name].graph is GraphLevel.FULL for name in (TRITON, *TORCH, "torch.dequantized"))
 
