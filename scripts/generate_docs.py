@@ -268,8 +268,6 @@ PARTS: dict[str, Callable[[], str]] = {
         for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))
         if not path.stem.startswith("dispatch")
     },
-    "measured on a cpu": lambda: measured("cpu.json"),
-    "measured on an h200": lambda: measured("h200.json"),
     "experts measured on a cpu": lambda: measured("moe_cpu.json"),
     **{f"kernels of {op}": lambda op=op: kernels(op) for op in OPS},
     **{f"api of {op}": lambda op=op: api(op) for op in OPS},
