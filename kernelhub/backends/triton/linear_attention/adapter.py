@@ -36,7 +36,7 @@ def _chunk_tiles(problem: LinearProblem) -> _Tiles:
     columns = max(16, triton.next_power_of_2(problem.value_dim))
     if problem.dtype == "float32":  # multiplied without tensor cores, by operands in registers
         return _Tiles(16, min(16, columns), 8, 1)
-    return _Tiles(32 if problem.dtype == "float16" else 64, min(32, columns), 8, 2)
+    return _Tiles(32, min(32, columns), 8 if problem.dtype == "float16" else 4, 2)
 
 
 def _recurrent_tiles(problem: LinearProblem) -> _Tiles:
