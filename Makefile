@@ -22,6 +22,8 @@ bench:                ## what choosing costs, and the kernels against torch and 
 	$(PYTHON) benchmarks/grouped_gemm.py
 	$(PYTHON) benchmarks/mla.py
 	$(PYTHON) benchmarks/moe.py
+	$(PYTHON) benchmarks/quant.py
+	$(PYTHON) benchmarks/indexer.py
 
 golden:               ## rewrite the golden selection tables, to be reviewed as a diff
 	$(PYTHON) -m tests.golden.tables --write

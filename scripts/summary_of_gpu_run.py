@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-BENCHMARKS = ("attention", "mla", "moe", "gemm", "grouped_gemm")
+BENCHMARKS = ("attention", "mla", "moe", "gemm", "grouped_gemm", "quant", "indexer")
 
 
 def tests(path: Path) -> tuple[Counter[str], list[str]]:

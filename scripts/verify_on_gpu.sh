@@ -25,7 +25,7 @@ part() {  # part NAME SECONDS COMMAND...
 tests=("$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
 part gpu_tests 200 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$OUT/gpu_tests.xml"
 part dispatch 30 "$PYTHON" benchmarks/dispatch.py --out "$OUT/dispatch.json"
-for benchmark in mla moe gemm grouped_gemm attention; do
+for benchmark in mla moe gemm grouped_gemm quant indexer attention; do
     part "$benchmark" 60 "$PYTHON" "benchmarks/$benchmark.py" --out "$OUT/$benchmark.json"
 done
 left=$((525 - SECONDS + STARTED))

@@ -104,6 +104,10 @@ class TestTopK(TopKContract):
     kernel = "triton.radix"
 
 
+class TestTopKSearch(TopKContract):
+    kernel = "triton.search"
+
+
 class TestRouting(RoutingContract):
     kernel = "triton.routing"
 

@@ -10,6 +10,7 @@ import torch
 import kernelhub
 from kernelhub.backends.triton.indexer.logits import logits_kernel, paged_logits_kernel
 from kernelhub.backends.triton.indexer.topk import count_kernel, store_kernel
+from kernelhub.backends.triton.indexer.topk_search import select_kernel
 from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs, topk_inputs
 from kernelhub.ops.indexer.layout import split_cache
 from kernelhub.ops.indexer.tolerance import most_wrong, relative_error_allowed, sizes
@@ -70,21 +71,23 @@ class TestNumbers:
         ("tokens", "keys"), [(1, 131072), (3, 131072), (64, 40000), (700, 6000)], ids=lambda size: str(size)
     )
     @pytest.mark.parametrize("levels", [None, 50])
-    def test_topk_of_long_rows_is_exact(self, tokens, keys, levels) -> None:
+    @pytest.mark.parametrize("kernel", ["triton.search", "triton.radix"])
+    def test_topk_of_long_rows_is_exact(self, kernel, tokens, keys, levels) -> None:
         arguments = topk_inputs(tokens=tokens, keys=keys, levels=levels, device="cuda")
-        got = kernelhub.topk_indices(**arguments, backend="triton.radix")
+        got = kernelhub.topk_indices(**arguments, backend=kernel)
         assert torch.equal(got, kernelhub.topk_indices(**arguments, backend="torch.topk"))
         some = slice(0, 2)
         few = {name: value[some] if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
         assert torch.equal(got[some], kernelhub.topk_indices.reference(**few))
 
-    def test_rows_beyond_two_to_the_31_elements(self) -> None:
+    @pytest.mark.parametrize("kernel", ["triton.search", "triton.radix"])
+    def test_rows_beyond_two_to_the_31_elements(self, kernel) -> None:
         rows, columns = 16500, 131072
         assert rows * columns > 1 << 31
         logits = torch.full((rows, columns), -1.0, device="cuda")
         places = torch.arange(0, 64, device="cuda") * 1999 + 7
         logits[-1, places] = torch.rand(64, device="cuda")
-        got = kernelhub.topk_indices(logits, 64, backend="triton.radix")
+        got = kernelhub.topk_indices(logits, 64, backend=kernel)
         assert torch.equal(got[-1], places.int())
         assert torch.equal(got[0], torch.arange(64, dtype=torch.int32, device="cuda"))
 
@@ -145,13 +148,14 @@ class TestServing:
                     function(**arguments)
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
-            kernels = (logits_kernel, paged_logits_kernel, count_kernel, store_kernel)
+            kernels = (logits_kernel, paged_logits_kernel, count_kernel, store_kernel, select_kernel)
             compiled.add(tuple(variants(kernel) for kernel in kernels))
         assert len(compiled) == 1
 
-    def test_memory_is_within_what_the_plan_says(self) -> None:
+    @pytest.mark.parametrize("kernel", ["triton.search", "triton.radix"])
+    def test_memory_is_within_what_the_plan_says(self, kernel) -> None:
         arguments = topk_inputs(tokens=9, keys=100_000, device="cuda")
-        plan = kernelhub.topk_indices.prepare(**arguments)
+        plan = kernelhub.topk_indices.prepare(**arguments, backend=kernel)
         out = plan.run(**arguments)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -43,6 +43,16 @@ class TestNumbers:
             agree(got, arguments, rounds=kernel == "triton.chunked")
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+    @pytest.mark.parametrize("moved", ["q", "k", "v", "qkv"])
+    def test_operands_that_come_element_by_element(self, moved, dtype) -> None:
+        """Tokens lie next to each other: no load of theirs is an asynchronous copy."""
+        arguments = linear_inputs(MODEL, batch=1, tokens=300, state=True, dtype=dtype, device="cuda")
+        for name in moved:
+            arguments[name] = arguments[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        got = kernelhub.linear_attention(**arguments, return_state=True, backend="triton.chunked")
+        agree(got, arguments)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
     def test_decode_at_real_sizes(self, dtype) -> None:
         slots = (7, -1, 0, 3, 15)
         arguments = linear_inputs("minimax-text-01", batch=5, tokens=1, slots=slots, dtype=dtype, device="cuda")

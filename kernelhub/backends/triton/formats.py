@@ -74,13 +74,14 @@ def e2m1_to_float(code):
 @triton.jit
 def float_to_e2m1(x):
     """float32 as four bits, saturating at 6; NaN becomes 6 with its sign."""
-    size = tl.abs(x)
-    code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
-    code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
-    code += (size > 5.0).to(tl.int32)
-    code = tl.where(size == size, code, 7)
-    sign = (x.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
-    return code | (sign << 3)
+    size = tl.minimum(tl.abs(x), 6.0)
+    # Steps are half the power of two below a number, 0.5 at least. Beside 2^22 times that power they are the last bit.
+    power = tl.maximum(size.to(tl.int32, bitcast=True) & 0x7F800000, 0x3F800000)
+    beside = power + 0x0B000000
+    steps = (size + beside.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True) - beside
+    code = steps + ((power - 0x3F800000) >> 22)
+    sign = (x.to(tl.uint32, bitcast=True) >> 28).to(tl.int32) & 8
+    return code | sign
 
 
 @triton.jit

@@ -4,6 +4,7 @@ With TRITON_INTERPRET=1, Triton 3.6 to 3.9 holds bfloat16 and float8 values as r
 computes on the bits: `tl.dot` of bfloat16 is off by orders of magnitude, fp32 -> bfloat16 truncates, fp32 ->
 float8 loses carries, and no error is given. `repair()` replaces the operations that touch such values by ones
 that decode to float32, compute, and round to nearest even; float8 saturates, as the conversions of GPUs do.
+`tl.maximum` and `tl.minimum` of NaN and a number give the number, as they do there.
 It also lets `range()` take a loaded bound under numpy 2.4.
 
 The adapters call it when they are imported under the interpreter. It changes nothing on a GPU.
@@ -48,6 +49,8 @@ def repair() -> None:
     builder.unary_op = _unary_with(builder.unary_op)
     builder.create_clampf = _clamp_with(builder.create_clampf)
     builder.create_fma = _fma_with(builder.create_fma)
+    builder.create_maxnumf = lambda self, one, other: self.binary_op(one, other, np.fmax)
+    builder.create_minnumf = lambda self, one, other: self.binary_op(one, other, np.fmin)
     builder.create_dot = _dot
     if not hasattr(builder, "get_bf16"):  # Triton 3.6
         builder.get_bf16 = lambda self, value: self.create_fp_trunc(self.get_fp32(value), tl.bfloat16)

@@ -9,6 +9,7 @@ import torch
 
 from kernelhub.backends.triton.indexer.logits_adapter import Logits, PagedLogits
 from kernelhub.backends.triton.indexer.topk_adapter import TopK
+from kernelhub.backends.triton.indexer.topk_search_adapter import Search
 from kernelhub.ops.indexer.problem import LogitsProblem, PagedLogitsProblem, TopKProblem
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
@@ -41,12 +42,12 @@ def _paged(facets: dict[str, Any], device: DeviceFacts) -> None:
     PagedLogits(problem).launch(q, k_cache, scales, weights, table, lengths, _empty(16, 4096))
 
 
-def _topk(facets: dict[str, Any], device: DeviceFacts) -> None:
-    """Few long rows."""
+def _topk(adapter: type[TopK | Search], rows: int, facets: dict[str, Any], device: DeviceFacts) -> None:
+    """Few or many long rows."""
     problem = TopKProblem(device=device, **facets)
-    starts = _empty(8, dtype=torch.int32) if problem.row_starts else None
-    ends = _empty(8, dtype=torch.int32) if problem.row_ends else None
-    TopK(problem).launch(_empty(8, 131072), starts, ends, _empty(8, problem.k, dtype=torch.int32))
+    starts = _empty(rows, dtype=torch.int32) if problem.row_starts else None
+    ends = _empty(rows, dtype=torch.int32) if problem.row_ends else None
+    adapter(problem).launch(_empty(rows, 40000), starts, ends, _empty(rows, problem.k, dtype=torch.int32))
 
 
 CASES = [
@@ -62,6 +63,9 @@ CASES = [
             ("128 heads of 256", {"dtype": "float16", "num_heads": 128, "head_dim": 256}),
         )
     ),
-    Case("topk of ranges", functools.partial(_topk, {"row_starts": True, "row_ends": True})),
-    Case("topk of rows", functools.partial(_topk, {})),
+    Case("topk of ranges", functools.partial(_topk, TopK, 8, {"row_starts": True, "row_ends": True})),
+    Case("topk of rows", functools.partial(_topk, TopK, 8, {})),
+    Case("topk search of ranges", functools.partial(_topk, Search, 8, {"row_starts": True, "row_ends": True})),
+    Case("topk search of rows", functools.partial(_topk, Search, 8, {})),
+    Case("topk search of many ranges", functools.partial(_topk, Search, 400, {"row_starts": True, "row_ends": True})),
 ]

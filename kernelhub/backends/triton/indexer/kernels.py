@@ -48,6 +48,18 @@ KERNELS = (
     ),
     Kernel(
         op="topk_indices",
+        name="triton.search",
+        target="kernelhub.backends.triton.indexer.topk_search_adapter:Search",
+        summary="a row in registers, or parts of it first: its k-th element is found by counting",
+        band=Band.PORTABLE,
+        constraints=(*MACHINE, Between("k", 1, 8192, why="of a part of 16384 elements at most half are left")),
+        features=frozenset({"row_starts", "row_ends"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+    ),
+    Kernel(
+        op="topk_indices",
         name="triton.radix",
         target="kernelhub.backends.triton.indexer.topk_adapter:TopK",
         summary="radix selection by histograms of four digits, rows split so that every multiprocessor has work",

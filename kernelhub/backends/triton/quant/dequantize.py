@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernelhub.backends.triton.formats import e2m1_to_float, e4m3_to_float, e8m0_to_float
 
-_VARYING = ["rows", "columns", "stride_sb", "stride_sr", "stride_sc"]
+_VARYING = ["rows", "stride_sb", "stride_sr", "stride_sc"]
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["scale", "global_scale"])
