@@ -23,6 +23,7 @@ from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.probes.compiler import cxx_compiler
 from tests.contract.bmm_fp8 import BmmFp8Contract
+from tests.contract.experts import ExpertsContract
 from tests.contract.fp8_gemm import EveryScaling
 
 pytestmark = pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all cases of the cpp backend")
@@ -49,6 +50,12 @@ class TestBmmFp8(BmmFp8Contract):
     kernel = "cpp.bmm_fp8"
     device = "cpu"
     claims_determinism = True
+
+
+class TestExperts(ExpertsContract):
+    kernel = "cpp.experts"
+    device = "cpu"
+    weights = "fp8_channel"
 
 
 @pytest.mark.parametrize("target", TARGETS)
