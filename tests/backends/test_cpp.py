@@ -93,6 +93,14 @@ class TestTargets:
             subject.test_matches_the_reference_in_float64(case)
         subject.test_nan_reaches_its_row_or_column_and_no_other()
 
+    def test_experts_keep_theirs(self, target: str) -> None:
+        subject = TestExperts()
+        for case in subject.accepted_cases():
+            subject.test_matches_the_reference_in_float64(case)
+        subject.test_static_scales_of_activations()
+        subject.test_every_argument_changes_the_result()
+        subject.test_nan_stays_with_its_token()
+
 
 def _retarget(usual: tuple[str, ...], target: str) -> list[str]:
     return [f"-march={target}" if flag.startswith("-march") and target != "native" else flag for flag in usual]

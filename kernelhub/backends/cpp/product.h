@@ -8,9 +8,11 @@
 // the scale of their 16 or 32 as they are decoded: what comes of it has six bits, and bfloat16 holds it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "threads.h"
 
@@ -133,9 +135,9 @@ typedef uint16_t Element;
 constexpr int64_t PANEL = 64;        // rows of b
 constexpr int64_t DEPTH = 1024;      // columns of a panel: 128 KB, which stay in L2
 constexpr int64_t MOST_ROWS = 2048;  // of a that share a panel: their float32 sums are 512 KB
-// Rows up to which panels do not pay: of 4096 x 4096 weights in blocks on one Zen 5 core, 2, 4 and 6 rows take 0.9, 2.1
-// and 3.3 ms without, 1.7, 2.1 and 2.1 ms with them.
-constexpr int64_t FEW = 4;
+// Rows up to which panels do not pay: 6, 7 and 8 rows by 8 experts of 7168 x 256 on a Zen 5 core take 3.5, 7.3 and 8.5 ms
+// without, since the registers for sums do not suffice; 4.9, 5.4 and 5.5 with them.
+constexpr int64_t FEW = 6;
 
 inline __m256i load_codes(const uint8_t *codes, __mmask32 kept) {
     // A masked load where none is needed took seven times as long from memory that other programs use too.
@@ -205,15 +207,37 @@ inline __m512i decode(const uint8_t *codes, bool all, float first, float second)
 
 inline __mmask32 up_to(int64_t left) { return left >= 32 ? ~0u : left > 0 ? (1u << left) - 1 : 0; }
 
-// Columns k..k + 32 of row n of b, as far as they are below `to`.
+// Columns of a line of the cache.
 template <Codes CODES>
-inline __m512i weights(const Call &c, int64_t n, int64_t k, int64_t to) {
-    if (CODES == E4M3) return decode(c.b + n * c.stride_bn + k, up_to(to - k));
-    const uint8_t *codes = c.b + n * c.stride_bn + k / 2, *scale = c.code_scale + n * c.stride_code_scale;
-    if (CODES == MXFP4) return decode(codes, true, MEANING.e8m0[scale[k / 32]], MEANING.e8m0[scale[k / 32]]);
-    const bool all = to - k >= 32;
-    return decode(codes, all, MEANING.e4m3[scale[k / 16]], all ? MEANING.e4m3[scale[k / 16 + 1]] : 0.0f);
-}
+constexpr int64_t LINE = CODES == E4M3 ? 64 : 128;
+
+// A row of b.
+template <Codes CODES>
+struct Row {
+    const uint8_t *codes, *scale;
+
+    Row(const Call &c, int64_t n)
+        : codes(c.b + n * c.stride_bn), scale(CODES == E4M3 ? nullptr : c.code_scale + n * c.stride_code_scale) {}
+
+    // Columns k..k + 32, all of which there are.
+    __m512i whole(int64_t k) const {
+        if (CODES == E4M3) return decode(codes + k, ~0u);
+        if (CODES == MXFP4) return decode(codes + k / 2, true, MEANING.e8m0[scale[k / 32]], MEANING.e8m0[scale[k / 32]]);
+        return decode(codes + k / 2, true, MEANING.e4m3[scale[k / 16]], MEANING.e4m3[scale[k / 16 + 1]]);
+    }
+
+    // Into the cache, where there is memory at all.
+    void ask_for(int64_t k) const {
+        _mm_prefetch(reinterpret_cast<const char *>(codes + k * 64 / LINE<CODES>), _MM_HINT_T0);
+    }
+
+    // Those of them that are below `to`, and zeros.
+    __m512i some(int64_t k, int64_t to) const {
+        if (to - k >= 32) return whole(k);
+        if (CODES == E4M3) return decode(codes + k, up_to(to - k));
+        return decode(codes + k / 2, false, MEANING.e4m3[scale[k / 16]], 0.0f);  // only NVFP4 ends in half of 32
+    }
+};
 
 inline __m512 add_products(__m512 sum, __m512i x, __m512i y) {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
@@ -221,47 +245,6 @@ inline __m512 add_products(__m512 sum, __m512i x, __m512i y) {
 
 inline void decode_row(const uint8_t *codes, int64_t count, Element *into) {
     for (int64_t k = 0; k < count; k += 32) _mm512_storeu_si512(into + k, decode(codes + k, up_to(count - k)));
-}
-
-// LINES are rows of a, or, where those are sums of several terms, these.
-template <Codes CODES, int LINES>
-void few_rows(const Call &c, const Element *a, int64_t begin, int64_t end) {
-    const int64_t groups = c.groups();
-    const Element *left[LINES];
-    for (int i = 0; i < LINES; i++) left[i] = a + c.place(i / c.terms) + i % c.terms * c.padded();
-    for (int64_t n = begin; n < end; n++) {
-        const int64_t block = n / c.row_block;
-        __m512 total[LINES];
-        for (int i = 0; i < LINES; i++) total[i] = _mm512_setzero_ps();
-        for (int64_t g = 0; g < groups; g++) {
-            const int64_t from = g * c.group, to = from + c.group < c.k ? from + c.group : c.k;
-            __m512 sum[LINES];
-            for (int i = 0; i < LINES; i++) sum[i] = _mm512_setzero_ps();
-            for (int64_t k = from; k < to; k += 32) {
-                const __m512i right = weights<CODES>(c, n, k, to);
-                for (int i = 0; i < LINES; i++) sum[i] = add_products(sum[i], right, _mm512_loadu_si512(left[i] + k));
-            }
-            const float scale = c.b_scale.at(block, g);
-            for (int i = 0; i < LINES; i++)
-                total[i] = _mm512_fmadd_ps(sum[i], _mm512_set1_ps(scale * c.a_scale.at(i / c.terms, g)), total[i]);
-        }
-        for (int i = 0; i < LINES; i += c.terms) {
-            for (int64_t term = 1; term < c.terms; term++) total[i] = _mm512_add_ps(total[i], total[i + term]);
-            c.finish(i / c.terms, n, _mm512_reduce_add_ps(total[i]));
-        }
-    }
-}
-
-template <Codes CODES>
-void few_rows(const Call &c, const Element *a, int64_t begin, int64_t end) {
-    switch (c.m * c.terms) {
-        case 1: few_rows<CODES, 1>(c, a, begin, end); break;
-        case 2: few_rows<CODES, 2>(c, a, begin, end); break;
-        case 3: few_rows<CODES, 3>(c, a, begin, end); break;
-        case 4: few_rows<CODES, 4>(c, a, begin, end); break;
-        case 5: few_rows<CODES, 5>(c, a, begin, end); break;
-        default: few_rows<CODES, 6>(c, a, begin, end);
-    }
 }
 
 // 16 rows of 16 pairs become 16 pairs of 16 rows.
@@ -290,15 +273,145 @@ inline void transpose(__m512i r[16]) {
     for (int i = 0; i < 16; i++) r[i] = t[i];
 }
 
+// Sums into a row of the result, as `finish` does with one. One by one, the 2^20 of 128 products of
+// 16 x 512 x 128 took 9 of 11 ms.
+void finish_row(const Call &c, int64_t i, int64_t first, int64_t columns, const float *sums) {
+    for (int64_t j = 0; j < columns; j += 16) {
+        const __mmask16 kept = columns - j >= 16 ? 0xffff : (1u << (columns - j)) - 1;
+        __m512 value = _mm512_loadu_ps(sums + j);
+        if (c.bias) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(kept, c.bias + first + j));
+        const int64_t place = i * c.stride_om + first + j;
+        if (c.kind == FLOAT32) {
+            _mm512_mask_storeu_ps(static_cast<float *>(c.out) + place, kept, value);
+            continue;
+        }
+        __m256i half = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        if (c.kind == BFLOAT16) {
+            const __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
+            const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+            const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+            const __m512i high = _mm512_srli_epi32(up, 16);
+            half = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(high, nan, _mm512_set1_epi32(0x7fc0)));
+        }
+        _mm256_mask_storeu_epi16(static_cast<uint16_t *>(c.out) + place, kept, half);
+    }
+}
+
+// Columns between what is read and what is asked for: the machine foresees one stream, not several. One and four rows by
+// 8 experts of 7168 x 256 on a Zen 5 core: 2.8 and 4.3 ms without, 1.8 and 3.0 with 1024, 1.6 and 2.5 with 2048.
+constexpr int64_t AHEAD = 2048;
+constexpr int64_t CHUNK = 16;  // rows of b that a task of few rows takes
+
+template <Codes CODES, class Which, int... J>
+std::array<Row<CODES>, sizeof...(J)> rows_of(const Call &c, const Which &which, std::integer_sequence<int, J...>) {
+    return {Row<CODES>(c, which(J))...};
+}
+
+// LINES are rows of a, or, where those are sums of several terms, these; SIDE rows of b are taken side by side, so that
+// what is loaded of a serves them all.
+template <Codes CODES, int LINES, int SIDE>
+void few_rows(const Call &c, const Element *a, int64_t begin, int64_t end) {
+    const int64_t groups = c.groups();
+    const Element *left[LINES];
+    for (int i = 0; i < LINES; i++) left[i] = a + c.place(i / c.terms) + i % c.terms * c.padded();
+    __m512 totals[LINES][CHUNK];
+    const int64_t jump = SIDE * c.stride_bn * LINE<CODES> / 64;
+    for (int64_t first = begin; first < begin + CHUNK; first += SIDE) {
+        const auto row = [&](int j) { return first + j < end ? first + j : end - 1; };
+        const auto rows = rows_of<CODES>(c, row, std::make_integer_sequence<int, SIDE>());
+        __m512 total[LINES][SIDE];
+        for (int i = 0; i < LINES; i++)
+            for (int j = 0; j < SIDE; j++) total[i][j] = _mm512_setzero_ps();
+        for (int64_t g = 0; g < groups && first < end; g++) {
+            const int64_t from = g * c.group, to = from + c.group < c.k ? from + c.group : c.k;
+            __m512 sum[LINES][SIDE];
+            for (int i = 0; i < LINES; i++)
+                for (int j = 0; j < SIDE; j++) sum[i][j] = _mm512_setzero_ps();
+            const auto add = [&](int64_t k, const __m512i *right) {
+                for (int i = 0; i < LINES; i++) {
+                    const __m512i one = _mm512_loadu_si512(left[i] + k);
+                    for (int j = 0; j < SIDE; j++) sum[i][j] = add_products(sum[i][j], right[j], one);
+                }
+            };
+            int64_t k = from;
+            __m512i right[SIDE];
+            for (; k + 32 <= to; k += 32) {
+                if (k % LINE<CODES> == 0) {
+                    const int64_t ahead = k + AHEAD < c.k ? k + AHEAD : k + AHEAD - c.k + jump;
+                    for (int j = 0; j < SIDE; j++) rows[j].ask_for(ahead);
+                }
+                for (int j = 0; j < SIDE; j++) right[j] = rows[j].whole(k);
+                add(k, right);
+            }
+            if (k < to) {
+                for (int j = 0; j < SIDE; j++) right[j] = rows[j].some(k, to);
+                add(k, right);
+            }
+            for (int j = 0; j < SIDE; j++) {
+                const float scale = c.b_scale.at(row(j) / c.row_block, g);
+                for (int i = 0; i < LINES; i++) {
+                    const __m512 both = _mm512_set1_ps(scale * c.a_scale.at(i / c.terms, g));
+                    total[i][j] = _mm512_fmadd_ps(sum[i][j], both, total[i][j]);
+                }
+            }
+        }
+        for (int i = 0; i < LINES; i++)
+            for (int j = 0; j < SIDE; j++) totals[i][first - begin + j] = total[i][j];
+    }
+    for (int i = 0; i < LINES; i += c.terms) {
+        __m512i r[CHUNK];
+        for (int j = 0; j < CHUNK; j++) {
+            __m512 total = totals[i][j];
+            for (int64_t term = 1; term < c.terms; term++) total = _mm512_add_ps(total, totals[i + term][j]);
+            r[j] = _mm512_castps_si512(total);
+        }
+        transpose(r);
+        __m512 sums = _mm512_setzero_ps();
+        for (int j = 0; j < CHUNK; j++) sums = _mm512_add_ps(sums, _mm512_castsi512_ps(r[j]));
+        float kept[CHUNK];
+        _mm512_storeu_ps(kept, sums);
+        finish_row(c, i / c.terms, begin, end - begin, kept);
+    }
+}
+
+template <Codes CODES>
+void few_rows(const Call &c, const Element *a, int64_t begin, int64_t end) {
+    switch (c.m * c.terms) {
+        case 1: few_rows<CODES, 1, 4>(c, a, begin, end); break;
+        case 2: few_rows<CODES, 2, 4>(c, a, begin, end); break;
+        case 3: few_rows<CODES, 3, 2>(c, a, begin, end); break;
+        case 4: few_rows<CODES, 4, 2>(c, a, begin, end); break;
+        case 5: few_rows<CODES, 5, 2>(c, a, begin, end); break;
+        default: few_rows<CODES, 6, 2>(c, a, begin, end);
+    }
+}
+
+// As AHEAD, of 16 rows at once: 16 rows by 8 experts of 7168 x 256 take 12.2 ms without, 7.8 with 256 and with 512.
+constexpr int64_t PANEL_AHEAD = 512;
+
 // Columns from..to of 64 rows of b, pair by pair: [pairs][64] pairs. Rows and columns that b lacks are 0.
 template <Codes CODES>
 void make_panel(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t *panel) {
+    const int64_t ahead = PANEL_AHEAD < to - from ? PANEL_AHEAD : to - from;
     for (int64_t r = 0; r < PANEL; r += 16)
         for (int64_t k = from; k < to; k += 32) {
+            if ((k - from) % LINE<CODES> == 0) {
+                // What comes next: of these rows; of the next 16; of the next panel, which is to the right, or the next task's.
+                int64_t n = first + r, wanted = k + ahead;
+                if (wanted >= to) {
+                    n += 16, wanted -= to - from;
+                    if (r + 16 == PANEL) {
+                        if (to < c.k) n = first, wanted += to - from;
+                        else n = first + PANEL * c.threads, wanted -= from;
+                    }
+                }
+                for (int i = 0; i < 16; i++) Row<CODES>(c, n + i).ask_for(wanted);
+            }
             __m512i rows[16];
             for (int i = 0; i < 16; i++) {
                 const bool there = first + r + i < c.n;
-                rows[i] = there ? weights<CODES>(c, first + r + i, k, c.k) : _mm512_setzero_si512();
+                rows[i] = there ? Row<CODES>(c, first + r + i).some(k, c.k) : _mm512_setzero_si512();
             }
             transpose(rows);
             for (int i = 0; i < 16; i++) _mm512_storeu_si512(panel + ((k - from) / 2 + i) * PANEL + r, rows[i]);
@@ -330,32 +443,6 @@ void tile(const Element *const *rows, const uint32_t *panel, int64_t pairs, cons
             float *at = sums + i * PANEL + 16 * j;
             _mm512_store_ps(at, _mm512_fmadd_ps(sum[i][j], factor, _mm512_load_ps(at)));
         }
-}
-
-// 64 sums into a row of the result, as `finish` does with one. One by one, the 2^20 of 128 products of
-// 16 x 512 x 128 took 9 of 11 ms.
-void finish_row(const Call &c, int64_t i, int64_t first, const float *sums) {
-    const int64_t columns = c.n - first < PANEL ? c.n - first : PANEL;
-    for (int64_t j = 0; j < columns; j += 16) {
-        const __mmask16 kept = columns - j >= 16 ? 0xffff : (1u << (columns - j)) - 1;
-        __m512 value = _mm512_loadu_ps(sums + j);
-        if (c.bias) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(kept, c.bias + first + j));
-        const int64_t place = i * c.stride_om + first + j;
-        if (c.kind == FLOAT32) {
-            _mm512_mask_storeu_ps(static_cast<float *>(c.out) + place, kept, value);
-            continue;
-        }
-        __m256i half = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        if (c.kind == BFLOAT16) {
-            const __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
-            const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
-            const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-            const __m512i high = _mm512_srli_epi32(up, 16);
-            half = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(high, nan, _mm512_set1_epi32(0x7fc0)));
-        }
-        _mm256_mask_storeu_epi16(static_cast<uint16_t *>(c.out) + place, kept, half);
-    }
 }
 
 template <Codes CODES>
@@ -395,10 +482,9 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
             }
         }
     }
-    for (int64_t i = begin; i < end; i++) finish_row(c, i, first, sums + (i - begin) * PANEL);
+    const int64_t columns = c.n - first < PANEL ? c.n - first : PANEL;
+    for (int64_t i = begin; i < end; i++) finish_row(c, i, first, columns, sums + (i - begin) * PANEL);
 }
-
-constexpr int64_t CHUNK = 16;  // rows of b that a task of few rows takes
 
 // How many tasks a product is, one of so many at the same time; they may run at once.
 int64_t divide(Call &c, int64_t products) {
