@@ -72,6 +72,8 @@ def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None
         facets = [{"q_len": q_len} for q_len in ("one", "many")]
     if op == "fp8_gemm":
         facets = [{"scaling": scaling} for scaling in ("tensor", "row", "block", "mx")]
+    if op == "fused_moe":
+        facets = [{"weights": weights} for weights in ("plain", "fp8_block")]
     for device, values in itertools.product(SIMULATED, facets):
         reached.add(kernelhub.explain(op, device=device, machine=MACHINE, **values).selected)
     with kernelhub.use(batch_invariant=True):
