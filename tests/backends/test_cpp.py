@@ -17,12 +17,21 @@ import torch
 
 import kernelhub
 from kernelhub.backends.cpp import build
+from kernelhub.backends.cpp.moe import experts_adapter
+from kernelhub.backends.cpp.moe.experts_adapter import Experts
 from kernelhub.errors import KernelUnavailable, NoKernel
-from kernelhub.ops.formats import E4M3
+from kernelhub.ops.formats import E4M3, from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.reference import fp8_values
+from kernelhub.ops.moe.experts.tolerance import compare
+from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.probes.compiler import cxx_compiler
+from kernelhub.probes.device import facts
 from tests.contract.bmm_fp8 import BmmFp8Contract
+from tests.contract.experts import ExpertsContract
 from tests.contract.fp8_gemm import EveryScaling
 
 pytestmark = pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all cases of the cpp backend")
@@ -51,13 +60,88 @@ class TestBmmFp8(BmmFp8Contract):
     claims_determinism = True
 
 
+class TestExperts(ExpertsContract):
+    kernel = "cpp.experts"
+    device = "cpu"
+    weights = "fp8_channel"
+
+
+def adapter_of(weights: str, **sizes: Any) -> Experts:
+    """Of one expert."""
+    given: dict[str, Any] = {
+        "num_experts": 1,
+        "top_k": 1,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "weights": weights,
+    }
+    return Experts(ExpertsProblem(device=facts(torch.device("cpu")), **given | sizes))
+
+
+def quantised(rows: torch.Tensor, known: torch.Tensor | None, grouped: bool) -> torch.Tensor:
+    """What a kernel makes of activations, as values."""
+    adapter = adapter_of(
+        "fp8_block" if grouped else "fp8_channel",
+        dtype=str(rows.dtype).removeprefix("torch."),
+        activation_dtype="float8_e4m3fn",
+    )
+    into, scales = adapter._prepared("test", rows, known)
+    assert scales is not None
+    count, width = rows.shape
+    codes = into.view(torch.bfloat16 if adapter._element_bytes == 2 else torch.float32).view(count, -1)
+    assert not codes[:, width:].any()
+    spread = scales.repeat_interleave(128 if grouped else width, 1)[:, :width]
+    return codes[:, :width].float() * spread
+
+
+def product_of_fp4(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, weights: str) -> torch.Tensor:
+    """Tokens by the weights of one expert, before anything else is done to it."""
+    adapter = adapter_of(weights)
+    matrix = Matrix(codes.unsqueeze(0), scale.unsqueeze(0), None, None)
+    into = torch.full((len(x), len(codes)), torch.nan)
+    starts = torch.tensor([0, len(x)])
+    adapter._product(adapter._prepared("test", x, None), None, starts, matrix, x.shape[1], None, into)
+    return into
+
+
+class TestExpertsInside:
+    @pytest.mark.parametrize("weights", ["fp8_block", "fp8_channel", "mxfp4", "nvfp4"])
+    @pytest.mark.parametrize("tokens", [1, 5, 6, 7, 13])
+    def test_long_rows_and_odd_numbers_of_them(self, tokens: int, weights: str) -> None:
+        sizes = {"hidden_size": 2080, "intermediate_size": 128, "num_experts": 2, "top_k": 2}
+        arguments = moe_inputs("qwen3-30b-a3b", tokens=tokens, weights=weights, **sizes)
+        for dtype in (None, torch.bfloat16):
+            given = arguments | {"activation_dtype": dtype}
+            agreement = compare(kernelhub.fused_moe(**given, backend="cpp"), given)
+            assert agreement.ok, str(agreement)
+
+    @pytest.mark.parametrize("weights", ["fp8_block", "mxfp4"])
+    def test_tokens_in_several_rounds_give_the_same(self, weights: str, monkeypatch) -> None:
+        sizes = {"hidden_size": 96, "intermediate_size": 128, "num_experts": 3, "top_k": 2}
+        arguments = moe_inputs("qwen3-30b-a3b", tokens=11, weights=weights, **sizes)
+        arguments["residual"] = torch.randn_like(arguments["x"])
+        want = compare(kernelhub.fused_moe(**arguments, backend="cpp"), arguments)
+        assert want.ok
+        monkeypatch.setattr(experts_adapter, "_MOST_ADDED", 4 * 2 * 256)
+        into = arguments["residual"].clone()
+        kernelhub.fused_moe(**arguments | {"residual": into}, out=into, backend="cpp")
+        assert compare(into, arguments).ok
+        monkeypatch.setattr(experts_adapter, "_MOST_ADDED", 1)
+        assert compare(kernelhub.fused_moe(**arguments, backend="cpp"), arguments).ok
+
+    def test_more_rows_than_one_panel_takes(self) -> None:
+        sizes = {"hidden_size": 64, "intermediate_size": 32, "num_experts": 1, "top_k": 1}
+        arguments = moe_inputs("qwen3-30b-a3b", tokens=2100, weights="mxfp4", **sizes)
+        assert compare(kernelhub.fused_moe(**arguments, backend="cpp"), arguments).ok
+
+
 @pytest.mark.parametrize("target", TARGETS)
 class TestTargets:
     @pytest.fixture(autouse=True)
     def compiled_for(self, target: str, monkeypatch, tmp_path_factory):
         monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
         if not able(target):
-            pytest.skip(f"this CPU runs no {target}: 2 cases")
+            pytest.skip(f"this CPU runs no {target}: 5 cases")
         flags = tuple(_retarget(build.flags(), target))
         monkeypatch.setattr(build, "flags", lambda: flags)
         build.library.cache_clear()
@@ -86,6 +170,38 @@ class TestTargets:
             subject.test_matches_the_reference_in_float64(case)
         subject.test_nan_reaches_its_row_or_column_and_no_other()
 
+    def test_experts_keep_theirs(self, target: str) -> None:
+        subject = TestExperts()
+        for case in subject.accepted_cases():
+            subject.test_matches_the_reference_in_float64(case)
+        subject.test_static_scales_of_activations()
+        subject.test_every_argument_changes_the_result()
+        subject.test_nan_stays_with_its_token()
+
+    def test_activations_are_quantised_to_the_bit(self, target: str) -> None:
+        """Every float16 and what lies about half way between codes, by row, by group, and with a scale of their own."""
+        every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+        values = every[every.isfinite()].float()
+        random = torch.Generator().manual_seed(0)
+        values = torch.cat([values, 448 * torch.randn(112, generator=random)]).view(-1, 100)
+        for rows in (values, values[:, :64] * 1e-9, values.half(), values.clamp(-1e4, 1e4).bfloat16()):
+            for known in (None, torch.tensor(0.75), torch.tensor(1.0)):
+                for grouped in (False, True) if known is None else (False,):
+                    wide = torch.cat([rows, rows], 1)
+                    want = fp8_values(wide, known, grouped, torch.float32)
+                    assert torch.equal(quantised(wide, known, grouped), want)
+
+    def test_every_fp4_code_and_scale_is_decoded_exactly(self, target: str) -> None:
+        """By tokens of one 1, of few rows and of many: what comes out is a column of the weights."""
+        for weights, group, scales in (("mxfp4", 32, range(20, 235)), ("nvfp4", 16, range(1, 127))):
+            raw = torch.tensor(list(scales)).to(torch.uint8)
+            codes = torch.arange(256).to(torch.uint8).view(-1, group // 2).repeat(len(raw), 1)
+            raw = raw.repeat_interleave(512 // group).view(-1, 1)
+            exact = from_e2m1(codes) * (from_e8m0(raw) if weights == "mxfp4" else raw.view(E4M3).float())
+            for tokens in (1, 3, 6, 7, group):
+                x = torch.eye(group)[:tokens].bfloat16()
+                assert torch.equal(product_of_fp4(x, codes, raw, weights), exact.t()[:tokens])
+
 
 def _retarget(usual: tuple[str, ...], target: str) -> list[str]:
     return [f"-march={target}" if flag.startswith("-march") and target != "native" else flag for flag in usual]
@@ -101,9 +217,13 @@ def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
             want = kernelhub.fp8_gemm(**arguments, backend="cpp")
             several = bmm_fp8_inputs(batch=3, tokens=tokens, n=100, k=96, b_scaling="batch")
             want_several = kernelhub.bmm_fp8(**several, backend="cpp")
+            routed = {"num_experts": 3, "top_k": 2, "hidden_size": 192, "weights": "fp8_block"}
+            experts = moe_inputs(tokens=tokens, intermediate_size=128, **routed)
+            want_experts = kernelhub.fused_moe(**experts, backend="cpp")
             torch.set_num_threads(threads)
             assert torch.equal(kernelhub.fp8_gemm(**arguments, backend="cpp"), want)
             assert torch.equal(kernelhub.bmm_fp8(**several, backend="cpp"), want_several)
+            assert torch.equal(kernelhub.fused_moe(**experts, backend="cpp"), want_experts)
     finally:
         torch.set_num_threads(before)
 

@@ -1,0 +1,33 @@
+"""Records of the C++ kernels of mixtures of experts."""
+
+from __future__ import annotations
+
+from kernelhub.backends.cpp.requirements import MACHINE
+from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.ops.moe.experts.problem import FORMATS, FP8, PLAIN
+from kernelhub.ops.moe.routing.problem import FLOATS
+
+KERNELS = (
+    Kernel(
+        op="fused_moe",
+        name="cpp.experts",
+        target="kernelhub.backends.cpp.moe.experts_adapter:Experts",
+        summary="the codes of experts that are hit read once, all experts in one loop",
+        band=Band.TUNED,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            OneOf("weights", tuple(name for name in FORMATS if name != PLAIN)),
+            dtype_in("activation_dtype", *FLOATS, FP8),
+            anything("num_experts", "top_k", "hidden_size", "intermediate_size"),
+        ),
+        features=frozenset(
+            {
+                *("activation=gelu", "activation=gelu_tanh", "activation=swiglu_oai", "w13_bias", "w2_bias"),
+                *("static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
+            }
+        ),
+        deterministic=True,
+    ),
+)

@@ -1,0 +1,635 @@
+// Rows of activations by rows of weights that are read as codes, once: out[m, n] = sum over groups g of
+// (sum over k in g of a[m, k] b[n, k]) * a_scale[m, g] * b_scale[n / row_block, g], + bias[n].
+//
+// Few rows: each row of b is decoded in registers and multiplied by all rows of a. More: 64 rows of b at a time are
+// decoded into a panel in the order in which the instructions want them, and tiles of 6 x 64 results are kept in
+// registers. With AVX-512 BF16 pairs of bfloat16, which hold every e4m3 number, are multiplied and added in float32;
+// elsewhere float32 is. A group's sum is scaled in float32 before it joins the others. Codes of fp4 are multiplied by
+// the scale of their 16 or 32 as they are decoded: what comes of it has six bits, and bfloat16 holds it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "threads.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// What a byte means as e4m3, and as e8m0: 2^(byte - 127), 255 is NaN.
+struct Meanings {
+    float e4m3[256], e8m0[256];
+
+    Meanings() {
+        for (uint32_t byte = 0; byte < 256; byte++) {
+            const uint32_t power = byte == 0 ? 0x00400000u : byte == 255 ? 0x7fc00000u : byte << 23;
+            memcpy(&e8m0[byte], &power, 4);
+            const uint32_t size = byte & 0x7f;
+            float value = size < 8 ? static_cast<float>(size) * 0.001953125f : 0.0f;  // 2^-9
+            if (size >= 8) {
+                const uint32_t bits = size == 0x7f ? 0x7fc00000u : (size << 20) + (120u << 23);
+                memcpy(&value, &bits, 4);
+            }
+            e4m3[byte] = byte & 0x80 ? -value : value;
+        }
+    }
+};
+const Meanings MEANING;
+
+struct Scale {
+    const void *values;
+    int64_t row, column;  // strides
+    int64_t e8m0;         // one byte each
+
+    float at(int64_t i, int64_t g) const {
+        const int64_t place = i * row + g * column;
+        if (!e8m0) return static_cast<const float *>(values)[place];
+        return MEANING.e8m0[static_cast<const uint8_t *>(values)[place]];
+    }
+};
+
+enum Kind : int64_t { BFLOAT16, FLOAT16, FLOAT32 };
+
+enum Codes : int64_t { E4M3, MXFP4, NVFP4 };
+
+// Exact, and rounded to nearest even.
+void store(void *out, int64_t place, int64_t kind, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if (kind == FLOAT32) {
+        static_cast<float *>(out)[place] = value;
+    } else if (kind == BFLOAT16) {
+        const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+        const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+        static_cast<uint16_t *>(out)[place] = nan ? 0x7fc0 : static_cast<uint16_t>(rounded >> 16);
+    } else {
+        const uint32_t sign = (bits >> 16) & 0x8000, size = bits & 0x7fffffff;
+        uint32_t half;
+        if (size > 0x7f800000) {
+            half = 0x7e00;
+        } else if (size >= 0x477ff000) {  // 65520 and more round to infinity
+            half = 0x7c00;
+        } else if (size < 0x38800000) {  // below 2^-14 the step is 2^-24: adding 1/2 leaves those bits at the end
+            float small;
+            memcpy(&small, &size, 4);
+            small += 0.5f;
+            memcpy(&half, &small, 4);
+            half -= 0x3f000000;
+        } else {
+            half = (size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13;
+        }
+        static_cast<uint16_t *>(out)[place] = static_cast<uint16_t>(sign | half);
+    }
+}
+
+struct Call {
+    const uint8_t *a, *b;
+    Scale a_scale, b_scale;
+    const float *bias;  // or null
+    void *out;
+    void *work;  // of a: rows x terms x padded in the type that is multiplied
+    int64_t m, n, k, group, row_block;
+    int64_t stride_am, stride_bn, stride_om, kind;
+    int threads;
+    int64_t codes = E4M3;
+    const uint8_t *code_scale = nullptr;  // of fp4, one for each 32 (e8m0) or 16 (e4m3) codes
+    int64_t stride_code_scale = 0;
+    int64_t terms = 1;              // whose sum a row of a is
+    const int32_t *rows = nullptr;  // of `work`, those that are multiplied; else those from `first_row` on
+    int64_t first_row = 0;
+    int64_t together = 0;           // rows that one task takes, as `divide` says
+
+    int64_t groups() const { return (k + group - 1) / group; }
+    int64_t padded() const { return (k + 31) / 32 * 32; }
+    int64_t place(int64_t i) const { return (rows ? rows[i] : first_row + i) * terms * padded(); }
+    void finish(int64_t i, int64_t j, float sum) const { store(out, i * stride_om + j, kind, bias ? sum + bias[j] : sum); }
+};
+
+// Memory of a thread, kept from call to call.
+struct Buffer {
+    void *memory = nullptr;
+    size_t size = 0;
+
+    ~Buffer() { free(memory); }
+    template <class T>
+    T *take(size_t count) {
+        const size_t wanted = (count * sizeof(T) + 63) / 64 * 64;
+        if (wanted > size) {
+            free(memory);
+            memory = aligned_alloc(64, wanted);
+            size = memory ? wanted : 0;
+        }
+        return static_cast<T *>(memory);
+    }
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+
+typedef uint16_t Element;
+constexpr int64_t PANEL = 64;        // rows of b
+constexpr int64_t DEPTH = 1024;      // columns of a panel: 128 KB, which stay in L2
+constexpr int64_t MOST_ROWS = 2048;  // of a that share a panel: their float32 sums are 512 KB
+// Rows up to which panels do not pay: 6, 7 and 8 rows by 8 experts of 7168 x 256 on a Zen 5 core take 3.5, 7.3 and 8.5 ms
+// without, since the registers for sums do not suffice; 4.9, 5.4 and 5.5 with them.
+constexpr int64_t FEW = 6;
+
+inline __m256i load_codes(const uint8_t *codes, __mmask32 kept) {
+    // A masked load where none is needed took seven times as long from memory that other programs use too.
+    if (kept == ~0u) return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(codes));
+    return _mm256_maskz_loadu_epi8(kept, codes);
+}
+
+#if defined(__AVX512VBMI__)
+
+// The two bytes of each of the 128 bfloat16 that codes without a sign stand for.
+struct Halves {
+    alignas(64) uint8_t low[128], high[128];
+
+    Halves() {
+        for (int code = 0; code < 128; code++) {
+            uint32_t bits;
+            memcpy(&bits, &MEANING.e4m3[code], 4);
+            low[code] = static_cast<uint8_t>(bits >> 16);
+            high[code] = static_cast<uint8_t>(bits >> 24);
+        }
+    }
+};
+const Halves HALVES;
+
+// 32 codes as bfloat16, exactly.
+inline __m512i decode(const uint8_t *codes, __mmask32 kept) {
+    const __m512i twice = _mm512_set_epi64(0x1f1f1e1e1d1d1c1c, 0x1b1b1a1a19191818, 0x1717161615151414, 0x1313121211111010,
+                                           0x0f0f0e0e0d0d0c0c, 0x0b0b0a0a09090808, 0x0707060605050404, 0x0303020201010000);
+    const __m512i both = _mm512_permutexvar_epi8(twice, _mm512_castsi256_si512(load_codes(codes, kept)));
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(HALVES.low), both, _mm512_load_si512(HALVES.low + 64));
+    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(HALVES.high), both, _mm512_load_si512(HALVES.high + 64));
+    const __m512i size = _mm512_mask_mov_epi8(low, 0xaaaaaaaaaaaaaaaa, high);
+    return _mm512_ternarylogic_epi32(size, both, _mm512_set1_epi16(static_cast<int16_t>(0x8000)), 0xf8);  // size | both & bit
+}
+
+#else
+
+// 32 codes as bfloat16, exactly: exponents are biased by 120 more; the 8 smallest come from a table.
+inline __m512i decode(const uint8_t *codes, __mmask32 kept) {
+    const __m512i subnormal = _mm512_castsi128_si512(
+        _mm_set_epi16(0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0));
+    const __m512i wide = _mm512_cvtepu8_epi16(load_codes(codes, kept));
+    const __m512i size = _mm512_and_si512(wide, _mm512_set1_epi16(0x7f));
+    __m512i value = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(0x3c00));
+    const __mmask32 tiny = _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8));
+    value = _mm512_mask_permutexvar_epi16(value, tiny, size, subnormal);
+    const __mmask32 nan = _mm512_cmpeq_epu16_mask(size, _mm512_set1_epi16(0x7f));
+    value = _mm512_mask_mov_epi16(value, nan, _mm512_set1_epi16(0x7fc0));
+    return _mm512_or_si512(value, _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x80)), 8));
+}
+
+#endif
+
+// 32 codes of fp4 times two scales, of 16 codes each, as bfloat16.
+inline __m512i decode(const uint8_t *codes, bool all, float first, float second) {
+    const __m512 values = _mm512_set_ps(-6.0f, -4.0f, -3.0f, -2.0f, -1.5f, -1.0f, -0.5f, -0.0f, 6.0f, 4.0f, 3.0f, 2.0f, 1.5f,
+                                        1.0f, 0.5f, 0.0f);
+    const __m128i packed = all ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(codes))
+                               : _mm_loadl_epi64(reinterpret_cast<const __m128i *>(codes));
+    const __m512i pairs = _mm512_cvtepu8_epi32(packed);
+    const __m512 scale = _mm512_mask_mov_ps(_mm512_set1_ps(first), 0xff00, _mm512_set1_ps(second));
+    const __m512 even = _mm512_mul_ps(_mm512_permutexvar_ps(pairs, values), scale);  // by the low four bits
+    const __m512 odd = _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), values), scale);
+    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
+                           _mm512_and_si512(_mm512_castps_si512(odd), _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
+}
+
+inline __mmask32 up_to(int64_t left) { return left >= 32 ? ~0u : left > 0 ? (1u << left) - 1 : 0; }
+
+// Columns of a line of the cache.
+template <Codes CODES>
+constexpr int64_t LINE = CODES == E4M3 ? 64 : 128;
+
+// A row of b.
+template <Codes CODES>
+struct Row {
+    const uint8_t *codes, *scale;
+
+    Row(const Call &c, int64_t n)
+        : codes(c.b + n * c.stride_bn), scale(CODES == E4M3 ? nullptr : c.code_scale + n * c.stride_code_scale) {}
+
+    // Columns k..k + 32, all of which there are.
+    __m512i whole(int64_t k) const {
+        if (CODES == E4M3) return decode(codes + k, ~0u);
+        if (CODES == MXFP4) return decode(codes + k / 2, true, MEANING.e8m0[scale[k / 32]], MEANING.e8m0[scale[k / 32]]);
+        return decode(codes + k / 2, true, MEANING.e4m3[scale[k / 16]], MEANING.e4m3[scale[k / 16 + 1]]);
+    }
+
+    // Into the cache, where there is memory at all.
+    void ask_for(int64_t k) const {
+        _mm_prefetch(reinterpret_cast<const char *>(codes + k * 64 / LINE<CODES>), _MM_HINT_T0);
+    }
+
+    // Those of them that are below `to`, and zeros.
+    __m512i some(int64_t k, int64_t to) const {
+        if (to - k >= 32) return whole(k);
+        if (CODES == E4M3) return decode(codes + k, up_to(to - k));
+        return decode(codes + k / 2, false, MEANING.e4m3[scale[k / 16]], 0.0f);  // only NVFP4 ends in half of 32
+    }
+};
+
+inline __m512 add_products(__m512 sum, __m512i x, __m512i y) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
+}
+
+inline void decode_row(const uint8_t *codes, int64_t count, Element *into) {
+    for (int64_t k = 0; k < count; k += 32) _mm512_storeu_si512(into + k, decode(codes + k, up_to(count - k)));
+}
+
+// 16 rows of 16 pairs become 16 pairs of 16 rows.
+inline void transpose(__m512i r[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int j = 0; j < 4; j++) {
+        const __m512i even_low = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);
+        const __m512i even_high = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);
+        const __m512i odd_low = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);
+        const __m512i odd_high = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xdd);
+        t[j] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+        t[4 + j] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+        t[8 + j] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
+        t[12 + j] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+    }
+    for (int i = 0; i < 16; i++) r[i] = t[i];
+}
+
+// Sums into a row of the result, as `finish` does with one. One by one, the 2^20 of 128 products of
+// 16 x 512 x 128 took 9 of 11 ms.
+void finish_row(const Call &c, int64_t i, int64_t first, int64_t columns, const float *sums) {
+    for (int64_t j = 0; j < columns; j += 16) {
+        const __mmask16 kept = columns - j >= 16 ? 0xffff : (1u << (columns - j)) - 1;
+        __m512 value = _mm512_loadu_ps(sums + j);
+        if (c.bias) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(kept, c.bias + first + j));
+        const int64_t place = i * c.stride_om + first + j;
+        if (c.kind == FLOAT32) {
+            _mm512_mask_storeu_ps(static_cast<float *>(c.out) + place, kept, value);
+            continue;
+        }
+        __m256i half = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        if (c.kind == BFLOAT16) {
+            const __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
+            const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+            const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+            const __m512i high = _mm512_srli_epi32(up, 16);
+            half = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(high, nan, _mm512_set1_epi32(0x7fc0)));
+        }
+        _mm256_mask_storeu_epi16(static_cast<uint16_t *>(c.out) + place, kept, half);
+    }
+}
+
+// Columns between what is read and what is asked for: the machine foresees one stream, not several. One and four rows by
+// 8 experts of 7168 x 256 on a Zen 5 core: 2.8 and 4.3 ms without, 1.8 and 3.0 with 1024, 1.6 and 2.5 with 2048.
+constexpr int64_t AHEAD = 2048;
+constexpr int64_t CHUNK = 16;  // rows of b that a task of few rows takes
+
+template <Codes CODES, class Which, int... J>
+std::array<Row<CODES>, sizeof...(J)> rows_of(const Call &c, const Which &which, std::integer_sequence<int, J...>) {
+    return {Row<CODES>(c, which(J))...};
+}
+
+// LINES are rows of a, or, where those are sums of several terms, these; SIDE rows of b are taken side by side, so that
+// what is loaded of a serves them all.
+template <Codes CODES, int LINES, int SIDE>
+void few_rows(const Call &c, const Element *a, int64_t begin, int64_t end) {
+    const int64_t groups = c.groups();
+    const Element *left[LINES];
+    for (int i = 0; i < LINES; i++) left[i] = a + c.place(i / c.terms) + i % c.terms * c.padded();
+    __m512 totals[LINES][CHUNK];
+    const int64_t jump = SIDE * c.stride_bn * LINE<CODES> / 64;
+    for (int64_t first = begin; first < begin + CHUNK; first += SIDE) {
+        const auto row = [&](int j) { return first + j < end ? first + j : end - 1; };
+        const auto rows = rows_of<CODES>(c, row, std::make_integer_sequence<int, SIDE>());
+        __m512 total[LINES][SIDE];
+        for (int i = 0; i < LINES; i++)
+            for (int j = 0; j < SIDE; j++) total[i][j] = _mm512_setzero_ps();
+        for (int64_t g = 0; g < groups && first < end; g++) {
+            const int64_t from = g * c.group, to = from + c.group < c.k ? from + c.group : c.k;
+            __m512 sum[LINES][SIDE];
+            for (int i = 0; i < LINES; i++)
+                for (int j = 0; j < SIDE; j++) sum[i][j] = _mm512_setzero_ps();
+            const auto add = [&](int64_t k, const __m512i *right) {
+                for (int i = 0; i < LINES; i++) {
+                    const __m512i one = _mm512_loadu_si512(left[i] + k);
+                    for (int j = 0; j < SIDE; j++) sum[i][j] = add_products(sum[i][j], right[j], one);
+                }
+            };
+            int64_t k = from;
+            __m512i right[SIDE];
+            for (; k + 32 <= to; k += 32) {
+                if (k % LINE<CODES> == 0) {
+                    const int64_t ahead = k + AHEAD < c.k ? k + AHEAD : k + AHEAD - c.k + jump;
+                    for (int j = 0; j < SIDE; j++) rows[j].ask_for(ahead);
+                }
+                for (int j = 0; j < SIDE; j++) right[j] = rows[j].whole(k);
+                add(k, right);
+            }
+            if (k < to) {
+                for (int j = 0; j < SIDE; j++) right[j] = rows[j].some(k, to);
+                add(k, right);
+            }
+            for (int j = 0; j < SIDE; j++) {
+                const float scale = c.b_scale.at(row(j) / c.row_block, g);
+                for (int i = 0; i < LINES; i++) {
+                    const __m512 both = _mm512_set1_ps(scale * c.a_scale.at(i / c.terms, g));
+                    total[i][j] = _mm512_fmadd_ps(sum[i][j], both, total[i][j]);
+                }
+            }
+        }
+        for (int i = 0; i < LINES; i++)
+            for (int j = 0; j < SIDE; j++) totals[i][first - begin + j] = total[i][j];
+    }
+    for (int i = 0; i < LINES; i += c.terms) {
+        __m512i r[CHUNK];
+        for (int j = 0; j < CHUNK; j++) {
+            __m512 total = totals[i][j];
+            for (int64_t term = 1; term < c.terms; term++) total = _mm512_add_ps(total, totals[i + term][j]);
+            r[j] = _mm512_castps_si512(total);
+        }
+        transpose(r);
+        __m512 sums = _mm512_setzero_ps();
+        for (int j = 0; j < CHUNK; j++) sums = _mm512_add_ps(sums, _mm512_castsi512_ps(r[j]));
+        float kept[CHUNK];
+        _mm512_storeu_ps(kept, sums);
+        finish_row(c, i / c.terms, begin, end - begin, kept);
+    }
+}
+
+template <Codes CODES>
+void few_rows(const Call &c, const Element *a, int64_t begin, int64_t end) {
+    switch (c.m * c.terms) {
+        case 1: few_rows<CODES, 1, 4>(c, a, begin, end); break;
+        case 2: few_rows<CODES, 2, 4>(c, a, begin, end); break;
+        case 3: few_rows<CODES, 3, 2>(c, a, begin, end); break;
+        case 4: few_rows<CODES, 4, 2>(c, a, begin, end); break;
+        case 5: few_rows<CODES, 5, 2>(c, a, begin, end); break;
+        default: few_rows<CODES, 6, 2>(c, a, begin, end);
+    }
+}
+
+// As AHEAD, of 16 rows at once: 16 rows by 8 experts of 7168 x 256 take 12.2 ms without, 7.8 with 256 and with 512.
+constexpr int64_t PANEL_AHEAD = 512;
+
+// Columns from..to of 64 rows of b, pair by pair: [pairs][64] pairs. Rows and columns that b lacks are 0.
+template <Codes CODES>
+void make_panel(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t *panel) {
+    const int64_t ahead = PANEL_AHEAD < to - from ? PANEL_AHEAD : to - from;
+    for (int64_t r = 0; r < PANEL; r += 16)
+        for (int64_t k = from; k < to; k += 32) {
+            if ((k - from) % LINE<CODES> == 0) {
+                // What comes next: of these rows; of the next 16; of the next panel, which is to the right, or the next task's.
+                int64_t n = first + r, wanted = k + ahead;
+                if (wanted >= to) {
+                    n += 16, wanted -= to - from;
+                    if (r + 16 == PANEL) {
+                        if (to < c.k) n = first, wanted += to - from;
+                        else n = first + PANEL * c.threads, wanted -= from;
+                    }
+                }
+                for (int i = 0; i < 16; i++) Row<CODES>(c, n + i).ask_for(wanted);
+            }
+            __m512i rows[16];
+            for (int i = 0; i < 16; i++) {
+                const bool there = first + r + i < c.n;
+                rows[i] = there ? Row<CODES>(c, first + r + i).some(k, c.k) : _mm512_setzero_si512();
+            }
+            transpose(rows);
+            for (int i = 0; i < 16; i++) _mm512_storeu_si512(panel + ((k - from) / 2 + i) * PANEL + r, rows[i]);
+        }
+}
+
+// sums[ROWS][64] += (a's rows . pairs of the panel) * a_scale * factors
+template <int ROWS>
+void tile(const Element *const *rows, const uint32_t *panel, int64_t pairs, const float *a_scale,
+          const float *factors, float *sums) {
+    const Element *a[ROWS];
+    for (int i = 0; i < ROWS; i++) a[i] = rows[i];
+    __m512 sum[ROWS][4];
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < 4; j++) sum[i][j] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < pairs; p++) {
+        __m512i right[4];
+        for (int j = 0; j < 4; j++) right[j] = _mm512_load_si512(panel + p * PANEL + 16 * j);
+        for (int i = 0; i < ROWS; i++) {
+            int32_t pair;
+            memcpy(&pair, a[i] + 2 * p, 4);
+            const __m512i left = _mm512_set1_epi32(pair);
+            for (int j = 0; j < 4; j++) sum[i][j] = add_products(sum[i][j], left, right[j]);
+        }
+    }
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < 4; j++) {
+            const __m512 factor = _mm512_mul_ps(_mm512_set1_ps(a_scale[i]), _mm512_loadu_ps(factors + 16 * j));
+            float *at = sums + i * PANEL + 16 * j;
+            _mm512_store_ps(at, _mm512_fmadd_ps(sum[i][j], factor, _mm512_load_ps(at)));
+        }
+}
+
+template <Codes CODES>
+void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, int64_t end) {
+    thread_local Buffer of_panel, of_sums;
+    uint32_t *panel = of_panel.take<uint32_t>(DEPTH / 2 * PANEL);
+    float *sums = of_sums.take<float>((end - begin) * PANEL);
+    memset(sums, 0, (end - begin) * PANEL * sizeof(float));
+    const int64_t padded = c.padded();
+    const bool one_group = c.group >= c.k;
+    const int64_t step = one_group ? DEPTH : c.group;
+    for (int64_t from = 0; from < c.k; from += DEPTH) {
+        const int64_t to = from + DEPTH < padded ? from + DEPTH : padded;
+        make_panel<CODES>(c, first, from, to, panel);
+        for (int64_t k = from; k < to; k += step) {
+            const int64_t g = one_group ? 0 : k / c.group, pairs = ((k + step < to ? k + step : to) - k) / 2;
+            float factors[PANEL];
+            for (int64_t j = 0; j < PANEL; j++)
+                factors[j] = first + j < c.n ? c.b_scale.at((first + j) / c.row_block, g) : 0.0f;
+            const uint32_t *part = panel + (k - from) / 2 * PANEL;
+            for (int64_t i = begin; i < end; i += 6) {
+                const int64_t rows = end - i < 6 ? end - i : 6;
+                float *into = sums + (i - begin) * PANEL, of_a[6];
+                for (int64_t r = 0; r < rows; r++) of_a[r] = c.a_scale.at(i + r, g);
+                for (int64_t term = 0; term < c.terms; term++) {
+                    const Element *left[6];
+                    for (int64_t r = 0; r < rows; r++) left[r] = a + c.place(i + r) + term * padded + k;
+                    switch (rows) {
+                        case 6: tile<6>(left, part, pairs, of_a, factors, into); break;
+                        case 5: tile<5>(left, part, pairs, of_a, factors, into); break;
+                        case 4: tile<4>(left, part, pairs, of_a, factors, into); break;
+                        case 3: tile<3>(left, part, pairs, of_a, factors, into); break;
+                        case 2: tile<2>(left, part, pairs, of_a, factors, into); break;
+                        default: tile<1>(left, part, pairs, of_a, factors, into);
+                    }
+                }
+            }
+        }
+    }
+    const int64_t columns = c.n - first < PANEL ? c.n - first : PANEL;
+    for (int64_t i = begin; i < end; i++) finish_row(c, i, first, columns, sums + (i - begin) * PANEL);
+}
+
+// How many tasks a product is, one of so many at the same time; they may run at once.
+int64_t divide(Call &c, int64_t products) {
+    if (c.m * c.terms <= FEW) return (c.n + CHUNK - 1) / CHUNK;
+    const int64_t panels = (c.n + PANEL - 1) / PANEL;
+    int64_t rows = c.m < MOST_ROWS ? c.m : MOST_ROWS;
+    while (products * panels * ((c.m + rows - 1) / rows) < 2 * c.threads && rows > 48) rows = (rows + 1) / 2;
+    c.together = rows;
+    return panels * ((c.m + rows - 1) / rows);
+}
+
+template <Codes CODES>
+void perform(const Call &c, const Element *a, int64_t task) {
+    if (!c.together) {
+        const int64_t begin = task * CHUNK, end = begin + CHUNK < c.n ? begin + CHUNK : c.n;
+        few_rows<CODES>(c, a, begin, end);
+        return;
+    }
+    const int64_t chunks = (c.m + c.together - 1) / c.together, begin = task % chunks * c.together;
+    many_rows<CODES>(c, a, task / chunks * PANEL, begin, begin + c.together < c.m ? begin + c.together : c.m);
+}
+
+#else
+
+typedef float Element;
+#if defined(__AVX512F__)
+constexpr int WIDE = 16;
+#elif defined(__AVX__)
+constexpr int WIDE = 8;
+#else
+constexpr int WIDE = 4;
+#endif
+typedef float Vector __attribute__((vector_size(4 * WIDE)));
+constexpr int TALL = 4;         // rows of b at a time
+constexpr int64_t DEPTH = 512;  // columns at a time: 8 KB of decoded weights, which stay in L1
+
+// Codes as float32, exactly; the rest up to a multiple of 32 is 0.
+inline void decode_row(const uint8_t *codes, int64_t count, float *into) {
+    int64_t k = 0;
+#if defined(__AVX2__) && defined(__F16C__)
+    for (; k + 16 <= count; k += 16) {  // as the float16 that is 256 times smaller
+        const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(codes + k)));
+        const __m256i size = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+        const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7c00));
+        __m256i half = _mm256_or_si256(_mm256_slli_epi16(size, 7), nan);
+        half = _mm256_or_si256(half, _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8));
+        const __m256 bigger = _mm256_set1_ps(256.0f);
+        _mm256_storeu_ps(into + k, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), bigger));
+        _mm256_storeu_ps(into + k + 8, _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), bigger));
+    }
+#endif
+    for (; k < count; k++) into[k] = MEANING.e4m3[codes[k]];
+    for (; k % 32; k++) into[k] = 0.0f;
+}
+
+// The same of row n of b, from column k on.
+template <Codes CODES>
+void decode_weights(const Call &c, int64_t n, int64_t k, int64_t count, float *into) {
+    if (CODES == E4M3) {
+        decode_row(c.b + n * c.stride_bn + k, count, into);
+        return;
+    }
+    constexpr float VALUES[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    constexpr int64_t EACH = CODES == MXFP4 ? 32 : 16;
+    const uint8_t *codes = c.b + n * c.stride_bn + k / 2, *scale = c.code_scale + n * c.stride_code_scale + k / EACH;
+    for (int64_t i = 0; i < count; i += EACH, scale++) {
+        const float factor = CODES == MXFP4 ? MEANING.e8m0[*scale] : MEANING.e4m3[*scale];
+        float values[16];
+        for (int code = 0; code < 16; code++) values[code] = VALUES[code] * factor;
+        for (int64_t j = 0; j < EACH; j += 2) {
+            into[i + j] = values[codes[(i + j) / 2] & 15];
+            into[i + j + 1] = values[codes[(i + j) / 2] >> 4];
+        }
+    }
+    for (; count % 32; count++) into[count] = 0.0f;
+}
+
+inline Vector load(const float *from) {
+    Vector value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+// TALL rows of b by ROWS rows of a, columns from..to of a group; the vectors are added up by the caller.
+template <int ROWS>
+inline void products(const float *const *a, const float *b, int64_t count, Vector sum[ROWS][TALL]) {
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < TALL; j++) sum[i][j] = Vector{};
+    for (int64_t k = 0; k < count; k += WIDE) {
+        Vector right[TALL];
+        for (int j = 0; j < TALL; j++) right[j] = load(b + j * DEPTH + k);
+        for (int i = 0; i < ROWS; i++) {
+            const Vector left = load(a[i] + k);
+            for (int j = 0; j < TALL; j++) sum[i][j] += left * right[j];
+        }
+    }
+}
+
+template <int ROWS>
+void some_rows(const Call &c, const float *a, int64_t i, int64_t first, int64_t from, int64_t to, const float *b,
+               Vector *totals) {
+    const int64_t step = c.group < DEPTH ? c.group : DEPTH;
+    for (int64_t k = from; k < to; k += step) {
+        const int64_t g = k / c.group, stop = k + step < to ? k + step : to;
+        Vector sum[ROWS][TALL];
+        const float *left[ROWS];
+        for (int r = 0; r < ROWS; r++) left[r] = a + c.place(i + r) + k;
+        products<ROWS>(left, b + k - from, (stop - k + 31) / 32 * 32, sum);
+        for (int r = 0; r < ROWS; r++)
+            for (int j = 0; j < TALL; j++) {
+                const int64_t n = first + j < c.n ? first + j : c.n - 1;
+                totals[(i + r) * TALL + j] += sum[r][j] * (c.a_scale.at(i + r, g) * c.b_scale.at(n / c.row_block, g));
+            }
+    }
+}
+
+// How many tasks a product is; they may run at once.
+int64_t divide(Call &c, int64_t) { return (c.n + TALL - 1) / TALL; }
+
+template <Codes CODES>
+void perform(const Call &c, const float *a, int64_t task) {
+    thread_local Buffer of_totals, of_weights;
+    Vector *totals = of_totals.take<Vector>(c.m * TALL);
+    float *b = of_weights.take<float>(TALL * DEPTH);
+    const int64_t first = task * TALL;
+    for (int64_t i = 0; i < c.m * TALL; i++) totals[i] = Vector{};
+    for (int64_t from = 0; from < c.k; from += DEPTH) {
+        const int64_t to = from + DEPTH < c.k ? from + DEPTH : c.k;
+        for (int64_t j = 0; j < TALL; j++) {
+            const int64_t n = first + j < c.n ? first + j : c.n - 1;
+            decode_weights<CODES>(c, n, from, to - from, b + j * DEPTH);
+        }
+        int64_t i = 0;
+        for (; i + 2 <= c.m; i += 2) some_rows<2>(c, a, i, first, from, to, b, totals);
+        if (i < c.m) some_rows<1>(c, a, i, first, from, to, b, totals);
+    }
+    for (int64_t i = 0; i < c.m; i++)
+        for (int64_t j = 0; j < TALL && first + j < c.n; j++) {
+            float sum = 0.0f;
+            for (int lane = 0; lane < WIDE; lane++) sum += totals[i * TALL + j][lane];
+            c.finish(i, first + j, sum);
+        }
+}
+
+#endif
+
+}  // namespace
