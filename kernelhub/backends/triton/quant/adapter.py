@@ -44,9 +44,9 @@ def _variant(strides: tuple[int, ...], *tensors: Tensor) -> Any:
 
 
 def _three(tensor: Tensor) -> tuple[int, ...]:
-    """Strides of [B, M, K]. Those of a single matrix say nothing of the number of its rows."""
+    """Strides of [B, M, K], or of [M, K] as a single matrix. Those of one say nothing of the number of its rows."""
     strides = tensor.stride()
-    return strides if tensor.shape[0] > 1 else (0, *strides[1:])
+    return strides if len(strides) == 3 and tensor.shape[0] > 1 else (0, *strides[-2:])
 
 
 def _groups(group: int) -> dict[str, int]:
@@ -100,15 +100,15 @@ class QuantizeFp8(QuantizeAdapter):
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         granularity = self.problem.granularity
         codes, scale = _bytes(codes), _bytes(scale)
-        matrices, rows, columns = x.shape
         with device_of(x):
             if granularity == BLOCK:
+                matrices, rows, columns = x.shape
                 blocks = matrices * triton.cdiv(rows, BLOCK_SIZE) * triton.cdiv(columns, BLOCK_SIZE)
                 strides = (*_three(x), *_three(codes))
                 variant = _variant(strides, x, codes)
                 self._launch(blocks, variant, x, codes, scale, rows, columns, *strides, *scale.stride())
                 return
-            x, codes, scale = x.select(0, 0), codes.select(0, 0), scale.select(0, 0)
+            rows, columns = x.shape
             strides = (*x.stride(), *codes.stride())
             variant = _variant(strides, x, codes)
             if self._given:
@@ -140,7 +140,7 @@ class _QuantizeGroups(QuantizeAdapter):
         self._launch = Launcher(groups_kernel, static, num_warps=4)
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
-        x, codes, scale = x.select(0, 0), _bytes(codes).select(0, 0), _bytes(scale).select(0, 0)
+        codes, scale = _bytes(codes), _bytes(scale)
         rows, columns = x.shape
         programs = rows * triton.cdiv(columns, self.group * self._per_program)
         strides = (*x.stride(), *codes.stride())
@@ -179,7 +179,7 @@ class QuantizeNvfp4(_QuantizeGroups):
         assert global_scale is not None
         if self._amax is not None:
             with device_of(x):
-                self._amax(x.select(0, 0), global_scale)
+                self._amax(x, global_scale)
         super().launch(x, codes, scale, global_scale)
 
 
@@ -207,8 +207,9 @@ class _Dequantize(DequantizeAdapter):
 
     def launch(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> None:
         codes, scale = _bytes(codes), _bytes(scale)
-        matrices, rows, columns = out.shape
-        by_matrix, by_row, by_column = scale.stride()
+        rows, columns = out.shape[-2:]
+        matrices = out.shape[0] if out.ndim == 3 else 1
+        by_matrix, by_row, by_column = scale.stride() if scale.ndim == 3 else (0, *scale.stride())
         if self.group == _TILE:  # a row's or the tensor's own scale
             by_matrix, by_row, by_column = 0, 0 if scale.numel() == 1 else by_row, 0
         strides = (*_three(codes), *_three(out))
