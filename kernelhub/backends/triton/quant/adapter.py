@@ -32,7 +32,12 @@ _MOST_PARTS = 1024  # partial maxima of a tensor, which one program then takes t
 
 def _bytes(tensor: Tensor) -> Tensor:
     """Codes and scales of one byte as uint8, since sm_80 has no pointers to float8."""
-    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+    return tensor.view(torch.uint8) if tensor.itemsize == 1 and tensor.dtype is not torch.uint8 else tensor
+
+
+def _ceil_div(size: int, by: int) -> int:
+    """Triton's own `cdiv` serves device code too, and takes microseconds on the host."""
+    return -(-size // by)
 
 
 def _variant(strides: tuple[int, ...], *tensors: Tensor) -> Any:
@@ -65,9 +70,9 @@ class _Amax:
     def __call__(self, x: Tensor, scale: Tensor) -> None:
         """x [M, K]; scale of one element."""
         rows, columns = x.shape
-        units = rows * triton.cdiv(columns, _TILE)
+        units = rows * _ceil_div(columns, _TILE)
         parts = min(units, _MOST_PARTS)
-        maxima = torch.empty(_MOST_PARTS, dtype=torch.float32, device=x.device)
+        maxima = x.new_empty(_MOST_PARTS, dtype=torch.float32)
         self._amax(parts, _variant(x.stride(), x), x, maxima, rows, columns, units, *x.stride(), parts)
         self._scale(1, scale.get_device(), maxima, scale, parts)
 
@@ -92,6 +97,7 @@ class QuantizeFp8(QuantizeAdapter):
         else:
             static |= {"FORMAT": "fp8", "ROUND_UP": False, **_groups(problem.group_size)}
             self._launch = Launcher(groups_kernel, static, num_warps=4)
+            self._columns: int = problem.group_size * static["GROUPS"]
 
     def workspace_bytes(self, **sizes: int) -> int:
         """Partial maxima."""
@@ -103,7 +109,7 @@ class QuantizeFp8(QuantizeAdapter):
         with device_of(x):
             if granularity == BLOCK:
                 matrices, rows, columns = x.shape
-                blocks = matrices * triton.cdiv(rows, BLOCK_SIZE) * triton.cdiv(columns, BLOCK_SIZE)
+                blocks = matrices * _ceil_div(rows, BLOCK_SIZE) * _ceil_div(columns, BLOCK_SIZE)
                 strides = (*_three(x), *_three(codes))
                 variant = _variant(strides, x, codes)
                 self._launch(blocks, variant, x, codes, scale, rows, columns, *strides, *scale.stride())
@@ -114,14 +120,13 @@ class QuantizeFp8(QuantizeAdapter):
             if self._given:
                 if self._amax is not None:
                     self._amax(x, scale)
-                chunks = rows * triton.cdiv(columns, _TILE)
+                chunks = rows * _ceil_div(columns, _TILE)
                 step = 0 if scale.numel() == 1 else scale.stride(0)
                 self._launch(chunks, variant, x, codes, scale, rows, columns, *strides, step)
             elif granularity == TOKEN:
                 self._launch(rows, variant, x, codes, scale, rows, columns, *strides, scale.stride(0))
             else:
-                group, groups = self.problem.group_size, _groups(self.problem.group_size)["GROUPS"]
-                programs = rows * triton.cdiv(columns, group * groups)
+                programs = rows * _ceil_div(columns, self._columns)
                 self._launch(programs, variant, x, codes, scale, None, rows, columns, *strides, *scale.stride())
 
 
@@ -142,7 +147,7 @@ class _QuantizeGroups(QuantizeAdapter):
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         codes, scale = _bytes(codes), _bytes(scale)
         rows, columns = x.shape
-        programs = rows * triton.cdiv(columns, self.group * self._per_program)
+        programs = rows * _ceil_div(columns, self.group * self._per_program)
         strides = (*x.stride(), *codes.stride())
         variant = _variant(strides, x, codes)
         with device_of(x):
@@ -214,7 +219,7 @@ class _Dequantize(DequantizeAdapter):
             by_matrix, by_row, by_column = 0, 0 if scale.numel() == 1 else by_row, 0
         strides = (*_three(codes), *_three(out))
         variant = _variant(strides, codes, out)
-        programs = matrices * rows * triton.cdiv(columns, self._tile)
+        programs = matrices * rows * _ceil_div(columns, self._tile)
         with device_of(out):
             self._launch(
                 programs,
