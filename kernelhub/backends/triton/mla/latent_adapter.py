@@ -33,6 +33,8 @@ MOST_SPLITS = 64
 FIXED_SPLITS = 16
 PARTS = 16
 
+_MOST_CUTS = 1024
+
 
 class Grid(NamedTuple):
     """How a call is cut.
@@ -82,6 +84,7 @@ class SplitKV(MlaAdapter):
             "PRECISION": "ieee",
         }
         self._launchers: dict[Tiles, tuple[Launcher, Launcher]] = {}
+        self._cuts: dict[tuple[int, ...], tuple[Grid, Launcher, Launcher]] = {}
 
     def launch(
         self,
@@ -99,8 +102,9 @@ class SplitKV(MlaAdapter):
         topk = 0 if topk_indices is None else topk_indices.shape[1]
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
-        grid = self.grid(step.num_seqs, q.shape[0] * tokens, topk if problem.sparse else self._room(step))
-        launch, merge = self._launchers_of(grid.sizes)
+        grid, launch, merge = self._cut(
+            step.num_seqs, q.shape[0] * tokens, topk if problem.sparse else self._room(step)
+        )
         parts = grid.tiles * grid.sizes.block_m * grid.splits if grid.splits > 1 else 0
         part_out = q.new_empty((parts, self._shape["V_PAD"]), dtype=torch.float32)
         part_lse = q.new_empty(parts, dtype=torch.float32)
@@ -181,6 +185,16 @@ class SplitKV(MlaAdapter):
         grid = self.grid(num_seqs, num_tokens, max_kv_len)
         parts = grid.tiles * grid.sizes.block_m * grid.splits if grid.splits > 1 else 0
         return parts * (power_of_two(self.problem.value_dim) + 1) * 4
+
+    def _cut(self, *sizes: int) -> tuple[Grid, Launcher, Launcher]:
+        """What `grid` gives, and its launchers, looked up: the layers of a step ask alike."""
+        made = self._cuts.get(sizes)
+        if made is None:
+            if len(self._cuts) >= _MOST_CUTS:
+                self._cuts.clear()
+            grid = self.grid(*sizes)
+            made = self._cuts[sizes] = (grid, *self._launchers_of(grid.sizes))
+        return made
 
     def _room(self, step: PagedStep) -> int:
         return step.max_pages * self.problem.page_size
