@@ -32,8 +32,7 @@ CHUNK = 128
 MOST_SPLITS = 64
 FIXED_SPLITS = 16
 PARTS = 16
-
-_MOST_CUTS = 1024
+_MOST_CUTS = 1024  # of calls, kept per adapter
 
 
 class Grid(NamedTuple):
@@ -102,9 +101,8 @@ class SplitKV(MlaAdapter):
         topk = 0 if topk_indices is None else topk_indices.shape[1]
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
-        grid, launch, merge = self._cut(
-            step.num_seqs, q.shape[0] * tokens, topk if problem.sparse else self._room(step)
-        )
+        kv_bound = topk if problem.sparse else self._room(step)
+        grid, launch, merge = self._cut(step.num_seqs, q.shape[0] * tokens, kv_bound)
         parts = grid.tiles * grid.sizes.block_m * grid.splits if grid.splits > 1 else 0
         part_out = q.new_empty((parts, self._shape["V_PAD"]), dtype=torch.float32)
         part_lse = q.new_empty(parts, dtype=torch.float32)

@@ -41,7 +41,7 @@ _MOST_ADDED = 1 << 30
 _SORTED_AT_ONCE = 1024
 _COUNTED_ALONE = 8192
 _REDUCED_AT_ONCE = 1024
-_MOST_ROUNDS = 1024
+_MOST_ROUNDS = 1024  # numbers of tokens, kept per adapter
 
 
 class _Round(NamedTuple):
