@@ -16,6 +16,7 @@ from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import paged_logits_inputs
 from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
+from kernelhub.ops.moe.experts.call import Operands
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 
 FLOAT32, CPU = torch.float32, -1
@@ -143,6 +144,21 @@ def test_a_scale_is_looked_at_at_each_call(scale) -> None:
     kernelhub.fused_moe(**moe)
     with pytest.raises(InvalidArgument, match="alpha"):
         kernelhub.fused_moe(**moe, alpha=scale)
+
+
+def test_whole_numbers_reach_kernels_as_floats() -> None:
+    moe = {**CALLS["fused_moe"][1], "activation": "swiglu_oai", "alpha": 2, "limit": 7}
+    plan = kernelhub.fused_moe.prepare(**moe)
+    seen = []
+    run = kernelhub.fused_moe.op.contract.bind(
+        type("Spy", (), {"launch": lambda self, *given: seen.append(given[5])})(),
+        plan.selection.problem,
+        CPU,
+        int,
+        None,
+    )
+    run(Operands(**{**dict.fromkeys(Operands._fields), **{n: v for n, v in moe.items() if n != "activation"}}))
+    assert [type(number) for number in (seen[0].alpha, seen[0].limit)] == [float, float]
 
 
 def test_a_dtype_that_cannot_be_hashed_is_refused_like_any_other() -> None:

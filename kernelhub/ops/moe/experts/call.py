@@ -303,7 +303,8 @@ def bind(
         if as_given:
             w13 = Matrix(given.w13, given.w13_scale, None, given.w13_bias)
             w2 = Matrix(given.w2, given.w2_scale, None, given.w2_bias)
-            values = Values(given.a1_scale, given.a2_scale, given.alpha, given.limit, given.expert_map)
+            alpha, limit = float(given.alpha), float(given.limit)
+            values = Values(given.a1_scale, given.a2_scale, alpha, limit, given.expert_map)
         else:
             w13, w2, values = _layer(weights, given)
         return start(w13, w2, values, x, given.topk_weights, given.topk_ids, given.residual, given.out)
@@ -384,7 +385,7 @@ _PARAMETER_OF = {
 def _form_of_layer(given: Operands, device: int) -> tuple[Any, ...] | None:
     """All that a check looks at but the tensors of tokens; None if only the check can tell."""
     alpha, limit = given.alpha, given.limit
-    if type(alpha) is not float or type(limit) is not float:
+    if type(alpha) not in (float, int) or type(limit) not in (float, int):
         return None
     form: list[Any] = [alpha, limit]
     add = form.append
