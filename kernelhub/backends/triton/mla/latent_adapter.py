@@ -104,8 +104,8 @@ class SplitKV(MlaAdapter):
         kv_bound = topk if problem.sparse else self._room(step)
         grid, launch, merge = self._cut(step.num_seqs, q.shape[0] * tokens, kv_bound)
         parts = grid.tiles * grid.sizes.block_m * grid.splits if grid.splits > 1 else 0
-        part_out = q.new_empty((parts, self._shape["V_PAD"]), dtype=torch.float32)
-        part_lse = q.new_empty(parts, dtype=torch.float32)
+        part_out = torch.empty(parts, self._shape["V_PAD"], dtype=torch.float32, device=q.device)
+        part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
         score_scale, value_scale = values.scale * _LOG2E * self._code_unit, self._code_unit
         if isinstance(values.kv_scale, float | int):
             score_scale, value_scale = score_scale * values.kv_scale, value_scale * values.kv_scale
