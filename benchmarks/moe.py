@@ -72,7 +72,8 @@ def experts(model: str, tokens: int, device: torch.device, **more: Any) -> Case:
     inner = w13.shape[1] // 2
     wide13, wide2 = _widened(arguments, "w13"), _widened(arguments, "w2")
     peers = {"a product per expert": lambda: _one_by_one(arguments, wide13, wide2)}
-    if device.type == "cuda" and hasattr(torch, "_grouped_mm") and "w13_bias" not in arguments:
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    if hopper and hasattr(torch, "_grouped_mm") and "w13_bias" not in arguments:
         peers["torch._grouped_mm"] = lambda: _grouped(arguments, wide13, wide2)
     scale = arguments.get("w13_scale")
     shape = () if scale is None else tuple(scale.shape[1:])

@@ -72,23 +72,19 @@ def choices() -> str:
         "paged decode": ("paged_attention", {}),
         "paged decode, softcap": ("paged_attention", {"softcap": True}),
         "paged, prefill and decode mixed": ("paged_attention", {"ragged": True, "q_len": "any"}),
-        "merge of chunks": ("merge_attention_states", {}),
-        "keys of latent attention": ("concat_mla_k", {}),
-        "grouped product, bfloat16": ("grouped_gemm", {}),
-        "grouped product, fp8 blocks": ("grouped_gemm", {"b_scale": "block"}),
-        "latent attention, decode": ("mla_attention", {}),
-        "latent attention, sparse": ("mla_attention", {"sparse": True}),
-        "rows of a latent cache": ("write_mla_cache", {}),
-        "routing to experts": ("route_experts", {}),
-        "experts": ("fused_moe", {}),
+        "latent attention": ("mla_attention", {}),
+        "fp8 product, scaled by tensor": ("fp8_gemm", {"scaling": "tensor"}),
+        "fp8 product, scaled by block": ("fp8_gemm", {}),
+        "grouped product, decode": ("grouped_gemm", {}),
+        "grouped product, prefill": ("grouped_gemm", {"rows": "many"}),
+        "experts, bfloat16": ("fused_moe", {}),
         "experts, fp8 blocks": ("fused_moe", {"weights": "fp8_block", "activation_dtype": "float8_e4m3fn"}),
-        "experts, mxfp4": ("fused_moe", {"weights": "mxfp4"}),
     }
     rows = []
     for label, (op, facets) in cases.items():
         verdicts = [kernelhub.explain(op, device=device, machine=INSTALLED, **facets).selected for device in DEVICES]
         rows.append((label, *(f"`{name}`" for name in verdicts)))
-    return table(("bfloat16, heads of 128", *DEVICES), rows)
+    return table(("", *DEVICES), rows)
 
 
 def explanation() -> str:
@@ -145,6 +141,45 @@ def measured(name: str) -> str:
     )
     host_column = ("host, µs",) if result["rows"][0].get("host_us") else ()
     return head + table(("case", "chosen", "ms", "torch's best, ms", "of the roof", *host_column, "others, ms"), rows)
+
+
+# Cases of benchmarks/results on an H200 that the README shows: what is done, the benchmark, the case.
+HEADLINES = (
+    ("paged decode, Llama 3.1 8B, 64 x 4096 tokens", "attention", "paged decode llama-3.1-8b, 64 x 4096, bfloat16 KV"),
+    ("latent attention, DeepSeek V3.2, 32 x 8192 tokens", "mla", "decode, 128 heads, 32 x 8192, bfloat16"),
+    ("the same on one of 8 ranks", "mla", "decode, 16 heads, 32 x 8192, bfloat16"),
+    (
+        "fp8 product in blocks, 7168 x 18432, 16 rows",
+        "gemm",
+        "deepseek-v3.2 down 7168 x 18432, scaled by block, 16 rows",
+    ),
+    (
+        "the same, 4096 rows",
+        "gemm",
+        "deepseek-v3.2 down 7168 x 18432, scaled by block, 4096 rows",
+    ),
+    ("experts, Qwen3 30B-A3B, 64 tokens", "moe", "qwen3-30b-a3b, 128 experts of 768, plain, 64 tokens"),
+    ("experts in fp8, DeepSeek V3.2 / 8, 64 tokens", "moe", "deepseek-v3.2, 256 experts of 256, fp8_block, 64 tokens"),
+    (
+        "the same, 4096 tokens",
+        "moe",
+        "deepseek-v3.2, 256 experts of 256, fp8_block, 4096 tokens",
+    ),
+    ("routing, DeepSeek V3.2, 4096 tokens", "moe", "routing deepseek-v3.2, 4096 tokens"),
+)
+
+
+def headlines() -> str:
+    """A few cases of each benchmark on an H200, beside the best that plain torch has."""
+    rows = []
+    for words, benchmark, case in HEADLINES:
+        row = next(row for row in results(f"{benchmark}_h200.json")["rows"] if row["case"] == case)
+        ms, best = row["kernels_ms"][row["chosen"]], min(row["torch_ms"].values())
+        share = f"{100 * row['roof_ms'] / ms:.0f} %"
+        rows.append(
+            (words, f"`{row['op']}`", f"`{row['chosen']}`", f"{ms:.3g}", f"{best:.3g}", f"{best / ms:.2g} x", share)
+        )
+    return table(("on an H200", "op", "chosen", "ms", "torch's best, ms", "", "of the roof"), rows)
 
 
 def cost() -> str:
@@ -250,11 +285,13 @@ PARTS: dict[str, Callable[[], str]] = {
     "what was compiled ahead": lambda: verification_page.compiled(every_kernel(), table),
     "cost": cost,
     "cost of ops": cost_of_ops,
+    "headlines": headlines,
     **{
-        f"{path.stem.replace('_', ' on ')} measured": lambda name=path.name: measured(name)
+        f"{' on '.join(path.stem.rsplit('_', 1))} measured": lambda name=path.name: measured(name)
         for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))
         if not path.stem.startswith("dispatch")
     },
+    "experts measured on a cpu": lambda: measured("moe_cpu.json"),
     **{f"kernels of {op}": lambda op=op: kernels(op) for op in OPS},
     **{f"api of {op}": lambda op=op: api(op) for op in OPS},
 }

@@ -1,4 +1,4 @@
-"""``kernelhub demo``: real attention through the hub: which kernel ran, why, how exact, how fast."""
+"""``kernelhub demo``: attention and a block of experts through the hub: which kernel ran, why, how exact, how fast."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kernelhub.cli import block
 from kernelhub.cli.console import Console, steps
 from kernelhub.cli.explain import decision_table
 from kernelhub.cli.measure import Timing, time_calls
@@ -20,7 +21,6 @@ from kernelhub.dispatch.select import Selection
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.tolerance import Agreement
 
-_PEER = "scaled_dot_product_attention"
 _STEPS_OF_A_CASE = 3
 
 
@@ -55,7 +55,7 @@ class _Result:
 
     Attributes:
         title: name of the case.
-        what, tokens, checked, peer_is: as of the case.
+        what, tokens, checked, peer_is, peer_name: as of the case.
         verdict: the selection that the call ran by.
         agreement: the result against the reference.
         ours: time of the call.
@@ -67,8 +67,9 @@ class _Result:
     tokens: int
     checked: str
     peer_is: str
+    peer_name: str
     verdict: Selection[Any]
-    agreement: Agreement
+    agreement: Agreement | block.Agreement
     ours: Timing
     peer: Timing
 
@@ -98,7 +99,11 @@ class _Result:
             "tokens_per_s": self.tokens_per_s,
             "median_ms": self.ours.median_s * 1e3,
             "samples": self.ours.samples,
-            "torch": {"what": f"{_PEER}: {self.peer_is}", "tokens_per_s": self.peer_tokens_per_s, "ratio": self.ratio},
+            "torch": {
+                "what": f"{self.peer_name}: {self.peer_is}",
+                "tokens_per_s": self.peer_tokens_per_s,
+                "ratio": self.ratio,
+            },
         }
 
 
@@ -120,7 +125,9 @@ def _run_case(
     agreement = case.check(case.function(**case.arguments))
     step(f"{title}: time it beside plain torch")
     ours, peer = time_calls((lambda: case.function(**case.arguments), case.peer), device, budget_s)
-    return _Result(title, case.what, case.tokens, case.checked, case.peer_is, verdict, agreement, ours, peer)
+    return _Result(
+        title, case.what, case.tokens, case.checked, case.peer_is, case.peer_name, verdict, agreement, ours, peer
+    )
 
 
 def _show(result: _Result, console: Console) -> None:
@@ -132,7 +139,7 @@ def _show(result: _Result, console: Console) -> None:
     console.line(f"held against: the float32 reference, {result.checked}", indent=2)
     timing = f"{result.ours.median_s * 1e3:.3g} ms a call, median of {result.ours.samples}"
     console.line(f"speed: {result.tokens_per_s:,.0f} tokens/s through one layer ({timing})", indent=2)
-    console.line(f"torch: {result.peer_tokens_per_s:,.0f} tokens/s by {_PEER} ({result.peer_is})", indent=2)
+    console.line(f"torch: {result.peer_tokens_per_s:,.0f} tokens/s by {result.peer_name} ({result.peer_is})", indent=2)
     console.line(f"ratio: kernelhub runs at {result.ratio:.2f} times the speed of that", indent=2)
     console.table(decision_table(verdict))
     console.line()

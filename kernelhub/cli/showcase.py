@@ -1,4 +1,4 @@
-"""The calls that `demo` makes: attention of real models, each with its check and its peer in plain torch."""
+"""The calls that `demo` makes: attention of real models and a DeepSeek-like block, each with check and peer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import kernelhub
+from kernelhub.cli import block
 from kernelhub.cli.facets import AnyOp
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import Agreement, compare_out
@@ -30,17 +31,19 @@ class Size:
         prefill_tokens: tokens of the sequence that is prefilled.
         num_seqs: sequences that are decoded.
         kv_tokens: KV tokens of each of them, on average.
+        num_experts: routed experts of the block, which takes as many sequences.
         budget_s: time spent on each measurement.
     """
 
     prefill_tokens: int
     num_seqs: int
     kv_tokens: int
+    num_experts: int
     budget_s: float
 
 
-FULL = {"cpu": Size(1024, 8, 2048, 3.0), "cuda": Size(8192, 32, 4096, 2.0)}
-QUICK = {"cpu": Size(256, 4, 512, 0.5), "cuda": Size(2048, 16, 1024, 0.5)}
+FULL = {"cpu": Size(1024, 8, 2048, 32, 3.0), "cuda": Size(8192, 32, 4096, 256, 2.0)}
+QUICK = {"cpu": Size(256, 4, 512, 16, 0.5), "cuda": Size(2048, 16, 1024, 64, 0.5)}
 
 
 @dataclass(frozen=True)
@@ -56,24 +59,30 @@ class Case:
         checked: what of the result `check` looks at.
         peer: the nearest that plain torch has.
         peer_is: what exactly that computes.
+        peer_name: what it is called.
     """
 
     what: str
     function: AnyOp
     arguments: dict[str, Any]
     tokens: int
-    check: Callable[[Tensor], Agreement]
+    check: Callable[[Any], Agreement | block.Agreement]
     checked: str
     peer: Callable[[], Tensor]
     peer_is: str
+    peer_name: str = "scaled_dot_product_attention"
 
 
 def cases(size: Size, device: torch.device) -> dict[str, Callable[[], Case]]:
     """The demo's calls by title, each made when it is asked for, so that one is in memory at a time."""
+    made = block.Block(size.num_seqs, size.kv_tokens, size.num_experts, device)
     return {
         "prefill": partial(_prefill, _LLAMA, size.prefill_tokens, device),
         "paged decode": partial(_decode, _LLAMA, size, device),
         "prefill with a window and sinks": partial(_prefill, _GPT_OSS, size.prefill_tokens, device),
+        "block of DeepSeek V3's shape: latent attention": partial(_latent_attention, made),
+        "block of DeepSeek V3's shape: routing": partial(_routing, made),
+        "block of DeepSeek V3's shape: experts": partial(_experts, made),
     }
 
 
@@ -111,6 +120,49 @@ def _decode(model: AttentionModel, size: Size, device: torch.device) -> Case:
         checked="all sequences",
         peer=partial(scaled_dot_product_attention, q, k, v, enable_gqa=True),
         peer_is=f"as many KV tokens without pages, {size.num_seqs} sequences of {size.kv_tokens} in one dense tensor",
+    )
+
+
+def _latent_attention(made: block.Block) -> Case:
+    return Case(
+        what=f"{made.num_seqs} sequences of {made.kv_tokens} tokens, 16 heads, latents of 512 + 64, bfloat16",
+        function=kernelhub.mla_attention,
+        arguments=made.attention,
+        tokens=made.num_seqs,
+        check=made.check_attention,
+        checked="all sequences",
+        peer=made.attention_in_torch(),
+        peer_is="as many latents without pages, the heads packed as rows",
+    )
+
+
+def _routing(made: block.Block) -> Case:
+    model = made.model
+    return Case(
+        what=f"{made.num_seqs} tokens to {model.top_k} of {model.num_experts} experts, sigmoid with a correction bias",
+        function=kernelhub.route_experts,
+        arguments=made.routing,
+        tokens=made.num_seqs,
+        check=made.check_routing,
+        checked="all tokens",
+        peer=made.routing_in_torch(),
+        peer_is="as the model's own code has it",
+        peer_name="grouped top-k, op by op",
+    )
+
+
+def _experts(made: block.Block) -> Case:
+    model = made.model
+    return Case(
+        what=f"{made.num_seqs} tokens, {model.num_experts} experts of 7168 x 256, fp8 in blocks of 128 x 128",
+        function=kernelhub.fused_moe,
+        arguments=made.experts,
+        tokens=made.num_seqs,
+        check=made.check_experts,
+        checked="the first 8 tokens",
+        peer=made.experts_in_torch(),
+        peer_is="weights made bfloat16 beforehand, which takes twice the memory",
+        peer_name="a matrix product per expert",
     )
 
 

@@ -59,11 +59,11 @@ def test_weights_are_the_long_side_where_rows_are_few(name: str) -> None:
     assert native(device) == (device.capability >= (8, 9))
     for scaling in SCALINGS:
         for rows in (1, 16, 17, 33, FEW):
-            tile = tiles(device, scaling, rows)
+            tile = tiles(device, scaling, rows, 7168, 18432)
             assert tile.swapped
             assert tile.block_m < rows + 16 or tile.block_m == 16 or tile.block_m < 2 * rows
             assert tile.block_n >= 64
-        assert not tiles(device, scaling, FEW + 1).swapped
+        assert not tiles(device, scaling, 4096, 7168, 18432).swapped
 
 
 def test_the_workspace_is_what_parts_take() -> None:

@@ -15,7 +15,14 @@ from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.ops.attention.adapter import AttentionAdapter
 
 QUICK = ("demo", "--quick", "--device", "cpu")
-TITLES = ["prefill", "paged decode", "prefill with a window and sinks"]
+BLOCK = "block of DeepSeek V3's shape"
+TITLES = [
+    "prefill",
+    "paged decode",
+    "prefill with a window and sinks",
+    *(f"{BLOCK}: {part}" for part in ("latent attention", "routing", "experts")),
+]
+OPS = ["attention", "paged_attention", "attention", "mla_attention", "route_experts", "fused_moe"]
 
 
 class Liar(AttentionAdapter):
@@ -46,7 +53,7 @@ def lying_backend(adapter: str) -> SimpleNamespace:
 
 
 class TestQuick:
-    def test_prefill_and_paged_decode_run_and_are_right(self, ask):
+    def test_attention_and_a_block_run_and_are_right(self, ask):
         answer = ask(*QUICK, "--json")
         assert answer.code == 0
         assert answer.json["ok"] is True
@@ -61,7 +68,7 @@ class TestQuick:
             assert error["rms_ratio"] <= error["rms_ratio_allowed"]
             assert result["tokens_per_s"] > 0
             assert result["torch"]["ratio"] == pytest.approx(result["tokens_per_s"] / result["torch"]["tokens_per_s"])
-        assert {result["op"] for result in answer.json["results"]} == {"attention", "paged_attention"}
+        assert [result["op"] for result in answer.json["results"]] == OPS
 
     def test_for_people_it_says_what_ran_why_how_exact_and_how_fast(self, ask):
         answer = ask(*QUICK)
@@ -76,13 +83,14 @@ class TestQuick:
 
     def test_in_a_pipe_progress_is_lines_on_stderr(self, ask):
         lines = ask(*QUICK).err.splitlines()
-        assert lines[0] == "step 1/9: prefill: draw the inputs"
-        assert len(lines) == 9
+        assert lines[0] == "step 1/18: prefill: draw the inputs"
+        assert len(lines) == 18
 
     def test_what_the_user_said_decides(self, ask, monkeypatch):
-        monkeypatch.setenv("KERNELHUB_FORCE", "torch.blocked")
+        monkeypatch.setenv("KERNELHUB_FORCE", "attention=torch.blocked;paged_attention=torch.blocked")
         for result in ask(*QUICK, "--json").json["results"]:
-            assert (result["selected"], result["source"]) == ("torch.blocked", "force")
+            forced = (result["selected"], result["source"]) == ("torch.blocked", "force")
+            assert forced == (result["op"] in ("attention", "paged_attention"))
 
     def test_no_kernel_is_exit_1_with_every_reason(self, ask, monkeypatch):
         monkeypatch.setenv("KERNELHUB_FORCE", "torch.sdpa")
@@ -99,7 +107,7 @@ class TestWrongNumbers:
         answer = ask(*QUICK, "--json")
         assert answer.code == 1
         right = {result["title"]: result["error"]["ok"] for result in answer.json["results"]}
-        assert right == {"prefill": False, "paged decode": True, "prefill with a window and sinks": False}
+        assert right == {title: op != "attention" for title, op in zip(TITLES, OPS, strict=True)}
 
     def test_people_are_told_in_a_word(self, ask):
         kernelhub.register_backend(lying_backend("Liar"))
@@ -109,7 +117,7 @@ class TestWrongNumbers:
 class TestChecks:
     @pytest.mark.parametrize("title", ["prefill", "prefill with a window and sinks"])
     def test_a_prefill_that_is_checked_in_parts_is_checked_exactly(self, title):
-        case = cases(Size(500, 2, 64, 0.1), torch.device("cpu"))[title]()
+        case = cases(Size(500, 2, 64, 8, 0.1), torch.device("cpu"))[title]()
         assert case.checked == "384 of 500 queries: the first, middle and last ones"
         whole = kernelhub.attention.reference(**case.arguments)
         assert case.check(whole.to(torch.bfloat16)).ok
@@ -120,7 +128,7 @@ class TestChecks:
 
     def test_the_dense_peer_of_decode_reads_as_many_tokens(self):
         for size in FULL.values():
-            small = Size(1, size.num_seqs, size.kv_tokens // 16, 0.1)
+            small = Size(1, size.num_seqs, size.kv_tokens // 16, 8, 0.1)
             case = cases(small, torch.device("cpu"))["paged decode"]()
             assert int(case.arguments["seq_lens"].sum()) == small.num_seqs * small.kv_tokens
 

@@ -36,11 +36,18 @@ class Case:
 
 
 CASES = [
-    *(Case(f"{dtype}"[6:], {"dtype": dtype}) for dtype in (torch.bfloat16, torch.float16, torch.float32)),
+    *(Case(f"{dtype}"[6:], {"dtype": dtype}) for dtype in (torch.bfloat16, torch.float16)),
+    Case("float32", {"dtype": torch.float32, "hidden_size": 96, "intermediate_size": 40}),
     *(Case(name, {"weights": name, "model": BIASED}) for name in FORMATS if name != "plain"),
     *(Case(f"{name}, wide tokens", {"weights": name}, {"activation_dtype": torch.bfloat16}) for name in FP8),
     *(Case(f"{name} in float16", {"weights": name, "dtype": torch.float16}) for name in ("fp8_block", "nvfp4")),
-    *(Case(f"{name} in float32", {"weights": name, "dtype": torch.float32}) for name in ("fp8_channel", "mxfp4")),
+    *(
+        Case(
+            f"{name} in float32",
+            {"weights": name, "dtype": torch.float32, "hidden_size": 64, "intermediate_size": inner},
+        )
+        for name, inner in (("fp8_channel", 40), ("mxfp4", 32), ("fp8_block", 128))
+    ),
     *(Case(name, {"model": BIASED}, {"activation": name}) for name in ACTIVATIONS if name != "silu"),
     Case("clamped hard", {"model": BIASED}, {"activation": "swiglu_oai", "alpha": 0.5, "limit": 0.25}),
     Case("router before", {"model": BIASED}, {"apply_router_weight_on_input": True}),

@@ -174,23 +174,7 @@ SUBJECTS = [
 )
 def test_kernels_of_the_indexer_that_lie_are_caught(lie, op, truth, contract, facets) -> None:
     features = frozenset({"row_starts", "row_ends"} if op == "topk_indices" else {"k_scale"})
-    kernels = [(op, lie, facets)]
-    if op == "paged_mqa_logits":  # which is held against what the same backend gives without pages
-        kernels.append(("mqa_logits", TrueLogits, SUBJECTS[0][-1]))
-    register(
-        "liar",
-        *(
-            Kernel(
-                name,
-                "liar.k",
-                f"{__name__}:{each.__name__}",
-                "lies",
-                Band.PLUGIN,
-                (anything("device", *own),),
-                features,
-            )
-            for name, each, own in kernels
-        ),
-    )
+    target = f"{__name__}:{lie.__name__}"
+    register("liar", Kernel(op, "liar.k", target, "lies", Band.PLUGIN, (anything("device", *facets),), features))
     subject = type("Subject", (contract,), {"__test__": False})
     assert bool(failures(subject, "liar.k", "cpu")) == (lie is not truth)

@@ -48,6 +48,14 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "grouped_gemm": {
         "as published": {},
         "bf16": {"a_dtype": "bfloat16", "b_dtype": "bfloat16", "a_scale": None, "b_scale": None, "bias": False},
+        "bf16 prefill": {
+            "a_dtype": "bfloat16",
+            "b_dtype": "bfloat16",
+            "a_scale": None,
+            "b_scale": None,
+            "bias": False,
+            "rows": "many",
+        },
         "masked": {"masked": True},
     },
     "fp8_gemm": {

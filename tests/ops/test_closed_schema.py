@@ -55,24 +55,28 @@ def test_every_feature_is_honoured_by_some_kernel_on_every_device(op: str) -> No
             assert verdict.selected is not None, f"{device}: nothing runs {facet.name}={value}"
 
 
+_ATTENTION = [
+    {"q_len": q_len, "ragged": ragged, "causal": True, "softcap": softcap, "head_dim_vo": width}
+    for q_len in ("one", "many", "any")
+    for ragged in (False, True)
+    for softcap in (False, True)
+    for width in (64, 128)
+]
+# Where an op's kernels differ in more than the device they run on: problems that reach each of them.
+SWEEPS: dict[str, list[dict[str, Any]]] = {
+    "attention": _ATTENTION,
+    "paged_attention": _ATTENTION,
+    "linear_attention": [{"q_len": q_len} for q_len in ("one", "many")],
+    "fp8_gemm": [{"scaling": scaling} for scaling in ("tensor", "row", "block", "mx")],
+    "grouped_gemm": [{"rows": rows} for rows in ("few", "many")],
+}
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None:
     """A kernel that nothing can ever reach is an error."""
     reached = set()
-    facets: list[dict[str, Any]] = [{}]
-    if op in ("attention", "paged_attention"):
-        facets = [
-            {"q_len": q_len, "ragged": ragged, "causal": True, "softcap": softcap, "head_dim_vo": width}
-            for q_len in ("one", "many", "any")
-            for ragged in (False, True)
-            for softcap in (False, True)
-            for width in (64, 128)
-        ]
-    if op == "linear_attention":
-        facets = [{"q_len": q_len} for q_len in ("one", "many")]
-    if op == "fp8_gemm":
-        facets = [{"scaling": scaling} for scaling in ("tensor", "row", "block", "mx")]
-    for device, values in itertools.product(SIMULATED, facets):
+    for device, values in itertools.product(SIMULATED, SWEEPS.get(op, [{}])):
         reached.add(kernelhub.explain(op, device=device, machine=MACHINE, **values).selected)
     with kernelhub.use(batch_invariant=True):
         reached.add(kernelhub.explain(op, device="H200", machine=MACHINE).selected)

@@ -55,6 +55,19 @@ def test_experts_compile_at_most_two_graphs_over_sizes(weights: str) -> None:
     assert counter.frame_count <= 2
 
 
+def test_scales_and_dtypes_of_activations_go_through() -> None:
+    arguments = moe_inputs(tokens=4, weights="fp8_tensor", device=DEVICE, **SIZES)
+    scales = {name: torch.tensor(0.02, device=DEVICE) for name in ("a1_scale", "a2_scale")}
+    results = []
+    for more in ({}, scales, {"activation_dtype": torch.bfloat16}, {"activation_dtype": torch.float8_e4m3fn}):
+        run, counter = compiled(lambda a: kernelhub.fused_moe(**a) + 0)
+        results.append(run(arguments | more))
+        assert torch.equal(results[-1], kernelhub.fused_moe(**arguments | more))
+        assert counter.frame_count == 1
+    assert torch.equal(results[0], results[3])
+    assert not any(torch.equal(results[0], other) for other in results[1:3])
+
+
 def test_experts_write_into_given_tensors_also_of_operands() -> None:
     arguments = moe_inputs("gpt-oss-120b", tokens=5, weights="plain", device=DEVICE, **SIZES)
     residual = torch.randn_like(arguments["x"])

@@ -16,7 +16,7 @@ from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import paged_logits_inputs
 from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
-from kernelhub.ops.moe.experts.call import Operands
+from kernelhub.ops.moe.experts.check import Operands
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 
 FLOAT32, CPU = torch.float32, -1

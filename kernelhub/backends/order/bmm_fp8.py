@@ -2,6 +2,8 @@
 
 from kernelhub.dispatch.order import Line
 
+_H200 = "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.json)"
+
 LINES = (
     # 128 x 512 x 128, 16 rows each, on one core: 1.7 ms, 10.4 dequantized.
     Line(
@@ -10,5 +12,6 @@ LINES = (
         ("cpp.bmm_fp8", "torch.dequantized", "triton.bmm_fp8"),
         "measured on an EPYC of Zen 5, torch 2.13, 2026-11-20",
     ),
-    Line("*", "*", ("triton.bmm_fp8", "torch.dequantized"), "not measured yet; the other makes float32 of all first"),
+    # 128 x 512 x 128, 16 rows each: 0.010 and 0.081 ms.
+    Line("*", "*", ("triton.bmm_fp8", "torch.dequantized"), _H200),
 )

@@ -38,7 +38,7 @@ KERNELS = (
             dtype_in("a_dtype", *FLOATS, FP8),
             dtype_in("b_dtype", *FLOATS, FP8, FP4),
             dtype_in("out_dtype", *FLOATS),
-            anything("num_groups", "n", "k"),
+            anything("num_groups", "n", "k", "rows"),
         ),
         features=frozenset(
             {"masked", "global_scale", "bias"}
@@ -64,6 +64,7 @@ KERNELS = (
             Between("num_groups", 1, 1023, why="one block of threads prepares all groups"),
             MultipleOf("n", 8, why="rows begin at multiples of 16 bytes"),
             MultipleOf("k", 8, why="rows begin at multiples of 16 bytes"),
+            anything("rows"),
         ),
         graph=GraphLevel.FULL,
         source="torch.nn.functional.grouped_mm",

@@ -124,7 +124,10 @@ class Experts(ExpertsAdapter):
             return values.view(count, -1, group).mul_(factors.unsqueeze(2)).view(count, -1)
         blocks = slice(rows.start // BLOCK, -(-(rows.start + count) // BLOCK))
         factors = _scales(matrix.scale[expert, blocks], self._dtype)
-        return values.mul_(factors.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:count, :width])
+        if count % BLOCK or width % BLOCK:
+            return values.mul_(factors.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:count, :width])
+        values.view(-1, BLOCK, width // BLOCK, BLOCK).mul_(factors[:, None, :, None])
+        return values
 
     def _looked_up(self, codes: Tensor) -> Tensor:
         """Codes as floats, by a table of what a byte means, or of what two do where that is 8 bytes at most.

@@ -20,7 +20,7 @@ KERNELS = (
             dtype_in("b_dtype", *FLOATS, FP8, FP4),
             dtype_in("out_dtype", *FLOATS),
             Between("num_groups", 1, 4096, why="a program reads all lengths at once"),
-            anything("n", "k"),
+            anything("n", "k", "rows"),
         ),
         features=frozenset(
             {"masked", "global_scale", "bias"}

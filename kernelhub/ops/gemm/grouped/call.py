@@ -11,7 +11,7 @@ from torch import Tensor, is_grad_enabled
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, describe, dtype_name
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
-from kernelhub.ops.gemm.grouped.problem import FLOATS, FP4, GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.problem import FEW, FLOATS, FP4, MANY, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.scales import dtypes_of, geometry_of_a, geometry_of_b, shapes_of_a, shapes_of_b
 from kernelhub.probes.device import facts
 
@@ -33,7 +33,7 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 def problem_of(key: Any, device: int) -> GroupedGemmProblem:
     """The problem that a key means on a device; the key is built in `grouped_gemm`."""
-    a_dtype, b_dtype, groups, n, b_columns, masked, a_scale, b_scale, global_scale, bias, out_dtype = key
+    a_dtype, b_dtype, groups, n, b_columns, many, masked, a_scale, b_scale, global_scale, bias, out_dtype = key
     packed = b_dtype in _PACKED
     return GroupedGemmProblem(
         device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
@@ -43,6 +43,7 @@ def problem_of(key: Any, device: int) -> GroupedGemmProblem:
         num_groups=groups,
         n=n,
         k=2 * b_columns if packed else b_columns,
+        rows=MANY if many else FEW,
         masked=masked,
         a_scale=a_scale,
         b_scale=b_scale,

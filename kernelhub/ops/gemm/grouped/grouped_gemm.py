@@ -15,7 +15,7 @@ from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.gemm.grouped import library
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
 from kernelhub.ops.gemm.grouped.call import NAME, bind, check, default_out_dtype, problem_of
-from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem, complete, contradiction
+from kernelhub.ops.gemm.grouped.problem import MOST_FEW, REGIMES, GroupedGemmProblem, complete, contradiction, regime
 from kernelhub.ops.gemm.grouped.reference import grouped_gemm_reference
 from kernelhub.ops.gemm.grouped.scales import geometry_of_a, geometry_of_b
 
@@ -31,6 +31,8 @@ _op: Op[GroupedGemmProblem] = Op(
         example="kernelhub.ops.gemm.grouped.inputs:grouped_gemm_inputs",
         complete=complete,
         contradiction=contradiction,
+        regimes=REGIMES,
+        regime=regime,
     )
 )
 _get = _op.table.get
@@ -157,6 +159,7 @@ def grouped_gemm(
             a.dtype,
             b.dtype,
             *b.shape,
+            a.shape[-2] > MOST_FEW * (1 if offsets is None else b.shape[0]),
             offsets is None,
             None if a_scale is None else geometry_of_a(a_scale, b_kind),
             b_kind,

@@ -20,6 +20,10 @@ B_SCALES = ("tensor", "channel", *BLOCKS, *FP4_SCALES)
 BLOCK = 128  # rows and columns that a scale of `GROUPS` or `BLOCKS` is for
 FP4_BLOCK = {"nvfp4": 16, "mxfp4": 32}
 
+# How many rows a group has on average, or at most where they are masked: those of decode, or of prefill.
+FEW, MANY = "few", "many"
+MOST_FEW = 64
+
 
 @dataclass(frozen=True)
 class GroupedGemmProblem:
@@ -32,6 +36,7 @@ class GroupedGemmProblem:
     num_groups: int = facet("groups, which are experts", default=128)
     n: int = facet("columns of the result", default=1536)
     k: int = facet("columns of the rows", default=2048)
+    rows: str = facet("rows of a group on average: few (up to 64), many", values=(FEW, MANY), default=FEW)
     masked: bool = feature("rows of a group in a place of its own, [G, M_max, K], with group_sizes", False)
     a_scale: str | None = feature("geometry of the scales of fp8 rows", None, A_SCALES)
     b_scale: str | None = feature("geometry of the scales of fp8 or fp4 weights", None, B_SCALES)
@@ -78,3 +83,11 @@ def contradiction(problem: GroupedGemmProblem) -> str | None:
     if problem.global_scale and problem.b_scale != "nvfp4":
         return f"global_scale belongs to nvfp4 scales; b_scale is {problem.b_scale}"
     return None
+
+
+REGIMES = ("decode", "prefill")
+
+
+def regime(problem: GroupedGemmProblem) -> str:
+    """Order lines tell few rows from many."""
+    return REGIMES[problem.rows == MANY]

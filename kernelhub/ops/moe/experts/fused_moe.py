@@ -14,7 +14,8 @@ from kernelhub.dispatch.op import Ask, Backend, Op, publish
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.moe.experts import library
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
-from kernelhub.ops.moe.experts.call import NAME, Operands, bind, check, key_of, problem_of
+from kernelhub.ops.moe.experts.call import bind, key_of, problem_of
+from kernelhub.ops.moe.experts.check import NAME, Operands, check
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fused_moe_reference
 

@@ -61,7 +61,8 @@ class Fp8Gemm(Fp8GemmAdapter):
 
     def _cut(self, rows: int) -> tuple[Tiles, int, int]:
         """Tiles, programs of a whole K, and parts of K."""
-        tile = tiles(self.problem.device, self.problem.scaling, rows)
+        problem = self.problem
+        tile = tiles(problem.device, problem.scaling, rows, problem.n, problem.k)
         programs = -(-rows // tile.block_m) * -(-self.problem.n // tile.block_n)
         return tile, programs, splits_of(self.problem.device, programs, self.problem.k)
 

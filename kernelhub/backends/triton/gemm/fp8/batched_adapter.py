@@ -32,7 +32,7 @@ class BmmFp8(BmmFp8Adapter):
         batch, m, n = out.shape
         if not self.native:
             a, b = a.view(torch.uint8), b.view(torch.uint8)
-        tile = tiles(self.problem.device, ROW, m)
+        tile = tiles(self.problem.device, ROW, m, batch * n, a.shape[2])  # all matrices' tiles keep the device busy
         strides = (
             *a.stride(),
             *b.stride(),

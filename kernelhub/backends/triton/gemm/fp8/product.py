@@ -186,12 +186,13 @@ def product_kernel(
     kept = (rows < m) & (columns < n)
     if PARTS:
         batches = tl.num_programs(0) // splits // tiles
-        at = ((split * batches + batch) * m + row) * n + column
+        at = ((split * batches + batch) * m + rows.to(tl.int64)) * n + columns.to(tl.int64)
         tl.store(out + at, acc, kept)
     else:
         if HAS_BIAS:
-            acc += tl.load(bias + column * stride_bias).to(tl.float32)
-        at = batch * stride_ob + row * stride_om + column * stride_on
+            acc += tl.load(bias + columns * stride_bias, columns < n, other=0.0).to(tl.float32)
+        # Not the clamped ones, which are not known to be adjacent: each element would be stored by itself.
+        at = batch * stride_ob + rows.to(tl.int64) * stride_om + columns.to(tl.int64) * stride_on
         tl.store(out + at, acc.to(out.dtype.element_ty), kept)
 
 

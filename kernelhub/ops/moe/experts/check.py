@@ -1,0 +1,188 @@
+"""What a call of `fused_moe` is given, and everything that the contract says of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.formats import E4M3
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS, BLOCK_FORMATS, FLOATS, FP4_FORMATS, FP8_FORMATS, NVFP4, PLAIN
+from kernelhub.ops.moe.experts.weights import BLOCK, FP4_GROUP, PACKED, format_of, scale_dtypes, scale_shapes
+
+NAME = "fused_moe"
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
+
+
+class Operands(NamedTuple):
+    """The tensors and numbers of one call, as `fused_moe` is given them."""
+
+    x: Tensor
+    w13: Tensor
+    w2: Tensor
+    topk_weights: Tensor
+    topk_ids: Tensor
+    w13_scale: Tensor | None
+    w2_scale: Tensor | None
+    w13_global_scale: Tensor | None
+    w2_global_scale: Tensor | None
+    w13_bias: Tensor | None
+    w2_bias: Tensor | None
+    a1_scale: Tensor | None
+    a2_scale: Tensor | None
+    alpha: float
+    limit: float
+    expert_map: Tensor | None
+    residual: Tensor | None
+    out: Tensor | None
+
+
+_TENSORS = tuple(name for name in Operands._fields if name not in ("alpha", "limit"))
+_NEEDED = ("x", "w13", "w2", "topk_weights", "topk_ids")
+
+
+def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(NAME, parameter, problem, fix)
+
+
+def check(given: Operands, activation: Any, activation_dtype: Any) -> None:
+    """Everything that the contract says of a call, but for the values of ids."""
+    for parameter in _TENSORS:
+        tensor = getattr(given, parameter)
+        if not isinstance(tensor, Tensor) and (tensor is not None or parameter in _NEEDED):
+            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+    weights = _check_shapes(given)
+    if activation not in ACTIVATIONS:
+        refuse("activation", f"is {activation!r}", f"give one of {', '.join(ACTIVATIONS)}")
+    for parameter, number in (("alpha", given.alpha), ("limit", given.limit)):
+        if isinstance(number, bool) or not isinstance(number, float | int) or not math.isfinite(number):
+            refuse(parameter, f"is {number!r}", "give a finite float")
+    _check_activations(given, weights, activation_dtype)
+    for side in ("w13", "w2"):
+        _check_side(given, side, weights)
+    _check_places(given)
+
+
+def _check_shapes(given: Operands) -> str:
+    """Of tokens, routing and weights; gives the format of the weights."""
+    x, w13, w2 = given.x, given.w13, given.w2
+    if x.ndim != 2 or x.shape[1] == 0:
+        refuse("x", f"has shape {list(x.shape)}", "give [T, H]")
+    if x.dtype not in _FLOATS:
+        refuse("x", f"has dtype {dtype_name(x.dtype)}", f"give {', '.join(FLOATS)}")
+    if x.is_meta:
+        refuse("x", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    tokens, hidden = x.shape
+    ids = given.topk_ids
+    if ids.ndim != 2 or ids.shape[0] != tokens or ids.shape[1] == 0 or ids.dtype is not torch.int32:
+        refuse("topk_ids", f"is {describe(ids)}", f"give int32 [{tokens}, top_k]")
+    if given.topk_weights.shape != ids.shape or given.topk_weights.dtype is not torch.float32:
+        refuse("topk_weights", f"is {describe(given.topk_weights)}", f"give float32 {list(ids.shape)}")
+    for parameter, weight in (("w13", w13), ("w2", w2)):
+        if weight.ndim != 3 or 0 in weight.shape:
+            shape = "[E, 2I, H]" if parameter == "w13" else "[E, H, I]"
+            refuse(parameter, f"has shape {list(weight.shape)}", f"give {shape}, the last half as wide for fp4")
+    if w13.dtype is not x.dtype and w13.dtype is not E4M3 and w13.dtype not in PACKED:
+        refuse("w13", f"has dtype {dtype_name(w13.dtype)}", f"give {dtype_name(x.dtype)}, as x, or fp8 or fp4")
+    if w2.dtype is not w13.dtype:
+        refuse("w2", f"has dtype {dtype_name(w2.dtype)}", f"w13 has {dtype_name(w13.dtype)}")
+    experts, rows = w13.shape[:2]
+    a_byte = 2 if w13.dtype in PACKED else 1
+    if w13.shape[2] * a_byte != hidden:
+        refuse("w13", f"has shape {list(w13.shape)}", f"give [E, 2I, {hidden // a_byte}] for an x {hidden} wide")
+    if rows % 2:
+        refuse("w13", f"has {rows} rows", f"give an even number, gate and up: {rows + 1}")
+    inner = rows // 2
+    if list(w2.shape) != [experts, hidden, inner // a_byte] or inner % a_byte:
+        refuse("w2", f"has shape {list(w2.shape)}", f"give {[experts, hidden, -(-inner // a_byte)]}, as w13 demands")
+    scale = given.w13_scale
+    weights = format_of(w13.dtype, rows, *((None, ()) if scale is None else (scale.dtype, tuple(scale.shape[1:]))))
+    if weights in FP4_FORMATS:
+        for parameter, width in (("w13", hidden), ("w2", inner)):
+            group = FP4_GROUP[weights]
+            if width % group:
+                refuse(parameter, f"is {width} wide", f"pad it to {-(-width // group) * group}, a multiple of {group}")
+    if weights in BLOCK_FORMATS and inner % BLOCK:
+        legal = -(-inner // BLOCK) * BLOCK
+        refuse("w13", f"has experts {inner} wide", f"pad them to {legal}: a block may not hold both gate and up")
+    return weights
+
+
+def _check_activations(given: Operands, weights: str, activation_dtype: Any) -> None:
+    allowed = (None, given.x.dtype, *((E4M3,) if weights in FP8_FORMATS else ()))
+    if activation_dtype not in allowed:
+        names = ", ".join("None" if dtype is None else dtype_name(dtype) for dtype in allowed)
+        refuse("activation_dtype", f"is {activation_dtype} for weights {weights}", f"give {names}")
+    quantized = weights in FP8_FORMATS and activation_dtype in (None, E4M3)
+    if (given.a1_scale is None) is not (given.a2_scale is None):
+        lacking = "a1_scale" if given.a1_scale is None else "a2_scale"
+        refuse(lacking, "is None", "give both scales of activations, or neither")
+    for parameter in ("a1_scale", "a2_scale"):
+        scale = getattr(given, parameter)
+        if scale is None:
+            continue
+        if not quantized or weights in BLOCK_FORMATS:
+            refuse(parameter, f"is given for weights {weights}", "only fp8_tensor and fp8_channel have static scales")
+        if scale.numel() != 1 or scale.dtype is not torch.float32:
+            refuse(parameter, f"is {describe(scale)}", "give float32 of one element")
+
+
+def _check_side(given: Operands, side: str, weights: str) -> None:
+    """Scales, global scale and bias of one projection."""
+    weight, scale = getattr(given, side), getattr(given, side + "_scale")
+    experts, rows = weight.shape[:2]
+    columns = weight.shape[2] * (2 if weights in FP4_FORMATS else 1)
+    shapes, dtypes = scale_shapes(weights, experts, rows, columns), scale_dtypes(weights)
+    if weights == PLAIN:
+        if scale is not None:
+            refuse(side + "_scale", "is given", f"{dtype_name(weight.dtype)} weights have no scale")
+    else:
+        wanted = " or ".join(f"{dtype_name(dtypes[0])} {shape}" for shape in shapes)
+        if scale is None:
+            refuse(side + "_scale", "is None", f"give {wanted}")
+        if list(scale.shape) not in shapes or scale.dtype not in dtypes:
+            refuse(side + "_scale", f"is {describe(scale)}", f"give {wanted} for weights {weights}")
+        if len(scale.shape) == 3 and not _dense_rows(scale):
+            refuse(side + "_scale", f"has strides {scale.stride()}", "make it contiguous")
+    if not _dense_rows(weight):
+        refuse(side, f"has strides {weight.stride()}", "make it contiguous along its last dimension")
+    factor = getattr(given, side + "_global_scale")
+    if (factor is not None) is not (weights == NVFP4):
+        if factor is None:
+            refuse(side + "_global_scale", "is None", f"give float32 [{experts}] for weights nvfp4")
+        refuse(side + "_global_scale", "is given", f"weights {weights} have none")
+    if factor is not None and (
+        list(factor.shape) not in ([experts], [experts, 1]) or factor.dtype is not torch.float32
+    ):
+        refuse(side + "_global_scale", f"is {describe(factor)}", f"give float32 [{experts}]")
+    bias = getattr(given, side + "_bias")
+    if bias is not None and (list(bias.shape) != [experts, rows] or bias.dtype not in (given.x.dtype, torch.float32)):
+        refuse(side + "_bias", f"is {describe(bias)}", f"give {dtype_name(given.x.dtype)} {[experts, rows]}")
+
+
+def _check_places(given: Operands) -> None:
+    """The map, what is added and the destination; where tensors are."""
+    x, table = given.x, given.expert_map
+    if table is not None and (table.ndim != 1 or table.dtype is not torch.int32 or not table.numel()):
+        refuse("expert_map", f"is {describe(table)}", "give int32 [E_global], -1 for experts that are elsewhere")
+    for parameter in ("residual", "out"):
+        tensor = getattr(given, parameter)
+        if tensor is not None and (tensor.shape != x.shape or tensor.dtype is not x.dtype):
+            refuse(parameter, f"is {describe(tensor)}", f"give {describe(x)}")
+    for parameter in _TENSORS:
+        tensor = getattr(given, parameter)
+        if tensor is None:
+            continue
+        if tensor.device != x.device:
+            refuse(parameter, f"is on {tensor.device}", f"move it to {x.device}, where x is")
+        if tensor.requires_grad and is_grad_enabled():
+            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+
+
+def _dense_rows(tensor: Tensor) -> bool:
+    return tensor.stride(-1) == 1 or tensor.shape[-1] == 1
