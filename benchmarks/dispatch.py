@@ -10,12 +10,13 @@ Kernels that do nothing are registered, so that what is timed is kernelhub:
     miss           a call whose key is new, beyond the same call cached: problem, every constraint of every
                    kernel, the verdict, the adapter, the binding
     import         `import kernelhub` and both ops, beyond `import torch`; least of several processes
+    ops            a whole call of every op, beyond its kernel's launch: see `calls.py`
 
 The function that a call finds in its table checks what differs from call to call (who made the step's
 tensors, the destination) before it launches; `launch_ns` says what the whole call costs beyond the launch.
 `--check` is a gate that a busy machine passes too: it exits with 1 if a goal is missed by more than a quarter in
 each of three measurements, nanoseconds being scaled to a machine on which an empty call takes as long as on the one
-that the goals were set on.
+that the goals were set on. Of `ops` it asks only that none takes twice its goal.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from calls import GOAL_MISS_NS, goal_ns, measure_ops, table
 from harness import time_statements
 
 import kernelhub
@@ -53,6 +55,7 @@ GOALS: dict[str, dict[str, float]] = {
 TABLE_KEYS = 100_000
 ATTEMPTS = 3
 SLACK = 1.25
+SLACK_OF_OPS = 2.0
 USUAL_EMPTY_CALL_NS = 33.0
 
 
@@ -199,6 +202,7 @@ def measure() -> dict[str, Any]:
         **measure_calls(),
         "import": measure_import(),
         "table": measure_table(),
+        "ops": measure_ops(),
     }
     result["import"]["ratio"] = round(result["import"]["ns"] / result["empty_call"]["ns"], 1)
     return result
@@ -212,6 +216,10 @@ def missed_goals(result: dict[str, Any], slack: float = 1.0) -> dict[str, str]:
         for unit, limit in goal.items():
             if result[name][unit] > limit * slack * (slower if unit == "ns" else 1.0):
                 missed[f"{name}, {unit}"] = f"{name}: {result[name][unit]:g} {unit}, goal at most {limit:g}"
+    for op, cost in result["ops"].items():
+        for figure, limit in (("ns", goal_ns(op)), ("miss_ns", GOAL_MISS_NS)):
+            if cost[figure] > limit * (SLACK_OF_OPS if slack > 1.0 else 1.0) * slower:
+                missed[f"{op}, {figure}"] = f"{op}: {cost[figure]:,g} {figure}, goal at most {limit:,}"
     if result["table"]["entries"] != 1:
         missed["table"] = f"table: {result['table']['entries']} entries after {TABLE_KEYS} lengths, goal 1"
     return missed
@@ -241,7 +249,8 @@ def main() -> int:
         for name in ("empty_call", *GOALS):
             goal = " and ".join(f"{limit:g} {unit}" for unit, limit in GOALS.get(name, {}).items())
             print(f"{name:14} {result[name]['ns']:>12,.0f} {result[name]['ratio']:>14,.1f}   {goal}")
-        print(f"{'table':14} {result['table']['entries']:>12} entries after {TABLE_KEYS:,} lengths")
+        print(f"{'table':14} {result['table']['entries']:>12} entries after {TABLE_KEYS:,} lengths\n")
+        print(table(result["ops"]))
     for line in missed.values():
         print(f"goal missed: {line}", file=sys.stderr)
     return 1 if failed else 0

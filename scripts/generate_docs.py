@@ -210,6 +210,28 @@ def cost() -> str:
     return table(("", f"2-core CPU ({machines[0]})", f"host of an H200 ({machines[1]})"), rows)
 
 
+def cost_of_ops() -> str:
+    """What a call of every op costs beyond its kernel's launch, on the machines where that was measured."""
+    machines = {"2-core CPU": results("dispatch_cpu.json"), "host of an H200": results("dispatch_h200.json")}
+    measured = {name: result for name, result in machines.items() if "ops" in result}
+    columns = {
+        "call": "a call",
+        "fresh": "without destinations",
+        "plan": "a plan's run",
+        "miss": "the first call of a configuration",
+    }
+    rows = []
+    for op in OPS:
+        cells = []
+        for result in measured.values():
+            cost = result["ops"][op]
+            cells.append(f"{cost['ns'] / 1e3:.1f} µs = {cost['ratio']:.0f} empty calls")
+            cells += [f"{cost[name + '_ns'] / 1e3:.2g} µs" for name in columns if name != "call"]
+        rows.append((f"`{op}`", *cells))
+    header = [f"{label}, {name}" if len(measured) > 1 else label for name in measured for label in columns.values()]
+    return table(("op", *header), rows)
+
+
 def every_kernel() -> list[tuple[str, str]]:
     """(op, kernel) of all records."""
     return [(op, name) for op, function in zip(OPS, functions(), strict=True) for name in function.kernels()]
@@ -262,6 +284,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "what was run": lambda: verification_page.tested(every_kernel(), table),
     "what was compiled ahead": lambda: verification_page.compiled(every_kernel(), table),
     "cost": cost,
+    "cost of ops": cost_of_ops,
     "headlines": headlines,
     **{
         f"{' on '.join(path.stem.rsplit('_', 1))} measured": lambda name=path.name: measured(name)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch.nn import Parameter
+
+_MOST_FORMS = 512
+_ORDINARY = (Tensor, Parameter)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -27,3 +32,72 @@ def lse_shape(shape: Sequence[int]) -> tuple[int, ...]:
 def plain(tensor: Tensor) -> Tensor:
     """A Parameter, say, as the Tensor that an eager op takes without going through its operator again."""
     return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
+
+
+def usable(tensor: Any, dtype: torch.dtype, device: int) -> bool:
+    """Whether it is an ordinary tensor of this dtype on this device, from which no gradient is wanted.
+
+    With `alike` this is the fast half of a check: plain comparisons that let the usual call through. Where they say
+    no, the op's full check looks again, and says what is wrong if something is.
+
+    Args:
+        tensor: anything.
+        dtype: the one it must have.
+        device: index of a GPU, -1 for the CPU, as `Tensor.get_device` gives it.
+    """
+    return (
+        type(tensor) in _ORDINARY
+        and tensor.dtype is dtype
+        and (tensor.is_cpu if device < 0 else tensor.get_device() == device and tensor.is_cuda)
+        and not (tensor.requires_grad and is_grad_enabled())
+    )
+
+
+def alike(tensor: Any, shape: Sequence[int], dtype: torch.dtype, device: int) -> bool:
+    """The same of a tensor of this shape, a tuple."""
+    return (
+        type(tensor) in _ORDINARY
+        and tensor.dtype is dtype
+        and tensor.shape == shape
+        and (tensor.is_cpu if device < 0 else tensor.get_device() == device and tensor.is_cuda)
+        and not (tensor.requires_grad and is_grad_enabled())
+    )
+
+
+class Forms:
+    """Forms of calls that an op's check let through: what the check looks at, so that it looks once.
+
+    For ops whose tensors must fit each other in more ways than a few comparisons tell. A form holds the number of
+    tokens: a new one is checked in full. When there are many, all are forgotten.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._seen: set[Hashable] = set()
+
+    def of(self, tensors: Iterable[Any], *more: Any) -> Hashable:
+        """The form of these tensors and whatever else a check looks at; None where only the check itself can tell."""
+        device = self._device
+        form = [*more]
+        for tensor in tensors:
+            if tensor is None:
+                form.append(None)
+                continue
+            if type(tensor) not in _ORDINARY or (tensor.requires_grad and is_grad_enabled()):
+                return None
+            if not (tensor.is_cpu if device < 0 else tensor.get_device() == device and tensor.is_cuda):
+                return None
+            form.append(tensor.dtype)
+            form.append(tensor.shape)
+        return tuple(form)
+
+    def __contains__(self, form: Hashable) -> bool:
+        return form in self._seen
+
+    def add(self, form: Hashable) -> None:
+        """Its check let it through."""
+        if form is None:
+            return
+        if len(self._seen) >= _MOST_FORMS:
+            self._seen.clear()
+        self._seen.add(form)

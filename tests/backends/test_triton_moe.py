@@ -43,7 +43,8 @@ class TestSorting:
         choice = choose(adapter.problem, tokens)
         block_m = choice.first.block_m
         strides = (*ids.stride(), table.stride(0))
-        pairs, tile_experts, num_rows = adapter._sort((ids, table), (ids.numel(), table.numel()), strides, choice)
+        sizes = (ids.numel(), table.numel())
+        pairs, tile_experts, num_rows = adapter._sort((ids, table), sizes, strides, adapter._round_of(tokens))
         rows = int(num_rows)
         assert rows % block_m == 0
         assert rows <= len(pairs)

@@ -50,13 +50,13 @@ class Truth:
 class OneCodeOff(Truth):
     def change(self, x, codes, scale, out):
         if x is not None:
-            codes.view(torch.uint8)[-1, -1, -1:] ^= 1
+            codes.view(torch.uint8)[..., -1, -1:] ^= 1
 
 
 class ScaleOfTheFirstRow(Truth):
     def change(self, x, codes, scale, out):
-        if x is not None and scale.dtype is torch.float32 and scale.shape[1] > 1:
-            scale[:, 1:] = scale[:, :1].clone()
+        if x is not None and scale.dtype is torch.float32 and scale.shape[-2] > 1:
+            scale[..., 1:, :] = scale[..., :1, :].clone()
 
 
 class NibblesSwapped(Truth):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
 from kernelhub.ops.indexer.problem import DTYPES, LogitsProblem
 from kernelhub.probes.device import facts
@@ -67,6 +67,32 @@ def bind(
     """The function that a call runs: the checks, the destination, the launch."""
     launch = adapter.launch
     form = (getattr(torch, problem.dtype), problem.num_heads, problem.head_dim, problem.k_scale)
+    dtype, num_heads, head_dim, has_scale = form
+    float32, int32 = torch.float32, torch.int32
+
+    def known(
+        q: Tensor,
+        k: Tensor,
+        k_scale: Tensor | None,
+        weights: Tensor,
+        cu_seqlen_ks: Tensor,
+        cu_seqlen_ke: Tensor,
+        out: Tensor | None,
+    ) -> bool:
+        """Nothing that `check` would refuse, and what the kernel was made for."""
+        if not usable(q, dtype, device) or not usable(k, dtype, device) or q.ndim != 3 or k.ndim != 2:
+            return False
+        tokens, heads, width = q.shape
+        keys, columns = k.shape
+        return (
+            heads == num_heads
+            and width == columns == head_dim
+            and (alike(k_scale, (keys,), float32, device) if has_scale else k_scale is None)
+            and alike(weights, (tokens, heads), float32, device)
+            and alike(cu_seqlen_ks, (tokens,), int32, device)
+            and alike(cu_seqlen_ke, (tokens,), int32, device)
+            and (out is None or alike(out, (tokens, keys), float32, device))
+        )
 
     def run(
         q: Tensor,
@@ -80,13 +106,14 @@ def bind(
         if q.get_device() != device:
             result: Tensor = elsewhere(q.get_device())(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
             return result
-        check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
-        if (q.dtype, *q.shape[1:], k_scale is not None) != form:
-            wanted = f"{problem.dtype} [T, {problem.num_heads}, {problem.head_dim}]"
-            scaled = "with" if problem.k_scale else "without"
-            refuse("q", f"is {describe(q)}, k_scale {type(k_scale).__name__}", f"the plan is for {wanted} {scaled} it")
+        if not known(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out):
+            check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+            if (q.dtype, *q.shape[1:], k_scale is not None) != form:
+                wanted = f"the plan is for {problem.dtype} [T, {num_heads}, {head_dim}]"
+                scaled = "with" if has_scale else "without"
+                refuse("q", f"is {describe(q)}, k_scale {type(k_scale).__name__}", f"{wanted} {scaled} it")
         if out is None:
-            out = torch.empty((q.shape[0], k.shape[0]), dtype=torch.float32, device=q.device)
+            out = q.new_empty((q.shape[0], k.shape[0]), dtype=float32)
         if out.numel():
             tick()
             launch(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
 from kernelhub.ops.indexer.layout import SCALE_BYTES, is_fused, split_cache
 from kernelhub.ops.indexer.problem import DTYPES, FP8, PagedLogitsProblem
@@ -119,6 +119,61 @@ def bind(
         problem.page_size,
         problem.k_scale,
     )
+    dtype, num_heads, head_dim, page_size, has_scale = form
+    float32, int32, row = torch.float32, torch.int32, head_dim + SCALE_BYTES
+    fusable = has_scale and dtype is torch.float8_e4m3fn and row % SCALE_BYTES == 0
+
+    def known(
+        q: Tensor,
+        k_cache: Tensor,
+        k_scale_cache: Tensor | None,
+        weights: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        max_seq_len: int,
+        out: Tensor | None,
+    ) -> bool:
+        """Nothing that `check` would refuse, and what the kernel was made for."""
+        if not usable(q, dtype, device) or q.ndim != 4 or not usable(block_table, int32, device):
+            return False
+        batch, next_n, heads, width = q.shape
+        if heads != num_heads or width != head_dim or not next_n or block_table.ndim != 2:
+            return False
+        rows, most_pages = block_table.shape
+        tokens = batch * next_n
+        return (
+            rows == batch
+            and (most_pages < 2 or block_table.stride()[1] == 1)
+            and type(max_seq_len) is int
+            and max_seq_len >= 0
+            and known_cache(k_cache, k_scale_cache)
+            and alike(weights, (tokens, heads), float32, device)
+            and alike(seq_lens, (batch,), int32, device)
+            and (out is None or alike(out, (tokens, max_seq_len), float32, device))
+        )
+
+    def known_cache(k_cache: Tensor, k_scale_cache: Tensor | None) -> bool:
+        if not isinstance(k_cache, Tensor):
+            return False
+        shape = k_cache.shape
+        if k_cache.dtype is not dtype:
+            strides = k_cache.stride()
+            return (
+                fusable
+                and k_scale_cache is None
+                and usable(k_cache, torch.uint8, device)
+                and (len(shape) == 3 or (len(shape) == 4 and shape[2] == 1))
+                and (shape[1], shape[-1], strides[1], strides[-1]) == (page_size, row, row, 1)
+                and not strides[0] % SCALE_BYTES
+                and not k_cache.data_ptr() % SCALE_BYTES
+            )
+        return (
+            usable(k_cache, dtype, device)
+            and len(shape) == 3
+            and shape[1] == page_size
+            and shape[2] == head_dim
+            and (alike(k_scale_cache, (shape[0], page_size), float32, device) if has_scale else k_scale_cache is None)
+        )
 
     def run(
         q: Tensor,
@@ -135,18 +190,21 @@ def bind(
                 q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out
             )
             return result
-        check(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
-        k_cache, k_scale_cache = split_cache(k_cache, k_scale_cache, q.shape[-1])
-        if (q.dtype, *q.shape[2:], k_cache.shape[1], k_scale_cache is not None) != form:
-            wanted = f"{problem.dtype} [B, next_n, {problem.num_heads}, {problem.head_dim}]"
-            scaled = "with" if problem.k_scale else "without"
-            refuse(
-                "q",
-                f"is {describe(q)}, k_cache {describe(k_cache)}",
-                f"the plan is for {wanted} and pages of {problem.page_size} {scaled} scales",
-            )
+        if known(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out):
+            k_cache, k_scale_cache = split_cache(k_cache, k_scale_cache, head_dim)
+        else:
+            check(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
+            k_cache, k_scale_cache = split_cache(k_cache, k_scale_cache, q.shape[-1])
+            if (q.dtype, *q.shape[2:], k_cache.shape[1], k_scale_cache is not None) != form:
+                wanted = f"{problem.dtype} [B, next_n, {num_heads}, {head_dim}]"
+                scaled = "with" if has_scale else "without"
+                refuse(
+                    "q",
+                    f"is {describe(q)}, k_cache {describe(k_cache)}",
+                    f"the plan is for {wanted} and pages of {page_size} {scaled} scales",
+                )
         if out is None:
-            out = torch.empty((weights.shape[0], max_seq_len), dtype=torch.float32, device=q.device)
+            out = q.new_empty((weights.shape[0], max_seq_len), dtype=float32)
         if out.numel():
             tick()
             launch(q, k_cache, k_scale_cache, weights, block_table, seq_lens, out)

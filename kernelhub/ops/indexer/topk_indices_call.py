@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import alike, usable
 from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
 from kernelhub.ops.indexer.problem import TopKProblem
 from kernelhub.probes.device import facts
@@ -61,17 +62,32 @@ def bind(
     """The function that a call runs: the checks, the destination, the launch."""
     launch = adapter.launch
     form = (problem.k, problem.row_starts, problem.row_ends)
+    wanted, float32, int32 = problem.k, torch.float32, torch.int32
+
+    def known(logits: Tensor, k: int, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor | None) -> bool:
+        """Nothing that `check` would refuse, and what the kernel was made for."""
+        if type(k) is not int or k != wanted or not usable(logits, float32, device) or logits.ndim != 2:
+            return False
+        rows, columns = logits.shape
+        return (
+            columns < 1 << 31
+            and (alike(row_starts, (rows,), int32, device) if form[1] else row_starts is None)
+            and (alike(row_ends, (rows,), int32, device) if form[2] else row_ends is None)
+            and (out is None or alike(out, (rows, k), int32, device))
+        )
 
     def run(logits: Tensor, k: int, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor | None) -> Tensor:
         if logits.get_device() != device:
             result: Tensor = elsewhere(logits.get_device())(logits, k, row_starts, row_ends, out)
             return result
-        check(logits, k, row_starts, row_ends, out)
-        if (k, row_starts is not None, row_ends is not None) != form:
-            bounds = f"{'with' if problem.row_starts else 'no'} starts and {'with' if problem.row_ends else 'no'} ends"
-            refuse("k", f"is {k}, or bounds of rows differ", f"the plan is for {problem.k} of rows {bounds}")
+        if not known(logits, k, row_starts, row_ends, out):
+            check(logits, k, row_starts, row_ends, out)
+            if (k, row_starts is not None, row_ends is not None) != form:
+                has = ("with" if given else "no" for given in form[1:])
+                bounds = "{} starts and {} ends".format(*has)
+                refuse("k", f"is {k}, or bounds of rows differ", f"the plan is for {problem.k} of rows {bounds}")
         if out is None:
-            out = torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
+            out = logits.new_empty((logits.shape[0], k), dtype=int32)
         if out.numel():
             tick()
             launch(logits, row_starts, row_ends, out)

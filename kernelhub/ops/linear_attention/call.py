@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import Forms, describe, dtype_name
 from kernelhub.ops.linear_attention.adapter import States
 from kernelhub.ops.linear_attention.problem import ANY, FLOATS, MANY, ONE, LinearProblem
 from kernelhub.probes.device import facts
@@ -146,7 +146,8 @@ def bind(
     launch = adapter.launch
     keeps = problem.out_state
     shape = (problem.num_heads, problem.head_dim, problem.value_dim)
-    form = (getattr(torch, problem.dtype), *shape, problem.q_len, problem.state, problem.state_indices)
+    wanted = (getattr(torch, problem.dtype), *shape, problem.q_len, problem.state, problem.state_indices)
+    forms = Forms(device)
 
     def run(
         q: Tensor,
@@ -163,9 +164,28 @@ def bind(
         if q.get_device() != device:
             there = elsewhere(q.get_device())
             return there(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
-        check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
-        given = (state is not None, state_indices is not None)
-        if (q.dtype, *q.shape[-2:], v.shape[-1], q_len_of(q.shape), *given) != form:
+        form = forms.of((q, k, v, decay, state, cu_seqlens, state_indices, out, out_state))
+        if form is None or form not in forms or type(scale) is not float or not math.isfinite(scale):
+            check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+            check_form(q, v, state is not None, state_indices is not None)
+            if out_state is not None and not keeps:
+                refuse("out_state", "is given to a plan without it", "prepare it with return_state=True")
+            forms.add(form)
+        if out is None:
+            out = v.new_empty(tuple(v.shape))
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        after_at = state_indices
+        if keeps and out_state is None:
+            out_state = q.new_empty((sequences, *shape), dtype=torch.float32)
+            after_at = None
+        if sequences and (out.numel() or keeps):
+            tick()
+            launch(q, k, v, decay, scale, cu_seqlens, States(state, state_indices, out_state, after_at), out)
+        return (out, out_state) if keeps else out
+
+    def check_form(q: Tensor, v: Tensor, *given: bool) -> None:
+        """The call is what the kernel was made for: a plan may be run with another than it was prepared for."""
+        if (q.dtype, *q.shape[-2:], v.shape[-1], q_len_of(q.shape), *given) != wanted:
             refuse(
                 "q",
                 f"is {describe(q)}, v {describe(v)}, with{'' if given[0] else 'out'} state"
@@ -174,18 +194,5 @@ def bind(
                 f" with{'' if problem.state else 'out'} state"
                 f" and with{'' if problem.state_indices else 'out'} indices",
             )
-        if out_state is not None and not keeps:
-            refuse("out_state", "is given to a plan without it", "prepare it with return_state=True")
-        if out is None:
-            out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        after_at = state_indices
-        if keeps and out_state is None:
-            out_state = torch.empty((sequences, *shape), dtype=torch.float32, device=q.device)
-            after_at = None
-        if sequences and (out.numel() or keeps):
-            tick()
-            launch(q, k, v, decay, scale, cu_seqlens, States(state, state_indices, out_state, after_at), out)
-        return (out, out_state) if keeps else out
 
     return run

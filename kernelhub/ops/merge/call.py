@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name, lse_shape
+from kernelhub.ops.arguments import alike, describe, dtype_name, lse_shape
 from kernelhub.ops.merge.problem import MANY, TWO, MergeProblem
 from kernelhub.probes.device import facts
 
@@ -98,27 +98,23 @@ def bind(
 ) -> Callable[..., Any]:
     """The function that a call runs: the destinations, the launch."""
     launch = adapter.launch
-    form = (problem.num_heads, problem.head_dim, 4 if problem.batched else 3, problem.parts == TWO)
+    ndim, two = 4 if problem.batched else 3, problem.parts == TWO
+    num_heads, head_dim = problem.num_heads, problem.head_dim
     returns_lse, dtype, float32 = problem.lse, getattr(torch, problem.dtype), torch.float32
 
-    def alike(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> bool:
-        """Nothing that `check` would refuse, but for what the key holds of the first."""
-        shape = outs[0].shape
-        heads, width = shape[-2:]
-        if (heads, width, len(shape), len(outs) == 2) != form:
+    def known(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> bool:
+        """Nothing that `check` or `check_form` would refuse."""
+        shape, count = outs[0].shape, len(outs)
+        if len(shape) != ndim or shape[-2] != num_heads or shape[-1] != head_dim or (count == 2) is not two:
             return False
-        wanted = lse_shape(shape)
-        grad = is_grad_enabled()
-        if type(outs) is not type(lses) or len(outs) != len(lses):
+        if type(outs) is not type(lses) or len(lses) != count:
             return False
-        if not all(type(tensor) is Tensor for tensor in (*outs, *lses)):
-            return False
-        for out, lse in zip(outs, lses, strict=True):
-            if out.shape != shape or out.dtype is not dtype or lse.shape != wanted or lse.dtype is not float32:
+        wanted = (num_heads, shape[0]) if ndim == 3 else (shape[0], num_heads, shape[1])
+        for tensor in outs:
+            if not alike(tensor, shape, dtype, device):
                 return False
-            if out.get_device() != device or lse.get_device() != device or out.is_meta or lse.is_meta:
-                return False
-            if grad and (out.requires_grad or lse.requires_grad):
+        for tensor in lses:  # noqa: SIM110 - a generator costs more than all of this
+            if not alike(tensor, wanted, float32, device):
                 return False
         return True
 
@@ -126,12 +122,12 @@ def bind(
         first = outs[0]
         if first.get_device() != device:
             return elsewhere(first.get_device())(outs, lses, out, out_lse)
-        if not alike(outs, lses):
+        if not known(outs, lses):
             check(outs, lses)
             check_form(first, len(outs), problem)
         if out is None:
             out = torch.empty_like(first, memory_format=torch.contiguous_format)
-        else:
+        elif not alike(out, first.shape, dtype, device):
             check_destination("out", out, first)
         if out_lse is not None:
             if not returns_lse:

@@ -24,12 +24,12 @@ class QuantizeAdapter(abc.ABC):
 
     @abc.abstractmethod
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
-        """Quantise [B, M, K]; B is 1 unless blocks share a scale.
+        """Quantise rows [M, K]; where blocks share a scale, matrices [B, M, K].
 
         Args:
-            x: [B, M, K].
-            codes: float8_e4m3fn [B, M, K], or uint8 [B, M, K / 2]; any strides.
-            scale: [B, R, C], of any strides: [1, 1, 1] for a tensor, [1, M, 1] for tokens, [1, M, groups],
+            x: [M, K], or [B, M, K].
+            codes: float8_e4m3fn of that shape, or uint8 [M, K / 2]; any strides.
+            scale: of any strides; [1, 1] for a tensor, [M, 1] for tokens, [M, groups], or
                 [B, blocks of rows, blocks of columns]. Where the problem is `static` and the format fp8 it is read.
             global_scale: float32 of one element for nvfp4, which is read where the problem is `static`, else written.
         """
@@ -47,4 +47,4 @@ class DequantizeAdapter(abc.ABC):
 
     @abc.abstractmethod
     def launch(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> None:
-        """Shapes as of `QuantizeAdapter.launch`, with out [B, M, K]."""
+        """Shapes as of `QuantizeAdapter.launch`, with out in place of x."""

@@ -107,20 +107,20 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 def as_rows(op: str, parameter: str, tensor: Tensor, matrices: bool) -> Tensor:
-    """[..., M, K] as [1, rows, K], or as [B, M, K] where matrices are kept apart; memory that is written to."""
-    shape = (-1, *tensor.shape[-2:]) if matrices else (1, -1, tensor.shape[-1])
-    if matrices and tensor.ndim == 2:
+    """[..., M, K] as [rows, K], or as [B, M, K] where matrices are kept apart; memory that is written to."""
+    ndim = tensor.ndim
+    if ndim == (3 if matrices else 2):
+        return tensor
+    if ndim == (2 if matrices else 1):
         return tensor.unsqueeze(0)
-    if not matrices and tensor.ndim == 1:
-        return tensor.view(1, 1, -1)
     try:
-        return tensor.view(shape)
+        return tensor.view((-1, *tensor.shape[-2:]) if matrices else (-1, tensor.shape[-1]))
     except RuntimeError:
         refuse(op, parameter, f"has strides {list(tensor.stride())}", "give memory whose rows are evenly spaced")
 
 
 def any_rows(tensor: Tensor, matrices: bool) -> Tensor:
     """As `as_rows`, of what is only read: copied if its rows are not evenly spaced."""
-    if matrices:
-        return tensor.reshape(-1, *tensor.shape[-2:])
-    return tensor.reshape(1, -1, tensor.shape[-1])
+    if tensor.ndim == (3 if matrices else 2):
+        return tensor
+    return tensor.reshape((-1, *tensor.shape[-2:]) if matrices else (-1, tensor.shape[-1]))

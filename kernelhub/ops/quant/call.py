@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.quant.arguments import (
     E8M0_BYTES,
@@ -47,6 +49,7 @@ LAYOUTS = ("row", "column")
 ROUNDINGS = ("floor", "up")
 _OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _SCALE_DTYPES = tuple(getattr(torch, name) for name in FP8_SCALES)
+_scale_shape = lru_cache(1024)(fp8_scale_shape)
 
 
 def device_facts(device: int) -> DeviceFacts:
@@ -118,33 +121,46 @@ def bind_fp8(
     launch, op = adapter.launch, "quantize_fp8"
     dtype, scale_dtype = getattr(torch, problem.dtype), getattr(torch, problem.scale_dtype)
     granularity, group_size, block = problem.granularity, problem.group_size, problem.granularity == BLOCK
+    static, per_tensor, dims = problem.static, granularity == TENSOR, 2 if block else 1
+
+    def known(x: Tensor, shape: tuple[int, ...], scale: Tensor | None) -> bool:
+        """Nothing that `check_fp8` would refuse."""
+        if not usable(x, dtype, device) or len(shape) < dims or not shape[-1]:
+            return False
+        if scale is None or not static:
+            return scale is None and not static
+        if not usable(scale, torch.float32, device):
+            return False
+        return scale.numel() == 1 if per_tensor else scale.shape == (*shape[:-1], 1)
 
     def run(x: Tensor, scale: Tensor | None, out: Tensor | None, out_scale: Tensor | None) -> tuple[Tensor, Tensor]:
         if x.get_device() != device:
             result: tuple[Tensor, Tensor] = elsewhere(x.get_device())(x, scale, out, out_scale)
             return result
-        check_fp8(x, granularity, group_size, scale, problem.ue8m0, scale_dtype, "row")
-        if x.dtype is not dtype:
-            refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")
-        if (scale is not None) != problem.static:
-            wanted = "a scale" if problem.static else "no scale"
-            refuse(op, "scale", f"is {'missing' if scale is None else 'given'}", f"the plan is for {wanted}")
+        shape = x.shape
+        if not known(x, shape, scale):
+            check_fp8(x, granularity, group_size, scale, problem.ue8m0, scale_dtype, "row")
+            if x.dtype is not dtype:
+                refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")
+            if (scale is not None) != static:
+                wanted = "a scale" if static else "no scale"
+                refuse(op, "scale", f"is {'missing' if scale is None else 'given'}", f"the plan is for {wanted}")
         if scale is not None:
             if out_scale is not None:
                 refuse(op, "out_scale", "is given beside a scale", "the scale that is given is the result")
         else:
-            shape = fp8_scale_shape(x.shape, granularity, group_size)
-            if out_scale is not None:
-                check_like(op, "out_scale", out_scale, shape, (scale_dtype,), x)
-            scale = new_scale(x, shape, scale_dtype, problem.column, block) if out_scale is None else out_scale
-        if out is None:
-            out = x.new_empty(x.shape, dtype=E4M3)
-        else:
-            check_like(op, "out", out, x.shape, (E4M3,), x)
+            scales = _scale_shape(shape, granularity, group_size)
+            if out_scale is None:
+                scale = new_scale(x, scales, scale_dtype, problem.column, block)
+            else:
+                scale = out_scale
+                if not alike(scale, scales, scale_dtype, device):
+                    check_like(op, "out_scale", scale, scales, (scale_dtype,), x)
+        out = _destination(op, "out", out, shape, E4M3, x, device)
         if x.numel():
-            if granularity == TENSOR:
-                areas = scale.view(1, 1, 1)
-            elif problem.static:
+            if per_tensor:
+                areas = scale.view(1, 1)
+            elif static:
                 areas = any_rows(scale.unsqueeze(-1) if scale.ndim < x.ndim else scale, False)
             else:
                 areas = as_rows(op, "out_scale", scale, block)
@@ -179,6 +195,15 @@ def bind_nvfp4(
 ) -> Run:
     """The function that a call of `quantize_nvfp4` runs."""
     launch, op, dtype = adapter.launch, "quantize_nvfp4", getattr(torch, problem.dtype)
+    static, float32 = problem.static, torch.float32
+
+    def known(x: Tensor, shape: tuple[int, ...], global_scale: Tensor | None) -> bool:
+        """Nothing that `check_nvfp4` would refuse."""
+        if not usable(x, dtype, device) or not shape or not shape[-1] or shape[-1] % NVFP4_GROUP:
+            return False
+        if global_scale is None or not static:
+            return global_scale is None and not static
+        return usable(global_scale, float32, device) and global_scale.numel() == 1
 
     def run(
         x: Tensor,
@@ -192,23 +217,26 @@ def bind_nvfp4(
                 x, global_scale, out, out_scale, out_global_scale
             )
             return result
-        check_nvfp4(x, global_scale)
-        if x.dtype is not dtype:
-            refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")
-        if (global_scale is not None) != problem.static:
-            wanted = "a global scale" if problem.static else "no global scale"
-            refuse(op, "global_scale", f"is {'missing' if problem.static else 'given'}", f"the plan is for {wanted}")
+        shape = x.shape
+        if not known(x, shape, global_scale):
+            check_nvfp4(x, global_scale)
+            if x.dtype is not dtype:
+                refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")
+            if (global_scale is not None) != static:
+                wanted = "a global scale" if static else "no global scale"
+                refuse(op, "global_scale", f"is {'missing' if static else 'given'}", f"the plan is for {wanted}")
         if global_scale is None:
             if out_global_scale is None:
-                global_scale = x.new_empty(1, dtype=torch.float32)
+                global_scale = x.new_empty(1, dtype=float32)
             else:
-                check_one(op, "out_global_scale", out_global_scale, x)
                 global_scale = out_global_scale
+                if not alike(global_scale, (1,), float32, device):
+                    check_one(op, "out_global_scale", global_scale, x)
         elif out_global_scale is not None:
             refuse(op, "out_global_scale", "is given beside global_scale", "the one that is given is the result")
-        *lead, width = x.shape
-        out = _destination(op, "out", out, (*lead, width // 2), torch.uint8, x)
-        out_scale = _destination(op, "out_scale", out_scale, (*lead, width // NVFP4_GROUP), E4M3, x)
+        *lead, width = shape
+        out = _destination(op, "out", out, (*lead, width // 2), torch.uint8, x, device)
+        out_scale = _destination(op, "out_scale", out_scale, (*lead, width // NVFP4_GROUP), E4M3, x, device)
         if x.numel():
             codes, scale = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
             tick()
@@ -244,18 +272,20 @@ def bind_mx(op: str) -> Callable[..., Run]:
         adapter: Any, problem: QuantizeMxProblem, device: int, tick: Callable[[], int], elsewhere: Elsewhere
     ) -> Run:
         launch, dtype = adapter.launch, getattr(torch, problem.dtype)
+        multiple, per_byte, codes_dtype = (MX_GROUP, 2, torch.uint8) if fp4 else (1, 1, E4M3)
 
         def run(x: Tensor, out: Tensor | None, out_scale: Tensor | None) -> tuple[Tensor, Tensor]:
             if x.get_device() != device:
                 result: tuple[Tensor, Tensor] = elsewhere(x.get_device())(x, out, out_scale)
                 return result
-            check_mx(op, x, "floor")
-            if x.dtype is not dtype:
-                refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")
-            *lead, width = x.shape
-            shape = (*lead, width // 2 if fp4 else width)
-            out = _destination(op, "out", out, shape, torch.uint8 if fp4 else E4M3, x)
-            out_scale = _destination(op, "out_scale", out_scale, (*lead, -(-width // MX_GROUP)), E8M0, x)
+            shape = x.shape
+            if not usable(x, dtype, device) or not shape or not shape[-1] or shape[-1] % multiple:
+                check_mx(op, x, "floor")
+                if x.dtype is not dtype:
+                    refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")
+            *lead, width = shape
+            out = _destination(op, "out", out, (*lead, width // per_byte), codes_dtype, x, device)
+            out_scale = _destination(op, "out_scale", out_scale, (*lead, -(-width // MX_GROUP)), E8M0, x, device)
             if x.numel():
                 codes, scale = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
                 tick()
@@ -283,20 +313,20 @@ def dequantize_problem(key: Any, device: int) -> DequantizeProblem:
     return DequantizeProblem(device_facts(device), dtype_name(key[0]))
 
 
-def granularity_of(x: Tensor, scale: Tensor, group_size: int) -> str:
-    """What shares a scale, told from the shape; where two readings fit, they are the same."""
-    return next((each for each in GRANULARITIES if fits(x, scale, each, group_size)), "")
+@lru_cache(1024)
+def granularity_of(shape: tuple[int, ...], scale_shape: tuple[int, ...], group_size: int) -> str:
+    """What shares a scale, told from the shapes; where two readings fit, they are the same."""
+    return next((each for each in GRANULARITIES if fits(shape, scale_shape, each, group_size)), "")
 
 
-def fits(x: Tensor, scale: Tensor, granularity: str, group_size: int) -> bool:
-    """Whether these can be the scales of x."""
+def fits(shape: tuple[int, ...], scale_shape: tuple[int, ...], granularity: str, group_size: int) -> bool:
+    """Whether scales of that shape can be those of codes of this one."""
     if granularity == TENSOR:
-        return scale.numel() == 1
-    if granularity == BLOCK and x.ndim < 2:
+        return math.prod(scale_shape) == 1
+    if granularity == BLOCK and len(shape) < 2:
         return False
-    shape = tuple(scale.shape)
-    return shape == fp8_scale_shape(x.shape, granularity, group_size) or (
-        granularity == TOKEN and shape == tuple(x.shape[:-1])
+    return tuple(scale_shape) == fp8_scale_shape(shape, granularity, group_size) or (
+        granularity == TOKEN and tuple(scale_shape) == tuple(shape[:-1])
     )
 
 
@@ -308,7 +338,7 @@ def check_dequantize_fp8(x: Any, scale: Any, group_size: Any, out_dtype: Any) ->
     if type(group_size) is not int or group_size < 1:
         refuse(op, "group_size", f"is {group_size!r}", "give a positive int")
     _check_out_dtype(op, out_dtype)
-    if not granularity_of(x, scale, group_size):
+    if not granularity_of(x.shape, scale.shape, group_size):
         *lead, width = x.shape
         shapes = [[1], [*lead, 1], [*lead, -(-width // group_size)]]
         if x.ndim > 1:
@@ -330,33 +360,51 @@ def check_dequantize(op: str, x: Any, scale: Any, global_scale: Any, out_dtype: 
 
 def bind_dequantize(op: str) -> Callable[..., Run]:
     """What binds a kernel of one of the dequantisers."""
-    fp4 = op in ("dequantize_nvfp4", "dequantize_mxfp4")
+    fp4, nvfp4 = op in ("dequantize_nvfp4", "dequantize_mxfp4"), op == "dequantize_nvfp4"
 
     def bind(adapter: Any, problem: Any, device: int, tick: Callable[[], int], elsewhere: Elsewhere) -> Run:
         launch, out_dtype = adapter.launch, getattr(torch, problem.out_dtype)
-        group_size = problem.group_size if op == "dequantize_fp8" else 0
-        granularity = problem.granularity if op == "dequantize_fp8" else GROUP
-        scale_dtype = getattr(torch, problem.scale_dtype) if op == "dequantize_fp8" else None
-        block = granularity == BLOCK
+        is_fp8 = op == "dequantize_fp8"
+        group_size = problem.group_size if is_fp8 else NVFP4_GROUP if nvfp4 else MX_GROUP
+        granularity = problem.granularity if is_fp8 else GROUP
+        scale_dtype = getattr(torch, problem.scale_dtype) if is_fp8 else E4M3 if nvfp4 else E8M0
+        dtype, per_byte = (torch.uint8, 2) if fp4 else (E4M3, 1)
+        block, per_tensor = granularity == BLOCK, granularity == TENSOR
+        per_group = group_size // per_byte  # columns of x; a whole number of them if two elements share a byte
+
+        def known(x: Tensor, shape: tuple[int, ...], scale: Tensor, global_scale: Any) -> bool:
+            """Nothing that the checks would refuse."""
+            if not usable(x, dtype, device) or not shape or not shape[-1] or (fp4 and shape[-1] % per_group):
+                return False
+            if is_fp8:
+                return (
+                    usable(scale, scale_dtype, device) and scale.numel() == 1
+                    if per_tensor
+                    else alike(scale, _scale_shape(shape, granularity, group_size), scale_dtype, device)
+                )
+            if not alike(scale, (*shape[:-1], -(-shape[-1] // per_group)), scale_dtype, device):
+                return False
+            return not nvfp4 or (usable(global_scale, torch.float32, device) and global_scale.numel() == 1)
 
         def run(x: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor | None) -> Tensor:
             if x.get_device() != device:
                 result: Tensor = elsewhere(x.get_device())(x, scale, global_scale, out)
                 return result
-            if op == "dequantize_fp8":
-                check_dequantize_fp8(x, scale, group_size, out_dtype)
-                if not fits(x, scale, granularity, group_size) or scale.dtype is not scale_dtype:
-                    wanted = f"{problem.scale_dtype} scales, one per {granularity}"
-                    refuse(op, "scale", f"is {describe(scale)}", f"the plan is for {wanted}")
-            else:
-                check_dequantize(op, x, scale, global_scale, out_dtype)
-            if fp4:
-                x = x.view(torch.uint8)
-            shape = (*x.shape[:-1], x.shape[-1] * (2 if fp4 else 1))
-            out = _destination(op, "out", out, shape, out_dtype, x)
+            shape = x.shape
+            if not known(x, shape, scale, global_scale):
+                if is_fp8:
+                    check_dequantize_fp8(x, scale, group_size, out_dtype)
+                    if not fits(x.shape, scale.shape, granularity, group_size) or scale.dtype is not scale_dtype:
+                        wanted = f"{problem.scale_dtype} scales, one per {granularity}"
+                        refuse(op, "scale", f"is {describe(scale)}", f"the plan is for {wanted}")
+                else:
+                    check_dequantize(op, x, scale, global_scale, out_dtype)
+                if fp4:
+                    x = x.view(torch.uint8)
+            out = _destination(op, "out", out, (*shape[:-1], shape[-1] * 2) if fp4 else shape, out_dtype, x, device)
             if x.numel():
-                if granularity == TENSOR:
-                    areas = scale.reshape(1, 1, 1)
+                if per_tensor:
+                    areas = scale.reshape(1, 1)
                 else:
                     areas = any_rows(scale.unsqueeze(-1) if scale.ndim < x.ndim else scale, block)
                 values = as_rows(op, "out", out, block)
@@ -375,10 +423,11 @@ def _check_out_dtype(op: str, out_dtype: Any) -> None:
 
 
 def _destination(
-    op: str, parameter: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, x: Tensor
+    op: str, parameter: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, x: Tensor, device: int
 ) -> Tensor:
     """What was given, if it fits, else new memory."""
     if given is None:
-        return x.new_empty(shape, dtype=dtype)
-    check_like(op, parameter, given, shape, (dtype,), x)
+        return x.new_empty(tuple(shape), dtype=dtype)
+    if not alike(given, shape, dtype, device):
+        check_like(op, parameter, given, shape, (dtype,), x)
     return given

@@ -95,10 +95,10 @@ def quantize_fp8_rows(x: Tensor, granularity: str, group_size: int, ue8m0: bool)
 
 
 def spread(scale: Tensor, shape: torch.Size, rows: int, columns: int) -> Tensor:
-    """Scales [B, R, C] of areas of rows x columns, for each element of [B, M, K]."""
+    """Scales [..., R, C] of areas of rows x columns, for each element of [..., M, K]."""
     if rows > 1:
-        scale = scale.repeat_interleave(rows, 1)[:, : shape[1]]
-    return scale.repeat_interleave(columns, 2)[:, :, : shape[2]]
+        scale = scale.repeat_interleave(rows, -2)[..., : shape[-2], :]
+    return scale.repeat_interleave(columns, -1)[..., : shape[-1]]
 
 
 def quantize_nvfp4_rows(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:

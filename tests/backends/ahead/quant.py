@@ -10,6 +10,8 @@ import torch
 from kernelhub.backends.triton.quant import adapter as adapters
 from kernelhub.ops.quant.arguments import fp8_scale_shape
 from kernelhub.ops.quant.problem import (
+    BLOCK,
+    TENSOR,
     DequantizeFp8Problem,
     DequantizeProblem,
     QuantizeFp8Problem,
@@ -28,14 +30,20 @@ def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _fp8_scale(problem: Any) -> torch.Tensor:
-    shape = (1,) * (3 - len(shape_ := fp8_scale_shape((M, K), problem.granularity, problem.group_size))) + shape_
+    shape = fp8_scale_shape((M, K), problem.granularity, problem.group_size)
+    shape = (1, *shape) if problem.granularity in (BLOCK, TENSOR) else shape
     return _empty(*shape, dtype=getattr(torch, problem.scale_dtype))
+
+
+def _rows(problem: Any, dtype: torch.dtype) -> torch.Tensor:
+    """As adapters are given it: matrices where blocks share a scale."""
+    return _empty(*((1, M, K) if getattr(problem, "granularity", "") == BLOCK else (M, K)), dtype=dtype)
 
 
 def _quantize_fp8(facets: dict[str, Any], device: DeviceFacts) -> None:
     problem = QuantizeFp8Problem(device=device, **facets)
-    x = _empty(1, M, K, dtype=getattr(torch, problem.dtype))
-    adapters.QuantizeFp8(problem).launch(x, _empty(1, M, K, dtype=_E4M3), _fp8_scale(problem), None)
+    x = _rows(problem, getattr(torch, problem.dtype))
+    adapters.QuantizeFp8(problem).launch(x, _rows(problem, _E4M3), _fp8_scale(problem), None)
 
 
 def _quantize(format: str, facets: dict[str, Any], device: DeviceFacts) -> None:
@@ -43,9 +51,9 @@ def _quantize(format: str, facets: dict[str, Any], device: DeviceFacts) -> None:
     problem = problem_type(device=device, **facets)
     adapter = getattr(adapters, f"Quantize{format.capitalize()}")(problem)
     fp8, group = format == "mxfp8", 16 if format == "nvfp4" else 32
-    codes = _empty(1, M, K if fp8 else K // 2, dtype=_E4M3 if fp8 else torch.uint8)
-    scale = _empty(1, M, K // group, dtype=_E4M3 if format == "nvfp4" else _E8M0)
-    x = _empty(1, M, K, dtype=getattr(torch, problem.dtype))
+    codes = _empty(M, K if fp8 else K // 2, dtype=_E4M3 if fp8 else torch.uint8)
+    scale = _empty(M, K // group, dtype=_E4M3 if format == "nvfp4" else _E8M0)
+    x = _empty(M, K, dtype=getattr(torch, problem.dtype))
     adapter.launch(x, codes, scale, _empty(1, dtype=torch.float32) if format == "nvfp4" else None)
 
 
@@ -53,13 +61,13 @@ def _dequantize(format: str, facets: dict[str, Any], device: DeviceFacts) -> Non
     problem: Any = (DequantizeFp8Problem if format == "fp8" else DequantizeProblem)(device=device, **facets)
     adapter = getattr(adapters, f"Dequantize{format.capitalize()}")(problem)
     fp4, group = format.endswith("fp4"), 16 if format == "nvfp4" else 32
-    codes = _empty(1, M, K // 2 if fp4 else K, dtype=torch.uint8 if fp4 else _E4M3)
+    codes = _empty(M, K // 2, dtype=torch.uint8) if fp4 else _rows(problem, _E4M3)
     if format == "fp8":
         scale = _fp8_scale(problem)
     else:
-        scale = _empty(1, M, K // group, dtype=_E4M3 if format == "nvfp4" else _E8M0)
+        scale = _empty(M, K // group, dtype=_E4M3 if format == "nvfp4" else _E8M0)
     factor = _empty(1, dtype=torch.float32) if format == "nvfp4" else None
-    adapter.launch(codes, scale, factor, _empty(1, M, K, dtype=getattr(torch, problem.out_dtype)))
+    adapter.launch(codes, scale, factor, _rows(problem, getattr(torch, problem.out_dtype)))
 
 
 def _cases() -> list[Case]:

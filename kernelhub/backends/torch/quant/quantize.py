@@ -26,16 +26,16 @@ _ELEMENTS = 1 << 18
 
 
 def _blocks(x: Tensor, multiple: int = 1) -> Iterator[slice]:
-    """Slices of the rows of [B, M, K]; on a GPU one."""
-    rows = x.shape[1]
+    """Slices of the rows of [M, K] or [B, M, K]; on a GPU one."""
+    rows = every = x.shape[-2]
     if x.device.type == "cpu":
-        rows = max(1, _ELEMENTS // (x.shape[0] * x.shape[2] * multiple)) * multiple
-    return (slice(start, start + rows) for start in range(0, x.shape[1], rows))
+        rows = max(1, _ELEMENTS // (x.numel() // every * multiple)) * multiple
+    return (slice(start, start + rows) for start in range(0, every, rows))
 
 
 def _amax(x: Tensor) -> Tensor:
     """The largest magnitude of a tensor, of one element."""
-    return torch.stack([clean(x[:, rows])[0].abs().amax() for rows in _blocks(x)]).amax().view(1)
+    return torch.stack([clean(x[..., rows, :])[0].abs().amax() for rows in _blocks(x)]).amax().view(1)
 
 
 class QuantizeFp8(QuantizeAdapter):
@@ -44,18 +44,18 @@ class QuantizeFp8(QuantizeAdapter):
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         problem = self.problem
         if problem.granularity == TENSOR and not problem.static:
-            _write(scale, fp8_scale(_amax(x), problem.ue8m0).view(1, 1, 1))
+            _write(scale, fp8_scale(_amax(x), problem.ue8m0).view(1, 1))
         given = problem.static or problem.granularity == TENSOR
         step = BLOCK_SIZE if problem.granularity == BLOCK else 1
         for rows in _blocks(x, step):
             if given:
-                own = scale if scale.shape[1] == 1 else scale[:, rows]
-                wide, nan = clean(x[:, rows])
-                codes[:, rows] = e4m3_codes(wide, nan, own.float())
+                own = scale if scale.shape[-2] == 1 else scale[..., rows, :]
+                wide, nan = clean(x[..., rows, :])
+                codes[..., rows, :] = e4m3_codes(wide, nan, own.float())
                 continue
-            part, made = quantize_fp8_rows(x[:, rows], problem.granularity, problem.group_size, problem.ue8m0)
-            codes[:, rows] = part
-            _write(scale[:, rows.start // step : -(-rows.stop // step)], made)
+            part, made = quantize_fp8_rows(x[..., rows, :], problem.granularity, problem.group_size, problem.ue8m0)
+            codes[..., rows, :] = part
+            _write(scale[..., rows.start // step : -(-rows.stop // step), :], made)
 
 
 def _write(scale: Tensor, made: Tensor) -> None:
@@ -71,7 +71,7 @@ class QuantizeNvfp4(QuantizeAdapter):
         if not self.problem.static:
             global_scale.copy_(global_scale_of(_amax(x)).view(global_scale.shape))
         for rows in _blocks(x):
-            codes[:, rows], scale[:, rows] = quantize_nvfp4_rows(x[:, rows], global_scale.reshape(()))
+            codes[..., rows, :], scale[..., rows, :] = quantize_nvfp4_rows(x[..., rows, :], global_scale.reshape(()))
 
 
 class QuantizeMxfp4(QuantizeAdapter):
@@ -81,7 +81,9 @@ class QuantizeMxfp4(QuantizeAdapter):
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         for rows in _blocks(x):
-            codes[:, rows], scale[:, rows] = quantize_mx_rows(x[:, rows], self.fp4, self.problem.round_up)
+            codes[..., rows, :], scale[..., rows, :] = quantize_mx_rows(
+                x[..., rows, :], self.fp4, self.problem.round_up
+            )
 
 
 class QuantizeMxfp8(QuantizeMxfp4):
@@ -97,8 +99,8 @@ class Dequantize(DequantizeAdapter):
         area = {BLOCK: (BLOCK_SIZE, BLOCK_SIZE), GROUP: (1, self.columns)}.get(self.granularity, (1, 0))
         factor = None if global_scale is None else global_scale.reshape(())
         for rows in _blocks(out, area[0]):
-            own = scale if scale.shape[1] == 1 else scale[:, rows.start // area[0] : -(-rows.stop // area[0])]
-            out[:, rows] = dequantize_rows(codes[:, rows], own, factor, *area, out.dtype)
+            own = scale if scale.shape[-2] == 1 else scale[..., rows.start // area[0] : -(-rows.stop // area[0]), :]
+            out[..., rows, :] = dequantize_rows(codes[..., rows, :], own, factor, *area, out.dtype)
 
     @property
     def granularity(self) -> str:

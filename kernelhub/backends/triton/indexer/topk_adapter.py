@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
 
@@ -37,8 +36,8 @@ class TopK(TopKAdapter):
     def launch(self, logits: Tensor, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor) -> None:
         rows, columns = logits.shape
         splits = self._splits(rows, columns)
-        counts = torch.empty(rows * _DIGITS * splits * _BINS, dtype=torch.int32, device=out.device)
-        state = torch.empty(rows * _DIGITS * 2, dtype=torch.int32, device=out.device)
+        counts = out.new_empty(rows * _DIGITS * splits * _BINS)
+        state = out.new_empty(rows * _DIGITS * 2)
         bounds = [0 if bound is None else bound.stride(0) for bound in (row_starts, row_ends)]
         sizes = (columns, self.problem.k, splits, logits.stride(0), logits.stride(1), *bounds)
         variant = (out.get_device(), logits.stride(1), *bounds)

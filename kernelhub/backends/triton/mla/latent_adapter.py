@@ -32,6 +32,7 @@ CHUNK = 128
 MOST_SPLITS = 64
 FIXED_SPLITS = 16
 PARTS = 16
+_MOST_CUTS = 1024  # of calls, kept per adapter
 
 
 class Grid(NamedTuple):
@@ -82,6 +83,7 @@ class SplitKV(MlaAdapter):
             "PRECISION": "ieee",
         }
         self._launchers: dict[Tiles, tuple[Launcher, Launcher]] = {}
+        self._cuts: dict[tuple[int, ...], tuple[Grid, Launcher, Launcher]] = {}
 
     def launch(
         self,
@@ -99,8 +101,8 @@ class SplitKV(MlaAdapter):
         topk = 0 if topk_indices is None else topk_indices.shape[1]
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
-        grid = self.grid(step.num_seqs, q.shape[0] * tokens, topk if problem.sparse else self._room(step))
-        launch, merge = self._launchers_of(grid.sizes)
+        kv_bound = topk if problem.sparse else self._room(step)
+        grid, launch, merge = self._cut(step.num_seqs, q.shape[0] * tokens, kv_bound)
         parts = grid.tiles * grid.sizes.block_m * grid.splits if grid.splits > 1 else 0
         part_out = torch.empty(parts, self._shape["V_PAD"], dtype=torch.float32, device=q.device)
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
@@ -181,6 +183,16 @@ class SplitKV(MlaAdapter):
         grid = self.grid(num_seqs, num_tokens, max_kv_len)
         parts = grid.tiles * grid.sizes.block_m * grid.splits if grid.splits > 1 else 0
         return parts * (power_of_two(self.problem.value_dim) + 1) * 4
+
+    def _cut(self, *sizes: int) -> tuple[Grid, Launcher, Launcher]:
+        """What `grid` gives, and its launchers, looked up: the layers of a step ask alike."""
+        made = self._cuts.get(sizes)
+        if made is None:
+            if len(self._cuts) >= _MOST_CUTS:
+                self._cuts.clear()
+            grid = self.grid(*sizes)
+            made = self._cuts[sizes] = (grid, *self._launchers_of(grid.sizes))
+        return made
 
     def _room(self, step: PagedStep) -> int:
         return step.max_pages * self.problem.page_size

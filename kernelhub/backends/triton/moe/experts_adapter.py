@@ -6,7 +6,7 @@ Nothing is read back from the device, and grids depend on the number of tokens a
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -41,6 +41,25 @@ _MOST_ADDED = 1 << 30
 _SORTED_AT_ONCE = 1024
 _COUNTED_ALONE = 8192
 _REDUCED_AT_ONCE = 1024
+_MOST_ROUNDS = 1024  # numbers of tokens, kept per adapter
+
+
+class _Round(NamedTuple):
+    """What of a round follows from its number of tokens, so that a call looks it up.
+
+    Attributes:
+        first, second, sorter: launchers.
+        counted: another launch counts the pairs of every expert before they are sorted.
+        results: sizes of what the sort writes, which share an allocation: pairs, experts of tiles, counts, rows.
+        programs: of the first product, the second and the sum.
+    """
+
+    first: Launcher
+    second: Launcher
+    sorter: Launcher
+    counted: bool
+    results: tuple[int, int, int, int]
+    programs: tuple[int, int, int]
 
 
 class Experts(ExpertsAdapter):
@@ -54,6 +73,7 @@ class Experts(ExpertsAdapter):
         self._products: dict[tuple[Tiles, bool], Launcher] = {}
         self._measured = [entry for entry in TUNED if entry.fits(problem)]
         self._defaults: dict[int, Choice] = {}
+        self._rounds: dict[int, _Round] = {}
         choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
         self._choices = choices
         self._count = Launcher(count_kernel, {**choices, "BLOCK": _SORTED_AT_ONCE}, num_warps=4, num_stages=1)
@@ -103,52 +123,18 @@ class Experts(ExpertsAdapter):
             choice = self._defaults[block_m] = choose(self.problem, num_tokens, ())
         return choice
 
-    def _launch(
-        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
-    ) -> None:
-        """One round."""
-        problem, pairs = self.problem, topk_ids.numel()
-        choice = self._choice(x.shape[0])
-        sizes = (pairs, 0 if values.expert_map is None else values.expert_map.numel())
-        ids = (topk_ids, values.expert_map)
-        strides = (*topk_ids.stride(), 0 if values.expert_map is None else values.expert_map.stride(0))
-        rows = self._sort(ids, sizes, strides, choice)
-        on_input = problem.apply_router_weight_on_input
-        a, a_scale = self._quantized(x, values.a1_scale, 0)
-        inner = x.new_empty((pairs, problem.intermediate_size))
-        self._multiply(a, a_scale, w13, rows, topk_weights, values, inner, choice.first, True, "input" * on_input)
-        a, a_scale = self._quantized(inner, values.a2_scale, 1)
-        added = x.new_empty((pairs, problem.hidden_size))
-        router = "" if on_input else "output"
-        self._multiply(a, a_scale, w2, rows, topk_weights, values, added, choice.second, False, router)
-        residual = values.residual
-        of_residual = (0, 0) if residual is None else residual.stride()
-        aligned = not (out.data_ptr() | (0 if residual is None else residual.data_ptr())) & 15
-        self._reduce(
-            x.shape[0] * -(-problem.hidden_size // _REDUCED_AT_ONCE),
-            (x.get_device(), of_residual, out.stride()) if aligned else None,
-            added,
-            *ids,
-            residual,
-            out,
-            *sizes,
-            *strides,
-            *of_residual,
-            *out.stride(),
-        )
+    def _round_of(self, num_tokens: int) -> _Round:
+        made = self._rounds.get(num_tokens)
+        if made is None:
+            if len(self._rounds) >= _MOST_ROUNDS:
+                self._rounds.clear()
+            made = self._rounds[num_tokens] = self._new_round(num_tokens)
+        return made
 
-    def _sort(
-        self, ids: tuple[Tensor, Tensor | None], sizes: tuple[int, int], strides: tuple[int, ...], choice: Choice
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs sorted by expert, the expert of each tile, and how many rows there are, on the device."""
-        problem, block_m = self.problem, choice.first.block_m
-        most_rows, most_tiles = self._bounds(sizes[0], block_m)
-        memory = torch.empty(most_rows + most_tiles + problem.num_experts + 1, dtype=torch.int32, device=ids[0].device)
-        pairs, experts, counts, num_rows = memory.split((most_rows, most_tiles, problem.num_experts, 1))
-        device = ids[0].get_device()
-        counted = sizes[0] > _COUNTED_ALONE
-        if counted:
-            self._count(problem.num_experts, (device,), *ids, counts, *sizes, *strides)
+    def _new_round(self, num_tokens: int) -> _Round:
+        problem, choice = self.problem, self._choice(num_tokens)
+        pairs, block_m = num_tokens * problem.top_k, choice.first.block_m
+        counted = pairs > _COUNTED_ALONE
         sorter = self._sorters.get((block_m, counted))
         if sorter is None:
             static = {
@@ -159,11 +145,77 @@ class Experts(ExpertsAdapter):
                 "BLOCK": _SORTED_AT_ONCE,
             }
             sorter = self._sorters[block_m, counted] = Launcher(sort_kernel, static, num_warps=4, num_stages=1)
-        sorter(problem.num_experts, (device,), *ids, counts, pairs, experts, num_rows, *sizes, *strides)
+        on_input = problem.apply_router_weight_on_input
+        launchers = []
+        for tiles, gated, where in (
+            (choice.first, True, "input" * on_input),
+            (choice.second, False, "" if on_input else "output"),
+        ):
+            product = self._products.get((tiles, gated))
+            if product is None:
+                product = self._products[tiles, gated] = self._product(tiles, gated, where)
+            launchers.append(product)
+        most_rows, most_tiles = self._bounds(pairs, block_m)
+        programs = (
+            most_tiles * -(-problem.intermediate_size // choice.first.block_n),
+            most_tiles * -(-problem.hidden_size // choice.second.block_n),
+            num_tokens * -(-problem.hidden_size // _REDUCED_AT_ONCE),
+        )
+        return _Round(
+            launchers[0], launchers[1], sorter, counted, (most_rows, most_tiles, problem.num_experts, 1), programs
+        )
+
+    def _launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        """One round."""
+        problem, pairs = self.problem, topk_ids.numel()
+        round_ = self._round_of(x.shape[0])
+        table, residual = values.expert_map, values.residual
+        sizes = (pairs, 0 if table is None else table.numel())
+        ids = (topk_ids, table)
+        strides = (*topk_ids.stride(), 0 if table is None else table.stride(0))
+        rows = self._sort(ids, sizes, strides, round_)
+        a, a_scale = self._quantized(x, values.a1_scale, 0)
+        inner = x.new_empty((pairs, problem.intermediate_size))
+        first, second, reduced = round_.programs
+        self._multiply(round_.first, first, a, a_scale, w13, rows, topk_weights, values, inner)
+        a, a_scale = self._quantized(inner, values.a2_scale, 1)
+        added = x.new_empty((pairs, problem.hidden_size))
+        self._multiply(round_.second, second, a, a_scale, w2, rows, topk_weights, values, added)
+        of_residual = (0, 0) if residual is None else residual.stride()
+        of_out = out.stride()
+        aligned = not (out.data_ptr() | (0 if residual is None else residual.data_ptr())) & 15
+        self._reduce(
+            reduced,
+            (x.get_device(), of_residual, of_out) if aligned else None,
+            added,
+            *ids,
+            residual,
+            out,
+            *sizes,
+            *strides,
+            *of_residual,
+            *of_out,
+        )
+
+    def _sort(
+        self, ids: tuple[Tensor, Tensor | None], sizes: tuple[int, int], strides: tuple[int, ...], round_: _Round
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Pairs sorted by expert, the expert of each tile, and how many rows there are, on the device."""
+        topk_ids, num_experts = ids[0], self.problem.num_experts
+        memory = topk_ids.new_empty(sum(round_.results))
+        pairs, experts, counts, num_rows = memory.split_with_sizes(round_.results)
+        variant = (topk_ids.get_device(),)
+        if round_.counted:
+            self._count(num_experts, variant, *ids, counts, *sizes, *strides)
+        round_.sorter(num_experts, variant, *ids, counts, pairs, experts, num_rows, *sizes, *strides)
         return pairs, experts, num_rows
 
     def _multiply(
         self,
+        product: Launcher,
+        programs: int,
         a: Tensor,
         a_scale: Tensor | None,
         matrix: Matrix,
@@ -171,29 +223,24 @@ class Experts(ExpertsAdapter):
         router: Tensor,
         values: Values,
         out: Tensor,
-        tiles: Tiles,
-        gated: bool,
-        where: str,
     ) -> None:
         """One product of all experts."""
-        product = self._products.get((tiles, gated))
-        if product is None:
-            product = self._products[tiles, gated] = self._product(tiles, gated, where)
         pairs, most_tiles = out.shape[0], rows[1].shape[0]
         weight, scale, channels, bias = matrix
         if weight.dtype is torch.float8_e4m3fn and not (self._native and self.problem.fp8_activations):
             weight = weight.view(torch.uint8)
         if scale is not None and scale.dtype is torch.float8_e4m3fn:
             scale = scale.view(torch.uint8)
+        of_a, of_weight = a.stride(), weight.stride()
         of_scale = (0, 0, 0) if scale is None else scale.stride()
         of_channels = (0, 0) if channels is None else channels.stride()
         of_bias = (0, 0) if bias is None else bias.stride()
         variant: Hashable = None
         if not (a.data_ptr() | weight.data_ptr() | out.data_ptr()) & 15:
             bias_dtype = None if bias is None else bias.dtype
-            variant = (a.get_device(), a.stride(), weight.stride(), of_scale, of_channels[0], of_bias[0], bias_dtype)
+            variant = (a.get_device(), of_a, of_weight, of_scale, of_channels[0], of_bias[0], bias_dtype)
         product(
-            most_tiles * -(-out.shape[1] // tiles.block_n),
+            programs,
             variant,
             a,
             a_scale,
@@ -208,8 +255,8 @@ class Experts(ExpertsAdapter):
             most_tiles,
             values.alpha,
             values.limit,
-            *a.stride(),
-            *weight.stride(),
+            *of_a,
+            *of_weight,
             *of_scale,
             *of_channels,
             *of_bias,
@@ -269,18 +316,18 @@ class Experts(ExpertsAdapter):
         launcher, block = self._quantizers[side]
         count, width = rows.shape
         pieces = self._pieces(width)
-        codes = torch.empty((count, width), dtype=torch.uint8, device=rows.device)
-        scales = scale if scale is not None else torch.empty(count * pieces, dtype=torch.float32, device=rows.device)
-        aligned = not rows.data_ptr() & 15
+        codes = rows.new_empty((count, width), dtype=torch.uint8)
+        scales = scale if scale is not None else rows.new_empty(count * pieces, dtype=torch.float32)
+        aligned, of_rows = not rows.data_ptr() & 15, rows.stride()
         launcher(
             -(-count * pieces // block),
-            (rows.get_device(), rows.stride()) if aligned else None,
+            (rows.get_device(), of_rows) if aligned else None,
             rows,
             scale,
             codes,
             scales,
             count,
-            *rows.stride(),
+            *of_rows,
         )
         return (codes.view(torch.float8_e4m3fn) if self._native else codes), scales
 

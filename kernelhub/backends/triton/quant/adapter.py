@@ -37,7 +37,12 @@ _MOST_PARTS = 1024  # partial maxima of a tensor, which one program then takes t
 
 def _bytes(tensor: Tensor) -> Tensor:
     """Codes and scales of one byte as uint8, since sm_80 has no pointers to float8."""
-    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+    return tensor.view(torch.uint8) if tensor.itemsize == 1 and tensor.dtype is not torch.uint8 else tensor
+
+
+def _ceil_div(size: int, by: int) -> int:
+    """Triton's own `cdiv` serves device code too, and takes microseconds on the host."""
+    return -(-size // by)
 
 
 def _variant(columns: int, strides: tuple[int, ...], *tensors: Tensor) -> Any:
@@ -49,9 +54,9 @@ def _variant(columns: int, strides: tuple[int, ...], *tensors: Tensor) -> Any:
 
 
 def _three(tensor: Tensor) -> tuple[int, ...]:
-    """Strides of [B, M, K]. Those of a single matrix say nothing of the number of its rows."""
+    """Strides of [B, M, K], or of [M, K] as a single matrix. Those of one say nothing of the number of its rows."""
     strides = tensor.stride()
-    return strides if tensor.shape[0] > 1 else (0, *strides[1:])
+    return strides if len(strides) == 3 and tensor.shape[0] > 1 else (0, *strides[-2:])
 
 
 def _groups(group: int, tile: int = _TILE) -> dict[str, int]:
@@ -80,9 +85,9 @@ class _Amax:
     def __call__(self, x: Tensor, scale: Tensor) -> None:
         """x [M, K]; scale of one element."""
         rows, columns = x.shape
-        units = rows * triton.cdiv(columns, _TILE)
+        units = rows * _ceil_div(columns, _TILE)
         parts = min(units, _MOST_PARTS)
-        maxima = torch.empty(_MOST_PARTS, dtype=torch.float32, device=x.device)
+        maxima = x.new_empty(_MOST_PARTS, dtype=torch.float32)
         self._amax(parts, _variant(columns, x.stride(), x), x, maxima, rows, columns, units, *x.stride(), parts)
         self._scale(1, scale.get_device(), maxima, scale, parts)
 
@@ -125,6 +130,7 @@ class QuantizeFp8(QuantizeAdapter):
         else:
             static |= {"FORMAT": "fp8", "ROUND_UP": False, **_groups(problem.group_size)}
             self._launch = Launcher(groups_kernel, static, num_warps=_WARPS)
+            self._columns: int = problem.group_size * static["GROUPS"]
 
     def workspace_bytes(self, **sizes: int) -> int:
         """Partial maxima."""
@@ -133,28 +139,27 @@ class QuantizeFp8(QuantizeAdapter):
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         granularity = self.problem.granularity
         codes, scale = _bytes(codes), _bytes(scale)
-        matrices, rows, columns = x.shape
         with device_of(x):
             if granularity == BLOCK:
-                blocks = matrices * triton.cdiv(rows, BLOCK_SIZE) * triton.cdiv(columns, BLOCK_SIZE)
+                matrices, rows, columns = x.shape
+                blocks = matrices * _ceil_div(rows, BLOCK_SIZE) * _ceil_div(columns, BLOCK_SIZE)
                 strides = (*_three(x), *_three(codes))
                 variant = _variant(columns, strides, x, codes)
                 self._launch(blocks, variant, x, codes, scale, rows, columns, *strides, *scale.stride())
                 return
-            x, codes, scale = x.select(0, 0), codes.select(0, 0), scale.select(0, 0)
+            rows, columns = x.shape
             strides = (*x.stride(), *codes.stride())
             variant = _variant(columns, strides, x, codes)
             if self._given:
                 if self._amax is not None:
                     self._amax(x, scale)
-                chunks = rows * triton.cdiv(columns, _TILE)
+                chunks = rows * _ceil_div(columns, _TILE)
                 step = 0 if scale.numel() == 1 else scale.stride(0)
                 self._launch(chunks, variant, x, codes, scale, rows, columns, *strides, step)
             elif granularity == TOKEN:
                 self._rows.launcher(columns)(rows, variant, x, codes, scale, rows, columns, *strides, scale.stride(0))
             else:
-                group, groups = self.problem.group_size, _groups(self.problem.group_size)["GROUPS"]
-                programs = rows * triton.cdiv(columns, group * groups)
+                programs = rows * _ceil_div(columns, self._columns)
                 self._launch(programs, variant, x, codes, scale, None, rows, columns, *strides, *scale.stride())
 
 
@@ -174,9 +179,9 @@ class _QuantizeGroups(QuantizeAdapter):
         self._launch = Launcher(groups_kernel, static, num_warps=_WARPS)
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
-        x, codes, scale = x.select(0, 0), _bytes(codes).select(0, 0), _bytes(scale).select(0, 0)
+        codes, scale = _bytes(codes), _bytes(scale)
         rows, columns = x.shape
-        programs = rows * triton.cdiv(columns, self.group * self._per_program)
+        programs = rows * _ceil_div(columns, self.group * self._per_program)
         strides = (*x.stride(), *codes.stride())
         variant = _variant(columns, strides, x, codes)
         with device_of(x):
@@ -213,7 +218,7 @@ class QuantizeNvfp4(_QuantizeGroups):
         assert global_scale is not None
         if self._amax is not None:
             with device_of(x):
-                self._amax(x.select(0, 0), global_scale)
+                self._amax(x, global_scale)
         super().launch(x, codes, scale, global_scale)
 
 
@@ -241,13 +246,14 @@ class _Dequantize(DequantizeAdapter):
 
     def launch(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> None:
         codes, scale = _bytes(codes), _bytes(scale)
-        matrices, rows, columns = out.shape
-        by_matrix, by_row, by_column = scale.stride()
+        rows, columns = out.shape[-2:]
+        matrices = out.shape[0] if out.ndim == 3 else 1
+        by_matrix, by_row, by_column = scale.stride() if scale.ndim == 3 else (0, *scale.stride())
         if self.group == _BACK_TILE:  # a row's or the tensor's own scale
             by_matrix, by_row, by_column = 0, 0 if scale.numel() == 1 else by_row, 0
         strides = (*_three(codes), *_three(out))
         variant = _variant(columns, strides, codes, out)
-        programs = matrices * rows * triton.cdiv(columns, self._tile)
+        programs = matrices * rows * _ceil_div(columns, self._tile)
         with device_of(out):
             self._launch(
                 programs,

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.ops.arguments import Forms
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.fp4.operands import a_format_of, check, fp4_format_of, refuse
@@ -51,6 +52,7 @@ def bind(
     That the operands are of the problem's form is known of a call by its key; a plan sees to it by itself.
     """
     launch, out_dtype = adapter.launch, getattr(torch, problem.out_dtype)
+    forms, n = Forms(device), problem.n
 
     def run(
         a: Tensor,
@@ -67,9 +69,16 @@ def bind(
                 a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out
             )
             return result
-        check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
+        rest = (a, a_scale, b_scale, a_global_scale, b_global_scale, bias, out)
+        if isinstance(b, PackedWeight):
+            form = forms.of((*rest, *b.tensors.values()), b.op, b.layout, b.shape, b.facts["format"])
+        else:
+            form = forms.of((*rest, b))
+        if form is None or form not in forms:
+            check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
+            forms.add(form)
         if out is None:
-            out = a.new_empty((*a.shape[:-1], problem.n), dtype=out_dtype)
+            out = a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
         if out.numel():
             rows = out if out.ndim == 2 else _rows_of(out)
             tick()
@@ -86,8 +95,9 @@ def _activations(a: Tensor, scale: Tensor | None, global_scale: Tensor | None) -
         if scale.dtype is torch.float32:
             scale = scale.reshape(-1, 1)
         else:
-            scale = _exponents(scale).reshape(-1, scale.shape[-1])
-    return Activations(a.reshape(-1, a.shape[-1]), scale, global_scale)
+            scale = _exponents(scale)
+            scale = scale if scale.ndim == 2 else scale.reshape(-1, scale.shape[-1])
+    return Activations(a if a.ndim == 2 else a.reshape(-1, a.shape[-1]), scale, global_scale)
 
 
 def _weights(b: Tensor | PackedWeight, scale: Tensor | None, global_scale: Tensor | None) -> Weights:
@@ -95,7 +105,7 @@ def _weights(b: Tensor | PackedWeight, scale: Tensor | None, global_scale: Tenso
         b, scale, global_scale = b.tensors["codes"], b.tensors["scale"], b.tensors["global_scale"]  # type: ignore
     assert isinstance(b, Tensor)
     assert scale is not None
-    return Weights(b.view(torch.uint8), _exponents(scale), global_scale)
+    return Weights(b if b.dtype is torch.uint8 else b.view(torch.uint8), _exponents(scale), global_scale)
 
 
 def _exponents(scale: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, scaling_of_form
@@ -107,40 +107,36 @@ def bind(
     dtype = getattr(torch, problem.out_dtype)
     seen: set[Any] = set()  # forms of scales that the problem means: a few, whatever the number of rows
 
-    def alike(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor | None) -> bool:
+    def known(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor | None) -> bool:
         """Nothing that `check` or `check_form` would refuse."""
-        given = [a, b, a_scale, b_scale]
-        if bias is not None:
-            given.append(bias)
-        if out is not None:
-            given.append(out)
-        grad = is_grad_enabled()
-        for tensor in given:
-            if type(tensor) is not Tensor or tensor.get_device() != device or tensor.is_meta:
-                return False
-            if grad and tensor.requires_grad:
-                return False
-        if a.dtype is not E4M3 or b.dtype is not E4M3 or a.ndim != 2 or a.shape[1] != k or b.shape != (n, k):
+        if not usable(a, E4M3, device) or a.ndim != 2 or not alike(b, (n, k), E4M3, device):
             return False
-        if (*form_of_a(a_scale), b_scale.dtype, b_scale.shape, bias is None) not in seen:
+        rows, columns = a.shape
+        if not isinstance(a_scale, Tensor) or not isinstance(b_scale, Tensor):
             return False
-        rows = a.shape[0]
-        if a_scale.ndim and a_scale.shape[0] != rows and (a_scale.ndim == 2 or a_scale.shape[0] != 1):
+        a_dtype, b_dtype, a_form = a_scale.dtype, b_scale.dtype, a_scale.shape
+        if columns != k or not usable(a_scale, a_dtype, device) or not usable(b_scale, b_dtype, device):
             return False
-        if bias is not None and (bias.dtype is not dtype or bias.shape != (n,)):
+        rank = len(a_form)
+        last = 1 if rank == 0 else a_form[1] if rank == 2 else int(a_form[0] == 1)
+        if (a_dtype, rank, last, b_dtype, b_scale.shape, bias is None) not in seen:
             return False
-        return out is None or (out.dtype is dtype and out.shape == (rows, n))
+        if rank and a_form[0] != rows and (rank == 2 or a_form[0] != 1):
+            return False
+        return (bias is None or alike(bias, (n,), dtype, device)) and (
+            out is None or alike(out, (rows, n), dtype, device)
+        )
 
     def run(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         if a.get_device() != device:
             result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, bias, out)
             return result
-        if not alike(a, b, a_scale, b_scale, bias, out):
+        if not known(a, b, a_scale, b_scale, bias, out):
             check(a, b, a_scale, b_scale, bias, dtype, out)
             check_form(b, a_scale, b_scale, bias, problem)
             seen.add((*form_of_a(a_scale), b_scale.dtype, b_scale.shape, bias is None))
         if out is None:
-            out = torch.empty((a.shape[0], n), dtype=dtype, device=a.device)
+            out = a.new_empty((a.shape[0], n), dtype=dtype)
         if out.shape[0]:
             tick()
             launch(a, b, a_scale, b_scale, bias, out)

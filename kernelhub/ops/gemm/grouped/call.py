@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import Forms, describe, dtype_name
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import FEW, FLOATS, FP4, MANY, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.scales import dtypes_of, geometry_of_a, geometry_of_b, shapes_of_a, shapes_of_b
@@ -127,9 +127,11 @@ def _check_lengths(parameter: str, lengths: Tensor | None, groups: int, a: Tenso
         refuse(parameter, f"is {describe(lengths)}", f"give int32 {[groups]}, one for each group of b")
     if masked and a.shape[0] != groups:
         refuse("a", f"has {a.shape[0]} groups", f"b has {groups}")
-    if lengths.device.type != "cpu":
-        return  # reading them would wait for the device
-    room = a.shape[1] if masked else a.shape[0]
+    if lengths.device.type == "cpu":  # elsewhere reading them would wait for the device
+        _check_values(parameter, lengths, a.shape[1] if masked else a.shape[0], masked)
+
+
+def _check_values(parameter: str, lengths: Tensor, room: int, masked: bool) -> None:
     values = lengths.tolist()
     below = 0
     for index, value in enumerate(values):
@@ -185,15 +187,26 @@ def bind(
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch."""
     launch, compute = adapter.launch, adapter.compute
-    out_dtype = getattr(torch, problem.out_dtype)
+    out_dtype, masked = getattr(torch, problem.out_dtype), problem.masked
+    lengths_at, lengths_name = (3, "group_sizes") if masked else (2, "offsets")
+    forms, on_host = Forms(device), problem.device.type == "cpu"
 
     def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None) -> Tensor:
         a, b = operands[:2]
         if a.get_device() != device:
             there: Tensor = elsewhere(a.get_device())(operands, given_dtype, out)
             return there
-        check(operands, given_dtype, out)
-        _check_plan(operands, out, problem)
+        form = None
+        if given_dtype is None or type(given_dtype) is torch.dtype:
+            form = forms.of((*operands, out), given_dtype)
+        if form is None or form not in forms:
+            check(operands, given_dtype, out)
+            _check_plan(operands, out, problem)
+            forms.add(form)
+        elif on_host:
+            lengths = operands[lengths_at]
+            assert lengths is not None
+            _check_values(lengths_name, lengths, a.shape[1] if masked else a.shape[0], masked)
         if not a.numel():
             return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype) if out is None else out
         tick()

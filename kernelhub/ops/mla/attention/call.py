@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import dtype_name, lse_shape
+from kernelhub.ops.arguments import alike, dtype_name, lse_shape
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import any_tensor, check_bound, check_out, refuse_grad, same_device
 from kernelhub.ops.attention.paged_call import begin as begin_paged
@@ -207,6 +207,7 @@ def bind(
     """The function that a direct call runs: the step's metadata, the destination, the launch."""
     launch = adapter.launch
     ragged, value_dim, returns_lse = problem.ragged, problem.value_dim, problem.lse
+    dtype = getattr(torch, problem.q_dtype)
     # The layers of a step share its tensors, so they are checked once. In CPU memory the values behind the
     # same tensors may have changed, and are read anew.
     reusable = problem.device.type != "cpu" and not adapter.plans_steps
@@ -253,21 +254,23 @@ def bind(
             )
             if reusable and not LENT.now:
                 last = step
-        where = q.device
-        if kv_cache.device != where:
+        if kv_cache.device != q.device:
             same_device(NAME, "kv_cache", kv_cache, q)
         if topk_indices is not None:
             check_topk(topk_indices, shape)
-        for name, tensor in (("topk_indices", topk_indices), ("sinks", values[1]), ("kv_scale", values[2])):
-            if isinstance(tensor, Tensor) and tensor.device != where:
-                same_device(NAME, name, tensor, q)
+            same_device(NAME, "topk_indices", topk_indices, q)
+        if values.sinks is not None:
+            same_device(NAME, "sinks", values.sinks, q)
+        if isinstance(values.kv_scale, Tensor):
+            same_device(NAME, "kv_scale", values.kv_scale, q)
         if not ragged and shape[0] != step.num_seqs:
             refuse_batch(shape, step.num_seqs, NAME)
+        wanted = (shape[0], shape[1], value_dim) if len(shape) == 3 else (*shape[:-1], value_dim)
         if out is None:
-            out = q.new_empty((*shape[:-1], value_dim))
-        else:
+            out = q.new_empty(wanted)
+        elif not alike(out, wanted, dtype, device) or out.data_ptr() == q.data_ptr():
             any_tensor(NAME, out=out)
-            check_out(NAME, out, q, (*shape[:-1], value_dim))
+            check_out(NAME, out, q, wanted)
             same_device(NAME, "out", out, q)
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.attention.problem import FLOATS, FP8
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
 from kernelhub.probes.device import facts
@@ -88,7 +88,13 @@ def check(kv_c: Any, k_rope: Any, kv_cache: Any, slot_mapping: Any, kv_scale: An
     slots = kv_cache.shape[0] * kv_cache.shape[1]
     if slots == 0 and tokens:
         refuse("kv_cache", f"has shape {list(kv_cache.shape)}", "give at least one page")
-    if kv_c.device.type == "cpu" and tokens and int(slot_mapping.max()) >= slots:
+    if kv_c.device.type == "cpu":
+        check_slots(slot_mapping, slots)
+
+
+def check_slots(slot_mapping: Tensor, slots: int) -> None:
+    """Each lies in the cache; on a GPU nothing reads them for that."""
+    if slot_mapping.numel() and int(slot_mapping.max()) >= slots:
         token = int(slot_mapping.argmax())
         refuse("slot_mapping", f"is {int(slot_mapping[token])} for token {token}", f"kv_cache has {slots} slots")
 
@@ -118,6 +124,33 @@ def bind(
     """The function that a call runs: the checks, the launch."""
     launch = adapter.launch
     form = (problem.dtype, problem.kv_dtype, problem.latent_dim, problem.rope_dim, problem.page_size, problem.kv_scale)
+    dtype, kv_dtype = getattr(torch, problem.dtype), getattr(torch, problem.kv_dtype)
+    latent_dim, rope_dim, page_size, kind = form[2:]
+    width, on_host = latent_dim + rope_dim, problem.device.type == "cpu"
+
+    def known(
+        kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
+    ) -> bool:
+        """Nothing that `check` would refuse but slots, and what the kernel was made for."""
+        if not usable(kv_c, dtype, device) or not usable(kv_cache, kv_dtype, device) or kv_c.ndim != 2:
+            return False
+        if not isinstance(k_rope, Tensor):
+            return False
+        tokens, columns = kv_c.shape
+        pages = kv_cache.shape
+        if columns != latent_dim or not (len(pages) == 3 or (len(pages) == 4 and pages[2] == 1)):
+            return False
+        if pages[1] != page_size or pages[-1] != width or not pages[0]:
+            return False
+        if not alike(k_rope, (tokens, rope_dim) if k_rope.ndim == 2 else (tokens, 1, rope_dim), dtype, device):
+            return False
+        if not alike(slot_mapping, (tokens,), torch.int64, device):
+            return False
+        if kind is None:
+            return kv_scale is None
+        if kind == "tensor":
+            return isinstance(kv_scale, Tensor) and usable(kv_scale, torch.float32, device) and kv_scale.numel() == 1
+        return type(kv_scale) is float and math.isfinite(kv_scale) and kv_scale != 0
 
     def run(
         kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
@@ -125,7 +158,20 @@ def bind(
         if kv_c.get_device() != device:
             result: Tensor = elsewhere(kv_c.get_device())(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
             return result
-        check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+        if known(kv_c, k_rope, kv_cache, slot_mapping, kv_scale):
+            if on_host:
+                check_slots(slot_mapping, kv_cache.shape[0] * page_size)
+        else:
+            check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+            check_form(kv_c, k_rope, kv_cache, kv_scale)
+        if kv_c.shape[0]:
+            tick()
+            rows = kv_cache.squeeze(2) if kv_cache.ndim == 4 else kv_cache
+            launch(kv_c, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, rows, slot_mapping, kv_scale)
+        return kv_cache
+
+    def check_form(kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, kv_scale: float | Tensor | None) -> None:
+        """The call is what the kernel was made for: a plan may be run with another than it was prepared for."""
         got = (
             dtype_name(kv_c.dtype),
             dtype_name(kv_cache.dtype),
@@ -138,10 +184,5 @@ def bind(
             wanted = f"{form[0]} of {form[2]} + {form[3]} to {form[1]} pages of {form[4]}, kv_scale {form[5]}"
             form_got = f"{describe(kv_c)} and {describe(k_rope)} to {describe(kv_cache)}, kv_scale {got[5]}"
             refuse("kv_c", f"is of a call of {form_got}", f"the plan is for {wanted}")
-        if kv_c.shape[0]:
-            tick()
-            rows = kv_cache.squeeze(2) if kv_cache.ndim == 4 else kv_cache
-            launch(kv_c, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, rows, slot_mapping, kv_scale)
-        return kv_cache
 
     return run

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.mla.concat.problem import DTYPES, ConcatProblem
 from kernelhub.probes.device import facts
 
@@ -80,21 +80,35 @@ def bind(
     """The function that a call runs: the checks, the destination, the launch."""
     launch = adapter.launch
     form = (getattr(torch, problem.dtype), problem.num_heads, problem.nope_dim, problem.rope_dim)
-    width = problem.nope_dim + problem.rope_dim
+    dtype, num_heads, nope_dim, rope_dim = form
+    width = nope_dim + rope_dim
+
+    def known(k_nope: Tensor, k_rope: Tensor, out: Tensor | None) -> bool:
+        """Nothing that `check` would refuse, and what the kernel was made for."""
+        if not usable(k_nope, dtype, device) or k_nope.ndim != 3 or type(k_rope) is not Tensor:
+            return False
+        tokens, heads, columns = k_nope.shape
+        return (
+            heads == num_heads
+            and columns == nope_dim
+            and alike(k_rope, (tokens, rope_dim) if k_rope.ndim == 2 else (tokens, 1, rope_dim), dtype, device)
+            and (out is None or alike(out, (tokens, heads, width), dtype, device))
+        )
 
     def run(k_nope: Tensor, k_rope: Tensor, out: Tensor | None) -> Tensor:
         if k_nope.get_device() != device:
             result: Tensor = elsewhere(k_nope.get_device())(k_nope, k_rope, out)
             return result
-        check(k_nope, k_rope, out)
-        if (k_nope.dtype, *k_nope.shape[1:], k_rope.shape[-1]) != form:
-            wanted = f"{problem.dtype} [T, {problem.num_heads}, {problem.nope_dim}] and [T, {problem.rope_dim}]"
-            refuse("k_nope", f"is {describe(k_nope)} with a k_rope of {describe(k_rope)}", f"the plan is for {wanted}")
+        if not known(k_nope, k_rope, out):
+            check(k_nope, k_rope, out)
+            if (k_nope.dtype, *k_nope.shape[1:], k_rope.shape[-1]) != form:
+                wanted = f"the plan is for {problem.dtype} [T, {num_heads}, {nope_dim}] and [T, {rope_dim}]"
+                refuse("k_nope", f"is {describe(k_nope)} with a k_rope of {describe(k_rope)}", wanted)
         if out is None:
-            out = k_nope.new_empty((k_nope.shape[0], problem.num_heads, width))
+            out = k_nope.new_empty((k_nope.shape[0], num_heads, width))
         if out.shape[0]:
             tick()
-            launch(None if stands_in(k_nope, out) else k_nope, k_rope.reshape(-1, problem.rope_dim), out)
+            launch(None if stands_in(k_nope, out) else k_nope, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, out)
         return out
 
     return run

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from kernelhub.ops.arguments import dtype_name
+from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.check import Operands, check, refuse
-from kernelhub.ops.moe.experts.problem import FP8_FORMATS, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, matrix
 from kernelhub.probes.device import facts
 
-_MOST_FORMS = 256  # of tensors that were checked, kept per plan
 _FIRST_OF_LAYER, _LAST_OF_LAYER = Operands._fields.index("w13_scale"), Operands._fields.index("a2_scale") + 1
 
 
@@ -30,7 +29,7 @@ def key_of(given: Operands, activation: str, activation_dtype: torch.dtype | Non
         shape[1],
         given.topk_ids.shape[1],
         given.w13.dtype,
-        None if scale is None else (scale.dtype, scale.shape[1:]),
+        None if scale is None else (scale.dtype, scale.shape),
         activation,
         activation_dtype,
         given.w13_bias is not None,
@@ -45,7 +44,7 @@ def key_of(given: Operands, activation: str, activation_dtype: torch.dtype | Non
 def problem_of(key: Any, device: int) -> ExpertsProblem:
     """The problem that a key means on a device."""
     dtype, hidden, experts, rows, top_k, weight_dtype, scale, activation, activation_dtype, *features = key
-    scale_dtype, scale_shape = (None, ()) if scale is None else (scale[0], tuple(scale[1]))
+    scale_dtype, scale_shape = (None, ()) if scale is None else (scale[0], tuple(scale[1][1:]))
     weights = format_of(weight_dtype, rows, scale_dtype, scale_shape)
     if activation_dtype is None:
         activation_dtype = E4M3 if weights in FP8_FORMATS else dtype
@@ -81,33 +80,42 @@ def bind(
     activation_dtype = getattr(torch, problem.activation_dtype)
     on_input = problem.apply_router_weight_on_input
     dtype, hidden, top_k = getattr(torch, problem.dtype), problem.hidden_size, problem.top_k
-    has_residual = problem.residual
-    seen: set[Any] = set()
+    has_residual, int32, float32 = problem.residual, torch.int32, torch.float32
+    as_given = weights in (PLAIN, FP8_BLOCK)  # what kernels are given is what the caller gave
+    forms = Forms(device)
 
     def examine(given: Operands, form: Any) -> None:
         """Check a call of a form that is new."""
         check(given, activation, activation_dtype)
         other = problem_of(key_of(given, activation, activation_dtype, on_input), device)
-        if other != problem:
-            names = problem.__dataclass_fields__
+        names = [name for name in problem.__dataclass_fields__ if name != "device"]
+        if any(getattr(other, name) != getattr(problem, name) for name in names):
             name = next(name for name in names if getattr(other, name) != getattr(problem, name))
             mine, its = getattr(problem, name), getattr(other, name)
             parameter = _PARAMETER_OF.get(name, name)
             refuse(parameter, f"makes {name} {its}", f"the plan is for {name} {mine}")
-        if len(seen) >= _MOST_FORMS:
-            seen.clear()
-        if form is not None:
-            seen.add(form)
+        forms.add(form)
 
     def run(given: Operands) -> Tensor:
         x = given.x
         if x.get_device() != device:
             result: Tensor = elsewhere(x.get_device())(given)
             return result
-        form = _form(given)
-        if form is None or form not in seen:
+        form = _form_of_layer(given, device)
+        if (
+            form is None
+            or form not in forms
+            or not is_step(x, given.topk_weights, given.topk_ids, given.residual, given.out)
+        ):
             examine(given, form)
-        return start(*_layer(weights, given), x, given.topk_weights, given.topk_ids, given.residual, given.out)
+        if as_given:
+            w13 = Matrix(given.w13, given.w13_scale, None, given.w13_bias)
+            w2 = Matrix(given.w2, given.w2_scale, None, given.w2_bias)
+            alpha, limit = float(given.alpha), float(given.limit)
+            values = Values(given.a1_scale, given.a2_scale, alpha, limit, given.expert_map)
+        else:
+            w13, w2, values = _layer(weights, given)
+        return start(w13, w2, values, x, given.topk_weights, given.topk_ids, given.residual, given.out)
 
     def start(
         w13: Matrix,
@@ -145,28 +153,17 @@ def bind(
 
     def is_step(x: Any, topk_weights: Any, topk_ids: Any, residual: Any, out: Any) -> bool:
         """Nothing that `check` would refuse of the tensors of tokens."""
-        if not (type(x) is type(topk_weights) is type(topk_ids) is Tensor):
+        if not usable(x, dtype, device):
             return False
-        shape, place = x.shape, x.device
-        if len(shape) != 2 or shape[1] != hidden or x.dtype is not dtype or x.get_device() != device or x.is_meta:
+        shape = x.shape
+        if len(shape) != 2 or shape[1] != hidden:
             return False
         routed = (shape[0], top_k)
-        if topk_ids.shape != routed or topk_ids.dtype is not torch.int32 or topk_ids.device != place:
-            return False
-        if topk_weights.shape != routed or topk_weights.dtype is not torch.float32 or topk_weights.device != place:
-            return False
-        if (residual is not None) is not has_residual:
-            return False
-        for tensor in (residual, out):
-            if tensor is not None and (
-                type(tensor) is not Tensor
-                or tensor.shape != shape
-                or tensor.dtype is not dtype
-                or tensor.device != place
-            ):
-                return False
-        return not is_grad_enabled() or not any(
-            tensor is not None and tensor.requires_grad for tensor in (x, topk_weights, residual, out)
+        return (
+            alike(topk_ids, routed, int32, device)
+            and alike(topk_weights, routed, float32, device)
+            and (alike(residual, shape, dtype, device) if has_residual else residual is None)
+            and (out is None or alike(out, shape, dtype, device))
         )
 
     run.step_of = step_of  # type: ignore[attr-defined]
@@ -193,27 +190,22 @@ _PARAMETER_OF = {
 }
 
 
-def _form(given: Operands) -> tuple[Any, ...] | None:
-    """All that a check looks at, of the number of tokens only whether tensors have it; None if one is no tensor."""
-    form: list[Any] = [given.alpha, given.limit]
-    grad = is_grad_enabled()
-    layer: tuple[Any, ...] = (given.w13, given.w2, *given[_FIRST_OF_LAYER:_LAST_OF_LAYER], given.expert_map)
-    try:
-        tokens = given.x.shape[0]
-        for item in (given.x, given.topk_weights, given.topk_ids, given.residual, given.out):
-            if item is not None:
-                form += (item.shape[0] == tokens, item.shape[1:], item.dtype, item.device)
-            else:
-                form.append(None)
-        for part in layer:
-            if part is not None:
-                form += (part.shape, part.dtype, part.device, part.stride())
-            else:
-                form.append(None)
-        if grad:
-            form += [item.requires_grad for item in given if isinstance(item, Tensor)]
-        made = tuple(form)
-        hash(made)
-    except (AttributeError, TypeError, IndexError):
+def _form_of_layer(given: Operands, device: int) -> tuple[Any, ...] | None:
+    """All that a check looks at but the tensors of tokens; None if only the check can tell."""
+    alpha, limit = given.alpha, given.limit
+    if type(alpha) not in (float, int) or type(limit) not in (float, int):
         return None
-    return made
+    form: list[Any] = [alpha, limit]
+    add = form.append
+    for part in (given.w13, given.w2, *given[_FIRST_OF_LAYER:_LAST_OF_LAYER], given.expert_map):
+        if part is None:
+            add(None)
+            continue
+        if not isinstance(part, Tensor) or (part.requires_grad and is_grad_enabled()):
+            return None
+        if not (part.is_cpu if device < 0 else part.get_device() == device and part.is_cuda):
+            return None
+        add(part.dtype)
+        add(part.shape)
+        add(part.stride())
+    return tuple(form)

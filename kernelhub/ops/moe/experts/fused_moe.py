@@ -245,14 +245,14 @@ def fused_moe(
     )
     try:
         key = key_of(given, activation, activation_dtype, bool(apply_router_weight_on_input))
-        hash(key)
+        if backend is None and not (_contexts_used and _contexts()):
+            run: Callable[..., Any] | None = _get(key)
+        else:
+            hash(key)
+            run = _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, IndexError):
         check(given, activation, activation_dtype)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
     if run is None:
         check(given, activation, activation_dtype)
         run = _op.decide(key, x.get_device(), backend)

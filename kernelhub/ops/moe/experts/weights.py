@@ -104,17 +104,18 @@ def matrix(
     weights: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
 ) -> Matrix:
     """The common form."""
-    experts, rows = weight.shape[:2]
     if weights == PLAIN:
         return Matrix(weight, None, None, bias)
+    if weights in BLOCK_FORMATS:
+        assert scale is not None
+        return Matrix(weight, scale.view(torch.uint8) if weights == FP8_BLOCK_UE8M0 else scale, None, bias)
+    experts, rows = weight.shape[:2]
     if weights in FP4_FORMATS:
         assert scale is not None
         channel = None if global_scale is None else global_scale.reshape(experts, 1).expand(experts, rows)
         raw = scale if weights == NVFP4 or scale.dtype is torch.uint8 else scale.view(torch.uint8)
         return Matrix(weight if weight.dtype is torch.uint8 else weight.view(torch.uint8), raw, channel, bias)
     assert scale is not None
-    if weights in BLOCK_FORMATS:
-        return Matrix(weight, scale.view(torch.uint8) if weights == FP8_BLOCK_UE8M0 else scale, None, bias)
     return Matrix(weight, None, scale.reshape(experts, -1).expand(experts, rows), bias)
 
 

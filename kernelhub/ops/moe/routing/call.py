@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.moe.routing.problem import FLOATS, SCORINGS, SOFTMAX_AFTER_TOPK, RoutingProblem
 from kernelhub.probes.device import facts
 
@@ -134,6 +134,26 @@ def bind(
     top_k, num_experts, scoring = problem.top_k, problem.num_experts, problem.scoring
     num_groups, topk_groups = problem.num_groups, problem.topk_groups
     dtype, has_bias, scaled = getattr(torch, problem.dtype), problem.correction_bias, problem.scaling_factor
+    float32, int32 = torch.float32, torch.int32
+
+    def known(
+        logits: Tensor,
+        correction_bias: Tensor | None,
+        scaling_factor: float,
+        out_weights: Tensor | None,
+        out_ids: Tensor | None,
+    ) -> bool:
+        """Nothing that `check` would refuse, and what the kernel was made for; groups and scoring it knows."""
+        if not usable(logits, dtype, device) or logits.ndim != 2 or type(scaling_factor) is not float:
+            return False
+        tokens, experts = logits.shape
+        return (
+            experts == num_experts
+            and (math.isfinite(scaling_factor) if scaled else scaling_factor == 1.0)
+            and (alike(correction_bias, (experts,), float32, device) if has_bias else correction_bias is None)
+            and (out_weights is None or alike(out_weights, (tokens, top_k), float32, device))
+            and (out_ids is None or alike(out_ids, (tokens, top_k), int32, device))
+        )
 
     def run(
         logits: Tensor,
@@ -147,19 +167,21 @@ def bind(
                 logits, correction_bias, scaling_factor, out_weights, out_ids
             )
             return result
-        check(logits, top_k, scoring, num_groups, topk_groups, correction_bias, scaling_factor, out_weights, out_ids)
-        if logits.dtype is not dtype or logits.shape[1] != num_experts:
-            refuse("logits", f"is {describe(logits)}", f"the plan is for {problem.dtype} [T, {num_experts}]")
-        if (correction_bias is not None) is not has_bias:
-            given, wanted = ("without", "with") if has_bias else ("with", "without")
-            refuse("correction_bias", f"comes {given} a bias", f"the plan is for a routing {wanted} one")
-        if (scaling_factor != 1.0) and not scaled:
-            refuse("scaling_factor", f"is {scaling_factor}", "the plan is for a routing without a factor")
+        if not known(logits, correction_bias, scaling_factor, out_weights, out_ids):
+            rest = (correction_bias, scaling_factor, out_weights, out_ids)
+            check(logits, top_k, scoring, num_groups, topk_groups, *rest)
+            if logits.dtype is not dtype or logits.shape[1] != num_experts:
+                refuse("logits", f"is {describe(logits)}", f"the plan is for {problem.dtype} [T, {num_experts}]")
+            if (correction_bias is not None) is not has_bias:
+                given, wanted = ("without", "with") if has_bias else ("with", "without")
+                refuse("correction_bias", f"comes {given} a bias", f"the plan is for a routing {wanted} one")
+            if (scaling_factor != 1.0) and not scaled:
+                refuse("scaling_factor", f"is {scaling_factor}", "the plan is for a routing without a factor")
         shape = (logits.shape[0], top_k)
         if out_weights is None:
-            out_weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+            out_weights = logits.new_empty(shape, dtype=float32)
         if out_ids is None:
-            out_ids = torch.empty(shape, dtype=torch.int32, device=logits.device)
+            out_ids = logits.new_empty(shape, dtype=int32)
         if shape[0]:
             tick()
             launch(logits, correction_bias, float(scaling_factor), out_weights, out_ids)

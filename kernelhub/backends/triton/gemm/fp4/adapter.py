@@ -129,10 +129,11 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
             launcher, splits, tiles = self._few[16 if rows <= 16 else 32]
         else:
             launcher, splits, tiles = self._many[64 if rows <= 64 else 128]
-        codes = a.codes.view(torch.uint8) if a.codes.itemsize == 1 else a.codes
-        b_codes, b_scale = b.codes, b.scale.view(torch.uint8)
-        scale = a.scale
-        if scale is not None and scale.itemsize == 1:
+        codes, b_codes, scale = a.codes, b.codes, a.scale
+        if codes.itemsize == 1 and codes.dtype is not torch.uint8:
+            codes = codes.view(torch.uint8)
+        b_scale = b.scale if b.scale.dtype is torch.uint8 else b.scale.view(torch.uint8)
+        if scale is not None and scale.itemsize == 1 and scale.dtype is not torch.uint8:
             scale = scale.view(torch.uint8)
         by_row, by_group, row_step = 0, 0, 0
         if scale is not None and self.problem.a_format == FP8:
@@ -142,13 +143,13 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         b_strides = (0, 1, 0, 1) if self._packed else (*b_codes.stride(), *b_scale.stride())
         parts = out
         if splits > 1:
-            parts = torch.empty(splits, rows, n, dtype=torch.float32, device=out.device)
+            parts = out.new_empty((splits, rows, n), dtype=torch.float32)
         strides = (*codes.stride(), by_row, by_group, *b_strides, *out.stride())
         alignment = codes.data_ptr() | b_codes.data_ptr() | b_scale.data_ptr() | parts.data_ptr()
         variant: Any = None
         if not alignment & 15:
             variant = (out.get_device(), strides, None if bias is None else bias.dtype)
-        programs = triton.cdiv(rows, tiles.block_m) * triton.cdiv(n, tiles.block_n) * splits
+        programs = -(-rows // tiles.block_m) * -(-n // tiles.block_n) * splits
         with device_of(out):
             launcher(
                 programs,
@@ -167,7 +168,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
             )
             if splits > 1:
                 self._sum(
-                    rows * triton.cdiv(n, _SUM_BLOCK),
+                    rows * -(-n // _SUM_BLOCK),
                     None if out.data_ptr() & 15 or variant is None else variant,
                     parts,
                     scale,

@@ -113,7 +113,7 @@ def bind(
             check(a, b, a_scale, b_scale, dtype, out)
             check_form(b, a_scale, b_scale, problem)
         if out is None:
-            out = torch.empty((a.shape[0], a.shape[1], n), dtype=dtype, device=a.device)
+            out = a.new_empty((*a.shape[:2], n), dtype=dtype)
         if out.numel():
             tick()
             launch(a, b, a_scale, b_scale, out)

@@ -1,0 +1,243 @@
+"""What a call of each op costs beyond its kernel's launch: choosing and checking together.
+
+    python benchmarks/calls.py [OP ...] [--json]
+
+Every op is called with its contract's example, in small sizes, and with its destinations; its kernel does nothing:
+
+    call    a cached call
+    fresh   the same without destinations, so that it allocates its results
+    plan    a plan's `run`, or its step's, with its destinations
+    miss    a call whose key is new, beyond the same call cached
+
+Where an op's checks differ between kinds of device (values in CPU memory are read anew at each call, in a GPU's they
+are not) it is made to believe that it is on a GPU, so that machines without one time the same.
+
+`dispatch.py` takes these figures into its own, with the goals that `--check` holds them to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import json
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from harness import time_statements
+
+import kernelhub
+from kernelhub.dispatch.constraint import anything
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.ops import functions
+from kernelhub.probes.device import simulated
+
+ROUNDS = 100
+# Nanoseconds of a call, on a machine whose empty call takes 33 ns; more where there are many tensors to look at.
+GOAL_NS = 2_500
+GOALS_NS = {
+    **dict.fromkeys(("mla_attention", "paged_mqa_logits", "linear_attention", "fp8_gemm", "grouped_gemm"), 3_000),
+    "fp4_gemm": 4_000,
+    "fused_moe": 6_000,
+}
+GOAL_MISS_NS = 80_000
+SMALL: dict[str, dict[str, Any]] = {
+    "attention": {"q_tokens": 8},
+    "paged_attention": {"seq_lens": (8, 7)},
+    "merge_attention_states": {"tokens": 8},
+    "mla_attention": {"seq_lens": (8, 7)},
+    "write_mla_cache": {"tokens": 8},
+    "concat_mla_k": {"tokens": 8},
+    "mqa_logits": {"tokens": 4, "keys": 64},
+    "paged_mqa_logits": {"seq_lens": (20, 61)},
+    "topk_indices": {"keys": 512, "k": 64},
+    "linear_attention": {"tokens": 4},
+    "fp4_gemm": {"tokens": 4, "n": 256, "k": 256},
+    "bmm_fp8": {"batch": 4, "tokens": 4},
+    "fp8_gemm": {"tokens": 4, "n": 256, "k": 256},
+    "grouped_gemm": {"n": 64, "k": 128},
+    "fused_moe": {"num_experts": 4, "hidden_size": 256, "intermediate_size": 128, "top_k": 2, "weights": "fp8_block"},
+    "route_experts": {"tokens": 4},
+}
+QUANTISER_SIZES = {"tokens": 4, "width": 512}
+_MODULE = sys.modules[__name__]
+
+
+def measure_ops(names: tuple[str, ...] = ()) -> dict[str, dict[str, float]]:
+    """Nanoseconds of every op, or of those named, and what a call is in empty calls."""
+    return {
+        function.op.contract.name: _measure(function)
+        for function in functions()
+        if not names or function.op.contract.name in names
+    }
+
+
+def goal_ns(op: str) -> int:
+    """The most that a call may cost."""
+    return GOALS_NS.get(op, GOAL_NS)
+
+
+def table(ops: Mapping[str, Mapping[str, float]]) -> str:
+    """For people."""
+    lines = [f"{'':24} {'call, ns':>9} {'x empty call':>13} {'fresh, ns':>10} {'plan, ns':>9} {'miss, ns':>9}   goal"]
+    for op, cost in ops.items():
+        figures = f"{cost['ns']:>9,.0f} {cost['ratio']:>13.1f} {cost['fresh_ns']:>10,.0f} {cost['plan_ns']:>9,.0f}"
+        lines.append(f"{op:24} {figures} {cost['miss_ns']:>9,.0f}   {goal_ns(op):,} ns")
+    return "\n".join(lines)
+
+
+def _measure(function: Any) -> dict[str, float]:
+    contract = function.op.contract
+    with _on_gpu(function.op), _nothing_runs(contract) as nothing:
+        arguments = _arguments(contract.name, contract.example)
+        nothing.recorded = None
+        results = function(**arguments)
+        assert nothing.recorded is not None, "the call launched something else"
+        launched = nothing.recorded
+        given = {**arguments, **_destinations(function, results)}
+        plan = function.prepare(**arguments)
+        assert plan.kernel == "nothing.launch"
+        names: dict[str, Any] = {
+            "empty": lambda a, b, c: None,
+            "q": torch.empty(1),
+            "function": function,
+            "launch": plan.adapter.launch,
+            "forget": function.op._forget,
+        }
+        run = plan.run
+        if hasattr(plan, "begin"):
+            step = plan.begin(**_taken(plan.begin, given))
+            run = step.run
+        names["run"] = run
+        positional, by_name = launched
+        names |= {f"launched{place}": value for place, value in enumerate(positional)}
+        names |= {f"named_{name}": value for name, value in by_name.items()}
+        launch = [f"launched{place}" for place in range(len(positional))]
+        launch += [f"{name}=named_{name}" for name in by_name]
+        call = _spelled("function", function, given, names, "given")
+        statements = {
+            "empty": "empty(q, q, q)",
+            "call": call,
+            "fresh": _spelled("function", function, arguments, names, "given"),
+            "plan": _spelled("run", run, _taken(run, given), names, "run"),
+            "launch": f"launch({', '.join(launch)})",
+        }
+        nothing.launch = _nothing
+        function.op._forget()
+        names["launch"] = function.prepare(**arguments).adapter.launch
+        ns = time_statements(statements, names, ROUNDS)
+        rare = time_statements({"call": call, "miss": f"forget(); {call}"}, names, ROUNDS // 4)
+    return {
+        "ns": round(ns["call"] - ns["launch"], 1),
+        "ratio": round((ns["call"] - ns["launch"]) / ns["empty"], 2),
+        "fresh_ns": round(ns["fresh"] - ns["launch"], 1),
+        "plan_ns": round(ns["plan"] - ns["launch"], 1),
+        "miss_ns": round(rare["miss"] - rare["call"], 1),
+    }
+
+
+def _nothing(*arguments: Any, **by_name: Any) -> None:
+    return None
+
+
+def _record(self: Any, *arguments: Any, **by_name: Any) -> None:
+    type(self).recorded = (arguments, by_name)
+
+
+@contextmanager
+def _nothing_runs(contract: Any) -> Iterator[Any]:
+    """While it lasts the op's kernel is one that does nothing: the class of its adapter."""
+    methods = dict.fromkeys(contract.adapter.__abstractmethods__, _nothing)
+    nothing: Any = type("Nothing", (contract.adapter,), {**methods, "launch": _record, "recorded": None})
+    _MODULE.__dict__["Nothing"] = nothing
+    record = Kernel(
+        op=contract.name,
+        name="nothing.launch",
+        target=f"{__name__}:Nothing",
+        summary="does nothing",
+        band=Band.PLUGIN,
+        features=frozenset(contract.schema.features),
+        constraints=(anything(*contract.problem.__dataclass_fields__),),
+    )
+    backend = types.SimpleNamespace(BACKEND=Backend("nothing", "kernels that do nothing"), KERNELS=(record,))
+    handle = kernelhub.register_backend(backend)
+    try:
+        yield nothing
+    finally:
+        handle.remove()
+        HUB.forget_report()
+
+
+@contextmanager
+def _on_gpu(op: Any) -> Iterator[None]:
+    """While it lasts the op's problems are those of a GPU."""
+    contract = op.contract
+    if torch.cuda.is_available():
+        yield
+        return
+    gpu = simulated("H200")
+
+    def problem_of(key: Any, device: int) -> Any:
+        return dataclasses.replace(contract.problem_of(key, device), device=gpu)
+
+    op.contract = dataclasses.replace(contract, problem_of=problem_of)
+    try:
+        yield
+    finally:
+        op.contract = contract
+
+
+def _arguments(op: str, example: str) -> dict[str, Any]:
+    """Of a small call of the op."""
+    module, _, name = example.partition(":")
+    make: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), name)
+    sizes = SMALL.get(op, QUANTISER_SIZES)
+    arguments = make(**sizes, device="cuda" if torch.cuda.is_available() else "cpu")
+    if op.startswith("dequantize_"):
+        names = list(inspect.signature(getattr(kernelhub, op)).parameters)
+        codes = getattr(kernelhub, op[2:])(arguments["x"], backend="torch")
+        arguments = dict(zip(names, codes, strict=False))
+    return arguments
+
+
+def _destinations(function: Any, results: Any) -> dict[str, Any]:
+    """Results as the destinations of the next call."""
+    names = [name for name in inspect.signature(function).parameters if name == "out" or name.startswith("out_")]
+    names = [name for name in names if name != "out_dtype"]
+    return dict(zip(names, results if isinstance(results, tuple) else (results,), strict=False))
+
+
+def _taken(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in inspect.signature(function).parameters if name in given}
+
+
+def _spelled(name: str, function: Any, given: Mapping[str, Any], names: dict[str, Any], prefix: str) -> str:
+    """A call in source: by place until the first argument that is not given, by name from there on."""
+    words, by_place = [], True
+    for parameter in inspect.signature(function).parameters.values():
+        by_place = by_place and parameter.name in given and parameter.kind is not parameter.KEYWORD_ONLY
+        if parameter.name in given:
+            words.append(f"{prefix}_{parameter.name}" if by_place else f"{parameter.name}={prefix}_{parameter.name}")
+            names[f"{prefix}_{parameter.name}"] = given[parameter.name]
+    return f"{name}({', '.join(words)})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("ops", nargs="*", help="only these")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ops = measure_ops(tuple(options.ops))
+    print(json.dumps(ops, indent=1) if options.json else table(ops))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
