@@ -7,11 +7,13 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.grouped.grouped import grouped_gemm_kernel
 from kernelhub.backends.triton.grouped.tiles import Tiles, rows_of_a_tile, tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.planes import Planes, wide, words
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
-from kernelhub.ops.gemm.grouped.problem import FP4, FP4_BLOCK, FP8, GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.problem import FP4, FP8, GroupedGemmProblem
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
@@ -27,12 +29,15 @@ class Grouped(GroupedGemmAdapter):
 
     def __init__(self, problem: GroupedGemmProblem) -> None:
         super().__init__(problem)
-        self._launchers: dict[int, tuple[Tiles, Launcher]] = {}
+        self._launchers: dict[tuple[int, bool], tuple[Tiles, Launcher]] = {}
         device = problem.device
         native = device.vendor == "nvidia" and device.capability >= (8, 9)
         fp8, fp4 = problem.b_dtype == FP8, problem.b_dtype == FP4
         # An e8m0 scale may be beyond what float16 holds, so there it is applied to sums.
-        within = fp4 and not (problem.b_scale == "mxfp4" and problem.a_dtype == "float16")
+        self._quads = within = fp4 and not (problem.b_scale == "mxfp4" and problem.a_dtype == "float16")
+        form = problem.b_scale or ""
+        ptx = within and by_ptx(device.vendor, problem.a_dtype, form)
+        self._planes = Planes(problem.k, problem.masked)
         self._static = {
             "G": problem.num_groups,
             "G_PAD": triton.next_power_of_2(problem.num_groups),
@@ -47,10 +52,12 @@ class Grouped(GroupedGemmAdapter):
             "B_SCALE_FORMAT": {"nvfp4": "e4m3", "mxfp4": "e8m0", "block_e8m0": "e8m0"}.get(
                 problem.b_scale or "", "float32"
             ),
-            "SPAN": FP4_BLOCK[problem.b_scale or ""] if fp4 else 0,
+            "QUADS": form if within else "",
+            "PTX": ptx,
             "HAS_GLOBAL": problem.global_scale,
             "HAS_BIAS": problem.bias,
-            "FACTOR": 65536.0 if fp8 and not native else 1.0,  # each operand is decoded to a 256th
+            # Each operand is decoded to a 256th.
+            "FACTOR": 65536.0 if fp8 and not native else left_of(form, problem.a_dtype, ptx),
             "PRECISION": "ieee",
             "GROUP_M": _GROUP_M,
         }
@@ -61,15 +68,23 @@ class Grouped(GroupedGemmAdapter):
         lengths = operands.group_sizes if problem.masked else operands.offsets
         assert lengths is not None
         rows = a.shape[-2]
-        chosen, launch = self._launcher(rows_of_a_tile(problem, rows))
+        of_b, aligned, in_words = b.stride(), not b.data_ptr() & 15, False
+        if self._quads:
+            in_words = wide(b)
+            if in_words:
+                b, of_b = words(b)
+        chosen, launch = self._launcher(rows_of_a_tile(problem, rows), in_words)
         most = -(-rows // chosen.block_m) * problem.num_groups
         if not problem.masked:
             most = rows // chosen.block_m + min(problem.num_groups, rows)
         programs = min(most * -(-problem.n // chosen.block_n), _PROGRAMS_PER_SM * problem.device.num_sms)
-        strides = (*_three(a), *b.stride(), *_three(out))
         a_scale, b_scale, bias = operands.a_scale, operands.b_scale, operands.bias
-        aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
+        lengths = lengths.contiguous()
         with device_of(a):
+            if self._quads:
+                a = self._planes(a, lengths if problem.masked else None)
+            strides = (*_three(a), *of_b, *_three(out))
+            aligned = aligned and not (a.data_ptr() | out.data_ptr()) & 15
             launch(
                 programs,
                 (a.get_device(), strides, None if bias is None else bias.dtype) if aligned else None,
@@ -80,7 +95,7 @@ class Grouped(GroupedGemmAdapter):
                 None if b_scale is None else _bytes(b_scale),
                 operands.b_global_scale,
                 bias,
-                lengths.contiguous(),
+                lengths,
                 rows,
                 *strides,
                 *self._a_scale_strides(a_scale),
@@ -89,19 +104,20 @@ class Grouped(GroupedGemmAdapter):
                 *((0, 0) if bias is None else bias.stride()),
             )
 
-    def _launcher(self, block_m: int) -> tuple[Tiles, Launcher]:
-        made = self._launchers.get(block_m)
+    def _launcher(self, block_m: int, in_words: bool) -> tuple[Tiles, Launcher]:
+        made = self._launchers.get((block_m, in_words))
         if made is None:
             chosen = tiles(self.problem, block_m)
             static = {
                 **self._static,
+                "WIDE": in_words,
                 "SWAP": chosen.swap,
                 "BLOCK_M": chosen.block_m,
                 "BLOCK_N": chosen.block_n,
                 "BLOCK_K": chosen.block_k,
             }
             made = chosen, Launcher(grouped_gemm_kernel, static, chosen.num_warps, chosen.num_stages)
-            self._launchers[block_m] = made
+            self._launchers[block_m, in_words] = made
         return made
 
     def _a_scale_strides(self, scale: Tensor | None) -> tuple[int, ...]:

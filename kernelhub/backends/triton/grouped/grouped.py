@@ -10,7 +10,8 @@ The grid is bounded by sizes that the host knows. Programs take the tiles that t
 a tile that is not there. Tiles that follow each other share weights: first along M, GROUP_M of them, then along N.
 
 SWAP computes the product transposed, so that N is the side on which matrix instructions are wide where few rows leave
-M narrow.
+M narrow. So are products of float4 weights (QUADS; `backends/triton/fp4.py`), except where a scale of theirs is applied
+to the sum of each step.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kernelhub.backends.triton.formats import e2m1_to_float, e4m3_scaled, e4m3_to_float, e8m0_to_float
+from kernelhub.backends.triton.fp4 import product
 
 _VARYING = [
     "rows",
@@ -50,13 +52,6 @@ def scale_values(raw, FORMAT: tl.constexpr):
 def unpacked(raw, dtype: tl.constexpr):
     """fp4 [N, K / 2] as `dtype` [N, K], exactly."""
     return tl.interleave(e2m1_to_float(raw & 15).to(dtype), e2m1_to_float(raw >> 4).to(dtype))
-
-
-@triton.jit
-def scaled_along_k(values, scale, N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr):
-    """values [N, K] times a scale [N, K / SPAN] for SPAN of them each, in the dtype of the values."""
-    apart = tl.reshape(values, (N, K // SPAN, SPAN)) * scale.to(values.dtype)[:, :, None]
-    return tl.reshape(apart, (N, K))
 
 
 @triton.jit(
@@ -100,9 +95,11 @@ def grouped_gemm_kernel(
     NATIVE: tl.constexpr,
     A_SCALE: tl.constexpr,  # "", "tensor", "token", "group"
     A_SCALE_FORMAT: tl.constexpr,
-    B_SCALE: tl.constexpr,  # "", "tensor", "channel", "block", "row" (one per row and step), "within" (fp4)
+    B_SCALE: tl.constexpr,  # "", "tensor", "channel", "block", "row" (one per row and step), "within" (QUADS)
     B_SCALE_FORMAT: tl.constexpr,
-    SPAN: tl.constexpr,  # fp4 weights that share a scale
+    QUADS: tl.constexpr,  # "mxfp4" or "nvfp4": a is planes
+    PTX: tl.constexpr,
+    WIDE: tl.constexpr,
     HAS_GLOBAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     FACTOR: tl.constexpr,  # what decoding left out
@@ -146,77 +143,84 @@ def grouped_gemm_kernel(
         n = n_tile * BLOCK_N + tl.arange(0, BLOCK_N)
         row = (start + tl.minimum(m, size - 1)).to(tl.int64)
         column = tl.minimum(n, N - 1).to(tl.int64)
-        ks = tl.arange(0, BLOCK_K)
-        a_at = a + group * stride_ag + row[:, None] * stride_am + ks[None, :] * stride_ak
-        if FORMAT == "e2m1":
-            bytes_k = tl.arange(0, BLOCK_K // 2)
-            b_at = b + group * stride_bg + column[:, None] * stride_bn + bytes_k[None, :] * stride_bk
-        else:
-            b_at = b + group * stride_bg + column[:, None] * stride_bn + ks[None, :] * stride_bk
-
-        if SWAP:
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        else:
-            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for step in range((K + BLOCK_K - 1) // BLOCK_K):
-            left = K - step * BLOCK_K
-            if K % BLOCK_K == 0:
-                x = tl.load(a_at)
-                w = tl.load(b_at)
+        if QUADS != "":
+            x_at = a + group * stride_ag + row[:, None] * stride_am
+            if WIDE:
+                w_at = b + group * (stride_bg * 8) + column[:, None] * stride_bn * 8
             else:
-                x = tl.load(a_at, (ks < left)[None, :], other=0)
-                if FORMAT == "e2m1":
-                    w = tl.load(b_at, (bytes_k * 2 < left)[None, :], other=0)
-                else:
-                    w = tl.load(b_at, (ks < left)[None, :], other=0)
-
-            if FORMAT == "e4m3":
-                if NATIVE:
-                    x = x.to(tl.float8e4nv, bitcast=True)
-                    w = w.to(tl.float8e4nv, bitcast=True)
-                else:
-                    x = e4m3_scaled(x, tl.float16, False)
-                    w = e4m3_scaled(w, tl.float16, False)
-            elif FORMAT == "e2m1":
-                w = unpacked(w, x.dtype)
-                if B_SCALE == "within":
-                    spans = tl.arange(0, BLOCK_K // SPAN)
-                    s_at = b_scale + group * stride_bsg + column[:, None] * stride_bsn
-                    s_at += (step * (BLOCK_K // SPAN) + spans)[None, :] * stride_bsk
-                    s = scale_values(tl.load(s_at, (spans * SPAN < left)[None, :], other=0), B_SCALE_FORMAT)
-                    w = scaled_along_k(w, s, BLOCK_N, BLOCK_K, SPAN)
-
-            if B_SCALE == "block" or B_SCALE == "row":
-                if SWAP:
-                    part = tl.dot(w, tl.trans(x), input_precision=PRECISION)
-                else:
-                    part = tl.dot(x, tl.trans(w), input_precision=PRECISION)
-                if B_SCALE == "block":
-                    s_at = b_scale + group * stride_bsg + (n_tile * BLOCK_N // 128) * stride_bsn + step * stride_bsk
-                    s = scale_values(tl.load(s_at), B_SCALE_FORMAT)
-                    t_at = a_scale + group * stride_asg + row * stride_asm + step * stride_ask
-                    t = scale_values(tl.load(t_at), A_SCALE_FORMAT) * s
-                    acc += part * (t[None, :] if SWAP else t[:, None])
-                else:
-                    s_at = b_scale + group * stride_bsg + column * stride_bsn + step * stride_bsk
-                    s = scale_values(tl.load(s_at), B_SCALE_FORMAT)
-                    acc += part * (s[:, None] if SWAP else s[None, :])
-            elif FORMAT == "e4m3" and NATIVE:
-                # Hopper sums float8 products in few bits; each step's sum is added up in float32.
-                if SWAP:
-                    acc = tl.dot(w, tl.trans(x), acc, max_num_imprecise_acc=BLOCK_K)
-                else:
-                    acc = tl.dot(x, tl.trans(w), acc, max_num_imprecise_acc=BLOCK_K)
-            else:
-                if SWAP:
-                    acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
-                else:
-                    acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
-            a_at += BLOCK_K * stride_ak
+                w_at = b + group * stride_bg + column[:, None] * stride_bn
+            s_at = b_scale + group * stride_bsg + column[:, None] * stride_bsn
+            acc = product(
+                x_at, (m < size)[:, None], w_at, s_at, (n < N)[:, None], stride_bk, stride_bsk, 0,
+                (K + BLOCK_K - 1) // BLOCK_K, K, BLOCK_K // 4, BLOCK_K // (32 if QUADS == "mxfp4" else 16), 1, QUADS,
+                a.dtype.element_ty, NATIVE, PTX, WIDE, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+        else:
+            ks = tl.arange(0, BLOCK_K)
+            a_at = a + group * stride_ag + row[:, None] * stride_am + ks[None, :] * stride_ak
             if FORMAT == "e2m1":
-                b_at += BLOCK_K // 2 * stride_bk
+                bytes_k = tl.arange(0, BLOCK_K // 2)
+                b_at = b + group * stride_bg + column[:, None] * stride_bn + bytes_k[None, :] * stride_bk
             else:
-                b_at += BLOCK_K * stride_bk
+                b_at = b + group * stride_bg + column[:, None] * stride_bn + ks[None, :] * stride_bk
+
+            if SWAP:
+                acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            else:
+                acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for step in range((K + BLOCK_K - 1) // BLOCK_K):
+                left = K - step * BLOCK_K
+                if K % BLOCK_K == 0:
+                    x = tl.load(a_at)
+                    w = tl.load(b_at)
+                else:
+                    x = tl.load(a_at, (ks < left)[None, :], other=0)
+                    if FORMAT == "e2m1":
+                        w = tl.load(b_at, (bytes_k * 2 < left)[None, :], other=0)
+                    else:
+                        w = tl.load(b_at, (ks < left)[None, :], other=0)
+
+                if FORMAT == "e4m3":
+                    if NATIVE:
+                        x = x.to(tl.float8e4nv, bitcast=True)
+                        w = w.to(tl.float8e4nv, bitcast=True)
+                    else:
+                        x = e4m3_scaled(x, tl.float16, False)
+                        w = e4m3_scaled(w, tl.float16, False)
+                elif FORMAT == "e2m1":
+                    w = unpacked(w, x.dtype)
+
+                if B_SCALE == "block" or B_SCALE == "row":
+                    if SWAP:
+                        part = tl.dot(w, tl.trans(x), input_precision=PRECISION)
+                    else:
+                        part = tl.dot(x, tl.trans(w), input_precision=PRECISION)
+                    if B_SCALE == "block":
+                        s_at = b_scale + group * stride_bsg + (n_tile * BLOCK_N // 128) * stride_bsn + step * stride_bsk
+                        s = scale_values(tl.load(s_at), B_SCALE_FORMAT)
+                        t_at = a_scale + group * stride_asg + row * stride_asm + step * stride_ask
+                        t = scale_values(tl.load(t_at), A_SCALE_FORMAT) * s
+                        acc += part * (t[None, :] if SWAP else t[:, None])
+                    else:
+                        s_at = b_scale + group * stride_bsg + column * stride_bsn + step * stride_bsk
+                        s = scale_values(tl.load(s_at), B_SCALE_FORMAT)
+                        acc += part * (s[:, None] if SWAP else s[None, :])
+                elif FORMAT == "e4m3" and NATIVE:
+                    # Hopper sums float8 products in few bits; each step's sum is added up in float32.
+                    if SWAP:
+                        acc = tl.dot(w, tl.trans(x), acc, max_num_imprecise_acc=BLOCK_K)
+                    else:
+                        acc = tl.dot(x, tl.trans(w), acc, max_num_imprecise_acc=BLOCK_K)
+                else:
+                    if SWAP:
+                        acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+                    else:
+                        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+                a_at += BLOCK_K * stride_ak
+                if FORMAT == "e2m1":
+                    b_at += BLOCK_K // 2 * stride_bk
+                else:
+                    b_at += BLOCK_K * stride_bk
 
         if SWAP:
             acc = tl.trans(acc)

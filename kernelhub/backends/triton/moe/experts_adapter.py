@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.moe.matmul import experts_kernel
 from kernelhub.backends.triton.moe.quantize import quantize_kernel
@@ -20,9 +21,11 @@ from kernelhub.backends.triton.moe.reduction import reduce_kernel
 from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
 from kernelhub.backends.triton.moe.tiles import Choice, choose, multiplies_fp8, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
+from kernelhub.backends.triton.planes import Planes, wide, words
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
+    FP4_FORMATS,
     FP8_BLOCK_UE8M0,
     FP8_FORMATS,
     NVFP4,
@@ -48,14 +51,15 @@ class _Round(NamedTuple):
     """What of a round follows from its number of tokens, so that a call looks it up.
 
     Attributes:
-        first, second, sorter: launchers.
+        first, second: launchers of the products, for weights that are read as bytes and as words.
+        sorter: a launcher.
         counted: another launch counts the pairs of every expert before they are sorted.
         results: sizes of what the sort writes, which share an allocation: pairs, experts of tiles, counts, rows.
         programs: of the first product, the second and the sum.
     """
 
-    first: Launcher
-    second: Launcher
+    first: tuple[Launcher, Launcher]
+    second: tuple[Launcher, Launcher]
     sorter: Launcher
     counted: bool
     results: tuple[int, int, int, int]
@@ -70,7 +74,8 @@ class Experts(ExpertsAdapter):
         self._native = multiplies_fp8(problem)
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         self._sorters: dict[tuple[int, bool], Launcher] = {}
-        self._products: dict[tuple[Tiles, bool], Launcher] = {}
+        self._products: dict[tuple[Tiles, bool], tuple[Launcher, Launcher]] = {}
+        self._planes = [Planes(width) for width in (problem.hidden_size, problem.intermediate_size)]
         self._measured = [entry for entry in TUNED if entry.fits(problem)]
         self._defaults: dict[int, Choice] = {}
         self._rounds: dict[int, _Round] = {}
@@ -108,6 +113,8 @@ class Experts(ExpertsAdapter):
         total = pairs * (problem.hidden_size + problem.intermediate_size) * item
         rows, tiles = self._bounds(pairs, self._choice(step).first.block_m)
         total += 4 * (rows + tiles + problem.num_experts + 1)
+        if problem.weights in FP4_FORMATS:
+            total += (step * problem.hidden_size + pairs * problem.intermediate_size) * item
         if problem.fp8_activations:
             for count, width in ((step, problem.hidden_size), (pairs, problem.intermediate_size)):
                 total += count * (width + 4 * self._pieces(width))
@@ -151,10 +158,11 @@ class Experts(ExpertsAdapter):
             (choice.first, True, "input" * on_input),
             (choice.second, False, "" if on_input else "output"),
         ):
-            product = self._products.get((tiles, gated))
-            if product is None:
-                product = self._products[tiles, gated] = self._product(tiles, gated, where)
-            launchers.append(product)
+            made = self._products.get((tiles, gated))
+            if made is None:
+                made = (self._product(tiles, gated, where, False), self._product(tiles, gated, where, True))
+                self._products[tiles, gated] = made
+            launchers.append(made)
         most_rows, most_tiles = self._bounds(pairs, block_m)
         programs = (
             most_tiles * -(-problem.intermediate_size // choice.first.block_n),
@@ -214,7 +222,7 @@ class Experts(ExpertsAdapter):
 
     def _multiply(
         self,
-        product: Launcher,
+        products: tuple[Launcher, Launcher],
         programs: int,
         a: Tensor,
         a_scale: Tensor | None,
@@ -225,21 +233,28 @@ class Experts(ExpertsAdapter):
         out: Tensor,
     ) -> None:
         """One product of all experts."""
-        pairs, most_tiles = out.shape[0], rows[1].shape[0]
         weight, scale, channels, bias = matrix
+        of_weight: tuple[int, ...] = weight.stride()
+        aligned, in_words = not weight.data_ptr() & 15, False
+        if self.problem.weights in FP4_FORMATS:
+            weight = weight.view(torch.uint8)
+            in_words = wide(weight)
+            if in_words:
+                weight, of_weight = words(weight)
+        pairs, most_tiles = out.shape[0], rows[1].shape[0]
         if weight.dtype is torch.float8_e4m3fn and not (self._native and self.problem.fp8_activations):
             weight = weight.view(torch.uint8)
         if scale is not None and scale.dtype is torch.float8_e4m3fn:
             scale = scale.view(torch.uint8)
-        of_a, of_weight = a.stride(), weight.stride()
+        of_a = a.stride()
         of_scale = (0, 0, 0) if scale is None else scale.stride()
         of_channels = (0, 0) if channels is None else channels.stride()
         of_bias = (0, 0) if bias is None else bias.stride()
         variant: Hashable = None
-        if not (a.data_ptr() | weight.data_ptr() | out.data_ptr()) & 15:
+        if aligned and not (a.data_ptr() | out.data_ptr()) & 15:
             bias_dtype = None if bias is None else bias.dtype
             variant = (a.get_device(), of_a, of_weight, of_scale, of_channels[0], of_bias[0], bias_dtype)
-        product(
+        products[in_words](
             programs,
             variant,
             a,
@@ -263,11 +278,12 @@ class Experts(ExpertsAdapter):
             *router.stride(),
         )
 
-    def _product(self, tiles: Tiles, gated: bool, where: str) -> Launcher:
+    def _product(self, tiles: Tiles, gated: bool, where: str, in_words: bool) -> Launcher:
         problem = self.problem
         quantized, grouped = problem.fp8_activations, problem.activation_groups
         native_products = quantized and self._native
         decoded = "fp8" if problem.weights in FP8_FORMATS else problem.weights
+        ptx = by_ptx(problem.device.vendor, problem.dtype, problem.weights)
         return Launcher(
             experts_kernel,
             {
@@ -286,6 +302,9 @@ class Experts(ExpertsAdapter):
                 "ROUTER": where,
                 "FP8": quantized,
                 "NATIVE": self._native,
+                "PTX": ptx,
+                "WIDE": in_words,
+                "LEFT": left_of(problem.weights, problem.dtype, ptx),
                 "BLOCK_M": tiles.block_m,
                 "BLOCK_N": tiles.block_n,
                 "BLOCK_K": tiles.block_k,
@@ -311,6 +330,8 @@ class Experts(ExpertsAdapter):
 
     def _quantized(self, rows: Tensor, scale: Tensor | None, side: int) -> tuple[Tensor, Tensor | None]:
         """Rows as the product takes them, and their scales."""
+        if self.problem.weights in FP4_FORMATS:
+            return self._planes[side](rows), None
         if not self.problem.fp8_activations:
             return rows, None
         launcher, block = self._quantizers[side]

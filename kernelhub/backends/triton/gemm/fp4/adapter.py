@@ -11,9 +11,11 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N, pack, unpack
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.planes import Planes, wide, words
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
@@ -21,7 +23,8 @@ from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
 if triton.knobs.runtime.interpret:
     interpreter.repair()
 
-FEW = 32  # rows of a up to which operands are swapped
+FEW = 32  # rows of a up to which operands are swapped and K is split
+_FEW_OF_QUADS = 64
 _SUM_BLOCK = 1024
 
 
@@ -34,6 +37,17 @@ class Tiles:
     block_k: int
     num_warps: int
     num_stages: int
+
+
+def quads_tiles(problem: Fp4GemmProblem, block_m: int) -> Tiles:
+    """Of four products, each a quarter of a step deep, computed transposed."""
+    if problem.device.family not in ("hopper", "blackwell"):
+        return Tiles(min(block_m, 64), 64, 64, 4, 3)
+    if block_m <= _FEW_OF_QUADS:
+        return Tiles(block_m, 64, 128, 4, 3)
+    # Of more than 64 rows Triton 3.7 makes empty kernels for tcgen05. 4096 x 8192 x 8192, nvfp4, took 1.21 ms on an
+    # H200, with steps of 64 1.57.
+    return Tiles(block_m if problem.device.family == "hopper" else 64, 128, 128, 8, 3)
 
 
 def few_tiles(problem: Fp4GemmProblem, block_m: int) -> Tiles:
@@ -67,9 +81,11 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         device = problem.device
         self._packed = problem.weight_layout == LAYOUT
         self._native = device.vendor == "nvidia" and device.capability >= (8, 9)
-        self._few = {size: self._launcher(few_tiles(problem, size), True) for size in (16, 32)}
-        self._many = {size: self._launcher(many_tiles(problem, size), False) for size in (64, 128)}
-        self._splits = self._few[16][1]
+        self._quads = problem.a_format in ("bfloat16", "float16") and not _scale_after(problem)
+        self._few = _FEW_OF_QUADS if self._quads else FEW
+        self._planes = Planes(problem.k)
+        self._launchers: dict[tuple[int, bool], tuple[Launcher, int, Tiles]] = {}
+        self._splits = self._launcher_of(16, True)[1]
         static = {
             "N": problem.n,
             "A_FORMAT": problem.a_format,
@@ -80,10 +96,22 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         }
         self._sum = Launcher(sum_kernel, static, num_warps=4)
 
-    def _launcher(self, tiles: Tiles, swap: bool) -> tuple[Launcher, int, Tiles]:
+    def _launcher_of(self, rows: int, in_words: bool) -> tuple[Launcher, int, Tiles]:
+        """By how many rows there are: up to 16, 32, 64, or more."""
+        size = next((size for size in (16, 32, 64) if rows <= size), 128)
+        made = self._launchers.get((size, in_words))
+        if made is None:
+            made = self._launchers[size, in_words] = self._launcher(size, in_words)
+        return made
+
+    def _launcher(self, size: int, in_words: bool) -> tuple[Launcher, int, Tiles]:
         problem = self.problem
+        few = size <= self._few
+        choose = quads_tiles if self._quads else few_tiles if few else many_tiles
+        tiles = choose(problem, size)
+        ptx = self._quads and by_ptx(problem.device.vendor, problem.a_format, problem.b_format)
         splits = 1
-        if swap:
+        if few:
             # Four programs for each multiprocessor, of at least four steps of K each: a program has two steps of 4.6 KB
             # of the weight in flight, and an H200 needs some 33 KB a multiprocessor (4.3 TB/s over a microsecond).
             programs = triton.cdiv(problem.n, tiles.block_n)
@@ -100,20 +128,25 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
             "TILE_N": TILE_N if self._packed else 0,
             "TILE_K": TILE_K if self._packed else 0,
             "HAS_BIAS": problem.bias,
-            "SWAP": swap,
+            "SWAP": few or self._quads,
             "SPLITS": splits,
             "BLOCK_M": tiles.block_m,
             "BLOCK_N": tiles.block_n,
             "BLOCK_K": tiles.block_k,
             "GROUP_M": 8,
             "NATIVE": self._native,
+            "QUADS": self._quads,
+            "PTX": ptx,
+            "WIDE": in_words,
+            "LEFT": left_of(problem.b_format, problem.a_format, ptx),
         }
         return Launcher(gemm_kernel, static, tiles.num_warps, tiles.num_stages), splits, tiles
 
     def workspace_bytes(self, **sizes: int) -> int:
-        """Parts of a split K, for up to `num_tokens` rows."""
-        rows = min(sizes["num_tokens"], FEW)
-        return 4 * self._splits * rows * self.problem.n if self._splits > 1 else 0
+        """Parts of a split K, and planes, for up to `num_tokens` rows."""
+        rows = min(sizes["num_tokens"], self._few)
+        parts = 4 * self._splits * rows * self.problem.n if self._splits > 1 else 0
+        return parts + (2 * sizes["num_tokens"] * self.problem.k if self._quads else 0)
 
     def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
         codes, scale, global_scale = weight
@@ -125,10 +158,6 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
 
     def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
         rows, n = out.shape
-        if rows <= FEW:
-            launcher, splits, tiles = self._few[16 if rows <= 16 else 32]
-        else:
-            launcher, splits, tiles = self._many[64 if rows <= 64 else 128]
         codes, b_codes, scale = a.codes, b.codes, a.scale
         if codes.itemsize == 1 and codes.dtype is not torch.uint8:
             codes = codes.view(torch.uint8)
@@ -140,14 +169,27 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
             row_step = scale.stride(0) if scale.shape[0] > 1 else 0
         elif scale is not None:
             by_row, by_group = scale.stride()
-        b_strides = (0, 1, 0, 1) if self._packed else (*b_codes.stride(), *b_scale.stride())
+        alignment, in_words = codes.data_ptr() | b_codes.data_ptr() | b_scale.data_ptr(), False
+        b_strides: tuple[int, ...] = (0, 1, 0, 1)
+        if self._packed:
+            in_words = self._quads and not b_codes.data_ptr() & 15
+            b_codes = b_codes.view(torch.int16) if in_words else b_codes
+        else:
+            of_codes: tuple[int, ...] = b_codes.stride()
+            if self._quads and wide(b_codes):
+                in_words = True
+                b_codes, of_codes = words(b_codes)
+            b_strides = (*of_codes, *b_scale.stride())
+        launcher, splits, tiles = self._launcher_of(rows, in_words)
         parts = out
         if splits > 1:
             parts = out.new_empty((splits, rows, n), dtype=torch.float32)
+        if self._quads:
+            with device_of(out):
+                codes = self._planes(codes)
         strides = (*codes.stride(), by_row, by_group, *b_strides, *out.stride())
-        alignment = codes.data_ptr() | b_codes.data_ptr() | b_scale.data_ptr() | parts.data_ptr()
         variant: Any = None
-        if not alignment & 15:
+        if not (alignment | codes.data_ptr() | parts.data_ptr()) & 15:
             variant = (out.get_device(), strides, None if bias is None else bias.dtype)
         programs = -(-rows // tiles.block_m) * -(-n // tiles.block_n) * splits
         with device_of(out):

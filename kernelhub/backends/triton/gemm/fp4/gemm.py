@@ -5,6 +5,9 @@
                             acc += a w^T, in float32
     out = acc * scale of the row * global scales + bias
 
+Where a is bfloat16 or float16 it comes as planes, and four products of a quarter of BLOCK_K each take the weight's
+codes as they lie (QUADS; `backends/triton/fp4.py`). Otherwise both operands are decoded and interleaved.
+
 float16 does not hold the powers of two of mxfp4. There BLOCK_K is one group, and its scale multiplies the product.
 
 With few rows of a (SWAP) the tile is that of the weight times that of a, so that the weight's rows fill the 64 rows
@@ -20,6 +23,7 @@ import triton
 import triton.language as tl
 
 from kernelhub.backends.triton.formats import e4m3_to_float, e8m0_to_float
+from kernelhub.backends.triton.fp4 import product
 
 # Strides stay specialised: whether they are divisible by 16 decides how much is moved at once.
 _VARYING = ["M", "row_step"]
@@ -95,10 +99,15 @@ def gemm_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     NATIVE: tl.constexpr,
+    QUADS: tl.constexpr,
+    PTX: tl.constexpr,
+    WIDE: tl.constexpr,
+    LEFT: tl.constexpr,
 ):
     """Strides s are those of the scales of a's groups, t those of b's; `row_step` leads to the next row's scale.
 
-    TILE_N is 0 for a weight as in a checkpoint.
+    TILE_N is 0 for a weight as in a checkpoint. PTX, WIDE and LEFT are as in
+    `backends/triton/fp4.py`.
 
     With SPLITS > 1 `out` is float32 [SPLITS, M, N], and nothing but the product is written.
     """
@@ -121,64 +130,84 @@ def gemm_kernel(
     A_FP4: tl.constexpr = A_FORMAT == "nvfp4" or A_FORMAT == "mxfp4"
     WHOLE: tl.constexpr = K % BLOCK_K == 0
     first_step = part * STEPS_PER_PART
-    acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
-
-    for step in range(first_step, tl.minimum(first_step + STEPS_PER_PART, STEPS)):
-        k = step * BLOCK_K
-        half = tl.arange(0, BLOCK_K // 2)
-        group = tl.arange(0, BLOCK_K // B_GROUP)
+    if QUADS:
+        last_step = tl.minimum(first_step + STEPS_PER_PART, STEPS)
+        TILES_K: tl.constexpr = (K + TILE_K - 1) // TILE_K if TILE_N else 1
         if TILE_N:
-            SUB: tl.constexpr = TILE_K // BLOCK_K
-            tile = (n // TILE_N) * ((K + TILE_K - 1) // TILE_K) + step // SUB
-            line = tile * TILE_N + n % TILE_N
-            at = line[:, None] * (TILE_K // 2) + (step % SUB) * (BLOCK_K // 2) + half[None, :]
-            # Rows up to a multiple of TILE_N are there; a tile may reach beyond.
-            raw = tl.load(b + at, n_there[:, None], other=0)
-            at = line[:, None] * (TILE_K // B_GROUP) + (step % SUB) * (BLOCK_K // B_GROUP) + group[None, :]
-            raw_scale = tl.load(b_scale + at, n_there[:, None], other=0)
+            line = (n // TILE_N * (TILES_K * TILE_N) + n % TILE_N)[:, None]
+            w_at = b + line * (TILE_K // 4 if WIDE else TILE_K // 2)
+            s_at = b_scale + line * (TILE_K // B_GROUP)
         else:
-            byte = step * (BLOCK_K // 2) + half
-            mask = n_there[:, None] if WHOLE else n_there[:, None] & (byte < K // 2)[None, :]
-            raw = tl.load(b + n[:, None] * stride_bn + byte[None, :] * stride_bk, mask, other=0)
-            at = step * (BLOCK_K // B_GROUP) + group
-            mask = n_there[:, None] if WHOLE else n_there[:, None] & (at < K // B_GROUP)[None, :]
-            raw_scale = tl.load(b_scale + n[:, None] * stride_tn + at[None, :] * stride_tk, mask, other=0)
-        w = fp4_tile(raw, BLOCK_N, BLOCK_K)
-        w_scale = scale_values(raw_scale, B_FORMAT, NATIVE)
-        if not SCALE_AFTER:
-            w = times_groups(w, w_scale, BLOCK_N, BLOCK_K, B_GROUP)
-        w = w.to(DTYPE)
+            w_at = b + n[:, None] * stride_bn * (8 if WIDE else 1)
+            s_at = b_scale + n[:, None] * stride_tn
+        STEPS_PER_TILE: tl.constexpr = TILE_K // BLOCK_K if TILE_N else 1
+        WORDS_APART: tl.constexpr = TILE_N * TILE_K // 4 if TILE_N else BLOCK_K // 4
+        GROUPS_APART: tl.constexpr = TILE_N * TILE_K // B_GROUP if TILE_N else BLOCK_K // B_GROUP
+        acc = product(
+            a + m[:, None] * stride_am, m_there[:, None], w_at, s_at, n_there[:, None], stride_bk, stride_tk,
+            first_step, last_step, K, WORDS_APART, GROUPS_APART, STEPS_PER_TILE, B_FORMAT, DTYPE, NATIVE, PTX, WIDE,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        acc *= LEFT
+    else:
+        acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
 
-        if A_FP4:
-            byte = step * (BLOCK_K // 2) + half
-            mask = m_there[:, None] if WHOLE else m_there[:, None] & (byte < K // 2)[None, :]
-            x = tl.load(a + m[:, None] * stride_am + byte[None, :] * stride_ak, mask, other=0)
-            x = fp4_tile(x, BLOCK_M, BLOCK_K)
-        else:
-            column = k + tl.arange(0, BLOCK_K)
-            mask = m_there[:, None] if WHOLE else m_there[:, None] & (column < K)[None, :]
-            x = tl.load(a + m[:, None] * stride_am + column[None, :] * stride_ak, mask, other=0)
-            if A_FORMAT == "fp8":
-                x = e4m3_to_float(x, DTYPE, NATIVE)
-            elif A_FORMAT == "mxfp8":
-                x = e4m3_to_float(x, tl.float32, NATIVE)
-        if A_GROUP:
-            at = step * (BLOCK_K // A_GROUP) + tl.arange(0, BLOCK_K // A_GROUP)
-            mask = m_there[:, None] if WHOLE else m_there[:, None] & (at < K // A_GROUP)[None, :]
-            x_scale = tl.load(a_scale + m[:, None] * stride_sm + at[None, :] * stride_sk, mask, other=0)
-            x = times_groups(x, scale_values(x_scale, A_FORMAT, NATIVE), BLOCK_M, BLOCK_K, A_GROUP)
-        x = x.to(DTYPE)
-
-        if SCALE_AFTER:
-            factor = tl.reshape(w_scale, [BLOCK_N])
-            if SWAP:
-                acc += tl.dot(w, tl.trans(x)) * factor[:, None]
+        for step in range(first_step, tl.minimum(first_step + STEPS_PER_PART, STEPS)):
+            k = step * BLOCK_K
+            half = tl.arange(0, BLOCK_K // 2)
+            group = tl.arange(0, BLOCK_K // B_GROUP)
+            if TILE_N:
+                SUB: tl.constexpr = TILE_K // BLOCK_K
+                tile = (n // TILE_N) * ((K + TILE_K - 1) // TILE_K) + step // SUB
+                line = tile * TILE_N + n % TILE_N
+                at = line[:, None] * (TILE_K // 2) + (step % SUB) * (BLOCK_K // 2) + half[None, :]
+                # Rows up to a multiple of TILE_N are there; a tile may reach beyond.
+                raw = tl.load(b + at, n_there[:, None], other=0)
+                at = line[:, None] * (TILE_K // B_GROUP) + (step % SUB) * (BLOCK_K // B_GROUP) + group[None, :]
+                raw_scale = tl.load(b_scale + at, n_there[:, None], other=0)
             else:
-                acc += tl.dot(x, tl.trans(w)) * factor[None, :]
-        elif SWAP:
-            acc = tl.dot(w, tl.trans(x), acc)
-        else:
-            acc = tl.dot(x, tl.trans(w), acc)
+                byte = step * (BLOCK_K // 2) + half
+                mask = n_there[:, None] if WHOLE else n_there[:, None] & (byte < K // 2)[None, :]
+                raw = tl.load(b + n[:, None] * stride_bn + byte[None, :] * stride_bk, mask, other=0)
+                at = step * (BLOCK_K // B_GROUP) + group
+                mask = n_there[:, None] if WHOLE else n_there[:, None] & (at < K // B_GROUP)[None, :]
+                raw_scale = tl.load(b_scale + n[:, None] * stride_tn + at[None, :] * stride_tk, mask, other=0)
+            w = fp4_tile(raw, BLOCK_N, BLOCK_K)
+            w_scale = scale_values(raw_scale, B_FORMAT, NATIVE)
+            if not SCALE_AFTER:
+                w = times_groups(w, w_scale, BLOCK_N, BLOCK_K, B_GROUP)
+            w = w.to(DTYPE)
+
+            if A_FP4:
+                byte = step * (BLOCK_K // 2) + half
+                mask = m_there[:, None] if WHOLE else m_there[:, None] & (byte < K // 2)[None, :]
+                x = tl.load(a + m[:, None] * stride_am + byte[None, :] * stride_ak, mask, other=0)
+                x = fp4_tile(x, BLOCK_M, BLOCK_K)
+            else:
+                column = k + tl.arange(0, BLOCK_K)
+                mask = m_there[:, None] if WHOLE else m_there[:, None] & (column < K)[None, :]
+                x = tl.load(a + m[:, None] * stride_am + column[None, :] * stride_ak, mask, other=0)
+                if A_FORMAT == "fp8":
+                    x = e4m3_to_float(x, DTYPE, NATIVE)
+                elif A_FORMAT == "mxfp8":
+                    x = e4m3_to_float(x, tl.float32, NATIVE)
+            if A_GROUP:
+                at = step * (BLOCK_K // A_GROUP) + tl.arange(0, BLOCK_K // A_GROUP)
+                mask = m_there[:, None] if WHOLE else m_there[:, None] & (at < K // A_GROUP)[None, :]
+                x_scale = tl.load(a_scale + m[:, None] * stride_sm + at[None, :] * stride_sk, mask, other=0)
+                x = times_groups(x, scale_values(x_scale, A_FORMAT, NATIVE), BLOCK_M, BLOCK_K, A_GROUP)
+            x = x.to(DTYPE)
+
+            if SCALE_AFTER:
+                factor = tl.reshape(w_scale, [BLOCK_N])
+                if SWAP:
+                    acc += tl.dot(w, tl.trans(x)) * factor[:, None]
+                else:
+                    acc += tl.dot(x, tl.trans(w)) * factor[None, :]
+            elif SWAP:
+                acc = tl.dot(w, tl.trans(x), acc)
+            else:
+                acc = tl.dot(x, tl.trans(w), acc)
 
     if SWAP:
         acc = tl.trans(acc)

@@ -1,0 +1,85 @@
+"""float4 weights in Triton: every word of codes by every scale, exactly, and columns put side by side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernelhub.backends.triton import fp4, interpreter
+from kernelhub.backends.triton.planes import Planes, wide, words
+from kernelhub.ops import formats
+from tests.conftest import DEVICE
+
+if triton.knobs.runtime.interpret:
+    interpreter.repair()
+
+pytestmark = pytest.mark.device
+
+ALL_BYTES = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+FORMS = [("mxfp4", "bfloat16"), ("nvfp4", "bfloat16"), ("nvfp4", "float16"), ("nvfp4", "float32"), ("mxfp4", "float32")]
+
+
+@triton.jit
+def decode(w, scales, out, FORMAT: tl.constexpr, NATIVE: tl.constexpr, PTX: tl.constexpr, WORDS: tl.constexpr):
+    """The words by the 16 scales of this program: out [256, 4, WORDS]."""
+    row = tl.program_id(0) * 16 + tl.arange(0, 16)
+    word = tl.arange(0, WORDS)
+    dtype: tl.constexpr = out.dtype.element_ty
+    raw = tl.load(scales + row)[:, None]
+    factor = fp4.spread(fp4.group_factor(raw, FORMAT, dtype, NATIVE, PTX), 16, 1, WORDS)
+    values = tl.broadcast_to(tl.load(w + word)[None, :], (16, WORDS))
+    w0, w1, w2, w3 = fp4.quads(values, factor, FORMAT, dtype, PTX)
+    at = out + row[:, None] * (4 * WORDS) + word[None, :]
+    tl.store(at, w0)
+    tl.store(at + WORDS, w1)
+    tl.store(at + 2 * WORDS, w2)
+    tl.store(at + 3 * WORDS, w3)
+
+
+def decoded(w: torch.Tensor, form: str, dtype: str) -> torch.Tensor:
+    """[256 scales, 4, words], as float64."""
+    out = torch.empty(256, 4, w.numel(), dtype=getattr(torch, dtype), device=DEVICE)
+    native = DEVICE == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
+    ptx = fp4.by_ptx("nvidia", dtype, form)
+    decode[(16,)](w.to(DEVICE), ALL_BYTES.to(DEVICE), out, form, native, ptx, w.numel())
+    return out.cpu().double() * fp4.left_of(form, dtype, ptx)
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS)
+def test_every_word_by_every_scale(form: str, dtype: str) -> None:
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    some = every[:: (1 << 8) + 1].contiguous()  # every byte, twice
+    scales = formats.from_e8m0(ALL_BYTES) if form == "mxfp4" else ALL_BYTES.view(torch.float8_e4m3fn).float()
+    for w in every.split(1 << 12) if DEVICE == "cuda" else (some,):
+        codes = formats.from_e2m1(w.view(torch.uint8)).view(-1, 4).t().double()
+        want = (codes * scales.double()[:, None, None]).to(getattr(torch, dtype)).double()
+        assert torch.equal(decoded(w, form, dtype).nan_to_num(nan=1e300), want.nan_to_num(nan=1e300))
+
+
+@pytest.mark.parametrize(("rows", "k"), [(1, 16), (7, 2), (3, 1030), (600, 2052)])
+def test_columns_are_put_side_by_side(rows: int, k: int) -> None:
+    x = torch.randn(rows, 2 * k, generator=torch.Generator().manual_seed(0)).bfloat16().to(DEVICE)
+    padded = torch.nn.functional.pad(x[:, :k], (0, -k % 4))
+    want = padded.view(rows, -1, 4).transpose(1, 2).reshape(rows, -1)
+    assert torch.equal(Planes(k)(x[:, :k].contiguous()), want)
+    assert torch.equal(Planes(k)(x[:, :k]), want)
+
+
+def test_only_rows_that_are_there() -> None:
+    x = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    lengths = torch.tensor([0, 5, 2], dtype=torch.int32, device=DEVICE)
+    got = Planes(32, masked=True)(x, lengths)
+    want = x.view(3, 5, 8, 4).transpose(2, 3).reshape(3, 5, 32)
+    assert torch.equal(got[1], want[1])
+    assert torch.equal(got[2, :2], want[2, :2])
+
+
+def test_what_is_read_as_words() -> None:
+    codes = torch.zeros(4, 64, dtype=torch.uint8)
+    assert wide(codes)
+    assert words(codes)[1] == (4, 1)
+    assert not wide(codes[:, 1:])
+    assert not wide(codes[:, :33])
+    assert not wide(codes.t())
