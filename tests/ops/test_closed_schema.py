@@ -70,6 +70,8 @@ def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None
         ]
     if op == "linear_attention":
         facets = [{"q_len": q_len} for q_len in ("one", "many")]
+    if op == "topk_indices":
+        facets = [{"k": k} for k in (2048, 10000)]
     if op == "fp8_gemm":
         facets = [{"scaling": scaling} for scaling in ("tensor", "row", "block", "mx")]
     for device, values in itertools.product(SIMULATED, facets):
