@@ -13,7 +13,7 @@ LINES = (
         "*",
         "decode",
         ("triton.recurrent", "triton.chunked", "torch.chunked"),
-        "not measured yet: one token needs no product of chunks, and the state is read and written once",
+        "H200, 64 sequences of 64 heads of 128: 0.089 ms, by chunks 0.155; one token needs no product of chunks",
     ),
     Line(
         "*",

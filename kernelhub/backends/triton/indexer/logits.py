@@ -28,7 +28,9 @@ def _values(pointers, mask, DECODES: tl.constexpr):
 
 
 @triton.jit
-def _query(
+def _logits(
+    k_tile,
+    scale,
     q,
     weights,
     stride_qh,
@@ -39,18 +41,14 @@ def _query(
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     DECODES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """Heads and weights of one query."""
+    """Of one query, whose heads are at `q` and weights at `weights`, for a tile of keys."""
     h = tl.arange(0, H_PAD)
     d = tl.arange(0, D_PAD)
     mask = (h < HEADS)[:, None] & (d < D)[None, :]
     q_tile = _values(q + h[:, None] * stride_qh + d[None, :] * stride_qd, mask, DECODES)
-    return q_tile, tl.load(weights + h * stride_wh, h < HEADS, other=0.0)
-
-
-@triton.jit
-def _logits(k_tile, scale, q_tile, w, PRECISION: tl.constexpr):
-    """Of one query for a tile of keys."""
+    w = tl.load(weights + h * stride_wh, h < HEADS, other=0.0)
     scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
     positive = tl.maximum(scores, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.sum(positive * w[None, :], 1) * scale
@@ -119,8 +117,21 @@ def logits_kernel(
         starts += wide * stride_starts
         ends += wide * stride_ends
         for _ in range(last - first):
-            q_tile, w = _query(q, weights, stride_qh, stride_qd, stride_wh, HEADS, H_PAD, D, D_PAD, DECODES)
-            logits = _logits(k_tile, scale, q_tile, w, PRECISION)
+            logits = _logits(
+                k_tile,
+                scale,
+                q,
+                weights,
+                stride_qh,
+                stride_qd,
+                stride_wh,
+                HEADS,
+                H_PAD,
+                D,
+                D_PAD,
+                DECODES,
+                PRECISION,
+            )
             seen = (n >= tl.load(starts)) & (n < tl.load(ends))
             tl.store(row, tl.where(seen, logits, float("-inf")), there)
             q += stride_qt
@@ -135,7 +146,7 @@ def logits_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["next_n", "columns", "held", "tiles", "stride_b", "stride_ot"],
+    do_not_specialize=["next_n", "columns", "held", "stride_b", "stride_ot"],
     do_not_specialize_on_alignment=["k_scale", "weights", "block_table", "seq_lens"],
 )
 def paged_logits_kernel(
@@ -149,7 +160,6 @@ def paged_logits_kernel(
     next_n,
     columns,
     held,
-    tiles,
     stride_qb,
     stride_qt,
     stride_qh,
@@ -176,42 +186,48 @@ def paged_logits_kernel(
     FACTOR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """`paged_mqa_logits`; `held` is how many tokens the block table has pages for.
-
-    A program takes `tiles` tiles of a sequence. Where it has several, keys come while those before are multiplied;
-    further queries of the sequence find them in the cache.
-    """
+    """`paged_mqa_logits`; `held` is how many tokens the block table has pages for."""
     program = tl.program_id(0)
-    parts = tl.cdiv(tl.cdiv(columns, BLOCK_N), tiles)
-    first = program % parts * tiles * BLOCK_N
-    last = tl.minimum(first + tiles * BLOCK_N, columns)
-    sequence = (program // parts).to(tl.int64)
+    tiles = tl.cdiv(columns, BLOCK_N)
+    first_key = program % tiles * BLOCK_N
+    sequence = (program // tiles).to(tl.int64)
     length = tl.load(seq_lens + sequence * stride_l)
+    n = first_key + tl.arange(0, BLOCK_N)
+    there = n < columns
+    row = out + sequence * next_n * stride_ot + n.to(tl.int64) * stride_ok
     end = tl.minimum(length, held)
-    within = tl.minimum(last, end)
-    i = tl.arange(0, BLOCK_N)
-    d = tl.arange(0, D_PAD)
-    out += sequence * next_n * stride_ot
-    q += sequence * stride_qb
-    weights += sequence * next_n * stride_wt
-    block_table += sequence * stride_b
-    for token in range(next_n):
-        q_tile, w = _query(q, weights, stride_qh, stride_qd, stride_wh, HEADS, H_PAD, D, D_PAD, DECODES)
-        for at in range(first, within, BLOCK_N):
-            n = at + i
-            page = tl.load(block_table + n // PAGE, n < end, other=0).to(tl.int64)
-            k_at = (page * stride_kp + n % PAGE * stride_kt)[:, None] + d[None, :] * stride_kd
-            k_tile = _values(k_cache + k_at, (n < end)[:, None] & (d < D)[None, :], DECODES)
-            scale = tl.full([BLOCK_N], FACTOR, tl.float32)
-            if HAS_SCALE:
-                scale *= tl.load(k_scale + page * stride_sp + n % PAGE * stride_st, n < end, other=0.0)
-            logits = _logits(k_tile, scale, q_tile, w, PRECISION)
+    if first_key < end:
+        d = tl.arange(0, D_PAD)
+        page = tl.load(block_table + sequence * stride_b + n // PAGE, n < end, other=0).to(tl.int64)
+        at = (page * stride_kp + n % PAGE * stride_kt)[:, None] + d[None, :] * stride_kd
+        k_tile = _values(k_cache + at, (n < end)[:, None] & (d < D)[None, :], DECODES)
+        scale = tl.full([BLOCK_N], FACTOR, tl.float32)
+        if HAS_SCALE:
+            scale *= tl.load(k_scale + page * stride_sp + n % PAGE * stride_st, n < end, other=0.0)
+        q += sequence * stride_qb
+        weights += sequence * next_n * stride_wt
+        for token in range(next_n):
+            logits = _logits(
+                k_tile,
+                scale,
+                q,
+                weights,
+                stride_qh,
+                stride_qd,
+                stride_wh,
+                HEADS,
+                H_PAD,
+                D,
+                D_PAD,
+                DECODES,
+                PRECISION,
+            )
             seen = (n < end) & (n <= length - next_n + token)
-            tl.store(out + n.to(tl.int64) * stride_ok, tl.where(seen, logits, float("-inf")), n < columns)
-        unseen = first + tl.cdiv(tl.maximum(within - first, 0), BLOCK_N) * BLOCK_N
-        for at in range(unseen, last, BLOCK_N):
-            n = at + i
-            tl.store(out + n.to(tl.int64) * stride_ok, tl.full([BLOCK_N], float("-inf"), tl.float32), n < columns)
-        q += stride_qt
-        weights += stride_wt
-        out += stride_ot
+            tl.store(row, tl.where(seen, logits, float("-inf")), there)
+            q += stride_qt
+            weights += stride_wt
+            row += stride_ot
+    else:
+        for _ in range(next_n):
+            tl.store(row, tl.full([BLOCK_N], float("-inf"), tl.float32), there)
+            row += stride_ot

@@ -21,9 +21,6 @@ if triton.knobs.runtime.interpret:
 # On an H200 1024 queries of 8192 keys take 0.163 ms by 16; by 32 or 64, by two or four queries in one product, by tiles
 # of 64 or 256 keys, and with 2 stages they take 0.17 to 0.26.
 _BLOCK_T = 16
-# Of a sequence's keys in one program, as far as four programs are left to each multiprocessor: 64 sequences of 65536
-# take 0.166 ms by 8 tiles of 128, 0.204 by one; one sequence of 65536 takes 0.009 ms by one, 0.012 by four.
-_MOST_TILES = 8
 
 
 class _Tiles(NamedTuple):
@@ -42,17 +39,6 @@ def _tiles(problem: LogitsProblem) -> _Tiles:
     if width > 128 or heads > 64:
         return _Tiles(64, 4, 2)
     return _Tiles(128, 4, 3)
-
-
-def _paged_tiles(problem: LogitsProblem) -> _Tiles:
-    """As `_tiles`, but keys are what the stages hold.
-
-    float8 on an H200: 64 x 8192 keys in 0.030 ms with tiles of 128 by 8 of them, 0.037 with 64 or by single tiles.
-    """
-    tiles = _tiles(problem)
-    if tiles.block_n < 128:
-        return tiles._replace(num_stages=1)
-    return tiles._replace(num_stages=3 if problem.dtype == FP8 else 2)
 
 
 def _padded(problem: LogitsProblem) -> tuple[int, int]:
@@ -138,11 +124,11 @@ class Logits(LogitsAdapter):
 
 
 class PagedLogits(PagedLogitsAdapter):
-    """Programs of some tiles of keys of every sequence, for as many as `max_seq_len` allows."""
+    """A program for every tile of keys of every sequence, for as many as `max_seq_len` allows."""
 
     def __init__(self, problem: Any) -> None:
         super().__init__(problem)
-        tiles = _paged_tiles(problem)
+        tiles = _tiles(problem)
         self._block_n = tiles.block_n
         self._decodes = _decodes(problem)
         static = {**_static(problem, tiles), "PAGE": problem.page_size}
@@ -168,11 +154,9 @@ class PagedLogits(PagedLogitsAdapter):
             *weights.stride(),
         )
         aligned = not (q.data_ptr() | k_cache.data_ptr() | out.data_ptr()) & 15
-        wanted = -(-columns // self._block_n)
-        tiles = max(1, min(_MOST_TILES, wanted * q.shape[0] // (4 * self.problem.device.num_sms)))
         with device_of(out):
             self._launch(
-                -(-wanted // tiles) * q.shape[0],
+                -(-columns // self._block_n) * q.shape[0],
                 (out.get_device(), strides, seq_lens.stride(0), out.stride(1)) if aligned else None,
                 q,
                 k_cache,
@@ -184,7 +168,6 @@ class PagedLogits(PagedLogitsAdapter):
                 q.shape[1],
                 columns,
                 block_table.shape[1] * self.problem.page_size,
-                tiles,
                 *strides,
                 block_table.stride(0),
                 seq_lens.stride(0),

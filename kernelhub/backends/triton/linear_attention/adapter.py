@@ -37,8 +37,8 @@ def _chunk_tiles(problem: LinearProblem) -> _Tiles:
 
     MiniMax-Text-01's 1 x 4096, 8 x 2048 and 1 x 32768 tokens take 0.18, 0.48 and 1.34 ms on an H200 with 64 x 64, 4
     warps and 1 stage; 0.20, 0.49, 1.52 with 2 stages, 0.21, 0.81, 1.59 with 8 warps; 0.26, 0.71, 2.01 with 32 x 64;
-    0.38, 1.48, 3.01 with 32 x 32. These tiles spill 72 to 96 bytes there, and
-    hundreds where products are mma.sync, which keep tiles of 32 columns.
+    0.38, 1.48, 3.01 with 32 x 32. These tiles spill 72 to 96 bytes there, and hundreds where
+    products are mma.sync, which keep tiles of 32 columns.
 
     Tiles of 64 x 64 in TF32 spill a kilobyte on sm_90, whose warpgroups take no fewer rows; 32 rows go another way.
     """
