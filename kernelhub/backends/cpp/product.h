@@ -451,7 +451,7 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
     uint32_t *panel = of_panel.take<uint32_t>(DEPTH / 2 * PANEL);
     float *sums = of_sums.take<float>((end - begin) * PANEL);
     memset(sums, 0, (end - begin) * PANEL * sizeof(float));
-    const int64_t padded = c.padded();
+    const int64_t padded = c.padded(), width = c.terms * padded;
     const bool one_group = c.group >= c.k;
     const int64_t step = one_group ? DEPTH : c.group;
     for (int64_t from = 0; from < c.k; from += DEPTH) {
@@ -469,7 +469,7 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
                 for (int64_t r = 0; r < rows; r++) of_a[r] = c.a_scale.at(i + r, g);
                 for (int64_t term = 0; term < c.terms; term++) {
                     const Element *left[6];
-                    for (int64_t r = 0; r < rows; r++) left[r] = a + c.place(i + r) + term * padded + k;
+                    for (int64_t r = 0; r < rows; r++) left[r] = a + (c.rows ? c.rows[i + r] : c.first_row + i + r) * width + term * padded + k;
                     switch (rows) {
                         case 6: tile<6>(left, part, pairs, of_a, factors, into); break;
                         case 5: tile<5>(left, part, pairs, of_a, factors, into); break;
