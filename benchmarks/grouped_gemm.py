@@ -3,7 +3,7 @@
     python benchmarks/grouped_gemm.py [--quick] [--out FILE]
 
 Tokens are sent to experts at random, each to as many as the model sends it to; both products of a layer's experts are
-timed as published, and those of fp8 models in bfloat16 too. A case's time at the roof is the larger of the bytes that
+timed as published. A case's time at the roof is the larger of the bytes that
 must move (weights of experts with a token, rows, result) over the bytes read per second, and of its operations over
 those of a bfloat16 product, or twice as many where the operands are fp8. Results of all kernels are compared first.
 """
@@ -74,9 +74,8 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
     """Decode of a few sequences and of many, and a chunk of prefill."""
     models = [MODELS["qwen3-30b-a3b"]] if quick or device.type == "cpu" else list(MODELS.values())
     return [
-        functools.partial(case, model, side, weights, tokens, form, device)
+        functools.partial(case, model, side, weights, tokens, model.format, device)
         for model in models
-        for form in dict.fromkeys((model.format, "bfloat16"))
         for tokens in ((1, 16) if device.type == "cpu" else (16, 128, 4096))
         for side, weights in (("w13", model.w13), ("w2", model.w2))
     ]

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import kernelhub
-from kernelhub.cli.measure import Call, Timing, time_calls
+from kernelhub.cli.measure import Call, Timing, time_calls, time_once
 from kernelhub.probes.device import facts
 
 FLOAT8 = "float8_operations_per_s"
@@ -116,16 +116,20 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
         "kernels_ms": {name: ms[name] for name in plans},
         "torch_ms": {name: ms[name] for name in case.peers},
         "roof_ms": roof_ms,
-        "host_us": {name: _host_us(plans[name]) for name in plans} if device.type == "cuda" else {},
+        "host_us": {
+            name: _host_us(plan)
+            for name, plan in plans.items()
+            if device.type == "cuda" and ms[name] < _MUCH_SLOWER * min(ms.values())
+        },
     }
 
 
 def _timed(calls: dict[str, Call], device: torch.device, budget_s: float) -> dict[str, Timing]:
-    """Calls timed in turn; those that take many times as long as the fastest are timed apart, a few times only."""
-    first = dict(zip(calls, time_calls(list(calls.values()), device, 0.0), strict=True))
-    fastest = min(timing.median_s for timing in first.values())
-    close = {name: call for name, call in calls.items() if first[name].median_s < _MUCH_SLOWER * fastest}
-    return first | dict(zip(close, time_calls(list(close.values()), device, budget_s), strict=True))
+    """Calls timed in turn, but those that take many times as long as the fastest, once."""
+    once = {name: time_once(call, device) for name, call in calls.items()}
+    fastest = min(timing.median_s for timing in once.values())
+    close = {name: call for name, call in calls.items() if once[name].median_s < _MUCH_SLOWER * fastest}
+    return once | dict(zip(close, time_calls(list(close.values()), device, budget_s), strict=True))
 
 
 def _disagreement(got: Any, want: Any) -> float:
@@ -168,7 +172,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             gqa = row["torch_ms"].get("sdpa, enable_gqa")
             against += f", {gqa / ms:5.2f} x enable_gqa" if gqa else ""
             mark = "*" if name == row["chosen"] else " "
-            host = f", host {row['host_us'][name]:.0f} µs" if row.get("host_us") else ""
+            host = f", host {row['host_us'][name]:.0f} µs" if name in row.get("host_us", {}) else ""
             print(f" {mark} {name:24} {ms:10.3f} ms {100 * row['roof_ms'] / ms:5.1f} % of roof  {against}{host}")
         for name, ms in row["torch_ms"].items():
             print(f"   torch: {name:26} {ms:8.3f} ms {100 * row['roof_ms'] / ms:5.1f} % of roof")
@@ -212,7 +216,7 @@ def _times(row: dict[str, Any]) -> dict[str, float]:
 def run(cases: Callable[[torch.device, bool], Cases], quick: bool) -> dict[str, Any]:
     """Measure every case on the first GPU, or else on the CPU."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    budget_s = 0.5 if quick or device.type == "cuda" else 4.0
+    budget_s = 0.3 if device.type == "cuda" else 0.5 if quick else 4.0
     with torch.no_grad():
         roof = roofs(device, budget_s)
         rows = [measure(make(), device, budget_s, roof) for make in cases(device, quick)]

@@ -9,7 +9,7 @@ OUT=${OUT:-build}
 mkdir -p "$OUT"
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 PYTHON=${PYTHON:-python3}
-WORKERS=${WORKERS:-12}
+WORKERS=${WORKERS:-14}
 STARTED=$SECONDS
 
 part() {  # part NAME SECONDS COMMAND...
@@ -23,10 +23,13 @@ part() {  # part NAME SECONDS COMMAND...
 
 : >"$OUT/parts.txt"
 tests=("$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
-part gpu_tests 200 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$OUT/gpu_tests.xml"
-part dispatch 30 "$PYTHON" benchmarks/dispatch.py --out "$OUT/dispatch.json"
-for benchmark in mla moe gemm grouped_gemm quant indexer attention; do
-    part "$benchmark" 60 "$PYTHON" "benchmarks/$benchmark.py" --out "$OUT/$benchmark.json"
+part gpu_tests 230 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$OUT/gpu_tests.xml"
+for benchmark in gemm moe mla grouped_gemm; do
+    part "$benchmark" 50 "$PYTHON" "benchmarks/$benchmark.py" --out "$OUT/$benchmark.json"
+done
+part dispatch 50 "$PYTHON" benchmarks/dispatch.py --out "$OUT/dispatch.json"
+for benchmark in attention indexer quant; do
+    part "$benchmark" 45 "$PYTHON" "benchmarks/$benchmark.py" --out "$OUT/$benchmark.json"
 done
 left=$((525 - SECONDS + STARTED))
 part other_tests "$((left > 20 ? left : 20))" "${tests[@]}" -m "not (gpu or device)" tests \

@@ -52,6 +52,13 @@ def time_calls(calls: Sequence[Call], device: torch.device, budget_s: float) -> 
     return [Timing(statistics.median(column), rounds) for column in zip(*samples, strict=True)]
 
 
+def time_once(call: Call, device: torch.device) -> Timing:
+    """Time of one call after one to warm up."""
+    sample = _by_clock if device.type != "cuda" else functools.partial(_by_events, torch.empty(1, device=device))
+    sample(call, 1)
+    return Timing(sample(call, 1), 1)
+
+
 def _by_clock(call: Call, repeats: int) -> float:
     """Seconds of one call."""
     start = time.perf_counter()
