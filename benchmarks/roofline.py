@@ -213,21 +213,26 @@ def _times(row: dict[str, Any]) -> dict[str, float]:
     return {**row["kernels_ms"], **row["torch_ms"]}
 
 
-def run(cases: Callable[[torch.device, bool], Cases], quick: bool) -> dict[str, Any]:
-    """Measure every case on the first GPU, or else on the CPU."""
+def run(
+    cases: Callable[[torch.device, bool], Cases], quick: bool, keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Measure every case on the first GPU, or else on the CPU; `keep` is given the result after each of them."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     budget_s = 0.3 if device.type == "cuda" else 0.5 if quick else 4.0
     with torch.no_grad():
         roof = roofs(device, budget_s)
-        rows = [measure(make(), device, budget_s, roof) for make in cases(device, quick)]
-    return {
-        "device": str(facts(device)),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "torch": torch.__version__,
-        "date": date.today().isoformat(),
-        "roofs": roof,
-        "rows": rows,
-    }
+        result: dict[str, Any] = {
+            "device": str(facts(device)),
+            "threads": torch.get_num_threads() if device.type == "cpu" else None,
+            "torch": torch.__version__,
+            "date": date.today().isoformat(),
+            "roofs": roof,
+            "rows": [],
+        }
+        for make in cases(device, quick):
+            result["rows"].append(measure(make(), device, budget_s, roof))
+            keep(result)
+    return result
 
 
 def main(description: str, cases: Callable[[torch.device, bool], Cases]) -> int:
@@ -235,13 +240,17 @@ def main(description: str, cases: Callable[[torch.device, bool], Cases]) -> int:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file, after each case anew")
     parser.add_argument("--show", dest="shown", type=Path, help="show this JSON of an earlier run; measure nothing")
     parser.add_argument("--plot", type=Path, help="also draw the result into this file")
     options = parser.parse_args()
-    result = json.loads(options.shown.read_text()) if options.shown else run(cases, options.quick)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    def keep(result: dict[str, Any]) -> None:
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    result = json.loads(options.shown.read_text()) if options.shown else run(cases, options.quick, keep)
+    keep(result)
     if options.plot:
         plot(result["rows"], f"{result['device']}, torch {result['torch']}, {result['date']}", options.plot)
     if options.json:

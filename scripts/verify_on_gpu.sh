@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# On a machine with a GPU, in under 9 minutes: the tests that a GPU decides, what choosing costs, the kernels
-# against torch and the roofs, then the rest of the tests. Most valuable first, each part with a budget
-# of its own; a part that runs out of it is reported as such. Installs nothing. A short table comes last; JSON
-# and logs go under $OUT, or build/ where that is unset.
+# On a machine with a GPU, in under 9 minutes: the tests that a GPU decides, the kernels against torch and the
+# roofs, what choosing costs, then the rest of the tests. Most valuable first, each part with a budget of its own; a
+# part that runs out of it is reported as such, and what a benchmark had measured by then is kept. Installs nothing. A
+# short table comes last. Logs and JSON go into build/gpu; where $OUT is set, $OUT/run.tgz holds them too, after each part.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-OUT=${OUT:-build}
-mkdir -p "$OUT"
+RUN=build/gpu
+rm -rf "$RUN"
+mkdir -p "$RUN"
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 PYTHON=${PYTHON:-python3}
 WORKERS=${WORKERS:-14}
@@ -15,25 +16,28 @@ STARTED=$SECONDS
 part() {  # part NAME SECONDS COMMAND...
     local name=$1 budget=$2 began=$SECONDS
     shift 2
-    timeout --kill-after=10 "$budget" "$@" >"$OUT/$name.log" 2>&1
-    echo "$name $? $((SECONDS - began)) $budget" >>"$OUT/parts.txt"
-    echo "== $name: exit $(tail -n 1 "$OUT/parts.txt" | cut -d' ' -f2), $((SECONDS - began)) s of $budget"
-    tail -n "${LINES_SHOWN:-3}" "$OUT/$name.log" | cut -c1-200
+    timeout --kill-after=10 "$budget" "$@" >"$RUN/$name.log" 2>&1
+    echo "$name $? $((SECONDS - began)) $budget" >>"$RUN/parts.txt"
+    echo "== $name: exit $(tail -n 1 "$RUN/parts.txt" | cut -d' ' -f2), $((SECONDS - began)) s of $budget"
+    tail -n "${LINES_SHOWN:-3}" "$RUN/$name.log" | cut -c1-200
+    [ -z "${OUT:-}" ] || tar -czf "$OUT/run.tgz" -C "$RUN" .
 }
 
-: >"$OUT/parts.txt"
 tests=("$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
-part gpu_tests 230 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$OUT/gpu_tests.xml"
-for benchmark in gemm moe mla grouped_gemm; do
-    part "$benchmark" 50 "$PYTHON" "benchmarks/$benchmark.py" --out "$OUT/$benchmark.json"
+part gpu_tests 230 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$RUN/gpu_tests.xml"
+for benchmark in moe gemm mla grouped_gemm attention; do
+    part "$benchmark" 48 "$PYTHON" "benchmarks/$benchmark.py" --out "$RUN/$benchmark.json"
 done
-part dispatch 50 "$PYTHON" benchmarks/dispatch.py --out "$OUT/dispatch.json"
-for benchmark in attention indexer quant; do
-    part "$benchmark" 45 "$PYTHON" "benchmarks/$benchmark.py" --out "$OUT/$benchmark.json"
+part dispatch 30 "$PYTHON" benchmarks/dispatch.py --out "$RUN/dispatch.json"
+for benchmark in indexer quant; do
+    part "$benchmark" 20 "$PYTHON" "benchmarks/$benchmark.py" --out "$RUN/$benchmark.json"
 done
 left=$((525 - SECONDS + STARTED))
 part other_tests "$((left > 20 ? left : 20))" "${tests[@]}" -m "not (gpu or device)" tests \
-    --ignore tests/backends --junitxml "$OUT/other_tests.xml"
+    --ignore tests/backends --junitxml "$RUN/other_tests.xml"
 
-"$PYTHON" scripts/record_verification.py --junit "$OUT/gpu_tests.xml" "$OUT/other_tests.xml" --out "$OUT/verification.json"
-"$PYTHON" scripts/summary_of_gpu_run.py "$OUT"
+"$PYTHON" scripts/record_verification.py --junit "$RUN/gpu_tests.xml" "$RUN/other_tests.xml" --out "$RUN/verification.json"
+"$PYTHON" scripts/summary_of_gpu_run.py "$RUN"
+result=$?
+[ -z "${OUT:-}" ] || tar -czf "$OUT/run.tgz" -C "$RUN" .
+exit $result

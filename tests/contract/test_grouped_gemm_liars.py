@@ -159,7 +159,7 @@ class OtherBitsEachTime(PerGroup):
 
 @pytest.mark.parametrize("lie", PerGroup.__subclasses__(), ids=lambda lie: lie.__name__)
 def test_is_caught(lie) -> None:
-    constraints = (anything("device", "a_dtype", "b_dtype", "out_dtype", "num_groups", "n", "k"),)
+    constraints = (anything("device", "a_dtype", "b_dtype", "out_dtype", "num_groups", "n", "k", "rows"),)
     scales = {f"a_scale={value}" for value in A_SCALES} | {f"b_scale={value}" for value in B_SCALES}
     features = frozenset({"masked", "bias", "global_scale"} | scales)
     target = f"{__name__}:{lie.__name__}"
