@@ -153,11 +153,6 @@ HEADLINES = (
         "gemm",
         "deepseek-v3.2 down 7168 x 18432, scaled by block, 16 rows",
     ),
-    (
-        "the same, 4096 rows",
-        "gemm",
-        "deepseek-v3.2 down 7168 x 18432, scaled by block, 4096 rows",
-    ),
     ("experts, Qwen3 30B-A3B, 64 tokens", "moe", "qwen3-30b-a3b, 128 experts of 768, plain, 64 tokens"),
     ("experts in fp8, DeepSeek V3.2 / 8, 64 tokens", "moe", "deepseek-v3.2, 256 experts of 256, fp8_block, 64 tokens"),
     (
