@@ -123,4 +123,4 @@ class TestBmmFp8Dequantized(BmmFp8Contract):
 
 
 class TestFp4Gemm(Fp4GemmContract):
-    kernel = "torch.dequantised"
+    kernel = "torch.dequantized"

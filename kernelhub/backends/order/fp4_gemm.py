@@ -2,4 +2,4 @@
 
 from kernelhub.dispatch.order import Line
 
-LINES = (Line("cpu", "*", ("torch.dequantised", "triton.fp4_gemm"), "Triton is only interpreted on a CPU"),)
+LINES = (Line("cpu", "*", ("torch.dequantized", "triton.fp4_gemm"), "Triton is only interpreted on a CPU"),)

@@ -9,7 +9,7 @@ from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 KERNELS = (
     Kernel(
         op="fp4_gemm",
-        name="torch.dequantised",
+        name="torch.dequantized",
         target="kernelhub.backends.torch.gemm.fp4.dequantised:Dequantised",
         summary="rows of the weight dequantised, a block at a time, and multiplied in float32",
         band=Band.REFERENCE,
