@@ -24,7 +24,7 @@ def key_of(
     if isinstance(b, PackedWeight):
         b_format: str = b.facts["format"]
     else:
-        b_format = fp4_format_of(b_scale)  # type: ignore[arg-type]
+        b_format = fp4_format_of(b_scale)
     n, half = b.shape
     return a_format_of(a, a_scale), b_format, str(out_dtype)[6:], n, 2 * half, layout_of(b), bias is not None
 
@@ -101,11 +101,14 @@ def _activations(a: Tensor, scale: Tensor | None, global_scale: Tensor | None) -
 
 
 def _weights(b: Tensor | PackedWeight, scale: Tensor | None, global_scale: Tensor | None) -> Weights:
+    codes: Tensor | None
     if isinstance(b, PackedWeight):
-        b, scale, global_scale = b.tensors["codes"], b.tensors["scale"], b.tensors["global_scale"]  # type: ignore
-    assert isinstance(b, Tensor)
+        codes, scale, global_scale = b.tensors["codes"], b.tensors["scale"], b.tensors["global_scale"]
+    else:
+        codes = b
+    assert codes is not None
     assert scale is not None
-    return Weights(b if b.dtype is torch.uint8 else b.view(torch.uint8), _exponents(scale), global_scale)
+    return Weights(codes if codes.dtype is torch.uint8 else codes.view(torch.uint8), _exponents(scale), global_scale)
 
 
 def _exponents(scale: Tensor) -> Tensor:

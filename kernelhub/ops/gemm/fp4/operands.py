@@ -37,8 +37,10 @@ def a_format_of(a: Tensor, a_scale: Tensor | None) -> str:
     return fp4_format_of(a_scale) if a.dtype in BYTES else ""
 
 
-def fp4_format_of(scale: Tensor) -> str:
+def fp4_format_of(scale: Tensor | None) -> str:
     """Format of float4 with such scales; empty if there is none such."""
+    if scale is None:
+        return ""
     return NVFP4 if scale.dtype is E4M3 else MXFP4 if scale.dtype in EXPONENTS else ""
 
 

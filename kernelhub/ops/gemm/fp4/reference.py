@@ -37,17 +37,20 @@ def fp4_gemm_reference(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The op, computed in `dtype` and returned in it; other arguments as of the op, `out` and `out_dtype` ignored."""
+    weight: Tensor | None
     if isinstance(b, PackedWeight):
-        b, b_scale, b_global_scale = b.unpack()  # type: ignore[assignment]
-    assert isinstance(b, Tensor)
+        weight, b_scale, b_global_scale = b.unpack()
+    else:
+        weight = b
+    assert weight is not None
     assert b_scale is not None
     rows = a.reshape(-1, a.shape[-1])
     own = None if a_scale is None else a_scale
     if own is not None and own.dtype is not torch.float32:
         own = own.reshape(-1, own.shape[-1])
     left = values(rows, own, a_global_scale, a_format_of(a, a_scale), dtype)
-    right = values(b, b_scale, b_global_scale, fp4_format_of(b_scale), dtype)
+    right = values(weight, b_scale, b_global_scale, fp4_format_of(b_scale), dtype)
     result = left @ right.t()
     if bias is not None:
         result = result + bias.to(dtype)
-    return result.view(*a.shape[:-1], b.shape[0])
+    return result.view(*a.shape[:-1], weight.shape[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -66,8 +68,8 @@ def _run(
     )
 
 
-def _mutating(*arguments: object) -> None:
-    _run(*arguments)  # type: ignore[arg-type]
+def _mutating(*arguments: Any) -> None:
+    _run(*arguments)
 
 
 def _fake(a: Tensor, b: Tensor, *rest: object) -> Tensor:
