@@ -6,7 +6,8 @@ import pytest
 
 import kernelhub
 from kernelhub.backends.triton.gemm.fp8 import adapter
-from kernelhub.backends.triton.gemm.fp8.tiles import FEW, native, splits_of, tiles
+from kernelhub.backends.triton.gemm.fp8.tiles import FEW, splits_of, tiles
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.problem import SCALINGS
 from kernelhub.ops.gemm.fp8.tolerance import compare
@@ -56,7 +57,7 @@ def test_few_tiles_are_split_until_the_device_is_busy_and_many_never(name: str) 
 @pytest.mark.parametrize("name", GPUS)
 def test_weights_are_the_long_side_where_rows_are_few(name: str) -> None:
     device = SIMULATED[name]
-    assert native(device) == (device.capability >= (8, 9))
+    assert has_float8(device) == (device.capability >= (8, 9))
     for scaling in SCALINGS:
         for rows in (1, 16, 17, 33, FEW):
             tile = tiles(device, scaling, rows, 7168, 18432)

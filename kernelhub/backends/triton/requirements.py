@@ -8,6 +8,7 @@ from kernelhub.dispatch.constraint import AnyOf, OnDevice, Package, Rejection
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.probes import cache
+from kernelhub.probes.device import DeviceFacts
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,8 @@ class WritableCache:
 _ARCHITECTURES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1))
 _GPU = AnyOf((OnDevice("nvidia", only=_ARCHITECTURES), Interpreter()))
 MACHINE = (_GPU, Package("triton", ">=3.6,<3.10"), WritableCache())
+
+
+def has_float8(device: DeviceFacts) -> bool:
+    """Whether the device converts and multiplies float8 as it is: from sm_89 on. Else kernels decode its bytes."""
+    return device.vendor == "nvidia" and device.capability >= (8, 9)

@@ -17,6 +17,7 @@ from kernelhub.backends.triton.attention.prefill import prefill_kernel
 from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_kernel
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import FP8, AttentionProblem, PagedAttentionProblem
@@ -90,7 +91,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             "D1": d1,
             "HAS_SOFTCAP": problem.softcap,
             "FP8": self.fp8,
-            "NATIVE_FP8": self.fp8 and device.vendor == "nvidia" and device.capability >= (8, 9),
+            "NATIVE_FP8": self.fp8 and has_float8(device),
             "SCALES": {"tensor": 1, "head": 2}.get(problem.kv_scale or "", 0),
             "PRECISION": "ieee",
         }

@@ -12,6 +12,7 @@ from kernelhub.backends.triton.grouped.grouped import grouped_gemm_kernel
 from kernelhub.backends.triton.grouped.tiles import Tiles, rows_of_a_tile, tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.planes import Planes, wide, words
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import FP4, FP8, GroupedGemmProblem
 
@@ -31,7 +32,7 @@ class Grouped(GroupedGemmAdapter):
         super().__init__(problem)
         self._launchers: dict[tuple[int, bool], tuple[Tiles, Launcher]] = {}
         device = problem.device
-        native = device.vendor == "nvidia" and device.capability >= (8, 9)
+        native = has_float8(device)
         fp8, fp4 = problem.b_dtype == FP8, problem.b_dtype == FP4
         # An e8m0 scale may be beyond what float16 holds, so there it is applied to sums.
         self._quads = within = fp4 and not (problem.b_scale == "mxfp4" and problem.a_dtype == "float16")

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.indexer.logits import logits_kernel, paged_logits_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.indexer.adapter import LogitsAdapter, PagedLogitsAdapter
 from kernelhub.ops.indexer.problem import FP8, LogitsProblem
 
@@ -69,7 +70,7 @@ def _static(problem: LogitsProblem, tiles: _Tiles) -> dict[str, Any]:
 def _decodes(problem: LogitsProblem) -> bool:
     """float8 comes as bytes, because the tensor cores do not take it."""
     device = problem.device
-    return problem.dtype == FP8 and not (device.vendor == "nvidia" and device.capability >= (8, 9))
+    return problem.dtype == FP8 and not has_float8(device)
 
 
 class Logits(LogitsAdapter):

@@ -16,6 +16,7 @@ from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.latent import latent_kernel, merge_latent_kernel
 from kernelhub.backends.triton.mla.tiles import latent_tiles
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import FEW, FP8, ONE
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
@@ -56,7 +57,7 @@ class SplitKV(MlaAdapter):
         super().__init__(problem)
         device = problem.device
         fp8 = problem.kv_dtype == FP8
-        native = fp8 and device.vendor == "nvidia" and device.capability >= (8, 9)
+        native = fp8 and has_float8(device)
         self._code_unit = 256.0 if fp8 and not native else 1.0  # e4m3_scaled
         self._shape = {
             "HEADS": problem.num_heads,

@@ -19,9 +19,10 @@ from kernelhub.backends.triton.moe.matmul import experts_kernel
 from kernelhub.backends.triton.moe.quantize import quantize_kernel
 from kernelhub.backends.triton.moe.reduction import reduce_kernel
 from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
-from kernelhub.backends.triton.moe.tiles import Choice, choose, multiplies_fp8, rows_of_a_tile
+from kernelhub.backends.triton.moe.tiles import Choice, choose, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
 from kernelhub.backends.triton.planes import Planes, wide, words
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
@@ -71,7 +72,7 @@ class Experts(ExpertsAdapter):
 
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
-        self._native = multiplies_fp8(problem)
+        self._native = has_float8(problem.device)
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         self._sorters: dict[tuple[int, bool], Launcher] = {}
         self._products: dict[tuple[Tiles, bool], tuple[Launcher, Launcher]] = {}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles, Tuned
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP4_FORMATS, PLAIN, ExpertsProblem
 
 EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
@@ -67,7 +68,7 @@ def default_tiles(problem: ExpertsProblem, block_m: int, gated: bool) -> Tiles:
         return Tiles(min(block_m, 32), 16 if gated else 32, depth, 4, 1)
     if problem.weights in FP4_FORMATS:
         return _fp4_tiles(problem, block_m, gated)
-    blocks, native = problem.weights in BLOCK_FORMATS, problem.fp8_activations and multiplies_fp8(problem)
+    blocks, native = problem.weights in BLOCK_FORMATS, problem.fp8_activations and has_float8(problem.device)
     if blocks:
         block_m = min(block_m, 64)
     decoded = problem.weights != PLAIN and not native
@@ -103,8 +104,3 @@ def _fp4_tiles(problem: ExpertsProblem, block_m: int, gated: bool) -> Tiles:
         # Of more than 64 rows, or 128 columns of both, Triton 3.7 makes empty kernels for tcgen05.
         return Tiles(64, 64, 128, 4, 3)
     return Tiles(128, 128, 128, 8, 3) if gated else Tiles(128, 256, 64, 8, 3)
-
-
-def multiplies_fp8(problem: ExpertsProblem) -> bool:
-    """Whether the device multiplies fp8 as it is, and converts it: from sm_89 on."""
-    return problem.device.vendor == "nvidia" and problem.device.capability >= (8, 9)

@@ -19,6 +19,7 @@ from kernelhub.backends.triton.quant.quantize import (
     scale_kernel,
     tokens_kernel,
 )
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
 from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, GROUP, MX_GROUP, NVFP4_GROUP, TENSOR, TOKEN
 
@@ -236,12 +237,12 @@ class _Dequantize(DequantizeAdapter):
     def __init__(self, problem: Any) -> None:
         super().__init__(problem)
         device = problem.device
-        static = {
+        static: dict[str, Any] = {
             "FP4": self.fp4,
             "SCALE": self.scale,
             "HAS_GLOBAL": self.scale == "e4m3",
             "SCALE_ROWS": self.scale_rows,
-            "NATIVE": device.vendor == "nvidia" and device.capability >= (8, 9),
+            "NATIVE": has_float8(device),
             **_groups(self.group, _BACK_TILE),
         }
         self._tile = self.group * static["GROUPS"]

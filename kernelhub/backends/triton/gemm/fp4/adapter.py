@@ -16,6 +16,7 @@ from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N, pack, unpack
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.planes import Planes, wide, words
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
@@ -80,7 +81,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         super().__init__(problem)
         device = problem.device
         self._packed = problem.weight_layout == LAYOUT
-        self._native = device.vendor == "nvidia" and device.capability >= (8, 9)
+        self._native = has_float8(device)
         self._quads = problem.a_format in ("bfloat16", "float16") and not _scale_after(problem)
         self._few = _FEW_OF_QUADS if self._quads else FEW
         self._planes = Planes(problem.k)

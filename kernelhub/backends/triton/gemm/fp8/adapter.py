@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product_kernel
-from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, native, splits_of, tiles
+from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, splits_of, tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import E8M0, MX, ROW, TENSOR, Fp8GemmProblem
 
@@ -27,7 +28,7 @@ class Fp8Gemm(Fp8GemmAdapter):
 
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)
-        self.native = native(problem.device)
+        self.native = has_float8(problem.device)
         self._launchers: dict[tuple[Tiles, bool], Launcher] = {}
         self._add = Launcher(add_parts_kernel, {"BLOCK": _ADDED, "HAS_BIAS": problem.bias}, num_warps=4)
 

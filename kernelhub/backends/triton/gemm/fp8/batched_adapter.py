@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import product_kernel
-from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, native, tiles
+from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import ROW
@@ -25,7 +26,7 @@ class BmmFp8(BmmFp8Adapter):
 
     def __init__(self, problem: BmmFp8Problem) -> None:
         super().__init__(problem)
-        self.native = native(problem.device)
+        self.native = has_float8(problem.device)
         self._launchers: dict[Tiles, Launcher] = {}
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:

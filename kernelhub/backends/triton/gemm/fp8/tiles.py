@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp8.problem import BLOCK, MX
 from kernelhub.probes.device import DeviceFacts
 
@@ -36,11 +37,6 @@ class Tiles:
         return self.block_m <= FEW
 
 
-def native(device: DeviceFacts) -> bool:
-    """Whether the device multiplies float8 and Triton knows how."""
-    return device.vendor == "nvidia" and device.capability >= (8, 9)
-
-
 def tiles(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> Tiles:
     """Tiles for a product of so many rows with weights [n, k].
 
@@ -59,7 +55,7 @@ def tiles(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> Tiles
         return Tiles(block_m, 128 if wide else 64, 128, 8 if from_registers else 4, 4)
     if scaling == MX:
         return Tiles(128, 64, 64 if hopper or not large else 128, 4 if hopper else 8, 3)
-    if not native(device):
+    if not has_float8(device):
         return Tiles(128, 64, 128, 8, 3)
     if hopper:
         idle = -(-rows // 128) * -(-n // 128) < device.num_sms
