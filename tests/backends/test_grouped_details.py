@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.torch.grouped.per_group import PerGroup
-from kernelhub.backends.triton.grouped.adapter import Grouped
-from kernelhub.backends.triton.grouped.tiles import FEW, MANY, SOME, rows_of_a_tile, tiles
+from kernelhub.backends.torch.gemm.grouped.per_group import PerGroup
+from kernelhub.backends.triton.gemm.grouped.adapter import Grouped
+from kernelhub.backends.triton.gemm.grouped.tiles import FEW, MANY, SOME, rows_of_a_tile, tiles
 from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem

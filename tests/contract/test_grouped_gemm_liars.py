@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.torch.grouped.per_group import PerGroup
+from kernelhub.backends.torch.gemm.grouped.per_group import PerGroup
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.triton.grouped.grouped import grouped_gemm_kernel
+from kernelhub.backends.triton.gemm.grouped.grouped import grouped_gemm_kernel
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.ops.gemm.grouped.inputs import MODELS, grouped_gemm_inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.triton.attention import kernels as attention
 from kernelhub.backends.triton.gemm.fp4 import kernels as fp4_gemm
 from kernelhub.backends.triton.gemm.fp8 import kernels as fp8_gemm
-from kernelhub.backends.triton.grouped import kernels as grouped
+from kernelhub.backends.triton.gemm.grouped import kernels as grouped_gemm
 from kernelhub.backends.triton.indexer import kernels as indexer
 from kernelhub.backends.triton.linear_attention import kernels as linear_attention
 from kernelhub.backends.triton.merge import kernels as merge
@@ -20,7 +20,7 @@ KERNELS = (
     *attention.KERNELS,
     *fp4_gemm.KERNELS,
     *fp8_gemm.KERNELS,
-    *grouped.KERNELS,
+    *grouped_gemm.KERNELS,
     *indexer.KERNELS,
     *linear_attention.KERNELS,
     *merge.KERNELS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.backends.triton.grouped.adapter import Grouped
+from kernelhub.backends.triton.gemm.grouped.adapter import Grouped
 from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem, complete
 from kernelhub.ops.gemm.grouped.scales import dtypes_of, shapes_of_a, shapes_of_b

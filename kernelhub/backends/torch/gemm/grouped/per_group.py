@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.grouped.dequantized import floats, of_group, scaled_by_spans, unpacked, widened
+from kernelhub.backends.torch.gemm.grouped.dequantized import floats, of_group, scaled_by_spans, unpacked, widened
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4_BLOCK, GROUPS, GroupedGemmProblem
 

@@ -30,7 +30,7 @@ KERNELS = (
     Kernel(
         op="grouped_gemm",
         name="torch.per_group",
-        target="kernelhub.backends.torch.grouped.per_group:PerGroup",
+        target="kernelhub.backends.torch.gemm.grouped.per_group:PerGroup",
         summary="one product per group, operands widened to float32 where torch has no product of theirs",
         band=Band.REFERENCE,
         constraints=(
@@ -51,7 +51,7 @@ KERNELS = (
     Kernel(
         op="grouped_gemm",
         name="torch.grouped_mm",
-        target="kernelhub.backends.torch.grouped.grouped_mm:GroupedMm",
+        target="kernelhub.backends.torch.gemm.grouped.grouped_mm:GroupedMm",
         summary="torch's own grouped product, a CUTLASS kernel that reads offsets on the device",
         # Above our portable kernel: it has TMA and a schedule for each generation, which ours has not.
         band=Band.TUNED,

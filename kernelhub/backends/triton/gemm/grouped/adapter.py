@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
-from kernelhub.backends.triton.grouped.grouped import grouped_gemm_kernel
-from kernelhub.backends.triton.grouped.tiles import Tiles, rows_of_a_tile, tiles
+from kernelhub.backends.triton.gemm.grouped.grouped import grouped_gemm_kernel
+from kernelhub.backends.triton.gemm.grouped.tiles import Tiles, rows_of_a_tile, tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.planes import Planes, wide, words
 from kernelhub.backends.triton.requirements import has_float8

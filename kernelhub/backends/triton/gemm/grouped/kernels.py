@@ -11,7 +11,7 @@ KERNELS = (
     Kernel(
         op="grouped_gemm",
         name="triton.grouped",
-        target="kernelhub.backends.triton.grouped.adapter:Grouped",
+        target="kernelhub.backends.triton.gemm.grouped.adapter:Grouped",
         summary="tiles of all groups in one launch; each program finds its tiles from the lengths on the device",
         band=Band.PORTABLE,
         constraints=(
