@@ -23,7 +23,7 @@ def test_products_of_float8_itself_are_right(tokens: int, scaling: str, monkeypa
     """As from sm_89 on, here in the interpreter."""
     if DEVICE == "cuda":
         pytest.skip("the GPU's own way is what the contract tests run: 6 cases")
-    monkeypatch.setattr(adapter, "native", lambda device: True)
+    monkeypatch.setattr(adapter, "has_float8", lambda device: True)
     for k in (256, 300):
         arguments = fp8_gemm_inputs(tokens=tokens, n=136, k=k, scaling=scaling, bias=True)
         out = kernelhub.fp8_gemm(**arguments, backend="triton")
