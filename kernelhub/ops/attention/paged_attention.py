@@ -6,7 +6,7 @@ batches that mix prefill and decode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.op import Ask, Backend, Op, publish
-from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.plan import traced_as
 from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
-from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values, lse_shape
-from kernelhub.ops.attention.paged_call import NAME, NHD, begin, bind, check, problem_of
+from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, lse_shape
+from kernelhub.ops.attention.paged_call import NAME, NHD, bind, check, problem_of
+from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import (
     ANY,
     ONE,
@@ -53,34 +54,18 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class PagedAttentionStep:
-    """One engine step: the metadata that its layers share.
-
-    Attributes:
-        run: ``run(q, k_cache, v_cache, *, out=None)``, the launch for one layer; returns what the op does.
-        metadata: the checked block table and lengths.
-    """
-
-    __slots__ = ("metadata", "run")
-
-    def __init__(self, run: Callable[..., Any], metadata: PagedStep) -> None:
-        self.run = run
-        self.metadata = metadata
-
-
-class PagedAttentionPlan(Plan):
+class PagedAttentionPlan(PagedPlan):
     """A kernel chosen for one layer configuration: dtypes, heads, page layout, features and their values.
 
     ``run(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q=None, *, max_seqlen_q=None, out=None)``
-    is a whole call. `begin` makes a step whose `run` is the launch alone.
+    is a whole call. `begin` makes a step whose ``run(q, k_cache, v_cache, *, out=None)`` is the launch alone.
     """
 
-    __slots__ = ("_num_pages", "_values")
+    __slots__ = ("_values",)
 
     def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
         k_cache, scale, values = arguments[1], arguments[6], arguments[10] if len(arguments) > 10 else None
         width = bound.selection.problem.head_dim_qk
-        self._num_pages: int = k_cache.shape[0]
         self._values: Values = values or Values(width**-0.5 if scale is None else scale)
         direct = bound.run
 
@@ -109,46 +94,7 @@ class PagedAttentionPlan(Plan):
                 values,
             )
 
-        super().__init__(bound, traced_as(run, self._traced))
-
-    def begin(
-        self,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        cu_seqlens_q: Tensor | None = None,
-        *,
-        max_seqlen_q: int | None = None,
-        seq_lens_cpu: Sequence[int] | Tensor | None = None,
-        cu_seqlens_q_cpu: Sequence[int] | Tensor | None = None,
-    ) -> PagedAttentionStep:
-        """Check one engine step's metadata and let the kernel plan for it, once for all layers.
-
-        Args:
-            block_table: int32 [num_seqs, max_pages].
-            seq_lens: int32 [num_seqs].
-            cu_seqlens_q: int32 [num_seqs + 1] for ragged queries.
-            max_seqlen_q: upper bound on the queries of a sequence.
-            seq_lens_cpu: the values of seq_lens on the host. With them, and `cu_seqlens_q_cpu` for ragged
-                queries, nothing syncs; without them a plan whose `syncs` is true does.
-            cu_seqlens_q_cpu: the values of cu_seqlens_q on the host.
-
-        Raises:
-            InvalidArgument: the metadata contradicts itself or the plan.
-        """
-        step = begin(
-            self.selection.problem,
-            self.adapter,
-            block_table.device,
-            self._num_pages,
-            None,
-            block_table,
-            seq_lens,
-            cu_seqlens_q,
-            max_seqlen_q,
-            host_values(seq_lens_cpu),
-            host_values(cu_seqlens_q_cpu),
-        )
-        return PagedAttentionStep(self._runner(step), step)
+        super().__init__(bound, traced_as(run, self._traced), k_cache.shape[0])
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values = self.adapter.launch, self._values

@@ -13,8 +13,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, dtype_name, lse_shape
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import any_tensor, check_bound, check_out, refuse_grad, same_device
-from kernelhub.ops.attention.paged_call import begin as begin_paged
-from kernelhub.ops.attention.paged_call import refuse_batch
+from kernelhub.ops.attention.paged_call import begin, refuse_batch
 from kernelhub.ops.attention.problem import FLOATS, FP8
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
@@ -156,37 +155,6 @@ def check_topk(topk_indices: Any, shape: Sequence[int]) -> None:
         refuse("topk_indices", f"has shape {list(topk_indices.shape)}", wanted)
 
 
-def begin(
-    problem: MlaProblem,
-    adapter: Any,
-    device: torch.device,
-    num_pages: int,
-    num_tokens: int | None,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    cu_seqlens_q: Tensor | None,
-    max_seqlen_q: int | None,
-    lengths: Sequence[int] | None = None,
-    q_offsets: Sequence[int] | None = None,
-) -> PagedStep:
-    """Check one step's metadata and let the kernel plan for it: that of `paged_attention`."""
-    return begin_paged(
-        problem,
-        adapter,
-        device,
-        num_pages,
-        num_tokens,
-        block_table,
-        seq_lens,
-        cu_seqlens_q,
-        max_seqlen_q,
-        lengths,
-        q_offsets,
-        NAME,
-        "kv_cache",
-    )
-
-
 def rows_of(kv_cache: Tensor) -> Tensor:
     """A cache [num_pages, page_size, D], or with a dimension of one head, as the former."""
     return kv_cache.squeeze(2) if kv_cache.ndim == 4 else kv_cache
@@ -251,6 +219,8 @@ def bind(
                 seq_lens,
                 cu_seqlens_q,
                 max_seqlen_q,
+                op=NAME,
+                cache="kv_cache",
             )
             if reusable and not LENT.now:
                 last = step

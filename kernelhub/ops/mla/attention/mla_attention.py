@@ -6,7 +6,7 @@ over all tokens of a sequence or over those that an indexer chose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,16 +15,15 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.op import Ask, Backend, Op, publish
-from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.plan import traced_as
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep
-from kernelhub.ops.attention.arguments import host_values
+from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import ANY, ONE, q_len_bucket
 from kernelhub.ops.mla.attention import library
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.call import (
     NAME,
-    begin,
     bind,
     check,
     check_scale,
@@ -60,32 +59,18 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class MlaAttentionStep:
-    """One engine step: the metadata that its layers share.
-
-    Attributes:
-        run: ``run(q, kv_cache, topk_indices=None, *, out=None)``, the launch for one layer; returns what the op does.
-        metadata: the checked block table and lengths.
-    """
-
-    __slots__ = ("metadata", "run")
-
-    def __init__(self, run: Callable[..., Any], metadata: PagedStep) -> None:
-        self.run = run
-        self.metadata = metadata
-
-
-class MlaAttentionPlan(Plan):
+class MlaAttentionPlan(PagedPlan):
     """A kernel chosen for one layer configuration: dtypes, heads, page layout, features and their values.
 
     ``run(q, kv_cache, block_table, seq_lens, cu_seqlens_q=None, *, max_seqlen_q=None, topk_indices=None, out=None)``
-    is a whole call. `begin` makes a step whose `run` is the launch alone.
+    is a whole call. `begin` makes a step whose ``run(q, kv_cache, topk_indices=None, *, out=None)`` is the launch
+    alone.
     """
 
-    __slots__ = ("_num_pages", "_values")
+    __slots__ = ("_values",)
+    cache = "kv_cache"
 
     def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
-        self._num_pages: int = arguments[1].shape[0]
         self._values: MlaValues = arguments[7]
         direct, values, sparse = bound.run, self._values, bound.selection.problem.sparse
 
@@ -103,46 +88,7 @@ class MlaAttentionPlan(Plan):
             _check_listed(sparse, topk_indices)
             return direct(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
 
-        super().__init__(bound, traced_as(run, self._traced))
-
-    def begin(
-        self,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        cu_seqlens_q: Tensor | None = None,
-        *,
-        max_seqlen_q: int | None = None,
-        seq_lens_cpu: Sequence[int] | Tensor | None = None,
-        cu_seqlens_q_cpu: Sequence[int] | Tensor | None = None,
-    ) -> MlaAttentionStep:
-        """Check one engine step's metadata and let the kernel plan for it, once for all layers.
-
-        Args:
-            block_table: int32 [num_seqs, max_pages].
-            seq_lens: int32 [num_seqs].
-            cu_seqlens_q: int32 [num_seqs + 1] for ragged queries.
-            max_seqlen_q: upper bound on the queries of a sequence.
-            seq_lens_cpu: the values of seq_lens on the host. With them, and `cu_seqlens_q_cpu` for ragged
-                queries, nothing syncs; without them a plan whose `syncs` is true does.
-            cu_seqlens_q_cpu: the values of cu_seqlens_q on the host.
-
-        Raises:
-            InvalidArgument: the metadata contradicts itself or the plan.
-        """
-        step = begin(
-            self.selection.problem,
-            self.adapter,
-            block_table.device,
-            self._num_pages,
-            None,
-            block_table,
-            seq_lens,
-            cu_seqlens_q,
-            max_seqlen_q,
-            host_values(seq_lens_cpu),
-            host_values(cu_seqlens_q_cpu),
-        )
-        return MlaAttentionStep(self._runner(step), step)
+        super().__init__(bound, traced_as(run, self._traced), arguments[1].shape[0])
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values, problem = self.adapter.launch, self._values, self.selection.problem
