@@ -37,13 +37,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_hub(request):
-    """What a test configures, registers or enters does not reach the next; which kernels ran in it is noted.
+    """What collecting or a test configures, registers or enters reaches no other test; which kernels ran is noted.
 
     The note is a property ``ran`` of the test in a JUnit file, which `scripts/record_verification.py` counts.
     """
-    yield
     from kernelhub.dispatch.hub import HUB
 
+    HUB.restore()
+    yield
     ran = {f"{row.op} {row.kernel}" for row in HUB.report().rows if row.calls}
     request.node.user_properties += [("ran", name) for name in sorted(ran)]
     assert HUB.contexts.get() == (), "a test left a context open"

@@ -9,6 +9,7 @@ import torch
 
 import kernelhub
 from kernelhub.errors import InvalidArgument, NoKernel
+from tests.conftest import DEVICE
 
 z = torch.zeros
 FP8 = torch.float8_e4m3fn
@@ -133,6 +134,6 @@ def test_a_width_that_scales_cannot_follow_is_refused() -> None:
 
 
 def test_what_no_kernel_can_do_is_refused_with_reasons() -> None:
-    big = scores(q=z(3, 128, 256), k=z(5, 256), weights=z(3, 128))
+    big = {name: value.to(DEVICE) for name, value in scores(q=z(3, 128, 256), k=z(5, 256), weights=z(3, 128)).items()}
     with pytest.raises(NoKernel, match="128 heads of 256 in float32 do not fit"):
         kernelhub.mqa_logits(**big, backend="triton")

@@ -9,6 +9,7 @@ import torch
 
 import kernelhub
 from kernelhub.errors import InvalidArgument, NoKernel
+from tests.conftest import DEVICE
 
 z = torch.zeros
 
@@ -83,6 +84,6 @@ def test_the_parameter_is_named(base: Any, parameter: str, change: Any, words: s
 
 
 def test_what_no_kernel_can_do_is_refused_with_reasons() -> None:
-    wide = {"q": z(1, 3, 1, 512), "k": z(1, 3, 1, 512), "v": z(1, 3, 1, 16), "decay": z(1)}
+    wide: dict[str, Any] = {"q": z(1, 3, 1, 512), "k": z(1, 3, 1, 512), "v": z(1, 3, 1, 16), "decay": z(1)}
     with pytest.raises(NoKernel, match="head_dim is 512, outside 1 to 256"):
-        kernelhub.linear_attention(**wide, backend="triton")
+        kernelhub.linear_attention(**{name: value.to(DEVICE) for name, value in wide.items()}, backend="triton")

@@ -16,6 +16,7 @@ from kernelhub.errors import InvalidArgument, NoKernel, RegistrationError
 from kernelhub.ops.gemm.fp4.adapter import Fp4GemmAdapter
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.packed import PackedWeight, PackingAdapter
+from tests.conftest import DEVICE
 from tests.dispatch.backends import record, register
 
 
@@ -43,7 +44,7 @@ def fp4_record(**more: Any) -> Kernel:
 
 @pytest.fixture
 def arguments() -> dict[str, Any]:
-    return fp4_gemm_inputs(tokens=3, n=8, k=64)
+    return fp4_gemm_inputs(tokens=3, n=8, k=64, device=DEVICE)
 
 
 def weight(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -138,10 +139,15 @@ class TestThePackedWeight:
         packed = kernelhub.fp4_gemm.prepare(**arguments, backend="triton").pack(**weight(arguments))
         assert isinstance(packed, kernelhub.PackedWeight)
         text = repr(packed)
-        for part in ("fp4.tiles64x128.v1", "triton.fp4_gemm", "uint8 [8, 32]", "format=nvfp4", "bytes on cpu"):
+        device = arguments["a"].device
+        for part in (packed.layout, "triton.fp4_gemm", "uint8 [8, 32]", "format=nvfp4", f"bytes on {device}"):
             assert part in text
         assert packed.num_bytes == sum(t.numel() * t.itemsize for t in packed.tensors.values())
-        assert (packed.shape, packed.dtype, packed.get_device()) == ((8, 32), torch.uint8, -1)
+        assert (packed.shape, packed.dtype, packed.get_device()) == (
+            (8, 32),
+            torch.uint8,
+            device.index if device.index is not None else -1,
+        )
         with pytest.raises(dataclasses.FrozenInstanceError):
             packed.layout = "other"
 
