@@ -95,8 +95,8 @@ def _merge_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str, 
     return {"num_heads": model.num_q_heads, "head_dim": model.head_dim_vo}
 
 
-def _concat_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    return {"num_heads": model.num_q_heads, "nope_dim": model.head_dim_vo}
+def _concat_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_heads": model.num_heads, "nope_dim": model.qk_nope_head_dim, "rope_dim": model.qk_rope_head_dim}
 
 
 def _expert_facets(model: ExpertModel, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,11 +173,7 @@ def _fp4_facets(layer: Fp4Layer, known: Mapping[str, Any]) -> dict[str, Any]:
 _FAMILIES = (
     Family(AttentionProblem, MODELS, _attention_facets),
     Family(MergeProblem, MODELS, _merge_facets),
-    Family(
-        ConcatProblem,
-        {name: model for name, model in MODELS.items() if model.head_dim_qk != model.head_dim_vo},
-        _concat_facets,
-    ),
+    Family(ConcatProblem, MLA_MODELS, _concat_facets),
     Family(GroupedGemmProblem, EXPERT_MODELS, _expert_facets),
     Family(MlaProblem, MLA_MODELS, _mla_facets),
     Family(LogitsProblem, INDEXERS, _logits_facets),

@@ -20,7 +20,8 @@ class AttentionModel:
         num_kv_heads: KV heads.
         head_dim_qk: width of a head of q and k.
         head_dim_vo: width of a head of v.
-        window: keys before its own position that a query of a windowed layer sees; None for none.
+        window: keys before its own position that a query of a windowed layer sees, one fewer than sliding_window, which
+            counts its own; None for none.
         softcap: bound of the scores; None for none.
         sinks: whether heads have a sink.
     """

@@ -15,7 +15,10 @@ from kernelhub.ops.indexer.layout import fuse_cache
 
 @dataclass(frozen=True)
 class IndexerModel:
-    """The indexer of a published model; figures are index_n_heads, index_head_dim, index_topk of its config.json."""
+    """The indexer of a published model; figures are index_n_heads, index_head_dim, index_topk of its config.json.
+
+    tests/ops/test_model_figures.py holds them against transformers' configurations of both.
+    """
 
     name: str
     num_heads: int

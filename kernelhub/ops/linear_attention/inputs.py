@@ -13,7 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LinearModel:
-    """The linear attention of one layer of a published model; figures are those of its config.json.
+    """The linear attention of one layer of a published model.
+
+    Figures are num_attention_heads and head_dim of its config.json, also told by the model card of MiniMax-Text-01 and
+    by table 1 of the report on Ring-linear-2.0 (arXiv 2510.19338). k and v have as many heads as q: num_key_value_heads
+    is that of the softmax layers between.
 
     Attributes:
         name: the model.
@@ -41,9 +45,12 @@ MODELS = {
 def slopes(num_heads: int, depth: float = 0.0) -> Tensor:
     """Decays of the heads of a layer, float32 [H]: 2^(-8 (h + 1) / H), less in deeper layers.
 
+    So MiniMax-Text-01 has them (`get_slope_rate` of transformers' modeling code), and Ring-2.5 for a power of two of
+    heads (`build_slope_tensor` of modeling_bailing_moe_v2_5.py). Not verified: the modeling code of Ring-linear-2.0.
+
     Args:
         num_heads: heads.
-        depth: of the layer, from 0 for the first to 1 for the last.
+        depth: of layer i of L: i / (L - 1) in MiniMax-Text-01, (i - 1) / (L - 1) in Ring-2.5.
     """
     return 2.0 ** (-8.0 * torch.arange(1, num_heads + 1) / num_heads) * (1.0 - depth + 1e-5)
 

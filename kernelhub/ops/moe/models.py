@@ -1,4 +1,9 @@
-"""The experts of published models; figures are those of their config.json and of the modeling code beside it."""
+"""The experts of published models; figures are those of their config.json and of the modeling code beside it.
+
+GLM-5 is published in bfloat16 and, as GLM-5-FP8, in blocks of fp8; here it is the latter. MiniMax M2's config.json has
+no routed_scaling_factor, nor does its modeling code scale; DeepSeek-V2's norm_topk_prob is false.
+tests/ops/test_model_figures.py holds the figures against those configurations that transformers ships.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ class MoeModel:
         scaling_factor: what weights are multiplied by.
         activation: as of `fused_moe`.
         bias: whether experts have biases.
-        weights: the format that the checkpoint is published in, as of `fused_moe`'s facet.
+        weights: a format that its makers publish it in, as of `fused_moe`'s facet.
     """
 
     name: str

@@ -25,7 +25,10 @@ class Fp4Layer:
         name: the model and the layer.
         n: outputs.
         k: inputs.
-        b_format: of a published checkpoint in float4: NVFP4 those of NVIDIA, MXFP4 that of gpt-oss (its experts).
+        b_format: of a published checkpoint in float4: MXFP4 that of gpt-oss (its experts), NVFP4 those that others
+            quantised. Of GLM-5 and MiniMax M2.5 these hold the experts so and leave attention in bfloat16 (model cards
+            of lukealonso/GLM-5-NVFP4 and mconcat/MiniMax-M2.5-NVFP4), of DeepSeek-V3.2 and Llama 3.1 70B attention too
+            (eousphoros/DeepSeek-V3.2-NVFP4, JongYeop/Llama-3.1-70B-Instruct-NVFP4-W4A4).
     """
 
     name: str
@@ -40,11 +43,11 @@ MODELS = {
         Fp4Layer("llama-3.1-70b qkv", 10240, 8192, NVFP4),
         Fp4Layer("llama-3.1-70b gate_up", 57344, 8192, NVFP4),
         Fp4Layer("llama-3.1-70b down", 8192, 28672, NVFP4),
-        Fp4Layer("qwen3-30b-a3b qkv", 5120, 2048, NVFP4),
+        Fp4Layer("qwen3-30b-a3b qkv", 5120, 2048, NVFP4),  # not verified: that a checkpoint holds attention in NVFP4
         Fp4Layer("deepseek-v3.2 shared gate_up", 4096, 7168, NVFP4),
         Fp4Layer("deepseek-v3.2 o", 7168, 16384, NVFP4),
-        Fp4Layer("glm-5 o", 6144, 16384, NVFP4),
-        Fp4Layer("minimax-m2.5 o", 3072, 6144, NVFP4),
+        Fp4Layer("glm-5 expert gate_up", 4096, 6144, NVFP4),
+        Fp4Layer("minimax-m2.5 expert gate_up", 3072, 3072, NVFP4),
         Fp4Layer("gpt-oss-120b expert gate_up", 5760, 2880, MXFP4),
     )
 }

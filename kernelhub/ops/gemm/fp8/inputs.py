@@ -21,7 +21,8 @@ class LinearLayer:
         name: the model and the layer.
         n: outputs.
         k: inputs.
-        scaling: how its float8 checkpoint is scaled: block where the model's own is, else row, as quantised by others.
+        scaling: how its float8 checkpoint is scaled: block where its makers' own is (GLM-5-FP8, Qwen3-30B-A3B-FP8),
+            else row, as quantised by others.
     """
 
     name: str

@@ -24,7 +24,7 @@ class ExpertModel:
         num_experts: routed experts of a layer.
         top_k: experts that a token is sent to.
         bias: whether experts have biases.
-        format: how published checkpoints hold the experts: ``"bfloat16"``, ``"block"`` (fp8), ``"mxfp4"``.
+        format: how a checkpoint of its makers holds the experts: ``"bfloat16"``, ``"block"`` (fp8), ``"mxfp4"``.
     """
 
     name: str
@@ -51,7 +51,7 @@ MODELS = {
     for model in (
         ExpertModel("qwen3-30b-a3b", 2048, 768, 128, 8),
         ExpertModel("deepseek-v3.2", 7168, 2048, 256, 8, format="block"),
-        ExpertModel("glm-5", 6144, 2048, 256, 8),
+        ExpertModel("glm-5", 6144, 2048, 256, 8, format="block"),  # GLM-5-FP8; GLM-5 itself is in bfloat16
         ExpertModel("minimax-m2.5", 3072, 1536, 256, 8, format="block"),
         ExpertModel("gpt-oss-120b", 2880, 2880, 128, 4, bias=True, format="mxfp4"),
     )

@@ -32,7 +32,11 @@ class MlaModel:
 
     @property
     def scale(self) -> float:
-        """One over the root of a head's width before absorption."""
+        """One over the root of a head's width before absorption.
+
+        DeepSeek and Kimi K2 multiply it by the square of YaRN's mscale, 1 + 0.1 ln(factor), which changes no shape and
+        is left out; GLM-5 has no YaRN.
+        """
         return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5)
 
 
