@@ -33,7 +33,7 @@ from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP4_FORMATS, Expert
 from kernelhub.probes.device import facts
 
 LAYERS = {"qwen3-30b-a3b": 1, "deepseek-v3.2": 8, "minimax-m2.5": 4, "gpt-oss-120b": 1}
-TOKENS = (1, 16, 64, 256, 1024, 4096)
+TOKENS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192)
 _MARGIN = 0.98
 
 Given = tuple[torch.Tensor, ...]  # tokens, weights of their experts, ids of those
@@ -41,7 +41,8 @@ Given = tuple[torch.Tensor, ...]  # tokens, weights of their experts, ids of tho
 
 def candidates(problem: ExpertsProblem, block_m: int, gated: bool) -> list[Tiles]:
     """Tiles worth a try, the default first."""
-    known = [defaults.default_tiles(problem, block_m, gated)]
+    usual = defaults.default_tiles(problem, block_m, gated)
+    known = [usual] if usual.block_m == block_m else []
     deep = (
         (128,) if problem.weights in BLOCK_FORMATS else (64, 128, 256) if problem.weights in FP4_FORMATS else (64, 128)
     )
@@ -157,7 +158,7 @@ def best_of(model: str, tokens: list[int], budget_s: float, until: float) -> lis
         usual = defaults.choose(problem, number, ())
         pairs = [(usual.first, usual.second)]
         for block_m in rows(problem, number):
-            second = defaults.default_tiles(problem, block_m, False)
+            second = candidates(problem, block_m, False)[0]
             pairs += [(tiles, second) for tiles in candidates(problem, block_m, True)]
         times = fastest(plan, pairs, given, budget_s)
         first = pairs[min(range(len(pairs)), key=times.__getitem__)][0]

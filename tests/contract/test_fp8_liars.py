@@ -138,7 +138,7 @@ class OtherBitsEachTime(Dequantized):
 
 @pytest.mark.parametrize("lie", Dequantized.__subclasses__(), ids=lambda lie: lie.__name__)
 def test_products_that_lie_are_caught(lie) -> None:
-    facets = anything("device", "scaling", "n", "k", "out_dtype", "a_scale_dtype", "b_scale_dtype")
+    facets = anything("device", "scaling", "n", "k", "rows", "out_dtype", "a_scale_dtype", "b_scale_dtype")
     target = f"{__name__}:{lie.__name__}"
     register("liar", Kernel("fp8_gemm", "liar.k", target, "lies", Band.PLUGIN, (facets,), frozenset({"bias"})))
     assert bool(failures(Lie, "liar.k", "cpu")) == (lie is not Truth)

@@ -61,6 +61,8 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "fp8_gemm": {
         "as published": {},
         "scaled by tensor": {"scaling": "tensor"},
+        "scaled by row": {"scaling": "row"},
+        "scaled by row, prefill": {"scaling": "row", "rows": "many"},
         "fp32, bias": {"out_dtype": "float32", "bias": True},
         "mx": {"scaling": "mx"},
     },

@@ -67,7 +67,9 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     "attention": _ATTENTION,
     "paged_attention": _ATTENTION,
     "linear_attention": [{"q_len": q_len} for q_len in ("one", "many")],
-    "fp8_gemm": [{"scaling": scaling} for scaling in ("tensor", "row", "block", "mx")],
+    "fp8_gemm": [
+        {"scaling": scaling, "rows": rows} for scaling in ("tensor", "row", "block", "mx") for rows in ("few", "many")
+    ],
     "grouped_gemm": [{"rows": rows} for rows in ("few", "many")],
     "topk_indices": [{"k": k} for k in (2048, 10000)],
     "fused_moe": [{"weights": weights} for weights in ("plain", "fp8_block")],

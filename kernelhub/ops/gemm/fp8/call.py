@@ -11,7 +11,7 @@ from torch import Tensor, is_grad_enabled
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, Fp8GemmProblem
+from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, FLOATS, MANY, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, scaling_of_form
 from kernelhub.probes.device import facts
 
@@ -26,12 +26,13 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 def problem_of(key: Any, device: int) -> Fp8GemmProblem:
     """The problem that a key means on a device; the key is built in `fp8_gemm`."""
-    _, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias = key
+    _, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many = key
     return Fp8GemmProblem(
         device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
         scaling=str(scaling_of_form(a_dtype, rank, last, b_dtype, b_shape, n, k)),
         n=n,
         k=k,
+        rows=MANY if many else FEW,
         out_dtype=dtype_name(out_dtype),
         a_scale_dtype=FLOAT if a_dtype is torch.float32 else E8M0,
         b_scale_dtype=FLOAT if b_dtype is torch.float32 else E8M0,

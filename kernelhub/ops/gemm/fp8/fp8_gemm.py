@@ -15,7 +15,7 @@ from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.gemm.fp8 import library
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.call import NAME, bind, check, problem_of
-from kernelhub.ops.gemm.fp8.problem import SCALINGS, Fp8GemmProblem, complete, contradiction, scaling_of
+from kernelhub.ops.gemm.fp8.problem import MOST_FEW, REGIMES, Fp8GemmProblem, complete, contradiction, regime
 from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
 
 _op: Op[Fp8GemmProblem] = Op(
@@ -30,8 +30,8 @@ _op: Op[Fp8GemmProblem] = Op(
         example="kernelhub.ops.gemm.fp8.inputs:fp8_gemm_inputs",
         complete=complete,
         contradiction=contradiction,
-        regimes=SCALINGS,
-        regime=scaling_of,
+        regimes=REGIMES,
+        regime=regime,
     )
 )
 _get = _op.table.get
@@ -139,6 +139,7 @@ def fp8_gemm(
             (b_scale.dtype, b_scale.shape),
             out_dtype,
             bias is not None,
+            a.shape[0] > MOST_FEW,
         )
     except (AttributeError, TypeError, ValueError, IndexError):
         check(a, b, a_scale, b_scale, bias, out_dtype, out)

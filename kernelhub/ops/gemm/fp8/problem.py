@@ -13,6 +13,10 @@ TENSOR, ROW, BLOCK, MX = "tensor", "row", "block", "mx"
 SCALINGS = (TENSOR, ROW, BLOCK, MX)
 GROUP = {BLOCK: 128, MX: 32}
 
+# Rows of a: those of decode, or of prefill.
+FEW, MANY = "few", "many"
+MOST_FEW = 64
+
 
 @dataclass(frozen=True)
 class Fp8GemmProblem:
@@ -26,6 +30,7 @@ class Fp8GemmProblem:
     )
     n: int = facet("rows of b, columns of the result", default=4096)
     k: int = facet("columns of a and b", default=4096)
+    rows: str = facet("rows of a: few (up to 64), many", values=(FEW, MANY), default=FEW)
     out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
     a_scale_dtype: str = facet("dtype of a's scales", values=(FLOAT, E8M0), default=FLOAT)
     b_scale_dtype: str = facet("dtype of b's scales", values=(FLOAT, E8M0), default=FLOAT)
@@ -49,6 +54,11 @@ def contradiction(problem: Fp8GemmProblem) -> str | None:
     return None
 
 
-def scaling_of(problem: Fp8GemmProblem) -> str:
-    """The regime of the order lines."""
+REGIMES = (TENSOR, "row_decode", "row_prefill", BLOCK, MX)
+
+
+def regime(problem: Fp8GemmProblem) -> str:
+    """Order lines tell scalings apart, and of scales per row few rows from many."""
+    if problem.scaling == ROW:
+        return "row_prefill" if problem.rows == MANY else "row_decode"
     return problem.scaling

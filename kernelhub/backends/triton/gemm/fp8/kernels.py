@@ -21,7 +21,7 @@ KERNELS = (
             dtype_in("out_dtype", *FLOATS),
             dtype_in("a_scale_dtype", FLOAT, E8M0),
             dtype_in("b_scale_dtype", FLOAT, E8M0),
-            anything("n", "k"),
+            anything("n", "k", "rows"),
         ),
         features=frozenset({"bias"}),
         graph=GraphLevel.FULL,
