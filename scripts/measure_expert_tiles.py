@@ -26,13 +26,18 @@ import triton
 
 import kernelhub
 from kernelhub.backends.triton.moe import tiles as defaults
-from kernelhub.backends.triton.moe.tuned import Tiles, Tuned
+from kernelhub.backends.triton.moe.tuned import LAYER, Tiles, Tuned
 from kernelhub.cli.measure import time_calls
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP4_FORMATS, ExpertsProblem
 from kernelhub.probes.device import facts
 
-LAYERS = {"qwen3-30b-a3b": 1, "deepseek-v3.2": 8, "minimax-m2.5": 4, "gpt-oss-120b": 1}
+LAYERS = {  # ranks that share a layer
+    "qwen3-30b-a3b": 1,
+    "deepseek-v3.2": 8,
+    "minimax-m2.5": 4,
+    "gpt-oss-120b": 1,
+}
 TOKENS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192)
 _MARGIN = 0.98
 
@@ -79,15 +84,16 @@ def routed(arguments: dict[str, Any], tokens: int) -> Given:
 
 
 def use(plan: Any, first: Tiles, second: Tiles, tokens: int) -> Tuned:
-    """Have the plan's adapter take these tiles."""
+    """Have the plan's adapter take these tiles; the entry that says so, without times."""
     problem = plan.adapter.problem
-    names = ("weights", "activation_dtype", "num_experts", "top_k", "hidden_size", "intermediate_size")
     entry = Tuned(
         family=problem.device.family,
-        **{name: getattr(problem, name) for name in names},
+        **{name: getattr(problem, name) for name in LAYER},
         num_tokens=tokens,
         first=first,
         second=second,
+        ms=0.0,
+        default_ms=0.0,
         evidence=f"{problem.device.name}, Triton {triton.__version__}, {date.today().isoformat()}",
     )
     plan.adapter._measured = [entry]
@@ -146,7 +152,7 @@ def fastest(
 
 
 def best_of(model: str, tokens: list[int], budget_s: float, until: float) -> list[dict[str, Any]]:
-    """For each number of tokens the fastest tiles, if they are worth an entry."""
+    """For each number of tokens the fastest tiles, or the default ones where others are no faster than noise."""
     device = torch.device("cuda")
     arguments, plan = layer(model, max(tokens), device)
     problem, told = plan.adapter.problem, []
@@ -170,10 +176,22 @@ def best_of(model: str, tokens: list[int], budget_s: float, until: float) -> lis
         again = [fastest(plan, close, given, 3 * budget_s) for _ in range(2)]
         usual_ms, best_ms = (min(column) for column in zip(*again, strict=True))
         print(f"{model} {number}: default {usual_ms:.3f} ms, {more[place][0]} / {more[place][1]} {best_ms:.3f} ms")
-        if best_ms < _MARGIN * usual_ms:
-            entry = dataclasses.asdict(use(plan, *more[place], number))
-            told.append(entry | {"ms": best_ms, "default_ms": usual_ms})
+        place = place if best_ms < _MARGIN * usual_ms else 0
+        entry = dataclasses.replace(
+            use(plan, *more[place], number), ms=best_ms if place else usual_ms, default_ms=usual_ms
+        )
+        told.append(dataclasses.asdict(entry))
     return told
+
+
+def written(entries: list[dict[str, Any]]) -> str:
+    """JSON, a line per entry."""
+    lines = []
+    for entry in entries:
+        tiles = {name: list(entry[name].values()) for name in ("first", "second")}
+        times = {name: round(entry[name], 4) for name in ("ms", "default_ms")}
+        lines.append(json.dumps(entry | tiles | times))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def main() -> int:
@@ -202,7 +220,7 @@ def main() -> int:
             entries += best_of(model, options.tokens, options.sample, until)
             torch.cuda.empty_cache()
             if options.out:
-                options.out.write_text(json.dumps(entries, indent=1) + "\n")
+                options.out.write_text(written(entries))
     return 0
 
 

@@ -93,8 +93,8 @@ class TestTiles:
         layer = ExpertsProblem(device=simulated("H200"))
         few, many = Tiles(16, 64, 128, 4, 4), Tiles(128, 64, 64, 8, 3)
         table = [
-            Tuned("hopper", "plain", "bfloat16", 128, 8, 2048, 768, 1, few, few, "a test"),
-            Tuned("hopper", "plain", "bfloat16", 128, 8, 2048, 768, 1024, many, many, "a test"),
+            Tuned("hopper", "plain", "bfloat16", 128, 8, 2048, 768, 1, few, few, 1.0, 2.0, "a test"),
+            Tuned("hopper", "plain", "bfloat16", 128, 8, 2048, 768, 1024, many, many, 1.0, 2.0, "a test"),
         ]
         assert (choose(layer, 1, table).source, choose(layer, 1, table).first) == ("exact", few)
         assert (choose(layer, 1024, table).source, choose(layer, 1024, table).second) == ("exact", many)
@@ -108,12 +108,27 @@ class TestTiles:
         ):
             assert choose(dataclasses.replace(layer, **other), 1, table).source == "default"
         with pytest.raises(ValueError, match="the same tiles of rows"):
-            Tuned("hopper", "plain", "bfloat16", 128, 8, 2048, 768, 1, few, many, "a test")
+            Tuned("hopper", "plain", "bfloat16", 128, 8, 2048, 768, 1, few, many, 1.0, 2.0, "a test")
 
     def test_every_measured_entry_says_on_what(self) -> None:
         for entry in TUNED:
             assert entry.evidence
             assert entry.num_tokens > 0
+            assert 0 < entry.ms <= 1.02 * entry.default_ms
+        assert {entry.family for entry in TUNED} == {"hopper"}, "measured on nothing else"
+
+    def test_a_layer_that_was_measured_takes_those_tiles(self) -> None:
+        layer = {"num_experts": 256, "hidden_size": 7168, "intermediate_size": 256, "weights": "fp8_block"}
+        layer["activation_dtype"] = "float8_e4m3fn"
+        for device, dtype, source in (
+            ("H200", "bfloat16", "exact"),
+            ("H100", "bfloat16", "exact"),
+            ("H200", "float32", "default"),
+            ("B200", "bfloat16", "default"),
+        ):
+            problem = ExpertsProblem(device=simulated(device), dtype=dtype, **layer)
+            assert choose(problem, 1024).source == source
+            assert ("measured" in Experts(problem).tiles(1024)) == (source == "exact")
 
     def test_no_tile_of_columns_lies_in_two_blocks_of_scales(self) -> None:
         for device in ("A100", "L40S", "H200", "B200", "RTX5090"):

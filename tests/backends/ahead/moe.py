@@ -119,4 +119,8 @@ CASES = [
         for name, facets in _LAYERS.items()
         for tokens in (_FEW, _MANY)
     ),
+    *(
+        Case(f"experts {name}, 1024 tokens, as measured on Hopper", functools.partial(_experts, 1024, _LAYERS[name]))
+        for name in ("fp8 block", "mxfp4")
+    ),
 ]

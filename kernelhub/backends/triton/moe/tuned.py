@@ -1,13 +1,18 @@
 """Tiles that were measured, as data: one entry per device family, layer and number of tokens.
 
-An entry is added with what it was measured on; there is none yet, so `tiles.choose` says "default" of every call.
+`tuned.json` holds them; `scripts/measure_expert_tiles.py`, run on a GPU, makes its entries.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
+
+LAYER = ("weights", "activation_dtype", "num_experts", "top_k", "hidden_size", "intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Tuned:
         num_tokens: of the call.
         first: of gate and up.
         second: of the down projection; as many rows.
+        ms: what the call took with them.
+        default_ms: what it took with `tiles.default_tiles`, in the same run; where these are the tiles, they won.
         evidence: device, versions, date.
     """
 
@@ -57,6 +64,8 @@ class Tuned:
     num_tokens: int
     first: Tiles
     second: Tiles
+    ms: float
+    default_ms: float
     evidence: str
 
     def __post_init__(self) -> None:
@@ -64,11 +73,21 @@ class Tuned:
             raise ValueError(f"{self}: both products work on the same tiles of rows")
 
     def fits(self, problem: ExpertsProblem) -> bool:
-        """Whether it was measured for this layer on such a device."""
-        names = ("weights", "activation_dtype", "num_experts", "top_k", "hidden_size", "intermediate_size")
-        return self.family == problem.device.family and all(
-            getattr(self, name) == getattr(problem, name) for name in names
+        """Whether it was measured for this layer on such a device. Sums of float32 tokens need other tiles."""
+        return (
+            self.family == problem.device.family
+            and problem.dtype != "float32"
+            and all(getattr(self, name) == getattr(problem, name) for name in LAYER)
         )
 
 
-TUNED: tuple[Tuned, ...] = ()
+def read(path: Path) -> tuple[Tuned, ...]:
+    """The entries of a file."""
+
+    def made(entry: dict[str, Any]) -> Tuned:
+        return Tuned(**entry | {name: Tiles(*entry[name]) for name in ("first", "second")})
+
+    return tuple(made(entry) for entry in json.loads(path.read_text()))
+
+
+TUNED = read(Path(__file__).with_name("tuned.json"))
