@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from kernelhub.probes.signature import Call, takes
+
 if TYPE_CHECKING:
     from kernelhub.dispatch.machine import Machine
     from kernelhub.dispatch.problem import Problem
@@ -271,6 +273,20 @@ class Package:
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         finding = machine.package(self)
+        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+@dataclass(frozen=True)
+class Takes:
+    """A library that takes a call as the adapter makes it (see `probes.signature`)."""
+
+    call: Call
+    remedy: str = ""
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.ask(self, lambda: takes(self.call, remedy=self.remedy))
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 

@@ -13,7 +13,6 @@ from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.probes import cache, device, toolkit
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.package import fits, package
-from kernelhub.probes.symbol import symbol
 
 
 @pytest.fixture
@@ -82,34 +81,6 @@ class TestPackage:
     def test_specifiers(self) -> None:
         assert fits("3.7.1", ">=3.6,<3.10")
         assert fits("1.0", "")
-
-
-class TestSymbol:
-    TEXT = "import os as system\nA = 1\nB: int = 2\ndef f(): inner = 1\nif True:\n    class C: pass\nraise SystemExit\n"
-
-    @pytest.mark.parametrize("name", ["A", "B", "f", "C", "system"])
-    def test_what_a_module_defines_is_found_without_importing_it(self, site: Path, name: str) -> None:
-        installed(site, "fakelib_y", "1.0", self.TEXT)
-        assert symbol("fakelib_y", name).ok
-
-    def test_what_it_does_not_define_is_missing(self, site: Path) -> None:
-        installed(site, "fakelib_y", "1.0", self.TEXT)
-        assert symbol("fakelib_y", "inner").code == "symbol_missing"
-        assert symbol("fakelib_y", "Z", remedy="upgrade").remedy == "upgrade"
-
-    def test_submodules_are_read_too(self, site: Path) -> None:
-        installed(site, "fakelib_y", "1.0")
-        (site / "fakelib_y" / "deep").mkdir()
-        (site / "fakelib_y" / "deep" / "__init__.py").write_text("def g(): pass")
-        (site / "fakelib_y" / "flat.py").write_text("def h(): pass")
-        assert symbol("fakelib_y.deep", "g").ok
-        assert symbol("fakelib_y.flat", "h").ok
-        assert symbol("fakelib_y.absent", "h").code == "symbol_unknown"
-
-    def test_unreadable_code_and_absent_packages_are_reasons(self, site: Path) -> None:
-        installed(site, "fakelib_y", "1.0", "def (")
-        assert symbol("fakelib_y", "f").code == "package_broken"
-        assert symbol("no_such_package", "f").code == "package_missing"
 
 
 class TestCache:
