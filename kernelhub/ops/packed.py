@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, Op
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.problem import CHECKPOINT
@@ -135,9 +135,6 @@ class PackingPlan(Plan):
     """A plan of an op with weights, which can be packed for its kernel."""
 
     __slots__ = ()
-
-    def __init__(self, bound: Bound, run: Callable[..., Any]) -> None:
-        super().__init__(bound, run)
 
     @property
     def layout(self) -> str:
