@@ -20,6 +20,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.hub import HUB, Bound, Layers
+from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.policy import Names
 from kernelhub.dispatch.problem import ProblemT
@@ -124,6 +125,11 @@ class Op(Generic[ProblemT]):
         """The verdict alone; nothing is loaded."""
         policy = HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
         return HUB.select(self.contract.name, problem, policy, machine)
+
+    def ranked(self, problem: ProblemT, backend: Backend) -> list[Kernel]:
+        """The kernels that may run, best first, whether or not they can run this."""
+        policy = HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
+        return HUB.ranked(self.contract.name, problem, policy)
 
     def kernels(self) -> tuple[str, ...]:
         """Names of every registered kernel, sorted."""
