@@ -27,7 +27,7 @@ from kernelhub.ops.attention.arguments import (
     refuse_grad,
 )
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "attention"
 
@@ -38,7 +38,7 @@ def problem_of(key: Any, device: int) -> AttentionProblem:
     ragged, features = rest or (False, PLAIN)
     causal, window_left, window_right, softcap, sinks, lse, kv_scale = features
     return AttentionProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         q_dtype=dtype_name(q_dtype),
         kv_dtype=dtype_name(kv_dtype),
         head_dim_qk=head_dim_qk,

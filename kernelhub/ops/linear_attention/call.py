@@ -13,7 +13,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, describe, dtype_name
 from kernelhub.ops.linear_attention.adapter import States
 from kernelhub.ops.linear_attention.problem import ANY, FLOATS, MANY, ONE, LinearProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "linear_attention"
 _DTYPES = tuple(getattr(torch, name) for name in FLOATS)
@@ -28,7 +28,7 @@ def problem_of(key: Any, device: int) -> LinearProblem:
     """The problem that a key means on a device; the key is built in `linear_attention`."""
     dtype, num_heads, head_dim, value_dim, q_len, has_state, keeps_state, has_indices = key
     return LinearProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         num_heads=num_heads,
         head_dim=head_dim,

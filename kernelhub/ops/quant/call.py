@@ -41,7 +41,7 @@ from kernelhub.ops.quant.problem import (
     QuantizeNvfp4Problem,
 )
 from kernelhub.ops.quant.reference import LEAST_GLOBAL_SCALE, LEAST_SCALE
-from kernelhub.probes.device import DeviceFacts, facts
+from kernelhub.probes.device import facts_of
 
 Run = Callable[..., Any]
 Elsewhere = Callable[[int], Run]
@@ -52,11 +52,6 @@ _SCALE_DTYPES = tuple(getattr(torch, name) for name in FP8_SCALES)
 _scale_shape = lru_cache(1024)(fp8_scale_shape)
 
 
-def device_facts(device: int) -> DeviceFacts:
-    """Facts of a device by its index."""
-    return facts(torch.device("cpu") if device < 0 else torch.device("cuda", device))
-
-
 # quantize_fp8
 
 
@@ -64,7 +59,7 @@ def fp8_problem(key: Any, device: int) -> QuantizeFp8Problem:
     """The problem that a key means; the key is built in `quantize_fp8`."""
     dtype, granularity, group_size, scale_dtype, ue8m0, static, column = key
     return QuantizeFp8Problem(
-        device_facts(device),
+        facts_of(device),
         dtype_name(dtype),
         granularity,
         group_size,
@@ -180,7 +175,7 @@ def bind_fp8(
 def nvfp4_problem(key: Any, device: int) -> QuantizeNvfp4Problem:
     """The problem that a key means; the key is built in `quantize_nvfp4`."""
     dtype, static = key
-    return QuantizeNvfp4Problem(device_facts(device), dtype_name(dtype), static)
+    return QuantizeNvfp4Problem(facts_of(device), dtype_name(dtype), static)
 
 
 def check_nvfp4(x: Any, global_scale: Any) -> None:
@@ -254,7 +249,7 @@ def bind_nvfp4(
 def mx_problem(key: Any, device: int) -> QuantizeMxProblem:
     """The problem that a key means; the key is built in `quantize_mxfp4` and `quantize_mxfp8`."""
     dtype, round_up = key
-    return QuantizeMxProblem(device_facts(device), dtype_name(dtype), round_up)
+    return QuantizeMxProblem(facts_of(device), dtype_name(dtype), round_up)
 
 
 def check_mx(op: str, x: Any, scale_rounding: Any) -> None:
@@ -304,13 +299,13 @@ def dequantize_fp8_problem(key: Any, device: int) -> DequantizeFp8Problem:
     """The problem that a key means; the key is built in `dequantize_fp8`."""
     out_dtype, granularity, group_size, scale_dtype = key
     return DequantizeFp8Problem(
-        device_facts(device), dtype_name(out_dtype), granularity, group_size, dtype_name(scale_dtype)
+        facts_of(device), dtype_name(out_dtype), granularity, group_size, dtype_name(scale_dtype)
     )
 
 
 def dequantize_problem(key: Any, device: int) -> DequantizeProblem:
     """The problem that a key means; the key is built in `dequantize_nvfp4` and its like."""
-    return DequantizeProblem(device_facts(device), dtype_name(key[0]))
+    return DequantizeProblem(facts_of(device), dtype_name(key[0]))
 
 
 @lru_cache(1024)

@@ -13,7 +13,7 @@ from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, FLOATS, MANY, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, scaling_of_form
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "fp8_gemm"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -28,7 +28,7 @@ def problem_of(key: Any, device: int) -> Fp8GemmProblem:
     """The problem that a key means on a device; the key is built in `fp8_gemm`."""
     _, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many = key
     return Fp8GemmProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         scaling=str(scaling_of_form(a_dtype, rank, last, b_dtype, b_shape, n, k)),
         n=n,
         k=k,

@@ -13,7 +13,7 @@ from kernelhub.ops.arguments import Forms, describe, dtype_name
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import FEW, FLOATS, FP4, MANY, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.scales import dtypes_of, geometry_of_a, geometry_of_b, shapes_of_a, shapes_of_b
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "grouped_gemm"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -36,7 +36,7 @@ def problem_of(key: Any, device: int) -> GroupedGemmProblem:
     a_dtype, b_dtype, groups, n, b_columns, many, masked, a_scale, b_scale, global_scale, bias, out_dtype = key
     packed = b_dtype in _PACKED
     return GroupedGemmProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         a_dtype=dtype_name(a_dtype),
         b_dtype=FP4 if packed else dtype_name(b_dtype),
         out_dtype=dtype_name(out_dtype),

@@ -13,7 +13,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.attention.problem import FLOATS, FP8
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "write_mla_cache"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -29,7 +29,7 @@ def problem_of(key: Any, device: int) -> MlaCacheProblem:
     """The problem that a key means on a device; the key is built in `write_mla_cache`."""
     dtype, kv_dtype, latent_dim, rope_dim, page_size, kv_scale = key
     return MlaCacheProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         kv_dtype=dtype_name(kv_dtype),
         latent_dim=latent_dim,

@@ -11,7 +11,7 @@ from torch import Tensor, is_grad_enabled
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.mla.concat.problem import DTYPES, ConcatProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "concat_mla_k"
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
@@ -26,7 +26,7 @@ def problem_of(key: Any, device: int) -> ConcatProblem:
     """The problem that a key means on a device; the key is built in `concat_mla_k`."""
     dtype, num_heads, nope_dim, rope_dim = key
     return ConcatProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         num_heads=num_heads,
         nope_dim=nope_dim,

@@ -15,7 +15,7 @@ from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.check import Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, matrix
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 _FIRST_OF_LAYER, _LAST_OF_LAYER = Operands._fields.index("w13_scale"), Operands._fields.index("a2_scale") + 1
@@ -52,7 +52,7 @@ def problem_of(key: Any, device: int) -> ExpertsProblem:
         activation_dtype = E4M3 if weights in FP8_FORMATS else dtype
     w13_bias, w2_bias, static, on_input, mapped, residual = features
     return ExpertsProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         weights=weights,
         activation_dtype=dtype_name(activation_dtype),

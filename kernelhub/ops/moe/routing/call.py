@@ -12,7 +12,7 @@ from torch import Tensor, is_grad_enabled
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.moe.routing.problem import FLOATS, SCORINGS, SOFTMAX_AFTER_TOPK, RoutingProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "route_experts"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -27,7 +27,7 @@ def problem_of(key: Any, device: int) -> RoutingProblem:
     """The problem that a key means on a device; the key is built in `route_experts`."""
     dtype, num_experts, top_k, scoring, num_groups, topk_groups, has_bias, renormalize, scaled = key
     return RoutingProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         num_experts=num_experts,
         top_k=top_k,

@@ -13,7 +13,7 @@ from kernelhub.ops.arguments import describe, dtype_name
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, TENSOR, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import FLOATS
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "bmm_fp8"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -28,7 +28,7 @@ def problem_of(key: Any, device: int) -> BmmFp8Problem:
     """The problem that a key means on a device; the key is built in `bmm_fp8`."""
     _, n, k, a_per_matrix, b_per_matrix, out_dtype = key
     return BmmFp8Problem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         a_scaling=BATCH if a_per_matrix else TENSOR,
         b_scaling=BATCH if b_per_matrix else TENSOR,
         n=n,
