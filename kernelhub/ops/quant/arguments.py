@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import alike, describe, dtype_name
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, TENSOR, TOKEN
+from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, FP8_SCALES, TENSOR, TOKEN
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP4_BYTES = (torch.uint8, torch.float4_e2m1fn_x2)
 E8M0_BYTES = (E8M0, torch.uint8)
+FP8_SCALE_DTYPES = tuple(getattr(torch, name) for name in FP8_SCALES)
 _COLUMN_BYTES = 16  # the stride of column-major scales, as TMA wants it
 
 
@@ -87,6 +89,10 @@ def fp8_scale_shape(shape: Sequence[int], granularity: str, group_size: int) -> 
     return (*lead, -(-width // group_size))
 
 
+# The same, looked up: for the numbers of a call, not for sizes that torch.compile has made symbols of.
+scale_shape_of_call = lru_cache(1024)(fp8_scale_shape)
+
+
 def new_scale(x: Tensor, shape: Sequence[int], dtype: torch.dtype, column: bool, block: bool) -> Tensor:
     """Memory for scales; column by column, columns begin 16 bytes aligned, as DeepGEMM and vLLM take them."""
     if not column or len(shape) < 2:
@@ -104,6 +110,17 @@ def _product(sizes: Sequence[int]) -> int:
     for size in sizes:
         product *= size
     return product
+
+
+def destination(
+    op: str, parameter: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, x: Tensor, device: int
+) -> Tensor:
+    """What was given, if it fits, else new memory."""
+    if given is None:
+        return x.new_empty(tuple(shape), dtype=dtype)
+    if not alike(given, shape, dtype, device):
+        check_like(op, parameter, given, shape, (dtype,), x)
+    return given
 
 
 def as_rows(op: str, parameter: str, tensor: Tensor, matrices: bool) -> Tensor:

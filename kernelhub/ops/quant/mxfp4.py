@@ -12,17 +12,10 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op, publish
 from kernelhub.ops.quant import library
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
-from kernelhub.ops.quant.call import (
-    ROUNDINGS,
-    bind_dequantize,
-    bind_mx,
-    check_dequantize,
-    check_mx,
-    dequantize_problem,
-    mx_problem,
-)
+from kernelhub.ops.quant.dequantize_call import bind_dequantize, check_dequantize, dequantize_problem
 from kernelhub.ops.quant.mx_plan import DequantizeMxPlan, QuantizeMxPlan
 from kernelhub.ops.quant.problem import DequantizeProblem, QuantizeMxProblem
+from kernelhub.ops.quant.quantize_mx_call import ROUNDINGS, bind_mx, check_mx, mx_problem
 from kernelhub.ops.quant.reference import dequantize_mxfp4_reference, quantize_mxfp4_reference
 
 _quantize_mxfp4: Op[QuantizeMxProblem] = Op(
