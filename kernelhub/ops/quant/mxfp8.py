@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.quant import library
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
 from kernelhub.ops.quant.dequantize_call import bind_dequantize, check_dequantize, dequantize_problem

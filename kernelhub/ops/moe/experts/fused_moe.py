@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.moe.experts import library
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
 from kernelhub.ops.moe.experts.call import bind, key_of, problem_of, step_of
