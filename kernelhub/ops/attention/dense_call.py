@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, contiguous_format, empty_like, is_grad_enabled
 
+from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.adapter import LENT, DenseStep
 from kernelhub.ops.attention.arguments import (
     PLAIN,
@@ -20,10 +21,7 @@ from kernelhub.ops.attention.arguments import (
     check_offsets,
     check_operands,
     check_out,
-    dtype_name,
     finite_scale,
-    lse_shape,
-    refuse,
     refuse_grad,
 )
 from kernelhub.ops.attention.problem import AttentionProblem

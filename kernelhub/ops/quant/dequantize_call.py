@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.arguments import alike, describe, dtype_name, usable
+from kernelhub.ops.arguments import alike, describe, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.quant.arguments import (
     E8M0_BYTES,
@@ -24,7 +24,6 @@ from kernelhub.ops.quant.arguments import (
     check_tensor,
     destination,
     fp8_scale_shape,
-    refuse,
     scale_shape_of_call,
 )
 from kernelhub.ops.quant.problem import (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.arguments import alike, dtype_name, usable
+from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.quant.arguments import (
     FP8_SCALE_DTYPES,
@@ -20,7 +20,6 @@ from kernelhub.ops.quant.arguments import (
     check_x,
     destination,
     new_scale,
-    refuse,
     scale_shape_of_call,
 )
 from kernelhub.ops.quant.problem import BLOCK, GRANULARITIES, TENSOR, TOKEN, QuantizeFp8Problem

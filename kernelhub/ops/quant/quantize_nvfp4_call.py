@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.arguments import alike, dtype_name, usable
+from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.quant.arguments import any_rows, as_rows, check_one, check_x, destination, refuse
+from kernelhub.ops.quant.arguments import any_rows, as_rows, check_one, check_x, destination
 from kernelhub.ops.quant.problem import NVFP4_GROUP, QuantizeNvfp4Problem
 from kernelhub.ops.quant.reference import LEAST_GLOBAL_SCALE
 from kernelhub.probes.device import facts_of
