@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.op import Backend, OpFunction
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.dispatch.select import Selection
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes.device import DeviceFacts, facts, simulated
-
-if TYPE_CHECKING:
-    from kernelhub.dispatch.op import Backend, OpFunction
 
 DeviceLike = str | torch.device | DeviceFacts | None
 

@@ -22,11 +22,12 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.load import LoadFailure, load_attribute
 from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.policy import Layer, Names, Policy, combine
 from kernelhub.dispatch.problem import as_dict
 from kernelhub.dispatch.registry import Registered, Registry
 from kernelhub.dispatch.report import Fallback, Report, Row
-from kernelhub.dispatch.select import Selection, select
+from kernelhub.dispatch.select import Selection, as_wished, select
 from kernelhub.dispatch.settings import Settings, did_you_mean, read_settings
 from kernelhub.errors import ConfigurationError, KernelUnavailable, NoKernel
 
@@ -128,6 +129,13 @@ class Hub:
             machine or self.machine,
             policy,
         )
+
+    def ranked(self, op: str, problem: Any, policy: Policy) -> list[Kernel]:
+        """The kernels that the policy leaves, in the order in which they are tried, whether or not they can run."""
+        _ = self.settings
+        candidates = self.registry.candidates(op)
+        line = line_for(candidates.lines, problem.device, self.registry.contracts[op].regime(problem))
+        return as_wished(op, ranked(candidates.kernels, line), policy)
 
     def commit(
         self,

@@ -1,4 +1,4 @@
-"""The table of plans behind one op, and what hangs on its function.
+"""The table of plans behind one op, and what its public function is.
 
 An op's function computes a key from its arguments and asks `table.get(key)`, or under an override
 `Op.override`, for the function to run. Where that gives none it checks its arguments and asks
@@ -12,15 +12,13 @@ device on to the one bound there.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.hub import HUB, Bound, Layers
-from kernelhub.dispatch.plan import traced_as
+from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.policy import Names
 from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.select import Selection
@@ -125,6 +123,11 @@ class Op(Generic[ProblemT]):
         policy = HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
         return HUB.select(self.contract.name, problem, policy, machine)
 
+    def ranked(self, problem: ProblemT, backend: Backend) -> list[Kernel]:
+        """The kernels that may run, best first, whether or not they can run this."""
+        policy = HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
+        return HUB.ranked(self.contract.name, problem, policy)
+
     def kernels(self) -> tuple[str, ...]:
         """Names of every registered kernel, sorted."""
         _ = HUB.settings
@@ -163,24 +166,3 @@ class OpFunction(Protocol[P, R, PlanT]):
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """The op in plain torch."""
-
-
-def publish(
-    op: Op[Any], prepare: Callable[..., PlanT], traced: Callable[..., Any]
-) -> Callable[[Callable[P, R]], OpFunction[P, R, PlanT]]:
-    """Make a function the public face of an op, with plans, verdicts and reference hanging on it.
-
-    `traced`, of the same signature, is what torch.compile sees in its place.
-    """
-
-    def decorate(function: Callable[P, R]) -> OpFunction[P, R, PlanT]:
-        public = cast(Any, traced_as(function, traced))
-        op.function = function
-        public.op = op
-        public.prepare = prepare
-        public.explain = functools.partial(explain, public)
-        public.reference = op.contract.reference
-        public.kernels = op.kernels
-        return cast("OpFunction[P, R, PlanT]", public)
-
-    return decorate

@@ -172,18 +172,25 @@ def select(
         if layout not in kernel.layouts and not (policy.unsafe and _asked_for(op, kernel, policy)):
             rejections[kernel.name] += (_layout_rejection(kernel, layout, candidates.kernels),)
     able = [kernel for kernel in ranked(candidates.kernels, line) if not rejections[kernel.name]]
+    order = as_wished(op, able, policy)
     if request is not None:
-        order = _in_order_of(able, request.names)
         source, because = request.source, request.origin
     else:
-        wishes = [wish for wish in policy.prefers if wish.concerns(op)]
-        order = sorted(able, key=lambda kernel: [_position(wish, kernel) for wish in wishes])
-        source, because = _soft_source(order, wishes, line)
+        source, because = _soft_source(order, _preferences(op, policy), line)
     chosen = order[0] if order else None
     decisions = _decisions(candidates.kernels, chosen, order, able, rejections, because, request)
     if chosen is None:
         because = f"none of those asked for by {because} can run" if request else "none can run"
     return Selection(op, problem, chosen, source, because, decisions, explicit=request is not None)
+
+
+def as_wished(op: str, kernels: Sequence[Kernel], policy: Policy) -> list[Kernel]:
+    """Those of some ranked kernels that the user's words leave, in the order in which they are tried."""
+    request = policy.request_for(op)
+    if request is not None:
+        return _in_order_of(kernels, request.names)
+    wishes = _preferences(op, policy)
+    return sorted(kernels, key=lambda kernel: [_position(wish, kernel) for wish in wishes])
 
 
 def _layout_rejection(kernel: Kernel, layout: str, kernels: Sequence[Kernel]) -> Rejection:
@@ -249,6 +256,10 @@ def _in_order_of(kernels: Sequence[Kernel], names: Sequence[str]) -> list[Kernel
     for name in names:
         result += [kernel for kernel in kernels if kernel.matches(name) and kernel not in result]
     return result
+
+
+def _preferences(op: str, policy: Policy) -> list[Wish]:
+    return [wish for wish in policy.prefers if wish.concerns(op)]
 
 
 def _position(wish: Wish, kernel: Kernel) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.nn import Parameter
+
+from kernelhub.errors import InvalidArgument
 
 _MOST_FORMS = 512
 _ORDINARY = (Tensor, Parameter)
@@ -21,6 +23,29 @@ def dtype_name(dtype: torch.dtype) -> str:
 def describe(tensor: Tensor) -> str:
     """Dtype and shape, for messages."""
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
+def refuse(op: str, parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(op, parameter, problem, fix)
+
+
+def check_is_tensor(op: str, parameter: str, given: Any) -> None:
+    """It is a tensor at all."""
+    if not isinstance(given, Tensor):
+        refuse(op, parameter, f"is {type(given).__name__}", "give a torch.Tensor")
+
+
+def check_has_memory(op: str, parameter: str, tensor: Tensor) -> None:
+    """It is on a device where something can run."""
+    if tensor.is_meta:
+        refuse(op, parameter, "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+
+
+def check_wants_no_gradient(op: str, parameter: str, tensor: Tensor) -> None:
+    """No gradient is wanted from it."""
+    if tensor.requires_grad and is_grad_enabled():
+        refuse(op, parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
 
 
 def lse_shape(shape: Sequence[int]) -> tuple[int, ...]:

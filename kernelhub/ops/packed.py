@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.op import Backend, Op
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.problem import CHECKPOINT
@@ -106,16 +105,17 @@ def layout_of(weight: Tensor | PackedWeight) -> str:
 def key_to_prepare(op: Op[Any], key: Any, device: int, backend: Backend, packed: Callable[[Any, str], Any]) -> Any:
     """The key of a plan for a weight as in a checkpoint.
 
-    It is the call's own, unless only kernels that need their weights packed may run: then that of such a kernel's
-    layout, so that its plan can pack them.
+    It is the call's own, unless only kernels that need their weights packed may run: then that of the layout of the
+    best of these that can, so that its plan can pack them.
 
     Args:
         packed: key and tag -> the key with that layout.
     """
     problem_of = op.contract.problem_of
-    if op.select(problem_of(key, device), backend).kernel is not None:
+    problem = problem_of(key, device)
+    if op.select(problem, backend).kernel is not None:
         return key
-    for record in HUB.registry.candidates(op.contract.name).kernels:
+    for record in op.ranked(problem, backend):
         if record.needs_packing and record.packs_to:
             other = packed(key, record.packs_to)
             if op.select(problem_of(other, device), backend).kernel is record:
@@ -135,9 +135,6 @@ class PackingPlan(Plan):
     """A plan of an op with weights, which can be packed for its kernel."""
 
     __slots__ = ()
-
-    def __init__(self, bound: Bound, run: Callable[..., Any]) -> None:
-        super().__init__(bound, run)
 
     @property
     def layout(self) -> str:

@@ -119,6 +119,13 @@ def facts(device: torch.device) -> DeviceFacts:
     return DeviceFacts(str(device), device.type, device.type, device.type)
 
 
+def facts_of(index: int) -> DeviceFacts:
+    """The same by the index of a GPU, or -1 for the CPU, as `Tensor.get_device` gives it."""
+    import torch
+
+    return facts(torch.device("cpu") if index < 0 else torch.device("cuda", index))
+
+
 def _cuda_facts(device: torch.device) -> DeviceFacts:
     import torch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,16 @@ def test_ops_and_dispatch_name_no_backend(path: Path) -> None:
             assert not words & vendors, f"{path}:{node.lineno} names {words & vendors}"
         elif isinstance(node, ast.Name):
             assert node.id not in vendors, f"{path}:{node.lineno} names {node.id}"
+
+
+def test_dispatch_has_no_circle_of_imports() -> None:
+    """Those for types aside, of which constraints and the machine that they are asked of name each other."""
+    needs: dict[str, set[str]] = {}
+    for path in (ROOT / "dispatch").glob("*.py"):
+        body = ast.parse(path.read_text()).body  # what stands under `if TYPE_CHECKING` is no statement of it
+        modules = {node.module for node in body if isinstance(node, ast.ImportFrom) and node.module}
+        needs[module_of(path)] = {module for module in modules if room(module) == "dispatch"}
+    assert len(list(TopologicalSorter(needs).static_order())) == len(needs)
 
 
 def test_backends_do_not_import_each_other() -> None:

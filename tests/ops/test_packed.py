@@ -37,9 +37,9 @@ def mirror(packed: PackedWeight) -> tuple[torch.Tensor | None, ...]:
     return codes, scale.view(packed.facts["scale_dtype"]), packed.tensors["global_scale"]
 
 
-def fp4_record(**more: Any) -> Kernel:
+def fp4_record(name: str = "mirror.k", **more: Any) -> Kernel:
     constraints = (anything("device", "a_format", "b_format", "out_dtype", "n", "k"),)
-    return Kernel("fp4_gemm", "mirror.k", f"{__name__}:Mirrored", "mirrored", Band.PLUGIN, constraints, **more)
+    return Kernel("fp4_gemm", name, f"{__name__}:Mirrored", "mirrored", Band.PLUGIN, constraints, **more)
 
 
 @pytest.fixture
@@ -110,6 +110,17 @@ class TestAKernelThatPacks:
         assert verdict.selected == "mirror.k"
         assert "and needs that" in str(verdict)
         assert verdict.to_dict()["weights"]["needs_packing"]
+
+    def test_of_several_that_need_it_a_plan_is_for_the_one_that_ranks_first(self, arguments) -> None:
+        register("other", fp4_record("other.k", layouts=("other.v1",), packs_to="other.v1"))
+        register("mirror", fp4_record(layouts=("mirror.v1",), packs_to="mirror.v1"))
+        prepare = kernelhub.fp4_gemm.prepare
+        assert prepare(**arguments, backend=("mirror", "other")).kernel == "mirror.k"
+        assert prepare(**arguments, backend=("other", "mirror")).kernel == "other.k"
+        with kernelhub.use(disable=("torch", "triton")):
+            assert prepare(**arguments).kernel == "mirror.k"
+        with kernelhub.use(disable=("torch", "triton"), prefer="other"):
+            assert prepare(**arguments).kernel == "other.k"
 
     def test_unpack_gives_the_checkpoint_s_bits(self, arguments) -> None:
         register("mirror", fp4_record(layouts=("checkpoint", "mirror.v1"), packs_to="mirror.v1"))

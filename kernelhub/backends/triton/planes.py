@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from kernelhub.backends.triton.fp4 import planes_kernel
 from kernelhub.backends.triton.launch import Launcher
+from kernelhub.backends.triton.operands import strides_of
 
 _BLOCK = 256  # words of a program, each of four columns
 _FEW, _FEW_ROWS, _MANY_ROWS = 512, 1, 4
@@ -31,10 +31,10 @@ class Planes:
         if launcher is None:
             static = {"K": self._k, "MASKED": self._masked, "BLOCK_ROWS": block_rows, "BLOCK": _BLOCK}
             launcher = self._launchers[block_rows] = Launcher(planes_kernel, static, num_warps=4, num_stages=1)
-        strides = x.stride() if x.ndim == 3 else (0, *x.stride())
+        strides = strides_of(x, 3)
         aligned = not x.data_ptr() & 15
         launcher(
-            triton.cdiv(rows, block_rows) * triton.cdiv(-(-self._k // 4), _BLOCK),
+            -(-rows // block_rows) * -(-self._k // (4 * _BLOCK)),
             (x.get_device(), x.dtype, strides) if aligned else None,
             x,
             lengths,

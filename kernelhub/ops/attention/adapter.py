@@ -21,7 +21,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from kernelhub.ops.attention.arguments import Values, dtype_name, refuse
+from kernelhub.ops.arguments import dtype_name, refuse
+from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
 
 

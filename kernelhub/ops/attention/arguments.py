@@ -9,14 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import dtype_name as dtype_name
-from kernelhub.ops.arguments import lse_shape as lse_shape
+from kernelhub.ops.arguments import check_is_tensor, dtype_name, refuse
 from kernelhub.ops.attention.problem import FP8
 
 Window = int | tuple[int, int] | None
@@ -24,11 +22,6 @@ Scale = float | Tensor | None
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _FP8 = torch.float8_e4m3fn
-
-
-def refuse(op: str, parameter: str, problem: str, fix: str) -> NoReturn:
-    """Raise the error that names the parameter."""
-    raise InvalidArgument(op, parameter, problem, fix)
 
 
 def window_pair(op: str, window: Window) -> tuple[int, int]:
@@ -297,5 +290,4 @@ def host_values(values: Sequence[int] | Tensor | None) -> Sequence[int] | None:
 def any_tensor(op: str, **operands: Any) -> None:
     """Each operand is a tensor at all."""
     for parameter, operand in operands.items():
-        if not isinstance(operand, Tensor):
-            refuse(op, parameter, f"is {type(operand).__name__}", "give a torch.Tensor")
+        check_is_tensor(op, parameter, operand)

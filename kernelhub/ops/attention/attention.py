@@ -10,11 +10,13 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.publish import publish
+from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
-from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values, lse_shape
+from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values
 from kernelhub.ops.attention.dense_call import NAME, begin, bind, check, problem_of
 from kernelhub.ops.attention.problem import (
     ANY,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
-from kernelhub.ops.arguments import plain
+from kernelhub.ops.arguments import lse_shape, plain
 from kernelhub.ops.attention.adapter import LENT
-from kernelhub.ops.attention.arguments import Scale, Window, any_tensor, lse_shape
+from kernelhub.ops.attention.arguments import Scale, Window, any_tensor
 from kernelhub.ops.operators import define, names_of
 
 _FEATURES = (

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as
+from kernelhub.dispatch.publish import publish
+from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
-from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, lse_shape
+from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of
 from kernelhub.ops.attention.paged_call import NAME, NHD, bind, check, problem_of
 from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import (

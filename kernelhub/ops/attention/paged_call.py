@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, contiguous_format, empty_like, is_grad_enabled
 
+from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import (
     PLAIN,
@@ -20,14 +21,11 @@ from kernelhub.ops.attention.arguments import (
     check_offsets,
     check_operands,
     check_out,
-    dtype_name,
     finite_scale,
-    lse_shape,
-    refuse,
     refuse_grad,
 )
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "paged_attention"
 NHD, HND = "NHD", "HND"
@@ -40,7 +38,7 @@ def problem_of(key: Any, device: int) -> PagedAttentionProblem:
     page_size, num_kv_heads = (dim1, dim2) if kv_layout == NHD else (dim2, dim1)
     causal, window_left, window_right, softcap, sinks, lse, kv_scale = features
     return PagedAttentionProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         q_dtype=dtype_name(q_dtype),
         kv_dtype=dtype_name(kv_dtype),
         head_dim_qk=head_dim_qk,

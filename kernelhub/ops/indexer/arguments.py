@@ -9,17 +9,13 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import dtype_name
+from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, dtype_name
 
 
 def any_tensor(op: str, parameter: str, given: Any) -> None:
     """It is a tensor, with memory."""
-    if not isinstance(given, Tensor):
-        raise InvalidArgument(op, parameter, f"is {type(given).__name__}", "give a torch.Tensor")
-    if given.is_meta:
-        raise InvalidArgument(
-            op, parameter, "is on meta", "give a tensor with memory, or a fake one under torch.compile"
-        )
+    check_is_tensor(op, parameter, given)
+    check_has_memory(op, parameter, given)
 
 
 def check_tensor(
@@ -42,5 +38,4 @@ def check_tensor(
         raise InvalidArgument(op, parameter, f"has shape {list(given.shape)}", f"give {list(shape)}")
     if given.device != device:
         raise InvalidArgument(op, parameter, f"is on {given.device}", f"move it to {device}")
-    if given.requires_grad and is_grad_enabled():
-        raise InvalidArgument(op, parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+    check_wants_no_gradient(op, parameter, given)

@@ -12,7 +12,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
 from kernelhub.ops.indexer.problem import DTYPES, LogitsProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "mqa_logits"
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
@@ -28,7 +28,7 @@ def problem_of(key: Any, device: int) -> LogitsProblem:
     """The problem that a key means on a device; the key is built in `mqa_logits`."""
     dtype, num_heads, head_dim, has_scale = key
     return LogitsProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         num_heads=num_heads,
         head_dim=head_dim,

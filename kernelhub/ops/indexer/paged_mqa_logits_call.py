@@ -13,7 +13,7 @@ from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
 from kernelhub.ops.indexer.layout import SCALE_BYTES, is_fused, split_cache
 from kernelhub.ops.indexer.problem import DTYPES, FP8, PagedLogitsProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "paged_mqa_logits"
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
@@ -29,7 +29,7 @@ def problem_of(key: Any, device: int) -> PagedLogitsProblem:
     """The problem that a key means on a device; the key is built in `paged_mqa_logits`."""
     dtype, num_heads, head_dim, page_size, has_scale = key
     return PagedLogitsProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         num_heads=num_heads,
         head_dim=head_dim,

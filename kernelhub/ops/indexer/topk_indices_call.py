@@ -12,7 +12,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, usable
 from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
 from kernelhub.ops.indexer.problem import TopKProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "topk_indices"
 _INT32, _FLOAT32 = (torch.int32,), (torch.float32,)
@@ -27,7 +27,7 @@ def problem_of(key: Any, device: int) -> TopKProblem:
     """The problem that a key means on a device; the key is built in `topk_indices`."""
     k, has_starts, has_ends = key
     return TopKProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         k=k,
         row_starts=has_starts,
         row_ends=has_ends,

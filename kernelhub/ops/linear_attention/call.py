@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import Forms, describe, dtype_name
+from kernelhub.ops.arguments import (
+    Forms,
+    check_has_memory,
+    check_is_tensor,
+    check_wants_no_gradient,
+    describe,
+    dtype_name,
+)
 from kernelhub.ops.linear_attention.adapter import States
 from kernelhub.ops.linear_attention.problem import ANY, FLOATS, MANY, ONE, LinearProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "linear_attention"
 _DTYPES = tuple(getattr(torch, name) for name in FLOATS)
@@ -28,7 +35,7 @@ def problem_of(key: Any, device: int) -> LinearProblem:
     """The problem that a key means on a device; the key is built in `linear_attention`."""
     dtype, num_heads, head_dim, value_dim, q_len, has_state, keeps_state, has_indices = key
     return LinearProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         num_heads=num_heads,
         head_dim=head_dim,
@@ -59,15 +66,14 @@ def check(
     out_state: Any,
 ) -> None:
     """Everything that the contract says of a call."""
-    _tensor("q", q)
+    check_is_tensor(NAME, "q", q)
     dtype, shape = q.dtype, q.shape
     if dtype not in _DTYPES:
         refuse("q", f"has dtype {dtype_name(dtype)}", f"give {', '.join(FLOATS)}")
     if len(shape) not in (3, 4) or 0 in shape[-2:]:
         refuse("q", f"has shape {list(shape)}", "give [B, S, H, D], or [T, H, D] with cu_seqlens")
-    if q.is_meta:
-        refuse("q", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
-    _tensor("v", v)
+    check_has_memory(NAME, "q", q)
+    check_is_tensor(NAME, "v", v)
     value_shape = v.shape
     if value_shape[:-1] != shape[:-1] or value_shape[-1] == 0:
         refuse("v", f"has shape {list(value_shape)}", f"give {[*shape[:-1]]} and a width")
@@ -97,7 +103,7 @@ def _check_offsets(q: Tensor, cu_seqlens: Any) -> int:
         if cu_seqlens is not None:
             refuse("cu_seqlens", f"is given with a q of shape {list(q.shape)}", "give [T, H, D]")
         return q.shape[0]
-    _tensor("cu_seqlens", cu_seqlens)
+    check_is_tensor(NAME, "cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
         refuse("cu_seqlens", f"has shape {list(cu_seqlens.shape)}", "give [sequences + 1]")
     _operand("cu_seqlens", cu_seqlens, cu_seqlens.shape, torch.int32, q)
@@ -106,7 +112,7 @@ def _check_offsets(q: Tensor, cu_seqlens: Any) -> int:
 
 def _check_states(parameter: str, given: Any, count: int | None, one: tuple[int, ...], q: Tensor) -> None:
     """A state for each of `count` sequences, or for any number of them in a pool."""
-    _tensor(parameter, given)
+    check_is_tensor(NAME, parameter, given)
     shape = given.shape
     if len(shape) != 4 or shape[1:] != one or (count is not None and shape[0] != count):
         wanted = ", ".join(map(str, ("slots" if count is None else count, *one)))
@@ -114,25 +120,19 @@ def _check_states(parameter: str, given: Any, count: int | None, one: tuple[int,
     _operand(parameter, given, shape, torch.float32, q)
 
 
-def _tensor(parameter: str, given: Any) -> None:
-    if not isinstance(given, Tensor):
-        refuse(parameter, f"is {type(given).__name__}", "give a torch.Tensor")
-
-
 def _operand(parameter: str, given: Any, shape: Sequence[int], dtype: torch.dtype, q: Tensor) -> None:
     """A tensor of this shape and dtype, where q is."""
     right = type(given) is Tensor and given.shape == shape and given.dtype is dtype and given.device == q.device
     if right and not (given.requires_grad and is_grad_enabled()):
         return
-    _tensor(parameter, given)
+    check_is_tensor(NAME, parameter, given)
     if given.dtype is not dtype:
         refuse(parameter, f"has dtype {dtype_name(given.dtype)}", f"give {dtype_name(dtype)}")
     if given.shape != torch.Size(shape):
         refuse(parameter, f"has shape {list(given.shape)}", f"give {list(shape)}")
     if given.device != q.device:
         refuse(parameter, f"is on {given.device}", f"move it to {q.device}, where q is")
-    if given.requires_grad and is_grad_enabled():
-        refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+    check_wants_no_gradient(NAME, parameter, given)
 
 
 def bind(

@@ -11,7 +11,7 @@ from torch import Tensor, is_grad_enabled
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, lse_shape
 from kernelhub.ops.merge.problem import MANY, TWO, MergeProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "merge_attention_states"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -26,7 +26,7 @@ def problem_of(key: Any, device: int) -> MergeProblem:
     """The problem that a key means on a device; the key is built in `merge_attention_states`."""
     dtype, heads, width, parts, rank, returns_lse = key
     return MergeProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         num_heads=heads,
         head_dim=width,

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from functools import lru_cache
+from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
-from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import (
+    alike,
+    check_has_memory,
+    check_is_tensor,
+    check_wants_no_gradient,
+    describe,
+    dtype_name,
+    refuse,
+)
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, TENSOR, TOKEN
+from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, FP8_SCALES, TENSOR, TOKEN
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP4_BYTES = (torch.uint8, torch.float4_e2m1fn_x2)
 E8M0_BYTES = (E8M0, torch.uint8)
+FP8_SCALE_DTYPES = tuple(getattr(torch, name) for name in FP8_SCALES)
 _COLUMN_BYTES = 16  # the stride of column-major scales, as TMA wants it
-
-
-def refuse(op: str, parameter: str, problem: str, fix: str) -> NoReturn:
-    """Raise the error that names the parameter."""
-    raise InvalidArgument(op, parameter, problem, fix)
 
 
 def check_tensor(op: str, parameter: str, tensor: Any, dtypes: Sequence[torch.dtype], like: Tensor | None) -> None:
     """A tensor of one of these dtypes, where `like` is, that wants no gradient."""
-    if not isinstance(tensor, Tensor):
-        refuse(op, parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+    check_is_tensor(op, parameter, tensor)
     if tensor.dtype not in dtypes:
         refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give {' or '.join(map(dtype_name, dtypes))}")
-    if tensor.is_meta:
-        refuse(op, parameter, "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    check_has_memory(op, parameter, tensor)
     if like is not None and tensor.device != like.device:
         refuse(op, parameter, f"is on {tensor.device}", f"move it to {like.device}")
-    if tensor.requires_grad and is_grad_enabled():
-        refuse(op, parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+    check_wants_no_gradient(op, parameter, tensor)
 
 
 def check_x(op: str, x: Any, multiple: int = 1, dims: int = 1) -> None:
@@ -87,6 +88,10 @@ def fp8_scale_shape(shape: Sequence[int], granularity: str, group_size: int) -> 
     return (*lead, -(-width // group_size))
 
 
+# The same, looked up: for the numbers of a call, not for sizes that torch.compile has made symbols of.
+scale_shape_of_call = lru_cache(1024)(fp8_scale_shape)
+
+
 def new_scale(x: Tensor, shape: Sequence[int], dtype: torch.dtype, column: bool, block: bool) -> Tensor:
     """Memory for scales; column by column, columns begin 16 bytes aligned, as DeepGEMM and vLLM take them."""
     if not column or len(shape) < 2:
@@ -104,6 +109,17 @@ def _product(sizes: Sequence[int]) -> int:
     for size in sizes:
         product *= size
     return product
+
+
+def destination(
+    op: str, parameter: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, x: Tensor, device: int
+) -> Tensor:
+    """What was given, if it fits, else new memory."""
+    if given is None:
+        return x.new_empty(tuple(shape), dtype=dtype)
+    if not alike(given, shape, dtype, device):
+        check_like(op, parameter, given, shape, (dtype,), x)
+    return given
 
 
 def as_rows(op: str, parameter: str, tensor: Tensor, matrices: bool) -> Tensor:

@@ -9,23 +9,20 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.quant import library
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
-from kernelhub.ops.quant.call import (
+from kernelhub.ops.quant.dequantize_call import (
     bind_dequantize,
-    bind_fp8,
     check_dequantize_fp8,
-    check_fp8,
     dequantize_fp8_problem,
-    fp8_complete,
-    fp8_contradiction,
-    fp8_problem,
     granularity_of,
 )
 from kernelhub.ops.quant.problem import GROUP, DequantizeFp8Problem, QuantizeFp8Problem
+from kernelhub.ops.quant.quantize_fp8_call import bind_fp8, check_fp8, fp8_complete, fp8_contradiction, fp8_problem
 from kernelhub.ops.quant.reference import dequantize_fp8_reference, quantize_fp8_reference
 
 _quantize: Op[QuantizeFp8Problem] = Op(

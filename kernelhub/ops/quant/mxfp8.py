@@ -2,70 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.quant import library
-from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
-from kernelhub.ops.quant.call import (
-    ROUNDINGS,
-    bind_dequantize,
-    bind_mx,
-    check_dequantize,
-    check_mx,
-    dequantize_problem,
-    mx_problem,
-)
-from kernelhub.ops.quant.mx_plan import DequantizeMxPlan, QuantizeMxPlan
-from kernelhub.ops.quant.problem import DequantizeProblem, QuantizeMxProblem
+from kernelhub.ops.quant.dequantize_call import check_dequantize
+from kernelhub.ops.quant.mx import dequantizer, prepare_dequantizer, prepare_quantizer, quantizer
+from kernelhub.ops.quant.quantize_mx_call import ROUNDINGS, check_mx
 from kernelhub.ops.quant.reference import dequantize_mxfp8_reference, quantize_mxfp8_reference
 
-_quantize_mxfp8: Op[QuantizeMxProblem] = Op(
-    Contract(
-        name="quantize_mxfp8",
-        summary="floats into float8 with a power of two for 32 elements",
-        problem=QuantizeMxProblem,
-        problem_of=mx_problem,
-        adapter=QuantizeAdapter,
-        bind=bind_mx("quantize_mxfp8"),
-        reference=quantize_mxfp8_reference,
-        example="kernelhub.ops.quant.inputs:quantize_inputs",
-    )
+_quantize = quantizer(
+    "quantize_mxfp8", "floats into float8 with a power of two for 32 elements", quantize_mxfp8_reference
 )
-_dequantize_mxfp8: Op[DequantizeProblem] = Op(
-    Contract(
-        name="dequantize_mxfp8",
-        summary="float8 with a power of two for 32 elements back into floats",
-        problem=DequantizeProblem,
-        problem_of=dequantize_problem,
-        adapter=DequantizeAdapter,
-        bind=bind_dequantize("dequantize_mxfp8"),
-        reference=dequantize_mxfp8_reference,
-        example="kernelhub.ops.quant.inputs:quantize_inputs",
-    )
+_dequantize = dequantizer(
+    "dequantize_mxfp8", "float8 with a power of two for 32 elements back into floats", dequantize_mxfp8_reference
 )
 _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-def _prepare_quantize_mxfp8(*args: Any, backend: Backend = None, **kwargs: Any) -> QuantizeMxPlan:
-    """Choose once for a tensor like this: arguments as of `quantize_mxfp8`."""
-    asked = _quantize_mxfp8.ask(backend, args, kwargs)
-    return QuantizeMxPlan(_quantize_mxfp8.bound_for(asked.key, asked.device, backend), quantize_mxfp8)
-
-
-def _prepare_dequantize_mxfp8(*args: Any, backend: Backend = None, **kwargs: Any) -> DequantizeMxPlan:
-    """Choose once for codes like these: arguments as of `dequantize_mxfp8`."""
-    asked = _dequantize_mxfp8.ask(backend, args, kwargs)
-    return DequantizeMxPlan(_dequantize_mxfp8.bound_for(asked.key, asked.device, backend), dequantize_mxfp8)
-
-
-@publish(_quantize_mxfp8, _prepare_quantize_mxfp8, traced=library.quantize_mxfp8)
+@publish(_quantize, prepare_quantizer(_quantize), traced=library.quantize_mxfp8)
 def quantize_mxfp8(
     x: Tensor,
     scale_rounding: str = "floor",
@@ -110,17 +69,17 @@ def quantize_mxfp8(
         check_mx("quantize_mxfp8", x, scale_rounding)
         raise
     if backend is None and not (_contexts_used and _contexts()):
-        run = _quantize_mxfp8.table.get(key)
+        run = _quantize.table.get(key)
     else:
-        run = _quantize_mxfp8.override(key, backend)
+        run = _quantize.override(key, backend)
     if run is None:
         check_mx("quantize_mxfp8", x, scale_rounding)
-        run = _quantize_mxfp8.decide(key, x.get_device(), backend)
+        run = _quantize.decide(key, x.get_device(), backend)
     result: tuple[Tensor, Tensor] = run(x, out, out_scale)
     return result
 
 
-@publish(_dequantize_mxfp8, _prepare_dequantize_mxfp8, traced=library.dequantize_mxfp8)
+@publish(_dequantize, prepare_dequantizer(_dequantize), traced=library.dequantize_mxfp8)
 def dequantize_mxfp8(
     x: Tensor,
     scale: Tensor,
@@ -162,11 +121,11 @@ def dequantize_mxfp8(
         check_dequantize("dequantize_mxfp8", x, scale, None, out_dtype)
         raise
     if backend is None and not (_contexts_used and _contexts()):
-        run = _dequantize_mxfp8.table.get(key)
+        run = _dequantize.table.get(key)
     else:
-        run = _dequantize_mxfp8.override(key, backend)
+        run = _dequantize.override(key, backend)
     if run is None:
         check_dequantize("dequantize_mxfp8", x, scale, None, out_dtype)
-        run = _dequantize_mxfp8.decide(key, x.get_device(), backend)
+        run = _dequantize.decide(key, x.get_device(), backend)
     result: Tensor = run(x, scale, None, out)
     return result

@@ -9,19 +9,14 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.quant import library
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
-from kernelhub.ops.quant.call import (
-    bind_dequantize,
-    bind_nvfp4,
-    check_dequantize,
-    check_nvfp4,
-    dequantize_problem,
-    nvfp4_problem,
-)
+from kernelhub.ops.quant.dequantize_call import bind_dequantize, check_dequantize, dequantize_problem
 from kernelhub.ops.quant.problem import DequantizeProblem, QuantizeNvfp4Problem
+from kernelhub.ops.quant.quantize_nvfp4_call import bind_nvfp4, check_nvfp4, nvfp4_problem
 from kernelhub.ops.quant.reference import dequantize_nvfp4_reference, quantize_nvfp4_reference
 
 _quantize: Op[QuantizeNvfp4Problem] = Op(

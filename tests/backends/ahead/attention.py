@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from kernelhub.backends.triton.attention import adapter as adapters
+from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
-from kernelhub.ops.attention.arguments import Values, lse_shape
+from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem, PagedAttentionProblem
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case

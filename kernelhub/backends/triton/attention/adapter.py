@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import abc
-import functools
 import math
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +13,8 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.prefill import prefill_kernel
 from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_kernel
+from kernelhub.backends.triton.attention.splits import full_waves
+from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.requirements import has_float8
@@ -150,7 +150,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             programs = (at.q_tokens * group // tiles.block_m + at.num_seqs) * kv_heads
         else:
             programs = -(-at.q_tokens * group // tiles.block_m) * kv_heads * at.num_seqs
-        strides = self._operand_strides(q, k, v, out)
+        strides = strides_of_operands(q, k, v, out, self.problem.ragged, self.heads_first)
         launch(
             programs,
             variant_of(q, k, v, out, values.sinks, strides),
@@ -175,7 +175,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             min(values.window_left, NO_LIMIT),
             min(values.window_right, NO_LIMIT),
             *strides,
-            *self._lse_strides(lse),
+            *strides_of_lse(lse, self.problem.ragged),
             at.table_stride,
         )
 
@@ -218,8 +218,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
         windows = (min(values.window_left, NO_LIMIT), min(values.window_right, NO_LIMIT))
         bounds = (at.q_tokens, at.kv_tokens, max_rows, splits, *windows)
-        strides = self._operand_strides(q, k, v, out)
-        lse_strides = self._lse_strides(lse)
+        strides = strides_of_operands(q, k, v, out, self.problem.ragged, self.heads_first)
+        lse_strides = strides_of_lse(lse, self.problem.ragged)
         variant = variant_of(q, k, v, out, values.sinks, strides)
         launch(
             at.num_seqs * kv_heads * (max_rows // tiles.block_m) * splits,
@@ -304,38 +304,6 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             k_scale, v_scale = k_scale * values.k_scale, v_scale * values.v_scale
         return k.view(torch.uint8), v.view(torch.uint8), score_scale * k_scale, v_scale
 
-    def _operand_strides(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[int, ...]:
-        """Of q, k, v and out, four each."""
-        return (*self._token_strides(q), *self._kv_strides(k), *self._kv_strides(v), *self._token_strides(out))
-
-    def _token_strides(self, tensor: Tensor) -> tuple[int, ...]:
-        """(sequence, token, head, width) strides of q or out."""
-        strides = tensor.stride()
-        if len(strides) == 4:
-            return strides
-        first, head, width = strides
-        return (0, first, head, width) if self.problem.ragged else (first, 0, head, width)
-
-    def _kv_strides(self, tensor: Tensor) -> tuple[int, ...]:
-        """(sequence or page, token, head, width) strides of k or v."""
-        strides = tensor.stride()
-        if len(strides) == 3:
-            return (0, *strides)
-        if self.heads_first:
-            page, head, token, width = strides
-            return (page, token, head, width)
-        return strides
-
-    def _lse_strides(self, lse: Tensor | None) -> tuple[int, ...]:
-        """(sequence, head, token) strides of the LSE."""
-        if lse is None:
-            return (0, 0, 0)
-        strides = lse.stride()
-        if len(strides) == 3:
-            return strides
-        head, last = strides
-        return (0, head, last) if self.problem.ragged else (last, head, 0)
-
 
 class Prefill(TritonAttention):
     """Every sequence in one pass, a tile of query rows per program."""
@@ -390,31 +358,6 @@ def sign_of(scale: float) -> int:
     return (scale > 0) - (scale < 0)
 
 
-def variant_of(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, sinks: Tensor | None, strides: tuple[int, ...]
-) -> Hashable | None:
-    """All that a compiled variant depends on beyond the problem; None where an operand is not aligned to 16 bytes.
-
-    The dtypes of q, k and v are the problem's; lengths, tables and scales have one dtype each, and kernels do
-    not specialise on their alignment.
-    """
-    if (q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()) & 15:
-        return None
-    return (q.get_device(), out.dtype, None if sinks is None else sinks.dtype, strides)
-
-
 def seen_by(at: Geometry, values: Values) -> int:
     """Upper bound on the keys that the queries of a sequence, which are its last tokens, see together."""
     return at.kv_bound if values.window_left < 0 else min(at.kv_bound, values.window_left + at.q_bound)
-
-
-@functools.lru_cache(maxsize=4096)
-def full_waves(programs: int, room: int, most: int) -> int:
-    """Parts of each of `programs`, up to `most`, with which rounds of `room` programs are nearly full.
-
-    As many as one round holds; if that fills less than 85 % of what the best number would, the fewest that fill
-    as much.
-    """
-    filled = [programs * parts / (-(-programs * parts // room) * room) for parts in range(1, most + 1)]
-    fewest = 1 + next(index for index, share in enumerate(filled) if share >= 0.85 * max(filled))
-    return max(fewest, min(most, room // programs))

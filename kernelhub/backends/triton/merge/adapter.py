@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.merge.merge import MOST_APART, merge_apart_kernel, merge_states_kernel
+from kernelhub.backends.triton.operands import strides_of
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import MergeProblem
 
@@ -54,7 +55,7 @@ class Merge(MergeAdapter):
             outs, lses = _stacked(outs), _stacked(lses)
             apart = (outs.stride(0), lses.stride(0))
         (a, b), (lse_a, lse_b) = _first_two(outs), _first_two(lses)
-        strides = (*_four(a), *_four(b), *_four(out))
+        strides = (*strides_of(a, 4), *strides_of(b, 4), *strides_of(out, 4))
         tokens = a.shape[-3]
         blocks = -(-tokens // self._block)
         aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
@@ -72,15 +73,15 @@ class Merge(MergeAdapter):
                 tokens,
                 *apart,
                 *strides,
-                *_three(lse_a),
-                *_three(lse_b),
-                *((0, 0, 0) if lse is None else _three(lse)),
+                *strides_of(lse_a, 3),
+                *strides_of(lse_b, 3),
+                *((0, 0, 0) if lse is None else strides_of(lse, 3)),
             )
 
     def _merge_apart(self, outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor, lse: Tensor | None) -> None:
         parts, first = len(outs), outs[0]
         tokens = first.shape[-3]
-        strides = (*_four(first), *_four(out))
+        strides = (*strides_of(first, 4), *strides_of(out, 4))
         pointers = out.data_ptr()
         for part in outs:
             pointers |= part.data_ptr()
@@ -97,8 +98,8 @@ class Merge(MergeAdapter):
                 lse,
                 tokens,
                 *strides,
-                *_three(lses[0]),
-                *((0, 0, 0) if lse is None else _three(lse)),
+                *strides_of(lses[0], 3),
+                *((0, 0, 0) if lse is None else strides_of(lse, 3)),
             )
 
 
@@ -114,13 +115,3 @@ def _stacked(parts: Sequence[Tensor] | Tensor) -> Tensor:
 
 def _first_two(parts: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
     return parts.narrow(0, 0, 2).unbind(0) if isinstance(parts, Tensor) else parts
-
-
-def _four(tensor: Tensor) -> tuple[int, ...]:
-    """(batch, token, head, width) strides."""
-    return tensor.stride() if tensor.ndim == 4 else (0, *tensor.stride())
-
-
-def _three(lse: Tensor) -> tuple[int, ...]:
-    """(batch, head, token) strides."""
-    return lse.stride() if lse.ndim == 3 else (0, *lse.stride())

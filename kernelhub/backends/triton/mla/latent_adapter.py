@@ -11,7 +11,8 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.attention.adapter import full_waves
+from kernelhub.backends.triton.attention.splits import full_waves
+from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_tokens
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.latent import latent_kernel, merge_latent_kernel
@@ -97,7 +98,7 @@ class SplitKV(MlaAdapter):
         lse: Tensor | None,
     ) -> None:
         self.check_operands(q, kv_cache)
-        problem = self.problem
+        problem, ragged = self.problem, self.problem.ragged
         tokens = 1 if q.ndim == 3 else q.shape[1]
         topk = 0 if topk_indices is None else topk_indices.shape[1]
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
@@ -111,9 +112,9 @@ class SplitKV(MlaAdapter):
         if isinstance(values.kv_scale, float | int):
             score_scale, value_scale = score_scale * values.kv_scale, value_scale * values.kv_scale
         kv_cache = kv_cache.view(torch.uint8) if self._scores["FP8"] else kv_cache
-        strides = (*self._token_strides(q), *kv_cache.stride(), *self._token_strides(out))
+        strides = (*strides_of_tokens(q, ragged), *kv_cache.stride(), *strides_of_tokens(out, ragged))
         sizes = (step.num_seqs, tokens, topk, grid.splits)
-        lse_strides = self._lse_strides(lse)
+        lse_strides = strides_of_lse(lse, ragged)
         variant = _variant_of(q, kv_cache, out, values.sinks, strides)
         block_table, seq_lens = _adjacent(step.block_table), _adjacent(step.seq_lens)
         cu_seqlens_q = None if step.cu_seqlens_q is None else _adjacent(step.cu_seqlens_q)
@@ -207,24 +208,6 @@ class SplitKV(MlaAdapter):
                 Launcher(merge_latent_kernel, {**shape, "PARTS": PARTS}, num_warps=4),
             )
         return made
-
-    def _token_strides(self, tensor: Tensor) -> tuple[int, ...]:
-        """(sequence, token, head, width) strides of q or out."""
-        strides = tensor.stride()
-        if len(strides) == 4:
-            return strides
-        first, head, width = strides
-        return (0, first, head, width) if self.problem.ragged else (first, 0, head, width)
-
-    def _lse_strides(self, lse: Tensor | None) -> tuple[int, ...]:
-        """(sequence, head, token) strides of the LSE."""
-        if lse is None:
-            return (0, 0, 0)
-        strides = lse.stride()
-        if len(strides) == 3:
-            return strides
-        head, last = strides
-        return (0, head, last) if self.problem.ragged else (last, head, 0)
 
 
 class SplitKVFixed(SplitKV):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.backends.triton.quant.dequantize import dequantize_kernel
 from kernelhub.backends.triton.quant.quantize import (
     amax_kernel,
@@ -37,16 +38,6 @@ _BLOCK_WARPS = {True: 4, False: 8}
 _MOST_PARTS = 1024  # partial maxima of a tensor, which one program then takes together
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    """Codes and scales of one byte as uint8, since sm_80 has no pointers to float8."""
-    return tensor.view(torch.uint8) if tensor.itemsize == 1 and tensor.dtype is not torch.uint8 else tensor
-
-
-def _ceil_div(size: int, by: int) -> int:
-    """Triton's own `cdiv` serves device code too, and takes microseconds on the host."""
-    return -(-size // by)
-
-
 def _variant(columns: int, strides: tuple[int, ...], *tensors: Tensor) -> Any:
     """Equal for launches that a compiled variant fits; None if something is not 16 bytes aligned."""
     alignment = 0
@@ -55,7 +46,7 @@ def _variant(columns: int, strides: tuple[int, ...], *tensors: Tensor) -> Any:
     return None if alignment & 15 else (tensors[0].get_device(), strides, columns == 1, columns % 16 == 0)
 
 
-def _three(tensor: Tensor) -> tuple[int, ...]:
+def _matrix_strides(tensor: Tensor) -> tuple[int, ...]:
     """Strides of [B, M, K], or of [M, K] as a single matrix. Those of one say nothing of the number of its rows."""
     strides = tensor.stride()
     return strides if len(strides) == 3 and tensor.shape[0] > 1 else (0, *strides[-2:])
@@ -87,7 +78,7 @@ class _Amax:
     def __call__(self, x: Tensor, scale: Tensor) -> None:
         """x [M, K]; scale of one element."""
         rows, columns = x.shape
-        units = rows * _ceil_div(columns, _TILE)
+        units = rows * -(-columns // _TILE)
         parts = min(units, _MOST_PARTS)
         maxima = x.new_empty(_MOST_PARTS, dtype=torch.float32)
         self._amax(parts, _variant(columns, x.stride(), x), x, maxima, rows, columns, units, *x.stride(), parts)
@@ -142,12 +133,12 @@ class QuantizeFp8(QuantizeAdapter):
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         granularity = self.problem.granularity
-        codes, scale = _bytes(codes), _bytes(scale)
+        codes, scale = as_bytes(codes), as_bytes(scale)
         with device_of(x):
             if granularity == BLOCK:
                 matrices, rows, columns = x.shape
-                blocks = matrices * _ceil_div(rows, BLOCK_SIZE) * _ceil_div(columns, BLOCK_SIZE)
-                strides = (*_three(x), *_three(codes))
+                blocks = matrices * -(-rows // BLOCK_SIZE) * -(-columns // BLOCK_SIZE)
+                strides = (*_matrix_strides(x), *_matrix_strides(codes))
                 variant = _variant(columns, strides, x, codes)
                 self._launch(blocks, variant, x, codes, scale, rows, columns, *strides, *scale.stride())
                 return
@@ -157,13 +148,13 @@ class QuantizeFp8(QuantizeAdapter):
             if self._given:
                 if self._amax is not None:
                     self._amax(x, scale)
-                chunks = rows * _ceil_div(columns, _TILE)
+                chunks = rows * -(-columns // _TILE)
                 step = 0 if scale.numel() == 1 else scale.stride(0)
                 self._launch(chunks, variant, x, codes, scale, rows, columns, *strides, step)
             elif granularity == TOKEN:
                 self._rows.launcher(columns)(rows, variant, x, codes, scale, rows, columns, *strides, scale.stride(0))
             else:
-                programs = rows * _ceil_div(columns, self._columns)
+                programs = rows * -(-columns // self._columns)
                 self._launch(programs, variant, x, codes, scale, None, rows, columns, *strides, *scale.stride())
 
 
@@ -183,9 +174,9 @@ class _QuantizeGroups(QuantizeAdapter):
         self._launch = Launcher(groups_kernel, static, num_warps=_WARPS)
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
-        codes, scale = _bytes(codes), _bytes(scale)
+        codes, scale = as_bytes(codes), as_bytes(scale)
         rows, columns = x.shape
-        programs = rows * _ceil_div(columns, self.group * self._per_program)
+        programs = rows * -(-columns // (self.group * self._per_program))
         strides = (*x.stride(), *codes.stride())
         variant = _variant(columns, strides, x, codes)
         with device_of(x):
@@ -249,15 +240,15 @@ class _Dequantize(DequantizeAdapter):
         self._launch = Launcher(dequantize_kernel, static, num_warps=_WARPS)
 
     def launch(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> None:
-        codes, scale = _bytes(codes), _bytes(scale)
+        codes, scale = as_bytes(codes), as_bytes(scale)
         rows, columns = out.shape[-2:]
         matrices = out.shape[0] if out.ndim == 3 else 1
-        by_matrix, by_row, by_column = scale.stride() if scale.ndim == 3 else (0, *scale.stride())
+        by_matrix, by_row, by_column = strides_of(scale, 3)
         if self.group == _BACK_TILE:  # a row's or the tensor's own scale
             by_matrix, by_row, by_column = 0, 0 if scale.numel() == 1 else by_row, 0
-        strides = (*_three(codes), *_three(out))
+        strides = (*_matrix_strides(codes), *_matrix_strides(out))
         variant = _variant(columns, strides, codes, out)
-        programs = matrices * rows * _ceil_div(columns, self._tile)
+        programs = matrices * rows * -(-columns // self._tile)
         with device_of(out):
             self._launch(
                 programs,

@@ -14,7 +14,7 @@ from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.fp4.operands import a_format_of, check, fp4_format_of, refuse
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, layout_of
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 
 def key_of(
@@ -36,7 +36,7 @@ def with_layout(key: Any, layout: str) -> Any:
 
 def problem_of(key: Any, device: int) -> Fp4GemmProblem:
     """The problem that a key means on a device."""
-    where = facts(torch.device("cpu") if device < 0 else torch.device("cuda", device))
+    where = facts_of(device)
     return Fp4GemmProblem(where, *key)
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.gemm.fp4 import library
 from kernelhub.ops.gemm.fp4.adapter import Fp4GemmAdapter
 from kernelhub.ops.gemm.fp4.call import bind, form_of, key_of, problem_of, refuse_form, with_layout

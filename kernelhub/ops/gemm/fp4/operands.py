@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4, OUT_DTYPES, multiple_of_k
 from kernelhub.ops.packed import PackedWeight
@@ -46,16 +46,13 @@ def fp4_format_of(scale: Tensor | None) -> str:
 
 def check_tensor(parameter: str, tensor: Any, dtypes: Sequence[torch.dtype], like: Tensor | None) -> None:
     """A tensor of one of these dtypes, where `like` is, that wants no gradient."""
-    if not isinstance(tensor, Tensor):
-        refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+    check_is_tensor(NAME, parameter, tensor)
     if tensor.dtype not in dtypes:
         refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give {' or '.join(map(dtype_name, dtypes))}")
-    if tensor.is_meta:
-        refuse(parameter, "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    check_has_memory(NAME, parameter, tensor)
     if like is not None and tensor.device != like.device:
         refuse(parameter, f"is on {tensor.device}", f"move it to {like.device}, where a is")
-    if tensor.requires_grad and is_grad_enabled():
-        refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+    check_wants_no_gradient(NAME, parameter, tensor)
 
 
 def check_weight(b: Any, b_scale: Any, b_global_scale: Any, like: Tensor | None) -> str:

@@ -6,14 +6,22 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import alike, describe, dtype_name, usable
+from kernelhub.ops.arguments import (
+    alike,
+    check_has_memory,
+    check_is_tensor,
+    check_wants_no_gradient,
+    describe,
+    dtype_name,
+    usable,
+)
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, FLOATS, MANY, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, scaling_of_form
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "fp8_gemm"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -28,7 +36,7 @@ def problem_of(key: Any, device: int) -> Fp8GemmProblem:
     """The problem that a key means on a device; the key is built in `fp8_gemm`."""
     _, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many = key
     return Fp8GemmProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         scaling=str(scaling_of_form(a_dtype, rank, last, b_dtype, b_shape, n, k)),
         n=n,
         k=k,
@@ -45,8 +53,7 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
     operands = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
     operands |= {name: value for name, value in (("bias", bias), ("out", out)) if value is not None}
     for parameter, tensor in operands.items():
-        if not isinstance(tensor, Tensor):
-            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+        check_is_tensor(NAME, parameter, tensor)
     if out_dtype not in _FLOATS:
         refuse("out_dtype", f"is {out_dtype}", f"give torch.{', torch.'.join(FLOATS)}")
     for parameter, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[N, K]")):
@@ -54,8 +61,7 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
             refuse(parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
         if tensor.dtype is not E4M3:
             refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", "give float8_e4m3fn")
-    if a.is_meta:
-        refuse("a", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    check_has_memory(NAME, "a", a)
     n, k = b.shape
     if 0 in (n, k):
         refuse("b", f"has shape {list(b.shape)}", "give at least one row and one column")
@@ -69,8 +75,7 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
     for parameter, tensor in operands.items():
         if tensor.device != a.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {a.device}, where a is")
-        if tensor.requires_grad and is_grad_enabled():
-            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+        check_wants_no_gradient(NAME, parameter, tensor)
 
 
 def form_of_a(scale: Tensor) -> tuple[torch.dtype, int, int]:

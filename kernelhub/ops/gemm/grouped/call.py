@@ -6,14 +6,21 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import Forms, describe, dtype_name
+from kernelhub.ops.arguments import (
+    Forms,
+    check_has_memory,
+    check_is_tensor,
+    check_wants_no_gradient,
+    describe,
+    dtype_name,
+)
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import FEW, FLOATS, FP4, MANY, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.scales import dtypes_of, geometry_of_a, geometry_of_b, shapes_of_a, shapes_of_b
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "grouped_gemm"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -36,7 +43,7 @@ def problem_of(key: Any, device: int) -> GroupedGemmProblem:
     a_dtype, b_dtype, groups, n, b_columns, many, masked, a_scale, b_scale, global_scale, bias, out_dtype = key
     packed = b_dtype in _PACKED
     return GroupedGemmProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         a_dtype=dtype_name(a_dtype),
         b_dtype=FP4 if packed else dtype_name(b_dtype),
         out_dtype=dtype_name(out_dtype),
@@ -74,14 +81,11 @@ def check(operands: Operands, out_dtype: Any, out: Any) -> None:
     for parameter, tensor in given.items():
         if tensor is None and parameter not in ("a", "b"):
             continue
-        if not isinstance(tensor, Tensor):
-            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
-        if tensor.is_meta:
-            refuse(parameter, "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+        check_is_tensor(NAME, parameter, tensor)
+        check_has_memory(NAME, parameter, tensor)
         if tensor.device != a.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {a.device}, where a is")
-        if tensor.requires_grad and is_grad_enabled():
-            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+        check_wants_no_gradient(NAME, parameter, tensor)
     masked = _check_form(a, offsets, group_sizes)
     if b.ndim != 3 or 0 in b.shape:
         refuse("b", f"has shape {list(b.shape)}", "give [G, N, K], none of them 0")

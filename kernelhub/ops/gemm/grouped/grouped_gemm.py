@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.gemm.grouped import library
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
 from kernelhub.ops.gemm.grouped.call import NAME, bind, check, default_out_dtype, problem_of

@@ -42,7 +42,7 @@ def shapes_of_a(geometry: str, rows: tuple[int, ...], k: int) -> tuple[tuple[int
     if geometry == "tensor":
         return ((), (1,))
     if geometry in GROUPS:
-        return ((*rows, ceil_div(k, BLOCK)),)
+        return ((*rows, -(-k // BLOCK)),)
     return ((*rows, 1), rows)
 
 
@@ -53,8 +53,8 @@ def shapes_of_b(geometry: str, groups: int, n: int, k: int) -> tuple[tuple[int, 
     if geometry == "channel":
         return ((groups, n), (groups, n, 1))
     if geometry in BLOCKS:
-        return ((groups, ceil_div(n, BLOCK), ceil_div(k, BLOCK)),)
-    return ((groups, n, ceil_div(k, FP4_BLOCK[geometry])),)
+        return ((groups, -(-n // BLOCK), -(-k // BLOCK)),)
+    return ((groups, n, -(-k // FP4_BLOCK[geometry])),)
 
 
 def dtypes_of(geometry: str) -> tuple[torch.dtype, ...]:
@@ -62,7 +62,3 @@ def dtypes_of(geometry: str) -> tuple[torch.dtype, ...]:
     if geometry == "nvfp4":
         return (torch.float8_e4m3fn,)
     return E8M0_DTYPES if geometry in ("group_e8m0", "block_e8m0", "mxfp4") else (torch.float32,)
-
-
-def ceil_div(size: int, by: int) -> int:
-    return -(-size // by)

@@ -17,7 +17,7 @@ from kernelhub.ops.attention.paged_call import begin, refuse_batch
 from kernelhub.ops.attention.problem import FLOATS, FP8
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "mla_attention"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -34,7 +34,7 @@ def problem_of(key: Any, device: int) -> MlaProblem:
     q_dtype, kv_dtype, num_heads, head_dim, page_size, _, value_dim, q_len, features = key
     ragged, causal, sparse, sinks, lse, kv_scale = features
     return MlaProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         q_dtype=dtype_name(q_dtype),
         kv_dtype=dtype_name(kv_dtype),
         num_heads=num_heads,

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.paged_plan import PagedPlan

@@ -7,13 +7,21 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import alike, describe, dtype_name, usable
+from kernelhub.ops.arguments import (
+    alike,
+    check_has_memory,
+    check_is_tensor,
+    check_wants_no_gradient,
+    describe,
+    dtype_name,
+    usable,
+)
 from kernelhub.ops.attention.problem import FLOATS, FP8
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "write_mla_cache"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -29,7 +37,7 @@ def problem_of(key: Any, device: int) -> MlaCacheProblem:
     """The problem that a key means on a device; the key is built in `write_mla_cache`."""
     dtype, kv_dtype, latent_dim, rope_dim, page_size, kv_scale = key
     return MlaCacheProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         kv_dtype=dtype_name(kv_dtype),
         latent_dim=latent_dim,
@@ -48,15 +56,13 @@ def check(kv_c: Any, k_rope: Any, kv_cache: Any, slot_mapping: Any, kv_scale: An
     """Everything that the contract says of a call."""
     given = [("kv_c", kv_c), ("k_rope", k_rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping)]
     for parameter, tensor in given:
-        if not isinstance(tensor, Tensor):
-            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+        check_is_tensor(NAME, parameter, tensor)
     if kv_c.ndim != 2:
         refuse("kv_c", f"has shape {list(kv_c.shape)}", "give [T, V], the latents")
     tokens, latent_dim = kv_c.shape
     if kv_c.dtype not in _FLOATS:
         refuse("kv_c", f"has dtype {dtype_name(kv_c.dtype)}", f"give {', '.join(FLOATS)}")
-    if kv_c.is_meta:
-        refuse("kv_c", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    check_has_memory(NAME, "kv_c", kv_c)
     if latent_dim == 0:
         refuse("kv_c", f"has shape {list(kv_c.shape)}", "give at least one element of each token")
     if k_rope.ndim not in (2, 3) or k_rope.shape[0] != tokens or (k_rope.ndim == 3 and k_rope.shape[1] != 1):
@@ -83,8 +89,7 @@ def check(kv_c: Any, k_rope: Any, kv_cache: Any, slot_mapping: Any, kv_scale: An
     for parameter, tensor in given:
         if tensor.device != kv_c.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {kv_c.device}, where kv_c is")
-        if tensor.requires_grad and is_grad_enabled():
-            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+        check_wants_no_gradient(NAME, parameter, tensor)
     slots = kv_cache.shape[0] * kv_cache.shape[1]
     if slots == 0 and tokens:
         refuse("kv_cache", f"has shape {list(kv_cache.shape)}", "give at least one page")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.mla.cache import library
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
 from kernelhub.ops.mla.cache.call import NAME, bind, check, problem_of, scale_kind

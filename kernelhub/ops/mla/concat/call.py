@@ -6,12 +6,20 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import alike, describe, dtype_name, usable
+from kernelhub.ops.arguments import (
+    alike,
+    check_has_memory,
+    check_is_tensor,
+    check_wants_no_gradient,
+    describe,
+    dtype_name,
+    usable,
+)
 from kernelhub.ops.mla.concat.problem import DTYPES, ConcatProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "concat_mla_k"
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
@@ -26,7 +34,7 @@ def problem_of(key: Any, device: int) -> ConcatProblem:
     """The problem that a key means on a device; the key is built in `concat_mla_k`."""
     dtype, num_heads, nope_dim, rope_dim = key
     return ConcatProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         num_heads=num_heads,
         nope_dim=nope_dim,
@@ -38,14 +46,12 @@ def check(k_nope: Any, k_rope: Any, out: Any) -> None:
     """Everything that the contract says of a call."""
     given = (("k_nope", k_nope), ("k_rope", k_rope), *([] if out is None else [("out", out)]))
     for parameter, tensor in given:
-        if not isinstance(tensor, Tensor):
-            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+        check_is_tensor(NAME, parameter, tensor)
     if k_nope.ndim != 3:
         refuse("k_nope", f"has shape {list(k_nope.shape)}", "give [T, H, N]")
     if k_nope.dtype not in _DTYPES:
         refuse("k_nope", f"has dtype {dtype_name(k_nope.dtype)}", f"give {', '.join(DTYPES)}")
-    if k_nope.is_meta:
-        refuse("k_nope", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    check_has_memory(NAME, "k_nope", k_nope)
     tokens, heads, width = k_nope.shape
     if 0 in (heads, width):
         refuse("k_nope", f"has shape {list(k_nope.shape)}", "give at least one head and one element of each")
@@ -61,8 +67,7 @@ def check(k_nope: Any, k_rope: Any, out: Any) -> None:
             refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", f"k_nope has {dtype_name(k_nope.dtype)}")
         if tensor.device != k_nope.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {k_nope.device}, where k_nope is")
-        if tensor.requires_grad and is_grad_enabled():
-            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+        check_wants_no_gradient(NAME, parameter, tensor)
 
 
 def stands_in(k_nope: Tensor, out: Tensor) -> bool:

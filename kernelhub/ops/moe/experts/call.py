@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
+from kernelhub.dispatch.hub import Bound
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.check import Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, matrix
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
+Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 _FIRST_OF_LAYER, _LAST_OF_LAYER = Operands._fields.index("w13_scale"), Operands._fields.index("a2_scale") + 1
 
 
@@ -50,7 +52,7 @@ def problem_of(key: Any, device: int) -> ExpertsProblem:
         activation_dtype = E4M3 if weights in FP8_FORMATS else dtype
     w13_bias, w2_bias, static, on_input, mapped, residual = features
     return ExpertsProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         weights=weights,
         activation_dtype=dtype_name(activation_dtype),
@@ -76,13 +78,11 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the common form of the weights, the destination, the launch."""
-    launch, weights, activation = adapter.launch, problem.weights, problem.activation
+    weights, activation = problem.weights, problem.activation
     activation_dtype = getattr(torch, problem.activation_dtype)
     on_input = problem.apply_router_weight_on_input
-    dtype, hidden, top_k = getattr(torch, problem.dtype), problem.hidden_size, problem.top_k
-    has_residual, int32, float32 = problem.residual, torch.int32, torch.float32
     as_given = weights in (PLAIN, FP8_BLOCK)  # what kernels are given is what the caller gave
-    forms = Forms(device)
+    forms, fits, start = Forms(device), _fits_of(problem, device), _start_of(adapter, tick)
 
     def examine(given: Operands, form: Any) -> None:
         """Check a call of a form that is new."""
@@ -105,7 +105,7 @@ def bind(
         if (
             form is None
             or form not in forms
-            or not is_step(x, given.topk_weights, given.topk_ids, given.residual, given.out)
+            or not fits(x, given.topk_weights, given.topk_ids, given.residual, given.out)
         ):
             examine(given, form)
         if as_given:
@@ -116,6 +116,53 @@ def bind(
         else:
             w13, w2, values = _layer(weights, given)
         return start(w13, w2, values, x, given.topk_weights, given.topk_ids, given.residual, given.out)
+
+    return run
+
+
+def step_of(bound: Bound, layer: Operands) -> Step:
+    """The call of a plan, whose layer was checked and brought into form when it was prepared."""
+    problem: ExpertsProblem = bound.selection.problem
+    run, activation, activation_dtype = bound.run, problem.activation, getattr(torch, problem.activation_dtype)
+    fits, start = _fits_of(problem, layer.w13.get_device()), _start_of(bound.adapter, bound.counter.__next__)
+    prepared = _layer(problem.weights, layer)
+
+    def step(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, residual: Tensor | None, out: Tensor | None) -> Tensor:
+        if not fits(x, topk_weights, topk_ids, residual, out):
+            given = layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out)
+            check(given, activation, activation_dtype)
+            result: Tensor = run(given)
+            return result
+        return start(*prepared, x, topk_weights, topk_ids, residual, out)
+
+    return step
+
+
+def _fits_of(problem: ExpertsProblem, device: int) -> Callable[[Any, Any, Any, Any, Any], bool]:
+    """What tells that `check` would refuse nothing of the tensors of tokens."""
+    dtype, hidden, top_k = getattr(torch, problem.dtype), problem.hidden_size, problem.top_k
+    has_residual, int32, float32 = problem.residual, torch.int32, torch.float32
+
+    def fits(x: Any, topk_weights: Any, topk_ids: Any, residual: Any, out: Any) -> bool:
+        if not usable(x, dtype, device):
+            return False
+        shape = x.shape
+        if len(shape) != 2 or shape[1] != hidden:
+            return False
+        routed = (shape[0], top_k)
+        return (
+            alike(topk_ids, routed, int32, device)
+            and alike(topk_weights, routed, float32, device)
+            and (alike(residual, shape, dtype, device) if has_residual else residual is None)
+            and (out is None or alike(out, shape, dtype, device))
+        )
+
+    return fits
+
+
+def _start_of(adapter: Any, tick: Callable[[], int]) -> Callable[..., Tensor]:
+    """What launches a call whose layer is in the form that adapters are given: the destination, the launch."""
+    launch = adapter.launch
 
     def start(
         w13: Matrix,
@@ -136,38 +183,7 @@ def bind(
             launch(x, w13, w2, topk_weights, topk_ids, values, out)
         return out
 
-    def step_of(layer: Operands) -> Callable[..., Tensor]:
-        """The call of a plan, whose layer was checked and brought into form when it was prepared."""
-        prepared = _layer(weights, layer)
-
-        def step(
-            x: Tensor, topk_weights: Tensor, topk_ids: Tensor, residual: Tensor | None, out: Tensor | None
-        ) -> Tensor:
-            if not is_step(x, topk_weights, topk_ids, residual, out):
-                given = layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out)
-                check(given, activation, activation_dtype)
-                return run(given)
-            return start(*prepared, x, topk_weights, topk_ids, residual, out)
-
-        return step
-
-    def is_step(x: Any, topk_weights: Any, topk_ids: Any, residual: Any, out: Any) -> bool:
-        """Nothing that `check` would refuse of the tensors of tokens."""
-        if not usable(x, dtype, device):
-            return False
-        shape = x.shape
-        if len(shape) != 2 or shape[1] != hidden:
-            return False
-        routed = (shape[0], top_k)
-        return (
-            alike(topk_ids, routed, int32, device)
-            and alike(topk_weights, routed, float32, device)
-            and (alike(residual, shape, dtype, device) if has_residual else residual is None)
-            and (out is None or alike(out, shape, dtype, device))
-        )
-
-    run.step_of = step_of  # type: ignore[attr-defined]
-    return run
+    return start
 
 
 def _layer(weights: str, given: Operands) -> tuple[Matrix, Matrix, Values]:

@@ -6,10 +6,10 @@ import math
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.problem import ACTIVATIONS, BLOCK_FORMATS, FLOATS, FP4_FORMATS, FP8_FORMATS, NVFP4, PLAIN
 from kernelhub.ops.moe.experts.weights import BLOCK, FP4_GROUP, PACKED, format_of, scale_dtypes, scale_shapes
@@ -54,8 +54,8 @@ def check(given: Operands, activation: Any, activation_dtype: Any) -> None:
     """Everything that the contract says of a call, but for the values of ids."""
     for parameter in _TENSORS:
         tensor = getattr(given, parameter)
-        if not isinstance(tensor, Tensor) and (tensor is not None or parameter in _NEEDED):
-            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+        if tensor is not None or parameter in _NEEDED:
+            check_is_tensor(NAME, parameter, tensor)
     weights = _check_shapes(given)
     if activation not in ACTIVATIONS:
         refuse("activation", f"is {activation!r}", f"give one of {', '.join(ACTIVATIONS)}")
@@ -75,8 +75,7 @@ def _check_shapes(given: Operands) -> str:
         refuse("x", f"has shape {list(x.shape)}", "give [T, H]")
     if x.dtype not in _FLOATS:
         refuse("x", f"has dtype {dtype_name(x.dtype)}", f"give {', '.join(FLOATS)}")
-    if x.is_meta:
-        refuse("x", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    check_has_memory(NAME, "x", x)
     tokens, hidden = x.shape
     ids = given.topk_ids
     if ids.ndim != 2 or ids.shape[0] != tokens or ids.shape[1] == 0 or ids.dtype is not torch.int32:
@@ -180,8 +179,7 @@ def _check_places(given: Operands) -> None:
             continue
         if tensor.device != x.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {x.device}, where x is")
-        if tensor.requires_grad and is_grad_enabled():
-            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+        check_wants_no_gradient(NAME, parameter, tensor)
 
 
 def _dense_rows(tensor: Tensor) -> bool:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
-from kernelhub.dispatch.op import Ask, Backend, Op, publish
+from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.publish import publish
 from kernelhub.ops.moe.experts import library
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
-from kernelhub.ops.moe.experts.call import bind, key_of, problem_of
+from kernelhub.ops.moe.experts.call import bind, key_of, problem_of, step_of
 from kernelhub.ops.moe.experts.check import NAME, Operands, check
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fused_moe_reference
@@ -46,10 +47,10 @@ class ExpertsPlan(Plan):
     __slots__ = ()
 
     def __init__(self, bound: Bound, given: Operands) -> None:
-        direct, kernel, problem = bound.run, bound.selection.selected, bound.selection.problem
+        kernel, problem = bound.selection.selected, bound.selection.problem
         nothing = given.x.new_empty(0)  # the layer is kept, not the tokens it was prepared with
         layer = given._replace(x=nothing, topk_weights=nothing, topk_ids=nothing, residual=None, out=None)
-        step = direct.step_of(layer)  # type: ignore[attr-defined]
+        step = step_of(bound, layer)
 
         def run(
             x: Tensor,
@@ -58,8 +59,7 @@ class ExpertsPlan(Plan):
             residual: Tensor | None = None,
             out: Tensor | None = None,
         ) -> Tensor:
-            result: Tensor = step(x, topk_weights, topk_ids, residual, out)
-            return result
+            return step(x, topk_weights, topk_ids, residual, out)
 
         def traced(
             x: Tensor,

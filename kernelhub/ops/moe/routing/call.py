@@ -7,12 +7,20 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import alike, describe, dtype_name, usable
+from kernelhub.ops.arguments import (
+    alike,
+    check_has_memory,
+    check_is_tensor,
+    check_wants_no_gradient,
+    describe,
+    dtype_name,
+    usable,
+)
 from kernelhub.ops.moe.routing.problem import FLOATS, SCORINGS, SOFTMAX_AFTER_TOPK, RoutingProblem
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "route_experts"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -27,7 +35,7 @@ def problem_of(key: Any, device: int) -> RoutingProblem:
     """The problem that a key means on a device; the key is built in `route_experts`."""
     dtype, num_experts, top_k, scoring, num_groups, topk_groups, has_bias, renormalize, scaled = key
     return RoutingProblem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         dtype=dtype_name(dtype),
         num_experts=num_experts,
         top_k=top_k,
@@ -53,13 +61,12 @@ def check(
     out_ids: Any,
 ) -> None:
     """Everything that the contract says of a call."""
-    _check_tensor("logits", logits)
+    check_is_tensor(NAME, "logits", logits)
     if logits.ndim != 2 or logits.shape[1] == 0:
         refuse("logits", f"has shape {list(logits.shape)}", "give [T, E] with at least one expert")
     if logits.dtype not in _FLOATS:
         refuse("logits", f"has dtype {dtype_name(logits.dtype)}", f"give {', '.join(FLOATS)}")
-    if logits.is_meta:
-        refuse("logits", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    check_has_memory(NAME, "logits", logits)
     tokens, num_experts = logits.shape
     if scoring not in SCORINGS:
         refuse("scoring", f"is {scoring!r}", f"give one of {', '.join(SCORINGS)}")
@@ -71,14 +78,14 @@ def check(
     if not math.isfinite(scaling_factor):
         refuse("scaling_factor", f"is {scaling_factor}", "give a finite float")
     if correction_bias is not None:
-        _check_tensor("correction_bias", correction_bias)
+        check_is_tensor(NAME, "correction_bias", correction_bias)
         if correction_bias.shape != (num_experts,) or correction_bias.dtype is not torch.float32:
             refuse("correction_bias", f"is {describe(correction_bias)}", f"give float32 [{num_experts}]")
         _check_place("correction_bias", correction_bias, logits)
     _check_place("logits", logits, logits)
     for parameter, given, dtype in (("out_weights", out_weights, torch.float32), ("out_ids", out_ids, torch.int32)):
         if given is not None:
-            _check_tensor(parameter, given)
+            check_is_tensor(NAME, parameter, given)
             if given.shape != (tokens, top_k) or given.dtype is not dtype:
                 refuse(parameter, f"is {describe(given)}", f"give {dtype_name(dtype)} [{tokens}, {top_k}]")
             _check_place(parameter, given, logits)
@@ -110,16 +117,10 @@ def _check_groups(num_experts: int, top_k: int, num_groups: Any, topk_groups: An
         refuse("top_k", f"is {top_k}", f"give at most {within}, the experts of {topk_groups} groups")
 
 
-def _check_tensor(parameter: str, given: Any) -> None:
-    if not isinstance(given, Tensor):
-        refuse(parameter, f"is {type(given).__name__}", "give a torch.Tensor")
-
-
 def _check_place(parameter: str, tensor: Tensor, logits: Tensor) -> None:
     if tensor.device != logits.device:
         refuse(parameter, f"is on {tensor.device}", f"move it to {logits.device}, where logits is")
-    if tensor.requires_grad and is_grad_enabled():
-        refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+    check_wants_no_gradient(NAME, parameter, tensor)
 
 
 def bind(

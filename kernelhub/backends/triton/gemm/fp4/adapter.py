@@ -115,8 +115,8 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         if few:
             # Four programs for each multiprocessor, of at least four steps of K each: a program has two steps of 4.6 KB
             # of the weight in flight, and an H200 needs some 33 KB a multiprocessor (4.3 TB/s over a microsecond).
-            programs = triton.cdiv(problem.n, tiles.block_n)
-            steps = triton.cdiv(problem.k, tiles.block_k)
+            programs = -(-problem.n // tiles.block_n)
+            steps = -(-problem.k // tiles.block_k)
             splits = max(1, min(4 * problem.device.num_sms // programs, steps // 4, 16))
         static = {
             "N": problem.n,

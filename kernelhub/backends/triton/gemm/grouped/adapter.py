@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.gemm.grouped.grouped import grouped_gemm_kernel
 from kernelhub.backends.triton.gemm.grouped.tiles import Tiles, rows_of_a_tile, tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.backends.triton.planes import Planes, wide, words
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
@@ -65,7 +65,7 @@ class Grouped(GroupedGemmAdapter):
 
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:
         problem = self.problem
-        a, b = _bytes(operands.a), _bytes(operands.b)
+        a, b = as_bytes(operands.a), as_bytes(operands.b)
         lengths = operands.group_sizes if problem.masked else operands.offsets
         assert lengths is not None
         rows = a.shape[-2]
@@ -84,7 +84,7 @@ class Grouped(GroupedGemmAdapter):
         with device_of(a):
             if self._quads:
                 a = self._planes(a, lengths if problem.masked else None)
-            strides = (*_three(a), *of_b, *_three(out))
+            strides = (*strides_of(a, 3), *of_b, *strides_of(out, 3))
             aligned = aligned and not (a.data_ptr() | out.data_ptr()) & 15
             launch(
                 programs,
@@ -92,8 +92,8 @@ class Grouped(GroupedGemmAdapter):
                 a,
                 b,
                 out,
-                None if a_scale is None else _bytes(a_scale),
-                None if b_scale is None else _bytes(b_scale),
+                None if a_scale is None else as_bytes(a_scale),
+                None if b_scale is None else as_bytes(b_scale),
                 operands.b_global_scale,
                 bias,
                 lengths,
@@ -134,16 +134,6 @@ class Grouped(GroupedGemmAdapter):
             return _per_group(scale), 0, 0
         strides = scale.stride()
         return strides if len(strides) == 3 else (*strides, 0)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """One-byte formats as uint8, which every GPU can load."""
-    return tensor if tensor.element_size() > 1 else tensor.view(torch.uint8)
-
-
-def _three(tensor: Tensor) -> tuple[int, ...]:
-    """(group, row, column) strides."""
-    return tensor.stride() if tensor.ndim == 3 else (0, *tensor.stride())
 
 
 def _per_group(scale: Tensor | None) -> int:

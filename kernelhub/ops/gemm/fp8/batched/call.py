@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
+from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, TENSOR, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import FLOATS
-from kernelhub.probes.device import facts
+from kernelhub.probes.device import facts_of
 
 NAME = "bmm_fp8"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -28,7 +28,7 @@ def problem_of(key: Any, device: int) -> BmmFp8Problem:
     """The problem that a key means on a device; the key is built in `bmm_fp8`."""
     _, n, k, a_per_matrix, b_per_matrix, out_dtype = key
     return BmmFp8Problem(
-        device=facts(torch.device("cpu") if device < 0 else torch.device("cuda", device)),
+        device=facts_of(device),
         a_scaling=BATCH if a_per_matrix else TENSOR,
         b_scaling=BATCH if b_per_matrix else TENSOR,
         n=n,
@@ -41,8 +41,7 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any, out: Any) 
     """Everything that the contract says of a call."""
     operands = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale} | ({} if out is None else {"out": out})
     for parameter, tensor in operands.items():
-        if not isinstance(tensor, Tensor):
-            refuse(parameter, f"is {type(tensor).__name__}", "give a torch.Tensor")
+        check_is_tensor(NAME, parameter, tensor)
     if out_dtype not in _FLOATS:
         refuse("out_dtype", f"is {out_dtype}", f"give torch.{', torch.'.join(FLOATS)}")
     for parameter, tensor, shape in (("a", a, "[B, M, K]"), ("b", b, "[B, N, K]")):
@@ -50,8 +49,7 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any, out: Any) 
             refuse(parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
         if tensor.dtype is not E4M3:
             refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", "give float8_e4m3fn")
-    if a.is_meta:
-        refuse("a", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    check_has_memory(NAME, "a", a)
     batch, n, k = b.shape
     if 0 in (n, k):
         refuse("b", f"has shape {list(b.shape)}", "give at least one row and one column")
@@ -68,8 +66,7 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any, out: Any) 
     for parameter, tensor in operands.items():
         if tensor.device != a.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {a.device}, where a is")
-        if tensor.requires_grad and is_grad_enabled():
-            refuse(parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
+        check_wants_no_gradient(NAME, parameter, tensor)
 
 
 def bind(
