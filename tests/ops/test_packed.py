@@ -129,7 +129,7 @@ class TestAKernelThatPacks:
         for one in (packed, again, packed.to("cpu")):
             for got, want in zip(one.unpack(), weight(arguments).values(), strict=True):
                 assert got.dtype is want.dtype
-                assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+                assert torch.equal(got.cpu().view(torch.uint8), want.cpu().view(torch.uint8))
 
 
 class TestAKernelThatDoesNot:
