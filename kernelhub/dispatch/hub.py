@@ -55,7 +55,7 @@ class Bound:
 
     @property
     def calls(self) -> int:
-        return int(self.counter.__reduce__()[1][0])
+        return int(repr(self.counter)[len("count(") : -1])  # the only way to read one that Python will keep
 
 
 class Hub:
