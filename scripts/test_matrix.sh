@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# Triton's tests again on Triton 3.6.0 and 3.9.0, the core on torch 2.8 and 2.11, each in an environment of its
-# own under build/matrix. Older torch is the platform's default build, which on Linux brings CUDA packages.
+# Triton's tests again on the oldest and newest Triton, the core on older and newer torch and Python, each in an
+# environment of its own under build/matrix. torch is the platform's default build, which on Linux brings CUDA packages.
+# A Python that is not here is passed over, and said so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python3}
 mkdir -p build/matrix
 
-environment() {  # environment NAME REQUIREMENT...: made once, then kept
-    local folder=build/matrix/$1
-    shift
+environment() {  # environment NAME PYTHON REQUIREMENT...: made once, then kept
+    local folder=build/matrix/$1 python=$2
+    shift 2
+    if ! "$python" -c "" 2>/dev/null; then
+        echo "== $folder: no $python here"
+        return 1
+    fi
     if [ ! -e "$folder/ready" ]; then
         rm -rf "$folder"
-        "$PYTHON" -m venv "$folder"
+        "$python" -m venv "$folder"
         for requirement in "$@"; do  # one after the other: each may replace what an earlier one pinned
             "$folder/bin/pip" install --quiet "$requirement"
         done
@@ -25,22 +29,23 @@ result=0
 run() {  # run NAME PYTEST-ARGUMENT...
     local name=$1
     shift
-    echo "== $name"
+    echo "== $name: $("build/matrix/$name/bin/python" -c "import sys, torch, triton; print(sys.version.split()[0], torch.__version__, triton.__version__)")"
     "build/matrix/$name/bin/python" -m pytest -q "$@" || result=1
 }
 
-TRITON_TESTS=(
-    tests/backends/test_triton.py tests/backends/test_triton_details.py tests/backends/test_triton_mla.py
-    tests/backends/test_triton_ahead.py
+CORE_TESTS=(
+    tests/dispatch tests/laws tests/probes tests/golden tests/cli tests/ops tests/contract tests/compat
+    tests/backends/test_torch.py tests/backends/test_cpp.py
 )
-CORE_TESTS=(tests/dispatch tests/laws tests/probes tests/golden tests/cli tests/ops tests/contract tests/backends/test_torch.py)
 
 for version in 3.6.0 3.9.0; do
-    environment "triton-$version" torch==2.13.0 "triton==$version"
-    run "triton-$version" "${TRITON_TESTS[@]}"
+    if environment "triton-$version" "${PYTHON:-python3}" torch==2.13.0 "triton==$version"; then
+        run "triton-$version" tests/backends --ignore tests/backends/test_torch.py --ignore tests/backends/test_cpp.py
+    fi
 done
-for version in 2.8.0 2.11.0; do
-    environment "torch-$version" "torch==$version"
-    run "torch-$version" "${CORE_TESTS[@]}"
+for pair in 2.8.0:python3.10 2.11.0:python3.12 2.14.0:python3.13; do
+    if environment "torch-${pair%:*}" "${pair#*:}" "torch==${pair%:*}"; then
+        run "torch-${pair%:*}" "${CORE_TESTS[@]}"
+    fi
 done
 exit $result
