@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 import verification_page  # noqa: E402
 
 import kernelhub  # noqa: E402
+from kernelhub.cli import matrix  # noqa: E402
 from kernelhub.dispatch.hub import HUB  # noqa: E402
 from kernelhub.dispatch.settings import VARIABLES  # noqa: E402
 from kernelhub.ops import functions  # noqa: E402
@@ -232,6 +233,18 @@ def every_kernel() -> list[tuple[str, str]]:
     return [(op, name) for op, function in zip(OPS, functions(), strict=True) for name in function.kernels()]
 
 
+def matrix_of_ops() -> str:
+    """What every record takes, a table per op."""
+    parts = []
+    for op, function in zip(OPS, functions(), strict=True):
+        rows = [
+            tuple(f"`{cell}`" if place == 0 else cell for place, cell in enumerate(matrix.text(row)))
+            for row in matrix.rows(function)
+        ]
+        parts.append(f"### `{op}`\n\n{table(matrix.COLUMNS, rows)}")
+    return "\n\n".join(parts)
+
+
 def codes() -> str:
     """Stable codes of decisions, with what each means."""
     meanings = {
@@ -279,6 +292,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "machines of the records": lambda: verification_page.machines(table),
     "what was run": lambda: verification_page.tested(every_kernel(), table),
     "what was compiled ahead": lambda: verification_page.compiled(every_kernel(), table),
+    "matrix": matrix_of_ops,
     "cost": cost,
     "cost of ops": cost_of_ops,
     "headlines": headlines,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.cli import matrix
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.facets import AnyOp, op_named, ops
 from kernelhub.cli.here import devices, is_built_in, library, obstacles
@@ -25,14 +26,17 @@ _FEW = 4
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
     parser.add_argument("--op", metavar="OP", type=op_named, help=f"only kernels of this op: {', '.join(ops())}")
+    parser.add_argument("--matrix", action="store_true", help="what each record takes, on any device")
     parser.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print backends and kernels; always 0, since none of them need be able to run here."""
     _ = HUB.settings
-    device = devices()[0]
     functions = ops().values() if arguments.op is None else (arguments.op,)
+    if arguments.matrix:
+        return _matrix(functions, arguments.json, console)
+    device = devices()[0]
     kernels = [entry for function in functions for entry in _kernels(function)]
     backends = [(registered, library(registered)) for registered in HUB.registry.backends.values()]
     if arguments.json:
@@ -51,6 +55,19 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.line()
         console.heading(f"kernels of {contract.name} ({contract.summary}) on {device}")
         console.table(_kernel_table(contract.schema, [entry for entry in kernels if entry.kernel.op == contract.name]))
+    return 0
+
+
+def _matrix(functions: Iterable[AnyOp], as_json: bool, console: Console) -> int:
+    """Print what the records take, every library taken to be installed."""
+    if as_json:
+        console.json({"kernels": [row.to_dict() for function in functions for row in matrix.rows(function)]})
+        return 0
+    for function in functions:
+        console.heading(f"{function.op.contract.name}: {function.op.contract.summary}")
+        console.table(Table(matrix.COLUMNS, [matrix.text(row) for row in matrix.rows(function)]))
+        console.line()
+    console.line(f"{matrix.SOME}: for some problems only; a dash: never. Every library is taken to be installed.")
     return 0
 
 

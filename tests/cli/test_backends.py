@@ -7,7 +7,9 @@ from importlib import metadata
 import pytest
 
 import kernelhub
+from kernelhub.cli.matrix import Furnished
 from kernelhub.dispatch.hub import HUB
+from kernelhub.probes.device import SIMULATED
 
 
 def kernels(answer):
@@ -70,6 +72,50 @@ class TestUsableHere:
         monkeypatch.setenv("KERNELHUB_DISABLE", "torch.sdpa")
         sdpa = kernels(ask("backends", "--json"))["attention", "torch.sdpa"]
         assert [obstacle["code"] for obstacle in sdpa["obstacles"]] == ["disabled"]
+
+
+class TestMatrix:
+    def test_every_record_is_a_row_with_a_word_for_every_device(self, ask):
+        told = ask("backends", "--matrix", "--json").json["kernels"]
+        assert {(row["op"], row["kernel"]) for row in told} == {
+            (op, record.name) for op in HUB.registry.contracts for record in HUB.registry.candidates(op).kernels
+        }
+        for row in told:
+            assert set(row["devices"]) == set(SIMULATED)
+            assert set(row["devices"].values()) <= {"yes", "some", "-"}
+            assert "yes" in row["devices"].values() or "some" in row["devices"].values(), "a kernel for no device"
+
+    @pytest.mark.usefixtures("no_triton")
+    def test_it_does_not_depend_on_this_machine(self, ask, monkeypatch):
+        monkeypatch.setenv("KERNELHUB_DISABLE", "triton")
+        rows = {
+            row["kernel"]: row
+            for row in ask("backends", "--op", "paged_attention", "--matrix", "--json").json["kernels"]
+        }
+        assert rows["triton.split_kv"]["devices"]["H200"] == "yes"
+        assert rows["triton.split_kv"]["devices"]["MI300X"] == "-"
+        assert rows["torch.packed"]["devices"] == {name: "yes" if name == "CPU" else "-" for name in SIMULATED}
+        assert "triton >=3.6,<3.10" in rows["triton.split_kv"]["needs"]
+
+    def test_a_device_is_yes_where_a_problem_on_it_is_taken(self, ask):
+        for row in ask("backends", "--matrix", "--json").json["kernels"]:
+            for name, word in row["devices"].items():
+                verdict = kernelhub.explain(row["op"], device=name, machine=Furnished())
+                decision = next(item for item in verdict.decisions if item.kernel == row["kernel"])
+                if decision.accepted:
+                    assert word != "-"
+                if word == "-":
+                    assert {rejection.code for rejection in decision.rejections} & {
+                        "vendor",
+                        "capability",
+                        "interpreter_off",
+                    }
+
+    def test_people_get_a_table_per_op(self, ask):
+        answer = ask("backends", "--op", "bmm_fp8", "--matrix")
+        assert answer.code == 0
+        assert "features it has not" in answer.out
+        assert answer.row("triton.bmm_fp8")
 
 
 class TestForPeople:

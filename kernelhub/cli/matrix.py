@@ -1,0 +1,147 @@
+"""``kernelhub backends --matrix``: which kernel takes what on which device, by the records alone.
+
+Devices are simulated and every library is taken to be installed, so the answer is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kernelhub.cli.facets import AnyOp
+from kernelhub.dispatch.constraint import (
+    AnyOf,
+    Between,
+    Constraint,
+    MultipleOf,
+    OneOf,
+    Package,
+    Rule,
+    SameValue,
+)
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.problem import Problem
+from kernelhub.probes.device import SIMULATED
+from kernelhub.probes.finding import Finding, found
+
+ALL, SOME, NONE = "yes", "some", "-"
+
+
+class Furnished(Machine):
+    """A machine that has every package in a version that fits, and of which every probe finds what it looks for."""
+
+    def package(self, wanted: Package) -> Finding:
+        return found(wanted.name, None, f"{wanted.name} is taken to be installed")
+
+    def variable(self, name: str) -> str:
+        return ""
+
+    def ask(self, key: Hashable, probe: Callable[[], Finding]) -> Finding:
+        return found(str(key), None, "taken to be there")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the record of a kernel takes.
+
+    Attributes:
+        kernel: the record.
+        devices: per simulated device ``"yes"``, ``"some"`` (some problems only) or ``"-"``.
+        limits: what it asks of a problem, in words.
+        needs: packages, each with versions.
+        missing: features of the op that it has not.
+    """
+
+    kernel: Kernel
+    devices: dict[str, str]
+    limits: tuple[str, ...]
+    needs: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "op": self.kernel.op,
+            "kernel": self.kernel.name,
+            "summary": self.kernel.summary,
+            "devices": self.devices,
+            "features": sorted(self.kernel.features),
+            "missing": list(self.missing),
+            "limits": list(self.limits),
+            "needs": list(self.needs),
+            "layouts": list(self.kernel.layouts),
+            "graph": self.kernel.graph.name.lower(),
+            "deterministic": self.kernel.deterministic,
+            "batch_invariant": self.kernel.batch_invariant,
+        }
+
+
+def rows(function: AnyOp) -> list[Row]:
+    """The kernels of an op, by name."""
+    contract = function.op.contract
+    _ = HUB.settings
+    kernels = sorted(HUB.registry.candidates(contract.name).kernels, key=lambda kernel: kernel.name)
+    problems = {name: contract.problem(device=device) for name, device in SIMULATED.items()}
+    return [
+        Row(
+            kernel,
+            {name: _takes(kernel, problem) for name, problem in problems.items()},
+            tuple(_limits(kernel.constraints)),
+            tuple(f"{package.name} {package.versions}".strip() for package in _packages(kernel.constraints)),
+            tuple(sorted(contract.schema.features - kernel.features)),
+        )
+        for kernel in kernels
+    ]
+
+
+def _takes(kernel: Kernel, problem: Problem) -> str:
+    """Whether a device is among those of a record; what else it asks of a problem does not count."""
+    machine = Furnished()
+    answer = ALL
+    for constraint in kernel.constraints:
+        if "device" not in constraint.fields:
+            continue
+        if constraint.reject(problem, machine) is not None:
+            if constraint.fields == ("device",):
+                return NONE
+            answer = SOME
+    return answer
+
+
+def _limits(constraints: Iterable[Constraint]) -> Iterator[str]:
+    for constraint in constraints:
+        if isinstance(constraint, OneOf):
+            yield f"{constraint.field}: {', '.join(map(str, constraint.values))}"
+        elif isinstance(constraint, Between):
+            yield f"{constraint.field}: {constraint.low} to {constraint.high}"
+        elif isinstance(constraint, MultipleOf):
+            yield f"{constraint.field}: multiples of {constraint.divisor}"
+        elif isinstance(constraint, SameValue):
+            yield f"{constraint.field} = {constraint.other}"
+        elif isinstance(constraint, Rule):
+            yield f"a rule on {', '.join(constraint.reads)}"
+
+
+def _packages(constraints: Iterable[Constraint]) -> Iterator[Package]:
+    for constraint in constraints:
+        if isinstance(constraint, Package):
+            yield constraint
+        elif isinstance(constraint, AnyOf):
+            yield from _packages(constraint.alternatives)
+
+
+def text(row: Row) -> tuple[str, ...]:
+    """The cells of a row: kernel, a mark per device, limits, what it lacks of the op's features, what it needs."""
+    return (
+        row.kernel.name,
+        *(row.devices[name] for name in SIMULATED),
+        "; ".join(row.limits) or "none",
+        ", ".join(row.missing) or "nothing",
+        ", ".join(row.needs) or "-",
+    )
+
+
+COLUMNS = ("kernel", *SIMULATED, "limits", "features it has not", "needs")
