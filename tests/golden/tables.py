@@ -60,6 +60,7 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "fp8_gemm": {
         "as published": {},
+        "as published, prefill": {"rows": "many"},
         "scaled by tensor": {"scaling": "tensor"},
         "scaled by row": {"scaling": "row"},
         "scaled by row, prefill": {"scaling": "row", "rows": "many"},

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 TRITON = "triton.fp8_gemm"
 SCALINGS = ("tensor", "row", "block", "mx")
-TORCH = {"torch.scaled_mm": "tensor", "torch.scaled_mm_rowwise": "row"}
+TORCH = {"torch.scaled_mm": "tensor", "torch.scaled_mm_rowwise": "row", "torch.scaled_mm_blockwise": "block"}
 
 
 def able(kernel: str, arguments: dict[str, Any]) -> bool:
@@ -49,6 +49,11 @@ class TestScaledMm(Fp8GemmContract):
 class TestScaledMmRowwise(TestScaledMm):
     kernel = "torch.scaled_mm_rowwise"
     plain = {"scaling": "row", "n": 192, "k": 256}  # noqa: RUF012
+
+
+class TestScaledMmBlockwise(TestScaledMm):
+    kernel = "torch.scaled_mm_blockwise"
+    plain = {"scaling": "block", "n": 192, "k": 256}  # noqa: RUF012
 
 
 class TestChoice:
@@ -79,11 +84,18 @@ class TestNumbers:
     def test_torch_s_operators_are_right_at_real_sizes(self, kernel: str, scaling: str) -> None:
         for tokens in (1, 3, 64, 1000):
             for per_row in ((True, True), (True, False), (False, True)) if scaling == "row" else ((True, True),):
-                arguments = fp8_gemm_inputs(
-                    tokens=tokens, n=1536, k=7168, scaling=scaling, per_row=per_row, bias=True, device="cuda"
-                )
-                if able(kernel, arguments):
-                    agrees(kernelhub.fp8_gemm(**arguments, backend=kernel), arguments)
+                for n, k in ((1536, 7168), (576, 2304)):  # of 18 blocks of K, whole fours would be 20
+                    arguments = fp8_gemm_inputs(
+                        tokens=tokens,
+                        n=n,
+                        k=k,
+                        scaling=scaling,
+                        per_row=per_row,
+                        bias=scaling != "block",
+                        device="cuda",
+                    )
+                    if able(kernel, arguments):
+                        agrees(kernelhub.fp8_gemm(**arguments, backend=kernel), arguments)
 
     def test_long_sums_do_not_drift(self) -> None:
         """Terms of one sign, which instructions that cut off would make too small: sums go to float32 every 128."""

@@ -54,11 +54,11 @@ def contradiction(problem: Fp8GemmProblem) -> str | None:
     return None
 
 
-REGIMES = (TENSOR, "row_decode", "row_prefill", BLOCK, MX)
+REGIMES = (TENSOR, "row_decode", "row_prefill", "block_decode", "block_prefill", MX)
 
 
 def regime(problem: Fp8GemmProblem) -> str:
-    """Order lines tell scalings apart, and of scales per row few rows from many."""
-    if problem.scaling == ROW:
-        return "row_prefill" if problem.rows == MANY else "row_decode"
+    """Order lines tell scalings apart, and of scales per row and per block few rows from many."""
+    if problem.scaling in (ROW, BLOCK):
+        return f"{problem.scaling}_{'prefill' if problem.rows == MANY else 'decode'}"
     return problem.scaling

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.torch.devices import ANYWHERE
+from kernelhub.backends.torch.devices import ANYWHERE, Torch
 from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.gemm.fp8.batched.problem import SCALINGS as BATCH_SCALINGS
-from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, ROW, SCALINGS, TENSOR, Fp8GemmProblem
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, FLOATS, ROW, SCALINGS, TENSOR, Fp8GemmProblem
 
 _HERE = "kernelhub.backends.torch.gemm.fp8"
 _FLOAT_SCALES = (dtype_in("a_scale_dtype", FLOAT), dtype_in("b_scale_dtype", FLOAT))
@@ -73,6 +73,25 @@ KERNELS = (
         features=frozenset({"bias"}),
         graph=GraphLevel.FULL,
         source="torch._scaled_mm",
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="torch.scaled_mm_blockwise",
+        target=f"{_HERE}.scaled_mm:ScaledMmBlockwise",
+        summary="cuBLASLt's product scaled by block",
+        band=Band.TUNED,
+        constraints=(
+            OnDevice("nvidia", only=((9, 0),)),
+            OneOf("scaling", (BLOCK,), why="the operator's other scalings are kernels of their own"),
+            dtype_in("out_dtype", "bfloat16", why="the operator scaled by block gives nothing else"),
+            anything("rows"),
+            MultipleOf("n", 16, why="the operator takes rows of whole 16 bytes"),
+            MultipleOf("k", 128, why="the operator takes whole blocks"),
+            *_FLOAT_SCALES,
+            Torch("2.11", cuda="12.9"),
+        ),
+        graph=GraphLevel.FULL,
+        source="torch.nn.functional.scaled_mm",
     ),
     Kernel(
         op="bmm_fp8",

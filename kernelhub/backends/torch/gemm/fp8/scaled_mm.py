@@ -1,4 +1,4 @@
-"""torch._scaled_mm: b is given as a transposed view, which is the layout that the operator asks for."""
+"""torch's operators of scaled products: b is given as a transposed view, which is the layout that they ask for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
+from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, Fp8GemmProblem
 
 
 class ScaledMm(Fp8GemmAdapter):
@@ -14,8 +15,12 @@ class ScaledMm(Fp8GemmAdapter):
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         scales = self.scales(a_scale, b_scale, a.shape[0])
         bias = None if bias is None else bias.contiguous()
-        made = torch._scaled_mm(_rows(a), _rows(b).t(), *scales, bias=bias, out_dtype=out.dtype, use_fast_accum=False)
-        out.copy_(made)
+        made = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+        torch._scaled_mm(
+            _rows(a), _rows(b).t(), *scales, bias=bias, out_dtype=out.dtype, use_fast_accum=False, out=made
+        )
+        if made is not out:
+            out.copy_(made)
 
     def scales(self, a_scale: Tensor, b_scale: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """As the operator takes them."""
@@ -30,6 +35,47 @@ class ScaledMmRowwise(ScaledMm):
             a_scale.reshape(-1, 1).expand(tokens, 1).contiguous(),
             b_scale.reshape(1, -1).expand(1, self.problem.n).contiguous(),
         )
+
+
+class ScaledMmBlockwise(Fp8GemmAdapter):
+    """Scaled by 1 x 128 and 128 x 128. The operator takes whole fours of rows, and scales in layouts of its own.
+
+    Those of a: as many as there are rows beside each other. Those of b: whole fours of blocks of K beside each other.
+    """
+
+    def __init__(self, problem: Fp8GemmProblem) -> None:
+        super().__init__(problem)
+        self._multiply = torch.ops.aten._scaled_mm_v2.out
+        kinds = torch.nn.functional.ScalingType
+        self._recipes = [[int(kind.value)] for kind in (kinds.BlockWise1x128, kinds.BlockWise128x128)]
+        self._unswizzled = [int(torch.nn.functional.SwizzleType.NO_SWIZZLE.value)]
+        self._missing = -(problem.k // GROUP[BLOCK]) % 4
+
+    def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        rows = out.shape[0]
+        more = -rows % 4
+        if more:
+            a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, more)).view(a.dtype)
+            a_scale = torch.nn.functional.pad(a_scale, (0, 0, 0, more))
+        whole = not more and out.is_contiguous()
+        made = out if whole else out.new_empty((rows + more, out.shape[1]))
+        b_scale = torch.nn.functional.pad(b_scale, (0, self._missing)) if self._missing else b_scale
+        self._multiply(
+            *(_rows(a), _rows(b).t()),
+            *([_rows(a_scale.t()).t()], self._recipes[0], self._unswizzled),
+            *([_rows(b_scale).t()], self._recipes[1], self._unswizzled),
+            *(None, out.dtype, [], False),
+            out=made,
+        )
+        if not whole:
+            out.copy_(made[:rows])
+
+    def workspace_bytes(self, *, num_tokens: int) -> int:
+        """Rows made whole fours, their result, and scales in the operator's layouts."""
+        problem, rows = self.problem, -(-num_tokens // 4) * 4
+        blocks = problem.k // GROUP[BLOCK]
+        of_b = -(-problem.n // GROUP[BLOCK]) * (blocks + self._missing) * 4
+        return rows * (problem.k + 2 * problem.n + 8 * blocks) + of_b
 
 
 def _rows(matrix: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""What torch's operator scaled by block is given, on a machine that has not the operator: its layouts are its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.backends.torch.devices import Torch
+from kernelhub.backends.torch.gemm.fp8.scaled_mm import ScaledMmBlockwise
+from kernelhub.dispatch.machine import Machine
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
+from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.probes.device import simulated
+
+if not hasattr(torch.ops.aten, "_scaled_mm_v2"):
+    pytest.skip(f"torch {torch.__version__} has not the operator", allow_module_level=True)
+
+
+def operator(
+    a, b, a_scales, a_recipe, a_swizzle, b_scales, b_recipe, b_swizzle, bias, dtype, contraction, fast, *, out
+):
+    """As the one on a Hopper GPU: refuses what that refuses, and reads scales where that reads them."""
+    (a_scale,), (b_scale,) = a_scales, b_scales
+    (rows, k), n = a.shape, b.shape[1]
+    assert (a_recipe, b_recipe, a_swizzle, b_swizzle) == ([4], [5], [0], [0]), "numbers of torch's enumerations"
+    assert (bias, contraction, fast) == (None, [], False)
+    assert rows % 4 == 0, "CUBLAS_STATUS_NOT_SUPPORTED"
+    assert (a.stride(), b.stride()) == ((k, 1), (1, k))
+    assert (out.shape, out.dtype, out.is_contiguous()) == ((rows, n), dtype, True)
+    blocks = -(-k // 128)
+    whole = -(-blocks // 4) * 4
+    assert (tuple(a_scale.shape), a_scale.stride()) == ((rows, blocks), (1, rows))
+    assert (tuple(b_scale.shape), b_scale.stride()) == ((whole, -(-n // 128)), (1, whole))
+    spread_a = a_scale.repeat_interleave(128, 1)[:, :k]
+    spread_b = b_scale[:blocks].repeat_interleave(128, 0)[:k].repeat_interleave(128, 1)[:, :n]
+    out.copy_((a.float() * spread_a) @ (b.float() * spread_b))
+    return out
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 64, 130])
+@pytest.mark.parametrize(("n", "k"), [(576, 768), (256, 512), (16, 128)])
+@pytest.mark.parametrize("strided", [False, True], ids=["rows", "columns"])
+def test_the_operator_is_given_what_it_takes(rows: int, n: int, k: int, strided: bool) -> None:
+    arguments = fp8_gemm_inputs(tokens=rows, n=n, k=k, scaling="block")
+    adapter = ScaledMmBlockwise(Fp8GemmProblem(device=simulated("H200"), scaling="block", n=n, k=k))
+    adapter._multiply = operator
+    if strided:
+        arguments["a_scale"] = arguments["a_scale"].t().contiguous().t()
+        arguments["a"] = arguments["a"].view(torch.uint8).t().contiguous().t().view(arguments["a"].dtype)
+    out = torch.full((rows, 2 * n) if strided else (rows, n), torch.nan, dtype=torch.bfloat16)
+    place = out[:, ::2] if strided else out
+    adapter.launch(*(arguments[name] for name in ("a", "b", "a_scale", "b_scale")), None, place)
+    agreement = compare(place, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=False)
+    assert agreement.ok, str(agreement)
+    assert not strided or out[:, 1::2].isnan().all()
+    assert adapter.workspace_bytes(num_tokens=rows) >= 8 * rows
+
+
+def test_another_torch_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Fp8GemmProblem(device=simulated("H200"))
+    for version, built, fine in (
+        ("2.11.0+cu128", "12.8", False),
+        ("2.11.0+cu129", "12.9", True),
+        ("2.14.0", "13.0", True),
+        ("2.10.0", "13.0", False),
+        ("2.11.0+cpu", None, False),
+    ):
+        monkeypatch.setattr(torch, "__version__", version)
+        monkeypatch.setattr(torch.version, "cuda", built)
+        rejection = Torch("2.11", cuda="12.9").reject(problem, Machine())
+        assert (rejection is None) == fine
+        if rejection is not None:
+            assert rejection.code == "package_version"
+            assert "pip install" in rejection.remedy
+            assert version in rejection.reason
