@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import importlib.util
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 from kernelhub.cli.env import file_words
@@ -17,6 +20,9 @@ from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.registry import Registered
 from kernelhub.dispatch.select import Selection
 from kernelhub.probes.device import DeviceFacts
+from kernelhub.probes.finding import Finding
+
+_OF_DEVICES = ("vendor", "capability", "interpreter_off")
 
 
 def settings(variables: Variables) -> Iterator[Fact]:
@@ -35,17 +41,18 @@ def settings(variables: Variables) -> Iterator[Fact]:
         yield Fact(OK, f"config file {path}", "; ".join(file_words(layer)) or "it says nothing")
 
 
-def libraries(variables: Variables) -> Iterator[Fact]:
-    """The library behind each built-in backend; torch is told of apart."""
+def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
+    """The library behind each built-in backend, and what keeps its kernels from running here; torch is told apart."""
+    here = devices() if can_choose else []
+    verdicts = {name: [function.explain(device=device) for device in here] for name, function in ops().items()}
     for registered in variables.registry.backends.values():
         finding = library(registered) if is_built_in(registered) else None
         if finding is None or finding.subject == "torch":
             continue
-        kernels = f"{len(registered.kernels)} kernels of backend {registered.name}"
-        if finding.ok:
-            yield Fact(OK, finding.reason, f"fits {kernels}")
+        if can_choose:
+            yield _library(registered, finding, verdicts)
         else:
-            yield Fact(NOTE, finding.reason, f"{kernels} cannot run", finding.remedy)
+            yield Fact(OK if finding.ok else NOTE, finding.reason, "", finding.remedy)
 
 
 def plugins(variables: Variables) -> Iterator[Fact]:
@@ -60,6 +67,42 @@ def verdicts() -> Iterator[Fact]:
     for device in devices():
         for function in ops().values():
             yield _verdict(function, device)
+
+
+def _library(registered: Registered, finding: Finding, verdicts: Mapping[str, list[Selection[Any]]]) -> Fact:
+    """One provider: which copy, how many of its kernels can run, and for the others why not, the commonest first."""
+    what = finding.reason + (f" ({where})" if (where := _copy_of(finding.subject)) else "")
+    total = f"{len(registered.kernels)} kernels of backend {registered.name}"
+    able, elsewhere, against = 0, 0, Counter[Rejection]()
+    for kernel in registered.kernels:
+        reasons = [obstacles(kernel, verdict) for verdict in verdicts[kernel.op]]
+        if not all(reasons):
+            able += 1
+        elif all(any(item.code in _OF_DEVICES for item in items) for items in reasons):
+            elsewhere += 1
+        else:
+            against.update({item for items in reasons for item in items if item.code not in _OF_DEVICES})
+    if able == len(registered.kernels):
+        return Fact(OK, what, f"fits {total}")
+    told = [f"of {total} {able} can run here"]
+    if elsewhere:
+        told.append(f"{elsewhere} are for other devices")
+    told += [f"{number} lack this: {item.reason}" for item, number in against.most_common() if item.reason not in what]
+    remedies = dict.fromkeys(item.remedy for item, _ in against.most_common() if item.remedy)
+    return Fact(NOTE if against else OK, what, "; ".join(told), next(iter(remedies), ""))
+
+
+def _copy_of(package: str) -> str:
+    """The distribution that a package is from, and its folder; found without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except Exception:  # a foreign finder or a half-imported module may raise anything; the finding tells of it
+        return ""
+    if spec is None:
+        return ""
+    folder = next(iter(spec.submodule_search_locations or ()), spec.origin)
+    names = metadata.packages_distributions().get(package, [])
+    return f"{' or '.join(dict.fromkeys(names)) or 'of no distribution'}, {folder}"
 
 
 def _plugin(registered: Registered) -> Fact:

@@ -51,9 +51,10 @@ def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
     try:
         variables = read_variables()
         yield from dispatch_facts.settings(variables)
-        yield from dispatch_facts.libraries(variables)
+        can_choose = devices_answer and not variables.wrong
+        yield from dispatch_facts.libraries(variables, can_choose)
         yield from dispatch_facts.plugins(variables)
-        if devices_answer and not variables.wrong:
+        if can_choose:
             yield from dispatch_facts.verdicts()
     except KernelhubError as error:
         yield Fact(PROBLEM, "kernelhub cannot be set up", str(error), "see the message")

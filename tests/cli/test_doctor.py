@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import metadata
 
@@ -9,6 +10,7 @@ import pytest
 
 import kernelhub
 from kernelhub.cli import machine_facts
+from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from tests.conftest import DEVICE
 
@@ -73,6 +75,20 @@ class TestWithAGpu:
         assert fact["what"].endswith("torch.blocked")
         assert "triton.split_kv" in fact["meaning"]
         assert 'pip install "triton' in fact["remedy"]
+
+    def test_a_library_is_told_with_its_copy_and_what_its_kernels_lack(self, ask, monkeypatch, tmp_path):
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        version = metadata.version("triton")
+        fact = next(fact for fact in facts(ask("doctor", "--json")) if fact["what"].startswith(f"triton {version} ("))
+        assert "site-packages" in fact["what"]
+        assert fact["status"] == "ok"
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+        HUB.restore()
+        fact = next(fact for fact in facts(ask("doctor", "--json")) if fact["what"].startswith(f"triton {version} ("))
+        assert fact["status"] == "note"
+        assert re.search(r"0 can run here; \d+ lack this: .*cache", fact["meaning"])
+        assert "TRITON_CACHE_DIR" in fact["remedy"]
 
     @pytest.mark.usefixtures("no_triton")
     def test_a_kernel_that_this_gpu_can_never_run_is_not_recommended(self, ask):
