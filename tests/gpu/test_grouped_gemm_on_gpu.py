@@ -37,6 +37,21 @@ class TestGroupedMm(GroupedGemmContract):
             pytest.skip(f"torch's grouped kernel does not run on {verdict.problem.device}")
 
 
+class TestScaledGroupedMm(TestGroupedMm):
+    """torch's kernel of float8 runs on sm_90 only."""
+
+    kernel = "torch.scaled_grouped_mm"
+    formats = ("tensor", "channel")
+    fewest_cases = 5
+
+    @pytest.fixture(autouse=True)
+    def able(self) -> None:
+        scales = {"a_dtype": "float8_e4m3fn", "a_scale": "token", "b_scale": "channel"}
+        verdict = kernelhub.explain("grouped_gemm", device="cuda", backend=self.kernel, **scales)
+        if verdict.selected is None:
+            pytest.skip(f"torch's grouped kernel does not run on {verdict.problem.device}")
+
+
 def inputs(**changes: Any) -> dict[str, Any]:
     return grouped_gemm_inputs(**{"device": "cuda", "spare": 0} | changes)
 

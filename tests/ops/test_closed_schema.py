@@ -70,7 +70,11 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     "fp8_gemm": [
         {"scaling": scaling, "rows": rows} for scaling in ("tensor", "row", "block", "mx") for rows in ("few", "many")
     ],
-    "grouped_gemm": [{"rows": rows} for rows in ("few", "many")],
+    "grouped_gemm": [
+        {"rows": "few"},
+        {"rows": "many"},
+        {"rows": "many", "k": 7168, "a_dtype": "float8_e4m3fn", "a_scale": "token", "b_scale": "channel"},
+    ],
     "topk_indices": [{"k": k} for k in (2048, 10000)],
     "fused_moe": [{"weights": weights} for weights in ("plain", "fp8_block")],
 }

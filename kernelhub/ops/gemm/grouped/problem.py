@@ -85,9 +85,12 @@ def contradiction(problem: GroupedGemmProblem) -> str | None:
     return None
 
 
-REGIMES = ("decode", "prefill")
+REGIMES = ("decode", "prefill", "prefill_long")
+_LONG = 4096  # columns
 
 
 def regime(problem: GroupedGemmProblem) -> str:
-    """Order lines tell few rows from many."""
-    return REGIMES[problem.rows == MANY]
+    """Order lines tell few rows from many, and of those long ones."""
+    if problem.rows == FEW:
+        return "decode"
+    return "prefill_long" if problem.k >= _LONG else "prefill"

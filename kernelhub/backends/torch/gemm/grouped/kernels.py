@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelhub.backends.torch.devices import ANYWHERE
-from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, Package, Rejection, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, OneOf, Package, Rejection, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
@@ -68,5 +68,27 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         source="torch.nn.functional.grouped_mm",
+    ),
+    Kernel(
+        op="grouped_gemm",
+        name="torch.scaled_grouped_mm",
+        target="kernelhub.backends.torch.gemm.grouped.grouped_mm:ScaledGroupedMm",
+        summary="torch's own grouped product of float8, scaled by row and column",
+        band=Band.TUNED,
+        constraints=(
+            OnDevice("nvidia", only=((9, 0),)),
+            dtype_in("a_dtype", FP8),
+            dtype_in("b_dtype", FP8),
+            dtype_in("out_dtype", "bfloat16", why="the operator gives nothing else"),
+            OneOf("a_scale", ("tensor", "token"), why="the operator takes a scale per row"),
+            OneOf("b_scale", ("tensor", "channel"), why="the operator takes a scale per column"),
+            Between("num_groups", 1, 1023, why="one block of threads prepares all groups"),
+            MultipleOf("n", 16, why="rows begin at multiples of 16 bytes"),
+            MultipleOf("k", 16, why="rows begin at multiples of 16 bytes"),
+            anything("rows"),
+        ),
+        features=frozenset({"a_scale=tensor", "a_scale=token", "b_scale=tensor", "b_scale=channel"}),
+        graph=GraphLevel.FULL,
+        source="torch._scaled_grouped_mm",
     ),
 )
