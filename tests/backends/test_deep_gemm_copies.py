@@ -215,3 +215,15 @@ def test_every_call_names_a_function_of_the_library() -> None:
     _ = HUB.settings
     assert all(call.target.startswith("deep_gemm:") for calls in CALLS.values() for call in calls)
     assert {kernel.backend for kernel in KERNELS} == {"deep_gemm"}
+
+
+def test_parameters_are_read_from_what_pybind_writes_into_docstrings() -> None:
+    text = (
+        "fp8_gemm_nt(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor], d: torch.Tensor, "
+        "c: Optional[torch.Tensor] = None, recipe: Annotated[list[int], FixedSize(3)] | None = None, "
+        "compiled_dims: str = 'nk', logits_dtype: object = torch.float32) -> None"
+    )
+    header = copies.header_of_text(text)
+    assert header.positional[:3] == ("a", "b", "d")
+    assert header.required == {"a", "b", "d"}
+    assert copies.header_of_text("a function of <another kind at 0x1>") is None

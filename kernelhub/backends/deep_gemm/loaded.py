@@ -1,8 +1,8 @@
 """The library itself: importing this module imports it, so only adapters do.
 
 A second copy that registers torch's namespace ``deep_gemm`` would end the process, not raise. So it is looked whether
-some other library has claimed the namespace, and vLLM's copy, loaded without vLLM, is left where vLLM finds it should it
-be imported later.
+some other library has claimed the namespace, and vLLM's copy, loaded without vLLM, is left where vLLM finds it should
+it be imported later.
 """
 
 from __future__ import annotations
