@@ -9,6 +9,7 @@ import torch
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.formats import from_e8m0
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs
@@ -274,6 +275,22 @@ class TestPagedLogits(OnTheCpu, indexer.PagedLogitsContract):
         assert torch.equal(plan.run(**arguments), self.run(arguments))
 
     test_what_is_not_seen_is_not_let_in = None  # of float32
+
+
+def test_scales_of_every_byte_are_exact_in_both_layouts() -> None:
+    from kernelhub.backends.deep_gemm.layouts import scales_of_blocks, scales_of_rows
+
+    codes = torch.arange(256).to(torch.uint8).view(32, 8)
+    want = from_e8m0(codes)
+    for held in (codes, codes.view(torch.float8_e8m0fnu), codes.t().contiguous().t()):
+        for made in (scales_of_rows(held, False), scales_of_blocks(held, 4096, False)):
+            assert torch.equal(made.nan_to_num(nan=-1.0), want.nan_to_num(nan=-1.0))
+        packed = scales_of_rows(held, True)
+        assert packed.stride() == (1, 32)
+        assert torch.equal(packed.contiguous().view(torch.uint8).view(32, 8), codes)
+    of_seven = scales_of_rows(codes[:, :7], True).contiguous().view(torch.uint8).view(32, 8)
+    assert torch.equal(of_seven[:, :7], codes[:, :7])
+    assert not of_seven[:, 7].any()
 
 
 def test_the_operands_of_these_tests_are_not_what_the_library_wants_by_chance() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.ops.formats import from_e8m0
 from kernelhub.ops.gemm.fp8.inputs import MODELS, fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from tests.contract.fp8_gemm import Case, Fp8GemmContract
@@ -85,6 +86,14 @@ class TestFp8Blocks(Fp8GemmContract):
             small = (EXPONENTS, EXPONENTS)
             arguments = fp8_gemm_inputs(tokens=tokens, n=layer.n, k=layer.k, e8m0=small, device="cuda")
             self.agrees(self.run(arguments), arguments)
+
+
+def test_powers_of_two_in_a_byte_become_float32_exactly() -> None:
+    from kernelhub.backends.deep_gemm.layouts import scales_of_rows
+
+    codes = torch.arange(256, device="cuda").to(torch.uint8).view(32, 8)
+    want = from_e8m0(codes)
+    assert torch.equal(scales_of_rows(codes, False).nan_to_num(nan=-1.0), want.nan_to_num(nan=-1.0))
 
 
 class _Grouped:
