@@ -273,6 +273,7 @@ def codes() -> str:
         "signature_changed": "its library has the function, but with other parameters",
         "toolkit_missing": "it needs a CUDA toolkit, and none was found",
         "toolkit_broken": "the CUDA toolkit does not answer",
+        "toolkit_version": "the CUDA toolkit is too old for it",
         "compiler_missing": "it needs a C compiler, and none was found",
         "headers_missing": "it needs Python's headers, and none were found",
         "cache_unwritable": "what it compiles could not be kept",

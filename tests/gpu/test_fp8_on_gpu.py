@@ -54,6 +54,7 @@ class TestScaledMmRowwise(TestScaledMm):
 class TestScaledMmBlockwise(TestScaledMm):
     kernel = "torch.scaled_mm_blockwise"
     plain = {"scaling": "block", "n": 192, "k": 256}  # noqa: RUF012
+    takes_bias = False
 
 
 class TestChoice:

@@ -19,7 +19,7 @@ from kernelhub.ops import functions
 from kernelhub.probes.device import SIMULATED
 
 OPS = {function.op.contract.name: function for function in functions()}
-MACHINE = SimulatedMachine({"triton": "3.7.1"}, variables={"TRITON_INTERPRET": "1"})
+MACHINE = SimulatedMachine({"triton": "3.7.1", "deep_gemm": "2.5.0"}, variables={"TRITON_INTERPRET": "1"})
 
 
 def kernels(op: str) -> list[Any]:
@@ -68,13 +68,24 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     "paged_attention": _ATTENTION,
     "linear_attention": [{"q_len": q_len} for q_len in ("one", "many")],
     "fp8_gemm": [
-        {"scaling": scaling, "rows": rows} for scaling in ("tensor", "row", "block", "mx") for rows in ("few", "many")
+        *(
+            {"scaling": scaling, "rows": rows}
+            for scaling in ("tensor", "row", "block", "mx")
+            for rows in ("few", "many")
+        ),
+        {"a_scale_dtype": "float8_e8m0fnu", "b_scale_dtype": "float8_e8m0fnu"},
     ],
     "grouped_gemm": [
-        {"rows": "few"},
-        {"rows": "many"},
         {"rows": "many", "k": 7168, "a_dtype": "float8_e4m3fn", "a_scale": "token", "b_scale": "channel"},
+        *(
+            {"rows": rows, "masked": masked, **scales}
+            for rows in ("few", "many")
+            for masked in (False, True)
+            for scales in ({}, {"b_scale": "block"}, {"a_scale": "group_e8m0", "b_scale": "block_e8m0"})
+        ),
     ],
+    "mqa_logits": [{}, {"dtype": "bfloat16"}],
+    "paged_mqa_logits": [{}, {"dtype": "bfloat16"}],
     "topk_indices": [{"k": k} for k in (2048, 10000)],
     "fused_moe": [{"weights": weights} for weights in ("plain", "fp8_block")],
 }

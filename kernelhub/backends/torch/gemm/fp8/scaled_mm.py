@@ -59,7 +59,10 @@ class ScaledMmBlockwise(Fp8GemmAdapter):
             a_scale = torch.nn.functional.pad(a_scale, (0, 0, 0, more))
         whole = not more and out.is_contiguous()
         made = out if whole else out.new_empty((rows + more, out.shape[1]))
-        b_scale = torch.nn.functional.pad(b_scale, (0, self._missing)) if self._missing else b_scale
+        if self._missing:
+            spread = b_scale.new_empty((b_scale.shape[0], b_scale.shape[1] + self._missing))
+            spread[:, : b_scale.shape[1]] = b_scale  # what lies beyond is of no block
+            b_scale = spread
         self._multiply(
             *(_rows(a), _rows(b).t()),
             *([_rows(a_scale.t()).t()], self._recipes[0], self._unswizzled),
@@ -80,4 +83,6 @@ class ScaledMmBlockwise(Fp8GemmAdapter):
 
 def _rows(matrix: Tensor) -> Tensor:
     """Row after row. The operator reads strides, and a single row may have any between rows."""
+    if matrix.stride() == (matrix.shape[1], 1):
+        return matrix
     return matrix.contiguous().as_strided(matrix.shape, (matrix.shape[1], 1))

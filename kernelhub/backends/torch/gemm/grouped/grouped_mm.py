@@ -33,12 +33,12 @@ class ScaledGroupedMm(GroupedMm):
         assert operands.a_scale is not None
         assert operands.b_scale is not None
         groups, n = operands.b.shape[:2]
-        of_b = operands.b_scale
+        of_b = operands.b_scale.reshape((groups, n) if operands.b_scale.numel() == groups * n else (-1, 1))
         result: Tensor = torch._scaled_grouped_mm(
             _aligned(operands.a),
             _aligned(operands.b).transpose(1, 2),
             operands.a_scale.reshape(-1).expand(operands.a.shape[0]).contiguous(),
-            (of_b if of_b.ndim == 2 else of_b.reshape(-1, 1)).expand(groups, n).contiguous(),
+            of_b.expand(groups, n).contiguous(),
             operands.offsets,
             out_dtype=torch.bfloat16,
         )
