@@ -61,7 +61,8 @@ def _names(part: str) -> tuple[str, str]:
 def _flags(text: str) -> dict[str, Any]:
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "CONFIG" for t in node.targets):
-            flags = ast.literal_eval(node.value)["build_flags"]
+            config = ast.literal_eval(node.value)
+            flags = config.get("build_flags") if isinstance(config, dict) else None
             if isinstance(flags, dict):
                 return flags
     raise ValueError("it has no CONFIG with build_flags")
