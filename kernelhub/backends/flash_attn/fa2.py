@@ -53,6 +53,9 @@ class FlashAttention2(FlashAdapter[ProblemT, StepT]):
             **_features(values),
         )
 
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        return self.result_bytes(num_tokens)
+
 
 class Dense(FlashAttention2[AttentionProblem, DenseStep]):
     """`attention`, batched or ragged."""

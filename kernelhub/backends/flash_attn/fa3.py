@@ -32,7 +32,8 @@ PARAMETERS = (
 # Keys per tile of the library's kernels. A page of whole tiles is loaded by the tensor memory accelerator where there
 # are more query rows than a tile has, of which it has 64 at least.
 _KEY_TILES = (64, 80, 96, 112, 128, 144, 160, 176, 192)
-_FEWEST_TILE_ROWS = 64
+_FEWEST_TILE_ROWS, _MOST_TILE_ROWS = 64, 192
+_MOST_SPLITS, _WAVES, _CACHE_BYTES = 128, 4, 50 << 20
 
 
 def operator() -> Any:
@@ -82,6 +83,25 @@ class FlashAttention3(FlashAdapter[ProblemT, StepT]):
             keep_tail(out, target, ends)
         made: Tensor = lse
         return made
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        """Parts of results in float32, where keys are split.
+
+        The library splits while the tiles of one sequence leave a fifth of the multiprocessors idle, into as few parts
+        as keep them nearly as busy as they get; that is within a few waves. Where every query sees all keys it also
+        splits heads whose keys and values do not fit the cache, for which it counts 50 MiB.
+        """
+        problem = self.problem
+        sms = problem.device.num_sms
+        rows = -(-num_tokens // max(1, num_seqs)) * problem.group_size
+        tiles = problem.num_kv_heads * -(-rows // _MOST_TILE_ROWS)
+        parts = min(_MOST_SPLITS, sms, -(-max_kv_len // _KEY_TILES[0]), _WAVES * sms // max(1, tiles) + 1)
+        if tiles >= 0.8 * sms:
+            masked = problem.causal or problem.window_left or problem.window_right
+            head_bytes = 2 * max_kv_len * (problem.head_dim_qk + problem.head_dim_vo)
+            parts = 1 if masked else min(_MOST_SPLITS, -(-head_bytes // _CACHE_BYTES))
+        row_bytes = problem.num_q_heads * 4
+        return num_tokens * row_bytes * (1 + (parts * (problem.head_dim_vo + 1) if parts > 1 else 0))
 
     def left_padding(self, ends: Ends) -> Tensor | None:
         """Tokens of each sequence's pages to leave out."""

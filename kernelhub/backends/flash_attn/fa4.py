@@ -48,6 +48,9 @@ class FlashAttention4(FlashAdapter[ProblemT, StepT]):
         found: Tensor | None = lse
         return found
 
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        return self.result_bytes(num_tokens)
+
 
 class Dense(FlashAttention4[AttentionProblem, DenseStep]):
     """`attention`, batched or ragged."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import PagedAttentionProblem
 
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 _VECTOR_BYTES = 16
@@ -46,6 +47,11 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
 
     knows_sinks = False
 
+    def __init__(self, problem: ProblemT) -> None:
+        super().__init__(problem)
+        self._heads_first = isinstance(problem, PagedAttentionProblem) and problem.kv_layout == "HND"
+        self._ragged = problem.ragged
+
     @abc.abstractmethod
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
@@ -60,10 +66,11 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
     ) -> None:
         self.check_operands(q, k, v)
         if isinstance(step, PagedStep):
-            k, v = self._pages(k), self._pages(v)
+            if self._heads_first:
+                k, v = k.transpose(1, 2), v.transpose(1, 2)
             ends = _paged_ends(step, q, k.shape[1])
             keyless = not (step.max_pages and k.shape[0])
-            if not self.problem.ragged and q.ndim == 3:  # one query per sequence
+            if not self._ragged and q.ndim == 3:  # one query per sequence
                 q, out = q.unsqueeze(1), out.unsqueeze(1)
                 lse = None if lse is None else lse.t().unsqueeze(2)
         else:
@@ -85,9 +92,9 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
         if lse is not None:
             lse.copy_(found)
 
-    def _pages(self, cache: Tensor) -> Tensor:
-        """A cache as [num_pages, page_size, KH, D]."""
-        return cache.transpose(1, 2) if getattr(self.problem, "kv_layout", "NHD") == "HND" else cache
+    def result_bytes(self, num_tokens: int) -> int:
+        """Of a result that the library allocates."""
+        return num_tokens * self.problem.num_q_heads * self.problem.head_dim_vo * 2
 
 
 def readable(tensor: Tensor) -> Tensor:
