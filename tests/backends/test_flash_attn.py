@@ -284,12 +284,12 @@ class TestCalls:
         assert compare_out(out, want, largest_value(arguments)).ok
 
     def test_memory_for_parts_is_told_where_keys_are_split(self, stand_ins) -> None:
-        q = torch.empty(1, 1, 6, 64, dtype=torch.bfloat16)
-        plan = kernelhub.attention.prepare(q, q[:, :, :2], q[:, :, :2], backend=on_this_cpu("attention", "fa3"))
-        one = plan.workspace_bytes(num_seqs=1, num_tokens=1, max_kv_len=1 << 17)
+        problem = verdict("attention", q_len="one", num_q_heads=6, num_kv_heads=2, head_dim_qk=64).problem
+        needs = fa3.Dense(problem).workspace_bytes
+        one = needs(num_seqs=1, num_tokens=1, max_kv_len=1 << 17)
         assert one >= 2 * 6 * 65 * 4
-        assert plan.workspace_bytes(num_seqs=64, num_tokens=64, max_kv_len=1 << 17) >= one
-        assert plan.workspace_bytes(num_seqs=1, num_tokens=1, max_kv_len=16) == 6 * 4
+        assert needs(num_seqs=64, num_tokens=64, max_kv_len=1 << 17) >= one
+        assert needs(num_seqs=1, num_tokens=1, max_kv_len=16) == 6 * 4
 
     @pytest.mark.parametrize("variant", ["fa2", "fa3"])
     def test_a_cache_without_pages_gives_zeros(self, stand_ins, variant) -> None:
