@@ -271,6 +271,7 @@ def codes() -> str:
         "symbol_missing": "its library lacks the function it needs",
         "symbol_unknown": "its library could not be searched for the function it needs",
         "signature_changed": "its library has the function, but with other parameters",
+        "not_compiled": "its library was built without the part that the call needs",
         "toolkit_missing": "it needs a CUDA toolkit, and none was found",
         "toolkit_broken": "the CUDA toolkit does not answer",
         "toolkit_version": "the CUDA toolkit is too old for it",

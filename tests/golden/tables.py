@@ -21,11 +21,13 @@ from kernelhub.ops import functions
 CONTRACTS = {function.op.contract.name: function.op.contract for function in functions()}
 HERE = Path(__file__).parent
 DEVICES = ("CPU", "A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090", "MI300X", "sm_75", "sm_137")
+FLASH_ATTENTION = {"flash_attn": "2.8.3", "flash_attn_interface": "3.0.0", "cutlass": "4.8.0"}
 INSTALLED: tuple[dict[str, str], ...] = (
     {"triton": "3.7.1"},
     {"triton": "3.4.0"},
     {},
     {"triton": "3.7.1", "deep_gemm": "2.5.0"},
+    {"triton": "3.7.1", **FLASH_ATTENTION},
 )
 
 

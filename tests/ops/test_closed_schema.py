@@ -19,7 +19,14 @@ from kernelhub.ops import functions
 from kernelhub.probes.device import SIMULATED
 
 OPS = {function.op.contract.name: function for function in functions()}
-MACHINE = SimulatedMachine({"triton": "3.7.1", "deep_gemm": "2.5.0"}, variables={"TRITON_INTERPRET": "1"})
+PACKAGES = {
+    "triton": "3.7.1",
+    "deep_gemm": "2.5.0",
+    "flash_attn": "2.8.3",
+    "flash_attn_interface": "3.0.0",
+    "cutlass": "4.8.0",
+}
+MACHINE = SimulatedMachine(PACKAGES, variables={"TRITON_INTERPRET": "1"})
 
 
 def kernels(op: str) -> list[Any]:
@@ -65,7 +72,7 @@ _ATTENTION = [
 # Where an op's kernels differ in more than the device they run on: problems that reach each of them.
 SWEEPS: dict[str, list[dict[str, Any]]] = {
     "attention": _ATTENTION,
-    "paged_attention": _ATTENTION,
+    "paged_attention": [*_ATTENTION, {"q_len": "many", "causal": True, "page_size": 256}],
     "linear_attention": [{"q_len": q_len} for q_len in ("one", "many")],
     "fp8_gemm": [
         *(

@@ -5,6 +5,11 @@ from kernelhub.dispatch.order import Line
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/attention_h200.json)"
 _NO_PEER = "torch has no kernel that reads lengths on the device"
 
+_FA2 = "Dao 2023, section 4: ahead of Triton on an A100; not measured here"
+_FA3 = "Triton reaches 75 to 80 % of FlashAttention-3 in published figures of an H100; not measured here yet"
+_FA4 = "its authors' figures on a B200: 1605 TFLOP/s, 2.1 to 2.7 times Triton; not measured here"
+_UNSPLIT = "called so that they do not split the keys of decode rows, which triton.mixed does; not measured"
+
 LINES = (
     Line(
         "cpu",
@@ -23,9 +28,35 @@ LINES = (
     Line(
         "*",
         "decode",
-        ("triton.split_kv", "triton.split_kv_fixed", "triton.prefill", "triton.mixed", "torch.blocked"),
+        (
+            "triton.split_kv",
+            "triton.split_kv_fixed",
+            "flash_attn.fa3",
+            "triton.prefill",
+            "triton.mixed",
+            "flash_attn.fa2",
+            "torch.blocked",
+        ),
         _H200,
     ),
     Line("*", "prefill", ("triton.prefill", "triton.mixed", "torch.blocked"), _NO_PEER),
     Line("*", "mixed", ("triton.mixed", "triton.prefill", "torch.blocked"), _NO_PEER),
+    Line(
+        "hopper",
+        "prefill",
+        ("flash_attn.fa3", "flash_attn.fa2", "triton.prefill", "triton.mixed", "flash_attn.fa4", "torch.blocked"),
+        _FA3,
+    ),
+    Line(
+        "hopper",
+        "mixed",
+        ("flash_attn.fa3", "triton.mixed", "triton.prefill", "flash_attn.fa2", "flash_attn.fa4", "torch.blocked"),
+        _FA3,
+    ),
+    Line("ampere", "prefill", ("flash_attn.fa2", "triton.prefill", "triton.mixed", "torch.blocked"), _FA2),
+    Line("ada", "prefill", ("flash_attn.fa2", "triton.prefill", "triton.mixed", "torch.blocked"), _FA2),
+    Line("blackwell", "prefill", ("flash_attn.fa4", "triton.prefill", "triton.mixed", "torch.blocked"), _FA4),
+    Line("ampere", "mixed", ("triton.mixed", "triton.prefill", "flash_attn.fa2", "torch.blocked"), _UNSPLIT),
+    Line("ada", "mixed", ("triton.mixed", "triton.prefill", "flash_attn.fa2", "torch.blocked"), _UNSPLIT),
+    Line("blackwell", "mixed", ("triton.mixed", "triton.prefill", "flash_attn.fa4", "torch.blocked"), _UNSPLIT),
 )

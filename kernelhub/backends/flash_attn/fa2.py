@@ -1,0 +1,103 @@
+"""FlashAttention-2, through its public functions. They give a result of their own, which `compute` passes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from torch import Tensor
+
+from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, is_aligned, keep_tail
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+
+
+class FlashAttention2(FlashAdapter[ProblemT, StepT]):
+    """What both ops share."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
+    ) -> Tensor | None:
+        made = self.made(q, k, v, ends, values, wants_lse)
+        result: Tensor = made[0] if wants_lse else made
+        lse: Tensor | None = made[1] if wants_lse else None
+        keep_tail(out, result, ends)
+        return lse
+
+    def made(self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, wants_lse: bool) -> Any:
+        """What the library gives: the result, with the LSE as the second of a tuple if it is wanted."""
+        if ends.cu_seqlens_q is None:
+            return flash_attn_func(q, k, v, return_attn_probs=wants_lse, **_features(values))
+        return self.ragged(q, k, v, ends, values, wants_lse, ends.cu_seqlens_k)
+
+    def ragged(
+        self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, wants_lse: bool, cu_seqlens_k: Tensor | None
+    ) -> Any:
+        """Ragged queries over ragged keys or pages."""
+        assert ends.cu_seqlens_q is not None
+        assert ends.max_seqlen_q is not None
+        # For a bound of one the library takes heads for queries, and counts on one query in each sequence.
+        one_each = q.shape[0] == ends.cu_seqlens_q.shape[0] - 1
+        return flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q=ends.cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=ends.max_seqlen_q if one_each else max(2, ends.max_seqlen_q),
+            max_seqlen_k=ends.max_seqlen_k,
+            return_attn_probs=wants_lse,
+            block_table=ends.page_table,
+            **_features(values),
+        )
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        return self.result_bytes(num_tokens)
+
+
+class Dense(FlashAttention2[AttentionProblem, DenseStep]):
+    """`attention`, batched or ragged."""
+
+    def compute(self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values) -> Tensor:
+        simple = step.cu_seqlens_q is None and values.sinks is None and values.scale > 0 and k.shape[1]
+        if not simple or not (is_aligned(q) and is_aligned(k) and is_aligned(v)):
+            return super().compute(q, k, v, step, values)
+        self.check_operands(q, k, v)
+        made: Tensor = self.made(q, k, v, Ends(), values, False)
+        return made.contiguous()
+
+
+class Paged(FlashAttention2[PagedAttentionProblem, PagedStep]):
+    """`paged_attention`, prefill and mixed; decode without splitting keys.
+
+    The library's own choice of splits gave NaN over pages now and then (pytorch/torchtitan#3235); one split does not.
+    """
+
+    def made(self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, wants_lse: bool) -> Any:
+        assert ends.seqused_k is not None
+        if ends.cu_seqlens_q is None:
+            return flash_attn_with_kvcache(
+                q,
+                k,
+                v,
+                cache_seqlens=ends.seqused_k,
+                block_table=ends.page_table,
+                num_splits=1,
+                return_softmax_lse=wants_lse,
+                **_features(values),
+            )
+        cu_seqlens_k = torch.nn.functional.pad(ends.seqused_k.cumsum(0, dtype=torch.int32), (1, 0))
+        return self.ragged(q, k, v, ends, values, wants_lse, cu_seqlens_k)
+
+
+def _features(values: Values) -> dict[str, Any]:
+    causal = values.window_right == 0
+    right = -1 if causal else min(values.window_right, NO_LIMIT)
+    return {
+        "softmax_scale": values.scale,
+        "causal": causal,
+        "window_size": (min(values.window_left, NO_LIMIT), right),
+        "softcap": values.softcap,
+    }

@@ -1,0 +1,68 @@
+"""What a build of FlashAttention-3 holds, read from its files. Parts are left out at will when it is compiled.
+
+Its `flash_attn_config` lists the parts that were left out. A part that it does not mention counts as left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from kernelhub.probes.finding import Finding, found, lacking
+
+_CONFIG = "flash_attn_config"
+_LIBRARY = "flash_attn_3"
+
+
+def library(remedy: str) -> Finding:
+    """Is the compiled library beside the Python interface?"""
+    try:
+        spec = importlib.util.find_spec(_LIBRARY)
+    except Exception as error:  # a foreign finder or a half-imported module may raise anything
+        return lacking(_LIBRARY, "package_broken", f"looking for {_LIBRARY} failed: {error!r}", remedy)
+    if spec is None:
+        reason = f"flash_attn_interface is here without {_LIBRARY}, its compiled part"
+        return lacking(_LIBRARY, "package_broken", reason, remedy)
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in sorted(folder.glob("_C*")) if file.is_file()]
+    if not files:
+        where = ", ".join(map(str, folders))
+        return lacking(_LIBRARY, "package_broken", f"{_LIBRARY} has no compiled library in {where}", remedy)
+    return found(_LIBRARY, str(files[0]), f"{_LIBRARY} at {files[0]}")
+
+
+def compiled_with(part: str, remedy: str) -> Finding:
+    """Was this part compiled? Parts are named as in the build: ``"SOFTCAP"``, ``"HDIM128"``, ``"PAGEDKV"``, ..."""
+    try:
+        spec = importlib.util.find_spec(_CONFIG)
+    except Exception as error:  # as above
+        return lacking(part, "package_broken", f"looking for {_CONFIG} failed: {error!r}", remedy)
+    if spec is None or spec.origin is None:
+        reason = f"without {_CONFIG} it cannot be told what this FlashAttention-3 was compiled with"
+        return lacking(part, "package_broken", reason, remedy)
+    try:
+        flags = _flags(Path(spec.origin).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        return lacking(part, "package_broken", f"{spec.origin} cannot be read: {error}", remedy)
+    left_out = [flags[name] for name in _names(part) if name in flags]
+    if left_out != [False]:
+        reason = f"this FlashAttention-3 was compiled without {part}"
+        return lacking(part, "not_compiled", reason, remedy)
+    return found(part, None, f"FlashAttention-3 was compiled with {part}")
+
+
+def _names(part: str) -> tuple[str, str]:
+    """Both spellings of a flag: two of upstream's have one underscore more."""
+    return f"FLASHATTENTION_DISABLE_{part}", f"FLASH_ATTENTION_DISABLE_{part}"
+
+
+def _flags(text: str) -> dict[str, Any]:
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "CONFIG" for t in node.targets):
+            config = ast.literal_eval(node.value)
+            flags = config.get("build_flags") if isinstance(config, dict) else None
+            if isinstance(flags, dict):
+                return flags
+    raise ValueError("it has no CONFIG with build_flags")

@@ -1,0 +1,200 @@
+"""The flash_attn backend: what it is, and its records.
+
+None takes an fp8 cache: the libraries multiply fp8 keys with fp8 queries only, and ours are not rounded to that.
+"""
+
+from __future__ import annotations
+
+from kernelhub.backends.flash_attn.requirements import (
+    FA2,
+    FA2_CACHE,
+    FA2_INSTALL,
+    FA2_MACHINE,
+    FA2_VARLEN,
+    FA3_MACHINE,
+    FA4,
+    FA4_INSTALL,
+    FA4_MACHINE,
+    FA4_VARLEN,
+    Where,
+    fa3_part,
+)
+from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, Rule, SameValue, Takes, anything, dtype_in
+from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad
+from kernelhub.ops.attention.problem import ANY, MANY, AttentionProblem
+
+BACKEND = Backend(
+    "flash_attn",
+    "FlashAttention 2, 3 and 4, as installed",
+    package="flash_attn",
+    homepage="https://github.com/Dao-AILab/flash-attention",
+)
+
+_HERE = "kernelhub.backends.flash_attn"
+_FA2_SOURCE = "FlashAttention-2 (Dao 2023)"
+_FA3_SOURCE = "FlashAttention-3 (Shah et al. 2024)"
+_FA4_SOURCE = "FlashAttention-4, flash_attn.cute"
+
+_OPERANDS = (
+    dtype_in("q_dtype", "float16", "bfloat16"),
+    SameValue("q_dtype", "kv_dtype", why="fp8 keys go with fp8 queries only"),
+    Between("head_dim_qk", 8, 256, why="the width of its widest tiles"),
+    MultipleOf("head_dim_qk", 8, why="rows are read 16 bytes at a time"),
+    anything("num_q_heads", "num_kv_heads"),
+)
+_ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="it takes one width here")
+_ANY_LENGTH = anything("q_len")
+_ANY_PAGE = Between("page_size", 1, 1 << 16)
+_FEATURES = frozenset({"ragged", "causal", "window_left", "window_right", "sinks", "lse"})
+_PAGES = frozenset({"kv_layout=HND"})
+
+
+def _unequal(problem: AttentionProblem) -> bool:
+    return problem.head_dim_qk != problem.head_dim_vo
+
+
+def _fa3_widths(problem: AttentionProblem) -> str | None:
+    """Upstream's check, but for narrow q and k with wide v, for which no model asks."""
+    qk, vo = problem.head_dim_qk, problem.head_dim_vo
+    if not _unequal(problem) or (128 < qk <= 192 and 96 < vo <= 128 and vo % 8 == 0):
+        return None
+    return f"q is {qk} wide and v {vo}; where they differ, q may be 136 to 192 wide and v 104 to 128"
+
+
+def _fa4_widths(problem: AttentionProblem) -> str | None:
+    """Those that the library lists for sm_100, which sm_90 takes too."""
+    qk, vo = problem.head_dim_qk, problem.head_dim_vo
+    if (qk == vo and qk <= 128) or (qk, vo) in ((192, 128), (256, 256)):
+        return None
+    return f"heads are {qk} and {vo} wide, not alike up to 128, (192, 128) or (256, 256)"
+
+
+_WIDTHS = ("head_dim_qk", "head_dim_vo")
+_LONG = OneOf("q_len", (MANY, ANY), why="it does not split keys here, which few queries need")
+
+KERNELS = (
+    Kernel(
+        op="attention",
+        name="flash_attn.fa3",
+        target=f"{_HERE}.fa3:Dense",
+        summary="FlashAttention-3, its own choice of splits",
+        band=Band.SPECIALISED,
+        constraints=(
+            *FA3_MACHINE,
+            *_OPERANDS,
+            _ANY_LENGTH,
+            Rule(_WIDTHS, _fa3_widths),
+            # Without these tiles host and kernel disagree about the keys of a tile.
+            Where(_WIDTHS, _unequal, fa3_part("HDIMDIFF192")),
+        ),
+        features=_FEATURES | {"softcap"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_FA3_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flash_attn.fa3",
+        target=f"{_HERE}.fa3:Paged",
+        summary="FlashAttention-3 over pages: decode, prefill and mixed, its own choice of splits",
+        band=Band.SPECIALISED,
+        constraints=(
+            *FA3_MACHINE,
+            fa3_part("PAGEDKV"),
+            fa3_part("VARLEN"),
+            *_OPERANDS,
+            _ANY_LENGTH,
+            _ONE_WIDTH,
+            _ANY_PAGE,
+        ),
+        features=_FEATURES | _PAGES | {"softcap"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_FA3_SOURCE,
+    ),
+    Kernel(
+        op="attention",
+        name="flash_attn.fa2",
+        target=f"{_HERE}.fa2:Dense",
+        summary="FlashAttention-2",
+        band=Band.TUNED,
+        constraints=(
+            *FA2_MACHINE,
+            Takes(FA2, FA2_INSTALL),
+            Takes(FA2_VARLEN, FA2_INSTALL),
+            *_OPERANDS,
+            _ANY_LENGTH,
+            _ONE_WIDTH,
+        ),
+        features=_FEATURES | {"softcap"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_FA2_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flash_attn.fa2",
+        target=f"{_HERE}.fa2:Paged",
+        summary="FlashAttention-2 over pages of 256 tokens or a multiple, keys not split",
+        band=Band.TUNED,
+        constraints=(
+            *FA2_MACHINE,
+            Takes(FA2_CACHE, FA2_INSTALL),
+            Takes(FA2_VARLEN, FA2_INSTALL),
+            *_OPERANDS,
+            _ANY_LENGTH,
+            _ONE_WIDTH,
+            MultipleOf("page_size", 256, why="its tiles of keys do not cross pages"),
+        ),
+        features=_FEATURES | _PAGES | {"softcap"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_FA2_SOURCE,
+    ),
+    Kernel(
+        op="attention",
+        name="flash_attn.fa4",
+        target=f"{_HERE}.fa4:Dense",
+        summary="FlashAttention-4, compiled at first use",
+        band=Band.TUNED,
+        constraints=(
+            *FA4_MACHINE,
+            Takes(FA4, FA4_INSTALL),
+            Takes(FA4_VARLEN, FA4_INSTALL),
+            *_OPERANDS,
+            _LONG,
+            Rule(_WIDTHS, _fa4_widths),
+        ),
+        features=_FEATURES,
+        source=_FA4_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flash_attn.fa4",
+        target=f"{_HERE}.fa4:Paged",
+        summary="FlashAttention-4 over pages, prefill and mixed, compiled at first use",
+        band=Band.TUNED,
+        constraints=(
+            *FA4_MACHINE,
+            Takes(FA4_VARLEN, FA4_INSTALL),
+            *_OPERANDS,
+            _LONG,
+            _ONE_WIDTH,
+            Rule(_WIDTHS, _fa4_widths),
+            _ANY_PAGE,
+        ),
+        features=_FEATURES | _PAGES,
+        source=_FA4_SOURCE,
+    ),
+)
+
+KNOWN_BAD = (
+    # Pages of whole tiles are loaded with all their rows; a tile has 64 keys at least.
+    KnownBad(
+        "flash_attn.fa4",
+        "paged_attention",
+        (Between("page_size", 64, 1 << 16),),
+        "a NaN in the unused rows of a sequence's last page makes its result NaN",
+        "https://github.com/Dao-AILab/flash-attention/issues/2374",
+    ),
+)

@@ -1,0 +1,177 @@
+"""What the libraries have in common: the operands that they read, and what is made of their results.
+
+All of them read 16 bytes at once and take the largest score of a row before they scale it. None knows a sink but
+FlashAttention-4; elsewhere it is worked into the result afterwards: with the log l of a denominator, a sink s makes it
+log(e^l + e^s), and the result 1 / (1 + e^(s - l)) of what it was.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep, ProblemT, StepT
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import PagedAttentionProblem
+
+NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
+_VECTOR_BYTES = 16
+
+
+class Ends(NamedTuple):
+    """Where the sequences of a call are, in the libraries' words.
+
+    Attributes:
+        cu_seqlens_q, cu_seqlens_k: offsets of ragged operands, else None.
+        max_seqlen_q, max_seqlen_k: upper bounds for ragged operands, else None.
+        page_table, seqused_k: pages and lengths over a paged cache, else None.
+    """
+
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+    page_table: Tensor | None = None
+    seqused_k: Tensor | None = None
+
+
+class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
+    """A kernel of FlashAttention. A subclass makes the call.
+
+    Attributes:
+        knows_sinks: the library takes sinks itself, and its LSE holds them.
+    """
+
+    knows_sinks = False
+
+    def __init__(self, problem: ProblemT) -> None:
+        super().__init__(problem)
+        self._heads_first = isinstance(problem, PagedAttentionProblem) and problem.kv_layout == "HND"
+        self._ragged = problem.ragged
+
+    @abc.abstractmethod
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
+    ) -> Tensor | None:
+        """Run into `out`, [B, S, H, DV] or [T, H, DV], and return the LSE, [B, H, S] or [H, T], if it is wanted.
+
+        There are keys, the operands are aligned (`is_aligned`) and the scale is above zero.
+        """
+
+    def launch(
+        self, q: Tensor, k: Tensor, v: Tensor, step: StepT, values: Values, out: Tensor, lse: Tensor | None
+    ) -> None:
+        self.check_operands(q, k, v)
+        if isinstance(step, PagedStep):
+            if self._heads_first:
+                k, v = k.transpose(1, 2), v.transpose(1, 2)
+            ends = _paged_ends(step, q, k.shape[1])
+            keyless = not (step.max_pages and k.shape[0])
+            if not self._ragged and q.ndim == 3:  # one query per sequence
+                q, out = q.unsqueeze(1), out.unsqueeze(1)
+                lse = None if lse is None else lse.t().unsqueeze(2)
+        else:
+            ends, keyless = _dense_ends(step, q, k), not k.shape[-3]
+        if keyless:
+            _without_keys(ends, values.sinks, out, lse)
+            return
+        q, scale = _positive(q, values.scale)
+        if scale != values.scale:
+            values = values._replace(scale=scale)
+        after = values.sinks is not None and not self.knows_sinks
+        wants_lse = after or lse is not None
+        found = self.attend(readable(q), readable(k), readable(v), ends, values, out, wants_lse)
+        if not wants_lse or found is None:
+            return
+        found = torch.where(found == torch.inf, -torch.inf, found)  # some say inf where a row sees no key
+        if after and values.sinks is not None:
+            found = _with_sinks(found, values.sinks, ends, out)
+        if lse is not None:
+            lse.copy_(found)
+
+    def result_bytes(self, num_tokens: int) -> int:
+        """Of a result that the library allocates."""
+        return num_tokens * self.problem.num_q_heads * self.problem.head_dim_vo * 2
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it that a library can read."""
+    return tensor if is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """The elements of a row lie side by side, and every row begins at a multiple of 16 bytes of its own.
+
+    A stride of zero will not do: descriptors of the tensor memory accelerator are not made for it.
+    """
+    width = _VECTOR_BYTES // tensor.itemsize
+    *outer, inner = tensor.stride()
+    if inner != 1 or tensor.data_ptr() % _VECTOR_BYTES:
+        return False
+    return all(stride > 0 and stride % width == 0 for stride in outer)
+
+
+def keep_tail(out: Tensor, made: Tensor, ends: Ends) -> None:
+    """Copy a result, but for the tokens past the last sequence, which are left as they are."""
+    if ends.cu_seqlens_q is None:
+        out.copy_(made)
+    else:
+        out.copy_(torch.where(_within(ends.cu_seqlens_q, out.shape[0])[:, None, None], made, out))
+
+
+def _within(cu_seqlens_q: Tensor, tokens: int) -> Tensor:
+    """Which of the tokens of ragged queries belong to a sequence."""
+    return torch.arange(tokens, device=cu_seqlens_q.device) < cu_seqlens_q[-1]
+
+
+def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Queries and scale with the same scores and a scale above zero."""
+    if scale > 0:
+        return q, scale
+    return (q.neg(), -scale) if scale else (torch.zeros_like(q), 1.0)
+
+
+def _dense_ends(step: DenseStep, q: Tensor, k: Tensor) -> Ends:
+    if step.cu_seqlens_q is None or step.cu_seqlens_k is None:
+        return Ends()
+    return Ends(
+        step.cu_seqlens_q.contiguous(),
+        step.cu_seqlens_k.contiguous(),
+        _bound(step.max_seqlen_q, q.shape[0]),
+        _bound(step.max_seqlen_k, k.shape[0]),
+    )
+
+
+def _paged_ends(step: PagedStep, q: Tensor, page_size: int) -> Ends:
+    table = step.block_table if step.block_table.stride(-1) == 1 else step.block_table.contiguous()
+    offsets = None if step.cu_seqlens_q is None else step.cu_seqlens_q.contiguous()
+    bound = None if offsets is None else _bound(step.max_seqlen_q, q.shape[0])
+    return Ends(offsets, None, bound, step.max_pages * page_size, table, step.seq_lens.contiguous())
+
+
+def _bound(given: int | None, tokens: int) -> int:
+    """Most tokens that a sequence may have: what the caller said, or all there are."""
+    return max(1, tokens if given is None else min(given, tokens))
+
+
+def _without_keys(ends: Ends, sinks: Tensor | None, out: Tensor, lse: Tensor | None) -> None:
+    """What a call over no keys at all gives."""
+    keep_tail(out, torch.zeros_like(out), ends)
+    if lse is not None:
+        if sinks is None:
+            lse.fill_(-torch.inf)
+        else:
+            lse.copy_(sinks[:, None].expand_as(lse))
+
+
+def _with_sinks(lse: Tensor, sinks: Tensor, ends: Ends, out: Tensor) -> Tensor:
+    """Work sinks into a result made without; the new LSE."""
+    column = sinks.float()[:, None]
+    kept = torch.sigmoid(lse - column).transpose(-1, -2)  # [B, S, H] or [T, H]
+    if ends.cu_seqlens_q is not None:
+        kept = torch.where(_within(ends.cu_seqlens_q, out.shape[0])[:, None], kept, 1.0)
+    out.mul_(kept.unsqueeze(-1))
+    return torch.logaddexp(lse, column)

@@ -1,0 +1,19 @@
+"""Stand-in: a build that left out nothing but the backward pass."""
+
+CONFIG = {
+    "build_flags": {
+        "FLASHATTENTION_DISABLE_BACKWARD": True,
+        "FLASHATTENTION_DISABLE_SPLIT": False,
+        "FLASHATTENTION_DISABLE_PAGEDKV": False,
+        "FLASHATTENTION_DISABLE_LOCAL": False,
+        "FLASHATTENTION_DISABLE_SOFTCAP": False,
+        "FLASHATTENTION_DISABLE_FP16": False,
+        "FLASHATTENTION_DISABLE_VARLEN": False,
+        "FLASHATTENTION_DISABLE_HDIM64": False,
+        "FLASHATTENTION_DISABLE_HDIM96": False,
+        "FLASHATTENTION_DISABLE_HDIM128": False,
+        "FLASHATTENTION_DISABLE_HDIM192": False,
+        "FLASHATTENTION_DISABLE_HDIM256": False,
+        "FLASH_ATTENTION_DISABLE_HDIMDIFF192": False,
+    }
+}

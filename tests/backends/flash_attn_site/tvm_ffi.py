@@ -1,0 +1,1 @@
+"""A stand-in that holds nothing: only its presence is asked for."""
