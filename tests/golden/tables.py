@@ -21,7 +21,12 @@ from kernelhub.ops import functions
 CONTRACTS = {function.op.contract.name: function.op.contract for function in functions()}
 HERE = Path(__file__).parent
 DEVICES = ("CPU", "A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090", "MI300X", "sm_75", "sm_137")
-INSTALLED: tuple[dict[str, str], ...] = ({"triton": "3.7.1"}, {"triton": "3.4.0"}, {})
+INSTALLED: tuple[dict[str, str], ...] = (
+    {"triton": "3.7.1"},
+    {"triton": "3.4.0"},
+    {},
+    {"triton": "3.7.1", "flash_mla": "1.0.0"},
+)
 
 
 PHASES: dict[str, dict[str, dict[str, Any]]] = {
@@ -105,6 +110,8 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "decode": {"q_len": "one"},
         "speculative decode": {"q_len": "few", "causal": True},
         "ragged": {"q_len": "any", "ragged": True, "causal": True},
+        "sparse decode": {"q_len": "one", "sparse": True},
+        "sparse ragged": {"q_len": "any", "ragged": True, "causal": True, "sparse": True},
         "fp8 decode": {"q_len": "one", "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
         "fp32 decode": {"q_len": "one", "q_dtype": "float32", "kv_dtype": "float32"},
     },

@@ -19,7 +19,7 @@ from kernelhub.ops import functions
 from kernelhub.probes.device import SIMULATED
 
 OPS = {function.op.contract.name: function for function in functions()}
-MACHINE = SimulatedMachine({"triton": "3.7.1"}, variables={"TRITON_INTERPRET": "1"})
+MACHINE = SimulatedMachine({"triton": "3.7.1", "flash_mla": "1.0.0"}, variables={"TRITON_INTERPRET": "1"})
 
 
 def kernels(op: str) -> list[Any]:
@@ -72,6 +72,12 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     ],
     "grouped_gemm": [{"rows": rows} for rows in ("few", "many")],
     "topk_indices": [{"k": k} for k in (2048, 10000)],
+    "mla_attention": [
+        {"sparse": sparse, "num_heads": heads, "q_len": q_len}
+        for sparse in (False, True)
+        for heads in (16, 64)
+        for q_len in ("one", "many")
+    ],
     "fused_moe": [{"weights": weights} for weights in ("plain", "fp8_block")],
 }
 
