@@ -26,6 +26,7 @@ INSTALLED: tuple[dict[str, str], ...] = (
     {"triton": "3.4.0"},
     {},
     {"triton": "3.7.1", "flash_mla": "1.0.0"},
+    {"triton": "3.7.1", "cudnn": "1.32.0"},
 )
 
 

@@ -19,7 +19,9 @@ from kernelhub.ops import functions
 from kernelhub.probes.device import SIMULATED
 
 OPS = {function.op.contract.name: function for function in functions()}
-MACHINE = SimulatedMachine({"triton": "3.7.1", "flash_mla": "1.0.0"}, variables={"TRITON_INTERPRET": "1"})
+MACHINE = SimulatedMachine(
+    {"triton": "3.7.1", "flash_mla": "1.0.0", "cudnn": "1.32.0"}, variables={"TRITON_INTERPRET": "1"}
+)
 
 
 def kernels(op: str) -> list[Any]:
