@@ -25,6 +25,10 @@ def create_handle():
     return object()
 
 
+def set_stream(handle, stream):
+    raise AssertionError("there are no streams on a CPU")
+
+
 class Tensor:
     def __init__(self, name=None, dim=None, stride=None, data_type=None, uid=None):
         self.name, self.dim, self.stride, self.data_type, self.uid, self.at = name, dim, stride, data_type, uid, None
@@ -59,8 +63,8 @@ class pygraph:
         assert intermediate_data_type is compute_data_type is torch.float32 and handle is not None
         self.ready = 0
 
-    def tensor(self, **said):
-        return Tensor(**said)
+    def tensor(self, name, dim, stride, data_type, uid):
+        return Tensor(name, dim, stride, data_type, uid)
 
     def sdpa(self, name, q, k, v, attn_scale, generate_stats, use_padding_mask, seq_len_q, seq_len_kv,
              diagonal_alignment=None, diagonal_band_left_bound=None, diagonal_band_right_bound=None):
@@ -77,8 +81,8 @@ class pygraph:
     def build_operation_graph(self):
         assert self.ready == 1
 
-    def create_execution_plans(self, modes):
-        assert modes == ["A"]
+    def create_execution_plans(self, heuristics):
+        assert heuristics == ["A"]
 
     def check_support(self):
         pass
@@ -90,7 +94,8 @@ class pygraph:
     def get_workspace_size(self):
         return 16
 
-    def execute(self, given, workspace, handle):
+    def execute(self, tensor_dict, workspace=None, handle=None):
+        given = tensor_dict
         assert self.ready == 2 and workspace.numel() >= 16
 
         def rows(tensor, i, tokens):
