@@ -112,9 +112,24 @@ def cases() -> list[Case]:
 
 
 class MlaContract:
+    """The contract of one kernel.
+
+    Attributes:
+        kernel: its name.
+        fewest_cases: that its record takes.
+        widths: for a kernel of one shape, in the place of a case's own.
+        page_size: likewise.
+        heads: likewise.
+        lists_all: for a kernel of listed tokens: a call that lists none lists all of them.
+    """
+
     kernel: ClassVar[str]
     device: ClassVar[str] = DEVICE
     fewest_cases: ClassVar[int]
+    widths: ClassVar[tuple[int, int] | None] = None
+    page_size: ClassVar[int | None] = None
+    heads: ClassVar[int | None] = None
+    lists_all: ClassVar[bool] = False
 
     @classmethod
     def record(cls) -> Kernel:
@@ -125,12 +140,30 @@ class MlaContract:
     def inputs(cls, case: Case) -> dict[str, Any]:
         more = {name: case.inputs[name] for name in ("max_seqlen_q",) if name in case.inputs}
         rest = {name: value for name, value in case.inputs.items() if name not in more}
-        return dataclasses.replace(case, inputs=rest).arguments(cls.device) | more
+        rest |= {} if cls.page_size is None else {"page_size": cls.page_size}
+        shape = {"widths": cls.widths or case.widths, "heads": cls.heads or case.heads}
+        made = dataclasses.replace(case, inputs=rest, **shape).arguments(cls.device) | more
+        if cls.lists_all and "topk_indices" not in made:
+            every = torch.arange(int(made["seq_lens"].max()), dtype=torch.int32, device=cls.device)
+            made["topk_indices"] = every.expand(*made["q"].shape[:-2], -1)
+        return made
 
     @classmethod
     def accepted_cases(cls) -> list[Case]:
         """Those that the record takes; what it refuses is some other kernel's to answer."""
-        return [case for case in cases() if cls.verdict(cls.inputs(case)).selected == cls.kernel]
+        return [case for case in cases() if cls.takes(cls.inputs(case))]
+
+    @classmethod
+    def takes(cls, arguments: dict[str, Any]) -> bool:
+        return bool(cls.verdict(arguments).selected == cls.kernel)
+
+    @classmethod
+    def taken(cls, *wanted: Case) -> list[dict[str, Any]]:
+        """The arguments of those cases that the record takes."""
+        made = [arguments for arguments in map(cls.inputs, wanted) if cls.takes(arguments)]
+        if not made:
+            pytest.skip(f"{cls.kernel} takes none of {', '.join(map(str, wanted))}")
+        return made
 
     @classmethod
     def verdict(cls, arguments: dict[str, Any]) -> Any:
@@ -167,45 +200,45 @@ class MlaContract:
         self.check(got, arguments)
 
     def test_without_out_and_lse_the_result_is_the_same(self) -> None:
-        for case in (PLAIN, SEVERAL, Case("ragged", RAGGED), Case("sparse", UNIFORM | {"topk": 9})):
-            arguments = self.inputs(case)
+        for arguments in self.taken(PLAIN, SEVERAL, Case("ragged", RAGGED), Case("sparse", UNIFORM | {"topk": 9})):
             out = self.run(arguments)
             assert out.is_contiguous()
             assert torch.equal(out, self.run(arguments, return_lse=True)[0])
             self.check(out, arguments)
 
     def test_every_feature_changes_the_result(self) -> None:
-        arguments = self.inputs(SEVERAL)
+        (arguments,) = self.taken(SEVERAL)
         plain = self.run(arguments)
         sparse = self.inputs(dataclasses.replace(SEVERAL, inputs=UNIFORM | {"topk": 9}))["topk_indices"]
-        sinks = torch.linspace(-1, 4, 5, device=self.device)
+        sinks = torch.linspace(-1, 4, arguments["q"].shape[-2], device=self.device)
         for change in ({"causal": False}, {"topk_indices": sparse}, {"sinks": sinks}, {"scale": 0.3}):
+            if not self.takes(arguments | change):
+                continue
             changed = self.run(arguments | change)
             assert (changed - plain).abs().max() > 0.05, f"{list(change)} changes nothing"
             self.check(changed, arguments | change)
 
     def test_the_scale_of_an_fp8_cache_scales_scores_and_values(self) -> None:
         for kv_scale in ("value", "tensor"):
-            arguments = self.inputs(dataclasses.replace(SEVERAL, kv_scale=kv_scale))
+            (arguments,) = self.taken(dataclasses.replace(SEVERAL, kv_scale=kv_scale))
             for factor in (0.5, 3.0):
                 scaled = arguments | {"kv_scale": arguments["kv_scale"] * factor}
                 self.check(self.run(scaled), scaled)
 
     def test_the_scale_may_have_any_sign(self) -> None:
-        for case in (SEVERAL, dataclasses.replace(SEVERAL, kv_scale="value")):
+        for made in self.taken(SEVERAL, dataclasses.replace(SEVERAL, kv_scale="value")):
             for scale in (-0.3, 0.0, 1):
-                arguments = self.inputs(case) | {"scale": scale}
+                arguments = made | {"scale": scale}
                 self.check(self.run(arguments), arguments)
 
     def test_queries_may_be_larger_than_half_precision_holds(self) -> None:
-        for kv_scale in (None, "value"):
-            arguments = self.inputs(dataclasses.replace(SEVERAL, kv_scale=kv_scale))
+        for arguments in self.taken(SEVERAL, dataclasses.replace(SEVERAL, kv_scale="value")):
             arguments["q"] = arguments["q"] * 1e30
             arguments["scale"] = 1e-31
             self.check(self.run(arguments), arguments)
 
     def test_positions_that_a_query_does_not_see_are_passed_over(self) -> None:
-        arguments = self.inputs(Case("sparse", UNIFORM | {"topk": 30}))
+        (arguments,) = self.taken(Case("sparse", UNIFORM | {"topk": 30}))
         want = self.run(arguments)
         listed = arguments["topk_indices"]
         nothing = torch.full_like(listed, -1)
@@ -219,6 +252,7 @@ class MlaContract:
         self.check(self.run(arguments | {"topk_indices": later}), arguments)
 
     def test_all_positions_are_the_whole_sequence(self) -> None:
+        self.taken(Case("sparse", UNIFORM | {"topk": 30}))
         for form in (DECODE, UNIFORM, RAGGED):
             arguments = self.inputs(Case("dense", form))
             every = torch.arange(80, dtype=torch.int32, device=self.device).expand(*arguments["q"].shape[:-2], 80)
@@ -226,8 +260,8 @@ class MlaContract:
             self.check(got, arguments)
 
     def test_operands_may_have_any_strides(self) -> None:
-        for case in (PLAIN, SEVERAL, Case("sparse", UNIFORM | {"topk": 9}, kv_scale="value")):
-            arguments = self.inputs(case)
+        sparse = Case("sparse", UNIFORM | {"topk": 9})
+        for arguments in self.taken(PLAIN, SEVERAL, sparse, dataclasses.replace(sparse, kv_scale="value")):
             want, want_lse = self.run(arguments, return_lse=True)
             for layout in (_sliced, _transposed, _spread):
                 moved = arguments | {name: layout(arguments[name]) for name in ("q", "kv_cache", "block_table")}
@@ -245,15 +279,16 @@ class MlaContract:
             assert torch.equal(self.run(headed, return_lse=True)[1], want_lse)
 
     def test_no_tokens_give_an_empty_result(self) -> None:
-        arguments = self.inputs(PLAIN)
-        for name in ("q", *METADATA):
-            arguments[name] = arguments[name][:0]
+        (arguments,) = self.taken(PLAIN)
+        for name in ("q", *METADATA, "topk_indices"):
+            if name in arguments:
+                arguments[name] = arguments[name][:0]
+        heads = arguments["q"].shape[-2]
         out, lse = self.run(arguments, return_lse=True)
-        assert (tuple(out.shape), tuple(lse.shape)) == ((0, 5, 64), (5, 0))
+        assert (tuple(out.shape), tuple(lse.shape)) == ((0, heads, arguments["value_dim"]), (heads, 0))
 
     def test_tokens_past_the_last_offset_are_left_alone(self) -> None:
-        for topk in (None, 9):
-            arguments = self.inputs(Case("ragged", RAGGED | {"topk": topk}))
+        for arguments in self.taken(*(Case("ragged", RAGGED | {"topk": topk}) for topk in (None, 9))):
             want = self.run(arguments)
             longer = {
                 name: torch.cat([arguments[name], arguments[name][:3]])
@@ -266,7 +301,7 @@ class MlaContract:
             self.check(out[:-3], arguments)
 
     def test_writes_nothing_past_its_output(self) -> None:
-        arguments = self.inputs(PLAIN)
+        (arguments,) = self.taken(PLAIN)
         want = self.run(arguments)
         guarded = torch.full((want.shape[0] + 2, *want.shape[1:]), -777.0, dtype=want.dtype, device=self.device)
         self.run(arguments, out=guarded[1:-1])
@@ -275,8 +310,8 @@ class MlaContract:
         assert (guarded[-1] == -777.0).all()
 
     def test_a_plan_gives_what_the_call_gives(self) -> None:
-        for case in (PLAIN, Case("rich", RAGGED | {"topk": 9}, kv_scale="value", sinks=True)):
-            arguments = self.inputs(case)
+        rich = Case("rich", RAGGED | {"topk": 9}, sinks=True)
+        for arguments in self.taken(PLAIN, rich, dataclasses.replace(rich, kv_scale="value")):
             want, want_lse = self.run(arguments, return_lse=True)
             plan = kernelhub.mla_attention.prepare(**arguments, return_lse=True, backend=self.kernel)
             assert plan.kernel == self.kernel
@@ -292,11 +327,12 @@ class MlaContract:
             assert torch.equal(lse, want_lse)
 
     def test_a_plan_refuses_what_it_is_not_for(self) -> None:
-        arguments = self.inputs(PLAIN)
+        (arguments,) = self.taken(PLAIN)
         plan = kernelhub.mla_attention.prepare(**arguments, backend=self.kernel)
         step = plan.begin(*(arguments[name] for name in METADATA))
         q, kv_cache = arguments["q"], arguments["kv_cache"]
-        listed = torch.zeros(3, 4, dtype=torch.int32, device=self.device)
+        listed = arguments.get("topk_indices")
+        other = () if listed is not None else (torch.zeros(3, 4, dtype=torch.int32, device=self.device),)
         for wrong, parameter in (
             ((q[..., :-1], kv_cache), "q"),
             ((q[:, 1:], kv_cache), "q"),
@@ -304,8 +340,10 @@ class MlaContract:
             ((q, kv_cache[..., :-1]), "kv_cache"),
             ((q, kv_cache[:, 1:]), "kv_cache"),
             ((q, kv_cache.float()), "kv_cache"),
-            ((q, kv_cache, listed), "topk_indices"),
+            ((q, kv_cache, *other), "topk_indices"),
         ):
+            if listed is not None and parameter != "topk_indices":
+                wrong = (*wrong, listed)
             with pytest.raises(InvalidArgument) as caught:
                 step.run(*wrong)
             assert caught.value.parameter == parameter
@@ -313,7 +351,7 @@ class MlaContract:
     def test_the_same_call_gives_the_same_bits(self) -> None:
         assert self.record().deterministic or not self.claims_determinism
         if self.record().deterministic:
-            arguments = self.inputs(Case("long", {"seq_lens": (700, 300), "page_size": 64}, sinks=True))
+            (arguments,) = self.taken(Case("long", {"seq_lens": (700, 300), "page_size": 64}, sinks=True))
             first = self.run(arguments)
             assert all(torch.equal(self.run(arguments), first) for _ in range(3))
 

@@ -28,6 +28,8 @@ INSTALLED: tuple[dict[str, str], ...] = (
     {},
     {"triton": "3.7.1", "deep_gemm": "2.5.0"},
     {"triton": "3.7.1", **FLASH_ATTENTION},
+    {"triton": "3.7.1", "flash_mla": "1.0.0"},
+    {"triton": "3.7.1", "cudnn": "1.32.0"},
 )
 
 
@@ -114,6 +116,8 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "decode": {"q_len": "one"},
         "speculative decode": {"q_len": "few", "causal": True},
         "ragged": {"q_len": "any", "ragged": True, "causal": True},
+        "sparse decode": {"q_len": "one", "sparse": True},
+        "sparse ragged": {"q_len": "any", "ragged": True, "causal": True, "sparse": True},
         "fp8 decode": {"q_len": "one", "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
         "fp32 decode": {"q_len": "one", "q_dtype": "float32", "kv_dtype": "float32"},
     },

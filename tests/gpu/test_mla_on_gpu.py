@@ -67,8 +67,9 @@ class TestNumbers:
 
     def test_the_gpu_is_served_by_triton(self) -> None:
         arguments = inputs(seq_lens=(700, 65))
-        assert kernelhub.mla_attention.explain(**arguments).selected == "triton.split_kv"
-        agrees(kernelhub.mla_attention(**arguments), arguments)
+        with kernelhub.use(disable="flash_mla"):  # which comes first where it is installed
+            assert kernelhub.mla_attention.explain(**arguments).selected == "triton.split_kv"
+            agrees(kernelhub.mla_attention(**arguments), arguments)
 
 
 class TestGraphs:

@@ -25,6 +25,9 @@ PACKAGES = {
     "flash_attn": "2.8.3",
     "flash_attn_interface": "3.0.0",
     "cutlass": "4.8.0",
+    "TRITON_INTERPRET": "1",
+    "flash_mla": "1.0.0",
+    "cudnn": "1.32.0",
 }
 MACHINE = SimulatedMachine(PACKAGES, variables={"TRITON_INTERPRET": "1"})
 
@@ -94,6 +97,12 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     "mqa_logits": [{}, {"dtype": "bfloat16"}],
     "paged_mqa_logits": [{}, {"dtype": "bfloat16"}],
     "topk_indices": [{"k": k} for k in (2048, 10000)],
+    "mla_attention": [
+        {"sparse": sparse, "num_heads": heads, "q_len": q_len}
+        for sparse in (False, True)
+        for heads in (16, 64)
+        for q_len in ("one", "many")
+    ],
     "fused_moe": [{"weights": weights} for weights in ("plain", "fp8_block")],
 }
 

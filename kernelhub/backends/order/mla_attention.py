@@ -2,6 +2,8 @@
 
 from kernelhub.dispatch.order import Line
 
+_H200 = "H200, FlashMLA of June 2026 against Triton 3.6, November 2026"
+
 LINES = (
     Line(
         "cpu",
@@ -9,12 +11,53 @@ LINES = (
         ("torch.gathered", "triton.split_kv", "triton.split_kv_fixed"),
         "Triton is only interpreted on a CPU",
     ),
+    # Two layers of a step, GPU time, split_kv and flash_mla.dense: with 128 heads 8 x 8192 tokens take 0.205 and
+    # 0.114 ms, 32 x 8192 0.695 and 0.275, 128 x 2048 0.680 and 0.291; with 16 heads 0.110 and 0.101, 0.313 and 0.212,
+    # 0.318 and 0.217. One sequence: 0.074 and 0.074 with 128 heads, 0.054 and 0.081 with 16.
+    # Lists of 2048 tokens, one call, split_kv and flash_mla.sparse: with 128 heads 1 query takes 0.029 and 0.066 ms,
+    # 8 0.048 and 0.069, 32 0.136 and 0.077, 128 0.444 and 0.156; with 64 heads 8 0.035 and 0.069, 32 0.080 and 0.077,
+    # 128 0.232 and 0.104. One multiprocessor walks a whole list, so few queries leave the others idle. With 16 heads,
+    # padded: 32 queries 0.062 and 0.080, 64 0.104 and 0.084.
+    Line(
+        "hopper",
+        "decode",
+        (
+            "flash_mla.dense",
+            "flash_mla.sparse",
+            "triton.split_kv",
+            "flash_mla.sparse_padded",
+            "triton.split_kv_fixed",
+            "torch.gathered",
+        ),
+        _H200,
+    ),
+    # 2048 queries with 2048 listed tokens each: 128 heads 6.31 and 1.97 ms, 64 3.18 and 0.99, 16 padded 2.18 and 1.11.
+    Line(
+        "hopper",
+        "*",
+        (
+            "flash_mla.dense",
+            "flash_mla.sparse",
+            "flash_mla.sparse_padded",
+            "triton.split_kv",
+            "triton.split_kv_fixed",
+            "torch.gathered",
+        ),
+        _H200,
+    ),
     # 32 sequences of 8192 tokens, 128 heads: 0.348, 0.423 and 12.7 ms. torch.gathered copies the rows of each sequence
-    # before it reads them, and waits for the lengths.
+    # before it reads them, and waits for the lengths. FlashMLA on sm_100 waits for a measurement.
     Line(
         "*",
         "*",
-        ("triton.split_kv", "triton.split_kv_fixed", "torch.gathered"),
+        (
+            "triton.split_kv",
+            "triton.split_kv_fixed",
+            "flash_mla.sparse",
+            "flash_mla.sparse_padded",
+            "flash_mla.dense",
+            "torch.gathered",
+        ),
         "measured on an H200, the only GPU so far (benchmarks/results/mla_h200.json)",
     ),
 )
