@@ -24,6 +24,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 import verification_page  # noqa: E402
 
 import kernelhub  # noqa: E402
+from kernelhub.compat.env.attention import ATTENTION  # noqa: E402
+from kernelhub.compat.env.experts import EXPERTS  # noqa: E402
+from kernelhub.compat.env.gemm import GEMM  # noqa: E402
 from kernelhub.dispatch.hub import HUB  # noqa: E402
 from kernelhub.dispatch.settings import VARIABLES  # noqa: E402
 from kernelhub.ops import functions  # noqa: E402
@@ -47,6 +50,14 @@ def variables() -> str:
         shown = "" if default in (None, ()) else ",".join(default) if isinstance(default, tuple) else f"{default:g}"
         rows.append((f"`{variable.name}`", f"`{variable.grammar}`", shown, variable.doc))
     return table(("variable", "what to write", "default", "what it does"), rows)
+
+
+def engines() -> str:
+    rows = [
+        (f"`{variable.name}`", variable.grammar, f"`{variable.successor}`" if variable.successor else "itself")
+        for variable in (*ATTENTION, *GEMM, *EXPERTS)
+    ]
+    return table(("variable", "what may be written", "what vLLM 0.33 reads"), rows)
 
 
 def kernels(op: str) -> str:
@@ -273,6 +284,7 @@ def codes() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "variables": variables,
+    "engines": engines,
     "choices": choices,
     "explanation": explanation,
     "codes": codes,

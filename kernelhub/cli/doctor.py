@@ -51,6 +51,7 @@ def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
     try:
         variables = read_variables()
         yield from dispatch_facts.settings(variables)
+        yield from dispatch_facts.engines(variables)
         yield from dispatch_facts.libraries(variables)
         yield from dispatch_facts.plugins(variables)
         if devices_answer and not variables.wrong:
