@@ -10,7 +10,7 @@ from kernelhub.probes.symbol import defines
 
 FILES = {
     "__init__.py": "from .inner import run as run, Box as Case\nfrom .all_of import *\nraise SystemExit('imported')\n",
-    "inner/__init__.py": "from ._deep import (\n    run,  # why\n    Box,\n)\nfrom os.path import join\nLIMIT: int = 3\n",
+    "inner/__init__.py": "from ._deep import (\n  run,  # why\n  Box,\n)\nfrom os.path import join\nLIMIT: int = 3\n",
     "inner/_deep.py": "def run(): ...\nclass Box:\n    width: int = 0\n\n    def open(self): ...\n\nheight = 1\n",
     "all_of.py": "async def wait(): ...\nclass Late(\n    object,\n):\n    field = 1\n",
     "conditional.py": "if True:\n    from .inner import run\ntry:\n    from .inner import absent\nfinally:\n    pass\n",
