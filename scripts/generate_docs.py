@@ -273,6 +273,7 @@ def codes() -> str:
         "toolkit_broken": "the CUDA toolkit does not answer",
         "compiler_missing": "it needs a C compiler, and none was found",
         "headers_missing": "it needs Python's headers, and none were found",
+        "cubins_missing": "the compiled kernels that its library downloads are not here",
         "cache_unwritable": "what it compiles could not be kept",
         "interpreter_off": "on a CPU it runs under Triton's interpreter only, which is off",
         "load_failed": "importing or preparing it failed; the reason says how",

@@ -27,7 +27,11 @@ def supports_trtllm_attention(is_prefill: bool = False) -> Finding:
     """The device has these kernels for the phase, cubins can be had, and nobody asked for batch invariance."""
     if HUB.policy(_OP).batch_invariant or flag("VLLM_BATCH_INVARIANT", False):
         return lacking(_SUBJECT, "batch_variant", "a row's bits may depend on the batch", "unset VLLM_BATCH_INVARIANT")
-    for finding in (allowed("flashinfer", _OP), has_flashinfer.why(), has_nvidia_artifactory.why()):
+    not_disabled = allowed("flashinfer", _OP)
+    if not not_disabled.ok:
+        return not_disabled
+    for question in (has_flashinfer, has_nvidia_artifactory):
+        finding = question.why()
         if not finding.ok:
             return finding
     if not is_prefill:
