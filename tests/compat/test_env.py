@@ -59,7 +59,7 @@ class TestMeaning:
             ("VLLM_ATTENTION_BACKEND", "CUTLASS_MLA", "requests", "mla_attention", ("cutlass",)),
             ("VLLM_USE_DEEP_GEMM", "0", "disables", "*", ("deep_gemm",)),
             ("VLLM_USE_DEEP_GEMM", "1", "prefers", "fp8_gemm", ("deep_gemm",)),
-            ("VLLM_USE_DEEP_GEMM_E8M0", "0", "disables", "*", ("deep_gemm.*e8m0*",)),
+            ("VLLM_USE_DEEP_GEMM_E8M0", "0", "disables", "fp8_gemm", ("deep_gemm.*e8m0*",)),
             ("VLLM_MOE_USE_DEEP_GEMM", "0", "disables", "fused_moe", ("deep_gemm",)),
             ("VLLM_USE_FLASHINFER_MOE_FP4", "1", "prefers", "fused_moe", ("flashinfer",)),
             ("VLLM_USE_FLASHINFER_MOE_FP8", "0", "disables", "fused_moe", ("flashinfer",)),

@@ -25,11 +25,15 @@ _DEEP_GEMM = switch(
     Meaning("no kernel of deep_gemm runs", disables=(wish("*", "deep_gemm"),)),
 )
 
+# Scales that were made as powers of two lose nothing by being read as such; only float32 scales could be rounded.
 _E8M0 = switch(
     Meaning("nothing changes: scales say their own format, and a kernel that cannot read it is passed over"),
     Meaning(
-        "kernels of deep_gemm that round float32 scales to powers of two do not run",
-        disables=(wish("*", "deep_gemm.*e8m0*"),),
+        "given float32 scales, kernels of deep_gemm that round them to powers of two do not run",
+        disables=(
+            wish("fp8_gemm", "deep_gemm.*e8m0*", where=(OneOf("a_scale_dtype", ("float32",)),)),
+            wish("fused_moe", "deep_gemm.*e8m0*", where=(OneOf("weights", ("fp8_block",)),)),
+        ),
     ),
 )
 
