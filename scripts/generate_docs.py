@@ -25,6 +25,9 @@ import verification_page  # noqa: E402
 
 import kernelhub  # noqa: E402
 from kernelhub.cli import matrix  # noqa: E402
+from kernelhub.compat.env.attention import ATTENTION  # noqa: E402
+from kernelhub.compat.env.experts import EXPERTS  # noqa: E402
+from kernelhub.compat.env.gemm import GEMM  # noqa: E402
 from kernelhub.dispatch.hub import HUB  # noqa: E402
 from kernelhub.dispatch.settings import VARIABLES  # noqa: E402
 from kernelhub.ops import functions  # noqa: E402
@@ -48,6 +51,14 @@ def variables() -> str:
         shown = "" if default in (None, ()) else ",".join(default) if isinstance(default, tuple) else f"{default:g}"
         rows.append((f"`{variable.name}`", f"`{variable.grammar}`", shown, variable.doc))
     return table(("variable", "what to write", "default", "what it does"), rows)
+
+
+def engines() -> str:
+    rows = [
+        (f"`{variable.name}`", variable.grammar, f"`{variable.successor}`" if variable.successor else "itself")
+        for variable in (*ATTENTION, *GEMM, *EXPERTS)
+    ]
+    return table(("variable", "what may be written", "what vLLM 0.33 reads"), rows)
 
 
 def kernels(op: str) -> str:
@@ -277,6 +288,7 @@ def codes() -> str:
         "toolkit_version": "the CUDA toolkit is too old for it",
         "compiler_missing": "it needs a C compiler, and none was found",
         "headers_missing": "it needs Python's headers, and none were found",
+        "cubins_missing": "the compiled kernels that its library downloads are not here",
         "cache_unwritable": "what it compiles could not be kept",
         "interpreter_off": "on a CPU it runs under Triton's interpreter only, which is off",
         "load_failed": "importing or preparing it failed; the reason says how",
@@ -288,6 +300,7 @@ def codes() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "variables": variables,
+    "engines": engines,
     "choices": choices,
     "explanation": explanation,
     "codes": codes,

@@ -13,7 +13,7 @@ import torch
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
-for name in [name for name in os.environ if name.startswith("KERNELHUB_")]:
+for name in [name for name in os.environ if name.startswith(("KERNELHUB_", "VLLM_", "FORCE_NUM_KV_SPLITS"))]:
     del os.environ[name]
 
 torch.set_num_threads(1)

@@ -41,6 +41,20 @@ def settings(variables: Variables) -> Iterator[Fact]:
         yield Fact(OK, f"config file {path}", "; ".join(file_words(layer)) or "it says nothing")
 
 
+def engines(variables: Variables) -> Iterator[Fact]:
+    """Variables of other projects that are set: what follows; for wrong and removed names, the successor."""
+    for item in variables.engines:
+        follows = variables.became_of(item)
+        what = f"{item.name}={item.text}"
+        if item.problem:
+            yield Fact(NOTE, what, follows, f"write {item.successor}" if item.successor else "change or unset it")
+        elif item.successor:
+            meaning = f"{follows}; {item.owner} itself reads {item.successor} in its place"
+            yield Fact(NOTE, what, meaning, "say it to both")
+        else:
+            yield Fact(OK, what, follows)
+
+
 def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
     """The library behind each built-in backend, and what keeps its kernels from running here; torch is told apart."""
     here = devices() if can_choose else []

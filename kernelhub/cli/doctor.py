@@ -52,6 +52,7 @@ def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
         variables = read_variables()
         yield from dispatch_facts.settings(variables)
         can_choose = devices_answer and not variables.wrong
+        yield from dispatch_facts.engines(variables)
         yield from dispatch_facts.libraries(variables, can_choose)
         yield from dispatch_facts.plugins(variables)
         if can_choose:

@@ -1,4 +1,4 @@
-"""``kernelhub env``: every KERNELHUB_* variable, its value and where that came from."""
+"""``kernelhub env``: every variable that chooses kernels, its value, where that came from and what follows from it."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ def _show(variables: Variables, console: Console) -> None:
     else:
         path, layer = file
         console.line(f"config file: {path} says {'; '.join(file_words(layer)) or 'nothing'}")
+    if variables.engines:
+        rows = [
+            (item.name, item.text, item.owner, variables.became_of(item), item.successor) for item in variables.engines
+        ]
+        console.table(Table(("variable", "value", "of", "what follows from it", "now written as"), rows))
     for state in variables.wrong:
         console.line(f"wrong: {state.problem}")
 
@@ -70,5 +75,6 @@ def _to_dict(variables: Variables) -> dict[str, Any]:
     file = variables.config_file()
     return {
         "variables": [dataclasses.asdict(state) for state in variables.states],
+        "engines": [item.to_dict() | {"follows": variables.became_of(item)} for item in variables.engines],
         "config_file": None if file is None else {"path": file[0], "says": list(file_words(file[1]))},
     }

@@ -1,4 +1,7 @@
-"""The KERNELHUB_* variables as they are, wrong ones included; the library itself stops at the first wrong one."""
+"""The KERNELHUB_* variables as they are, wrong ones included, and those of other projects that choose kernels.
+
+The library itself stops at the first wrong one of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelhub.cli.facets import ops
+from kernelhub.compat.env.translation import IGNORE, Translation, translate
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.policy import Layer
 from kernelhub.dispatch.registry import Registry
@@ -47,15 +51,34 @@ class Variables:
     Attributes:
         states: those that kernelhub knows, as declared, then unknown ones that are set.
         registry: backends, also where a variable is wrong and the library would load none.
+        engines: variables of other projects that are set, translated.
     """
 
     states: tuple[State, ...]
     registry: Registry
+    engines: tuple[Translation, ...] = ()
 
     @property
     def wrong(self) -> list[State]:
         """Those that have a problem."""
         return [state for state in self.states if state.problem]
+
+    @property
+    def engines_ignored(self) -> bool:
+        """Whether kernelhub obeys none of the other projects' variables."""
+        return any(state.name == IGNORE and state.value for state in self.states)
+
+    def became_of(self, engine: Translation) -> str:
+        """What holds because of a variable of another project, as a sentence."""
+        if engine.problem:
+            return f"not obeyed: {engine.problem}"
+        wishes = engine.meaning.wishes
+        if self.engines_ignored and (wishes or engine.meaning.batch_invariant is not None):
+            return f"not obeyed: {IGNORE} is set"
+        if wishes and not any(self.registry.known_names(wish.names) for wish in wishes):
+            names = ", ".join(dict.fromkeys(name for wish in wishes for name in wish.names))
+            return f"{engine.says}; no kernel of {names} is registered here"
+        return engine.says
 
     def config_file(self) -> tuple[str, Layer] | None:
         """The config file that is in force, and what it says."""
@@ -69,7 +92,7 @@ def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
     registry, plugins_problem = _registry(environ)
     names = dict.fromkeys([*VARIABLES, *sorted(name for name in environ if name.startswith(PREFIX))])
     states = [_state(name, environ.get(name), registry, plugins_problem) for name in names]
-    return Variables(tuple(states), registry)
+    return Variables(tuple(states), registry, translate(environ))
 
 
 def _state(name: str, text: str | None, registry: Registry, plugins_problem: str) -> State:

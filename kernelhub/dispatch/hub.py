@@ -14,11 +14,12 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.foreign import read_foreign
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.load import LoadFailure, load_attribute
 from kernelhub.dispatch.machine import Machine
@@ -109,7 +110,7 @@ class Hub:
                 settings.environment,
                 settings.file,
             )
-            policy = combine(layers)
+            policy = combine(layers, self.registry.known_part(settings.foreign), op)
             if backend is not None:
                 self.registry.check_names(backend, "backend=")
                 policy = policy.asking(op, backend)
@@ -158,7 +159,7 @@ class Hub:
             contract = self.registry.contracts[op]
             kernel = selection.kernel
             if kernel is None:
-                raise NoKernel(_no_kernel_message(selection, policy), selection)
+                raise NoKernel(_no_kernel_message(selection, policy.about(problem, self.machine)), selection)
             try:
                 adapter = self._adapter(kernel, contract, problem)
             except LoadFailure as failure:
@@ -254,6 +255,12 @@ class Hub:
         for layer in (settings.force, settings.environment, settings.file):
             self.registry.check_layer(layer)
         _print_events(settings["KERNELHUB_LOG"])
+        if not settings["KERNELHUB_IGNORE_VLLM_ENV"]:
+            settings = replace(settings, foreign=read_foreign())
+            met = {wish.origin for wish in self.registry.known_part(settings.foreign).requests}
+            for origin in dict.fromkeys(wish.origin for wish in settings.foreign.requests):
+                if origin not in met:
+                    fallback_log.warning("%s is not obeyed: none of the kernels it names is registered", origin)
         self._settings = settings
 
     def _adapter(self, kernel: Kernel, contract: Contract[Any], problem: Any) -> Any:
@@ -307,7 +314,8 @@ def _no_kernel_message(selection: Selection[Any], policy: Policy) -> str:
     request = policy.request_for(selection.op)
     if request is None:
         return f"{selection.op}: no registered kernel can run this."
-    return f"{selection.op}: {request.origin} asks for {' or '.join(request.names)}, which cannot run this."
+    message = f"{selection.op}: {request.origin} asks for {' or '.join(request.names)}, which cannot run this."
+    return f"{message} To take that back, {request.undo}." if request.undo else message
 
 
 def _print_events(events: Names) -> None:

@@ -8,17 +8,30 @@ Order of decision, from the strongest:
 4. ``use(...)``, innermost first
 5. ``configure(...)``
 6. ``prefer``: of contexts (innermost first), of `configure`, ``KERNELHUB_PREFER``, of the config file
-7. tuned evidence, then the order line of the device, then the band, then the name
+7. variables of other projects, if they are obeyed (see `dispatch.foreign`): their requests, where nothing above
+   speaks of the op, then what they prefer
+8. tuned evidence, then the order line of the device, then the band, then the name
 
-1 to 5 are explicit: the kernel asked for runs, or the call fails with every reason. 6 and 7 only rank.
+1 to 5 are explicit: the kernel asked for runs, or the call fails with every reason. 6 and 8 only rank. So does a
+foreign request as soon as anybody prefers anything for the op, and a foreign removal spares a kernel that
+KERNELHUB_FORCE, KERNELHUB_PREFER or the config file names.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelhub.dispatch.constraint import Constraint
+    from kernelhub.dispatch.kernel import Kernel
+    from kernelhub.dispatch.machine import Machine
 
 Names = tuple[str, ...]
+
+FOREIGN = "engine"
+_OWN_VARIABLES = ("force", "environment", "file")
 
 
 @dataclass(frozen=True)
@@ -29,17 +42,25 @@ class Wish:
         ops: op name or glob.
         names: backends, kernels or globs over kernels, in order.
         source: stable word for the place: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``,
-            ``"environment"``, ``"file"``.
+            ``"environment"``, ``"file"``, ``"engine"``.
         origin: the place as a user would write it, e.g. ``KERNELHUB_FORCE=triton``.
+        where: the wish is about those problems only that all of these take.
+        undo: what takes the wish back, where that is not clear from `origin`.
     """
 
     ops: str
     names: Names
     source: str
     origin: str
+    where: tuple[Constraint, ...] = ()
+    undo: str = ""
 
     def concerns(self, op: str) -> bool:
         return self.ops == "*" or self.ops == op or fnmatch.fnmatchcase(op, self.ops)
+
+    def means(self, kernel: Kernel) -> bool:
+        """Does it name this kernel?"""
+        return any(kernel.matches(name) for name in self.names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +102,29 @@ class Policy:
         """The explicit choice that decides for `op`, or None if nothing explicit was said."""
         return next((wish for wish in self.requests if wish.concerns(op)), None)
 
+    def removing(self, op: str, kernel: Kernel) -> list[Wish]:
+        """The wishes by which a kernel of `op` may not run."""
+        removals = [wish for wish in self.disables if wish.concerns(op) and wish.means(kernel)]
+        if any(wish.source == FOREIGN for wish in removals) and self._named_by_own_variables(op, kernel):
+            return [wish for wish in removals if wish.source != FOREIGN]
+        return removals
+
+    def _named_by_own_variables(self, op: str, kernel: Kernel) -> bool:
+        return any(
+            wish.source in _OWN_VARIABLES and wish.concerns(op) and wish.means(kernel)
+            for wish in (*self.requests, *self.prefers)
+        )
+
+    def about(self, problem: Any, machine: Machine) -> Policy:
+        """The same policy without wishes that are about other problems."""
+        if not any(wish.where for wish in (*self.requests, *self.prefers, *self.disables)):
+            return self
+
+        def kept(wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
+            return tuple(wish for wish in wishes if all(item.reject(problem, machine) is None for item in wish.where))
+
+        return replace(self, requests=kept(self.requests), prefers=kept(self.prefers), disables=kept(self.disables))
+
     def asking(self, op: str, names: Names) -> Policy:
         """The same policy with ``backend=names`` on the call."""
         wish = Wish(op, names, "kwarg", f"backend={names[0] if len(names) == 1 else names!r}")
@@ -89,8 +133,19 @@ class Policy:
         return replace(self, requests=requests)
 
 
-def combine(layers: tuple[Layer, ...]) -> Policy:
-    """One policy out of layers given strongest first."""
+def combine(layers: tuple[Layer, ...], foreign: Layer | None = None, op: str = "*") -> Policy:
+    """One policy out of layers given strongest first.
+
+    Args:
+        layers: what was said to kernelhub.
+        foreign: what variables of other projects say, weaker than all of it.
+        op: the op that the policy is for; foreign requests depend on whether anybody prefers anything for it.
+    """
+    if foreign is not None:
+        preferred = any(wish.concerns(op) for layer in layers for wish in layer.prefers)
+        if preferred:
+            foreign = replace(foreign, requests=(), prefers=(*foreign.requests, *foreign.prefers))
+        layers = (*layers, foreign)
 
     def decided(name: str) -> bool:
         return next((value for layer in layers if (value := getattr(layer, name)) is not None), False)

@@ -13,7 +13,7 @@ import importlib.util
 import logging
 import pkgutil
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
 from kernelhub.dispatch.load import LoadFailure, load_module
 from kernelhub.dispatch.order import Line
-from kernelhub.dispatch.policy import Layer
+from kernelhub.dispatch.policy import Layer, Wish
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema
 from kernelhub.dispatch.select import Candidates
 from kernelhub.dispatch.settings import did_you_mean
@@ -127,6 +127,25 @@ class Registry:
             self.check_op(wish.ops, wish.origin)
             self.check_names(wish.names, wish.origin)
 
+    def known_part(self, layer: Layer) -> Layer:
+        """The layer without words that mean no op, no backend and no kernel here.
+
+        Other projects name more kernels than are registered here, so that a word of theirs may mean nothing.
+        """
+
+        def known(wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
+            parts = [replace(wish, names=self.known_names(wish.names)) for wish in wishes]
+            return tuple(wish for wish in parts if wish.names and self._is_op(wish.ops))
+
+        return replace(
+            layer, requests=known(layer.requests), prefers=known(layer.prefers), disables=known(layer.disables)
+        )
+
+    def known_names(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those that mean a backend or a kernel."""
+        kernels = [kernel for item in self.backends.values() for kernel in item.kernels]
+        return tuple(name for name in names if name in self.backends or any(k.matches(name) for k in kernels))
+
     def check_names(self, names: Iterable[str], origin: str) -> None:
         """Refuse a word that means no backend and no kernel."""
         kernels = [kernel for item in self.backends.values() for kernel in item.kernels]
@@ -140,11 +159,14 @@ class Registry:
 
     def check_op(self, pattern: str, origin: str) -> None:
         """Refuse a word that means no op."""
-        if not any(fnmatch.fnmatchcase(op, pattern) for op in self.contracts):
+        if not self._is_op(pattern):
             raise ConfigurationError(
                 f"{origin}: {pattern!r} is no op{did_you_mean(pattern, self.contracts)}; "
                 f"there are {', '.join(self.contracts)}"
             )
+
+    def _is_op(self, pattern: str) -> bool:
+        return any(fnmatch.fnmatchcase(op, pattern) for op in self.contracts)
 
     def _add_plugin(self, entry: EntryPoint, timeout_s: float) -> None:
         """A plugin that cannot be registered is noted with its reason and warned of once; nothing else suffers."""

@@ -61,7 +61,8 @@ class Selection(Generic[ProblemT]):
         problem: what was looked at.
         kernel: the record of the chosen kernel, or None if none may run.
         source: who decided, a stable word: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``,
-            ``"environment"``, ``"file"``, ``"order"`` (a line of the heuristic), ``"band"`` (no line).
+            ``"environment"``, ``"file"``, ``"engine"`` (a variable of another project), ``"order"`` (a line of the
+            heuristic), ``"band"`` (no line).
         because: the same as a sentence, with its evidence.
         decisions: one for every registered kernel of the op: the chosen one first, then those that were
             outranked, best first, then the rejected by name.
@@ -160,6 +161,7 @@ def select(
         machine: facts of the machine.
         policy: what the user said.
     """
+    policy = policy.about(problem, machine)
     features = schema.features_used(problem)
     line = line_for(candidates.lines, problem.device, regime)
     request = policy.request_for(op)
@@ -216,9 +218,8 @@ def _rejections(
 ) -> tuple[Rejection, ...]:
     """Every reason against one kernel. Nothing is skipped once a reason is found."""
     removed = [
-        Rejection("disabled", f"disabled by {wish.origin}", f"remove it from {wish.origin}")
-        for wish in policy.disables
-        if wish.concerns(op) and any(kernel.matches(name) for name in wish.names)
+        Rejection("disabled", f"disabled by {wish.origin}", wish.undo or f"remove it from {wish.origin}")
+        for wish in policy.removing(op, kernel)
     ]
     if policy.unsafe and _asked_for(op, kernel, policy):
         return tuple(removed)
@@ -247,7 +248,7 @@ def _rejections(
 
 def _asked_for(op: str, kernel: Kernel, policy: Policy) -> bool:
     request = policy.request_for(op)
-    return request is not None and any(kernel.matches(name) for name in request.names)
+    return request is not None and request.means(kernel)
 
 
 def _in_order_of(kernels: Sequence[Kernel], names: Sequence[str]) -> list[Kernel]:
@@ -298,7 +299,8 @@ def _decisions(
     for kernel in able:
         if kernel not in order and request is not None:
             reason = f"able, but {request.origin} asks for {' or '.join(request.names)}"
-            result.append(Decision(kernel.name, False, "not_requested", reason, f"remove {request.origin}"))
+            undo = request.undo or f"remove {request.origin}"
+            result.append(Decision(kernel.name, False, "not_requested", reason, undo))
     for kernel in sorted(kernels, key=lambda kernel: kernel.name):
         reasons = rejections[kernel.name]
         if reasons:

@@ -130,6 +130,13 @@ VARIABLES = {
             "seconds",
             "Longest wait for a backend's import.",
         ),
+        Variable(
+            "KERNELHUB_IGNORE_VLLM_ENV",
+            parse_bool,
+            False,
+            "0 or 1",
+            "Do not obey vLLM's variables, such as VLLM_ATTENTION_BACKEND.",
+        ),
     )
 }
 
@@ -146,12 +153,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the environment and the config file say, parsed and checked."""
+    """Everything the environment and the config file say, parsed and checked.
+
+    Attributes:
+        values: the KERNELHUB_* variables.
+        force: KERNELHUB_FORCE.
+        environment: the other KERNELHUB_* variables that choose.
+        file: the config file.
+        foreign: variables of other projects; words in it may mean nothing here.
+    """
 
     values: Mapping[str, Setting]
     force: Layer
     environment: Layer
     file: Layer
+    foreign: Layer = Layer()
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name].value

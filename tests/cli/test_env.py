@@ -102,3 +102,42 @@ class TestWrong:
         assert answer.out.count("\nwrong: ") == 3
         for name in ("KERNELHUB_STRICT", "KERNELHUB_PLUGINS", "KERNELHUB_X"):
             assert answer.row(name).split()[2] == "invalid"
+
+
+class TestEngines:
+    """Variables of vLLM, FlashInfer and DeepGEMM that are set, and what follows from each."""
+
+    def test_each_is_told_with_what_follows_and_how_it_is_written_now(self, ask, monkeypatch):
+        monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "TRITON_ATTN")
+        monkeypatch.setenv("VLLM_USE_DEEPGEMM", "0")
+        monkeypatch.setenv("DG_JIT_CACHE_DIR", "/dev/null/cache")
+        answer = ask("env", "--json")
+        assert answer.code == 0  # another project's mistake keeps no call from running
+        engines = {item["name"]: item for item in answer.json["engines"]}
+        attention = engines["VLLM_ATTENTION_BACKEND"]
+        assert attention["follows"] == "paged_attention runs on triton or fails; attention prefers it"
+        assert attention["successor"] == "--attention-backend NAME"
+        assert {"op": "paged_attention", "names": ["triton"]} in attention["wishes"]
+        assert engines["VLLM_USE_DEEPGEMM"]["follows"].endswith("did you mean VLLM_USE_DEEP_GEMM?")
+        assert engines["DG_JIT_CACHE_DIR"]["problem"]
+        assert "TRITON_ATTN" in ask("env").row("VLLM_ATTENTION_BACKEND")
+
+    def test_without_any_nothing_is_said_of_them(self, ask):
+        assert ask("env", "--json").json["engines"] == []
+        assert "what follows from it" not in ask("env").out
+
+    def test_what_is_switched_off_or_means_no_kernel_here_says_so(self, ask, monkeypatch):
+        monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "TOKENSPEED_MLA")
+        (engine,) = ask("env", "--json").json["engines"]
+        assert engine["follows"].endswith("no kernel of tokenspeed is registered here")
+        monkeypatch.setenv("KERNELHUB_IGNORE_VLLM_ENV", "1")
+        (engine,) = ask("env", "--json").json["engines"]
+        assert engine["follows"] == "not obeyed: KERNELHUB_IGNORE_VLLM_ENV is set"
+
+    def test_doctor_notes_what_is_wrong_and_what_has_a_successor(self, ask, monkeypatch):
+        monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "TRITON_ATTN")
+        monkeypatch.setenv("VLLM_ALL2ALL_BACKEND", "naive")
+        facts = {fact["what"]: fact for fact in ask("doctor", "--json").json["facts"]}
+        assert facts["VLLM_ATTENTION_BACKEND=TRITON_ATTN"]["status"] == "note"
+        assert "--attention-backend NAME" in facts["VLLM_ATTENTION_BACKEND=TRITON_ATTN"]["meaning"]
+        assert facts["VLLM_ALL2ALL_BACKEND=naive"]["remedy"] == "write --all2all-backend"

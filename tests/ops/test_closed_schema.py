@@ -25,7 +25,6 @@ PACKAGES = {
     "flash_attn": "2.8.3",
     "flash_attn_interface": "3.0.0",
     "cutlass": "4.8.0",
-    "TRITON_INTERPRET": "1",
     "flash_mla": "1.0.0",
     "cudnn": "1.32.0",
 }

@@ -1,0 +1,268 @@
+"""kernelhub as an attention backend of vLLM (V1, from 0.33 on): `paged_attention` over vLLM's cache.
+
+vLLM imports this module once the backend has been chosen; it imports vLLM. What the backend supports is kernelhub's
+own verdict on the configuration, so that vLLM's message has kernelhub's reasons.
+
+vLLM's cache is ``[B, H, N, 2 * D]``, a block's keys beside its values, in memory of either order; both halves are
+views of it, and nothing is copied. It is written by vLLM's own kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    MultipleOf,
+)
+from vllm.v1.attention.ops.triton_reshape_and_cache_flash import triton_reshape_and_cache_flash
+
+from kernelhub.dispatch.explain import explain
+from kernelhub.dispatch.kernel import GraphLevel
+from kernelhub.dispatch.select import Selection
+from kernelhub.ops.attention.paged_attention import paged_attention
+
+_FP8 = torch.float8_e4m3fn
+_FP8_CACHES = ("fp8", "fp8_e4m3")
+
+
+@dataclass
+class KernelhubMetadata:
+    """What the layers of one step share.
+
+    Attributes:
+        num_actual_tokens: query tokens; rows of q past them are padding.
+        max_query_len: most queries of one sequence.
+        query_start_loc: int32 ``[num_seqs + 1]``, where the queries of each sequence begin.
+        seq_lens: int32 ``[num_seqs]``, KV tokens of each sequence.
+        block_table: int32 ``[num_seqs, max_blocks]``.
+        slot_mapping: where each token's keys and values are written.
+        decode: every sequence has one query.
+        causal: queries see no later keys.
+    """
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+    decode: bool
+    causal: bool
+
+
+class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
+    """Takes a step's metadata as vLLM has it; there is nothing to plan on the host."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        """Graphs of decode steps, if the kernel that decode would run on may be captured."""
+        model = vllm_config.model_config
+        verdict = _verdict(
+            model.dtype,
+            kv_cache_spec.dtype,
+            kv_cache_spec.head_size,
+            kv_cache_spec.block_size,
+            heads=(model.get_num_attention_heads(vllm_config.parallel_config), kv_cache_spec.num_kv_heads),
+        )
+        captured = verdict.kernel is not None and verdict.kernel.graph is not GraphLevel.NONE
+        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if captured else AttentionCGSupport.NEVER
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> KernelhubMetadata:
+        """The step's metadata."""
+        step = common_attn_metadata
+        if not isinstance(step.causal, bool):
+            raise NotImplementedError("kernelhub's backend takes one causal for all sequences of a step")
+        return KernelhubMetadata(
+            num_actual_tokens=step.num_actual_tokens,
+            max_query_len=step.max_query_len,
+            query_start_loc=step.query_start_loc,
+            seq_lens=step.seq_lens,
+            block_table=step.block_table_tensor,
+            slot_mapping=step.slot_mapping,
+            decode=step.max_query_len == 1 and step.num_actual_tokens == step.num_reqs,
+            causal=step.causal,
+        )
+
+
+class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
+    """One layer."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: Any = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        if alibi_slopes is not None:
+            raise NotImplementedError("kernelhub's backend has no ALiBi")
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"kernelhub's backend is for decoders, not for attention of type {attn_type}")
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.sinks = sinks
+        self._window = None if sliding_window is None else sliding_window - 1
+        self._softcap = logits_soft_cap or None
+        self._quantized = kv_cache_dtype in _FP8_CACHES
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: KernelhubMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Attend to the cache: query ``[T, H, D]`` into output, ``[T, H, D]`` or ``[T, H * D]``."""
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("kernelhub's backend does not quantise its output")
+        if attn_metadata is None:  # vLLM measures memory
+            return output.zero_()
+        step, tokens = attn_metadata, attn_metadata.num_actual_tokens
+        k_cache, v_cache = self._halves(kv_cache)
+        paged_attention(
+            query[:tokens],
+            k_cache,
+            v_cache,
+            step.block_table,
+            step.seq_lens,
+            None if step.decode else step.query_start_loc,
+            None if step.decode else step.max_query_len,
+            step.causal,
+            self._window,
+            self._softcap,
+            self.sinks,
+            self.scale,
+            layer._k_scale if self._quantized else None,
+            layer._v_scale if self._quantized else None,
+            out=output[:tokens].view(tokens, self.num_heads, self.head_size),
+        )
+        return output
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Write a step's keys and values, by vLLM's kernel."""
+        k_cache, v_cache = self._halves(kv_cache)
+        triton_reshape_and_cache_flash(
+            key, value, k_cache, v_cache, slot_mapping, self.kv_cache_dtype, layer._k_scale, layer._v_scale
+        )
+
+    def _halves(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[B, N, H, D]``."""
+        k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        if self._quantized and k_cache.dtype != _FP8:
+            return k_cache.view(_FP8), v_cache.view(_FP8)
+        return k_cache, v_cache
+
+
+class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
+    """What vLLM asks of a backend before it makes a layer."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *_FP8_CACHES]
+    forward_includes_kv_cache_update: bool = False
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[KernelhubImpl]:
+        return KernelhubImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[KernelhubMetadataBuilder]:
+        return KernelhubMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: Any,
+    ) -> str | None:
+        """Why kernelhub has no kernel for it, or None."""
+        if use_mla or use_sparse or use_mm_prefix:
+            return "kernelhub's backend is for dense attention"
+        device = None if device_capability is None else f"sm_{device_capability.major}{device_capability.minor}"
+        cache = _FP8 if kv_cache_dtype in _FP8_CACHES else dtype
+        for ragged in (False, True):
+            verdict = _verdict(dtype, cache, head_size, block_size or 16, device, ragged=ragged, sinks=has_sink)
+            if verdict.kernel is None:
+                return f"no kernel of kernelhub's can run it: {verdict}"
+        return None
+
+
+def _verdict(
+    dtype: torch.dtype,
+    cache: torch.dtype,
+    head_size: int,
+    page_size: int,
+    device: str | None = None,
+    *,
+    heads: tuple[int, int] = (8, 1),
+    ragged: bool = False,
+    sinks: bool = False,
+) -> Selection[Any]:
+    """kernelhub's verdict on decode, or on steps that mix prefill and decode."""
+    quantized = cache in (_FP8, torch.uint8)
+    return explain(
+        paged_attention,
+        device=device,
+        q_dtype=dtype,
+        kv_dtype=_FP8 if quantized else dtype,
+        kv_scale="tensor" if quantized else None,
+        head_dim_qk=head_size,
+        head_dim_vo=head_size,
+        num_q_heads=heads[0],
+        num_kv_heads=heads[1],
+        page_size=page_size,
+        causal=True,
+        sinks=sinks,
+        ragged=ragged,
+        q_len="any" if ragged else "one",
+    )

@@ -1,0 +1,131 @@
+"""Is DeepGEMM here, does it run on this device, and in which format does it want scales?"""
+
+from __future__ import annotations
+
+import importlib.util
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from kernelhub.compat.env import flag
+from kernelhub.compat.vllm.answer import answer, first_bad
+from kernelhub.compat.vllm.here import allowed, capability, on_device
+from kernelhub.dispatch.hub import HUB
+from kernelhub.probes.finding import Finding, found, lacking
+from kernelhub.probes.package import package
+from kernelhub.probes.symbol import defines
+
+INSTALLED, BUNDLED = "deep_gemm", "vllm.third_party.deep_gemm"
+_INSTALL = 'pip install "kernelhub[deep-gemm]"'
+_MULTIPLE_OF_N, _MULTIPLE_OF_K = 64, 128
+# A function that the first release for sm_120, 2.8, brought along.
+_SINCE_SM120 = "fp8_fp4_sparse_mqa_logits"
+
+# vLLM's finding on whole models, by the type in their configuration -> major versions of devices where DeepGEMM costs
+# accuracy (qwen3_5) or time (kolibri1).
+_EXCLUDED_MODELS = {"qwen3_5_text": (10, 12), "qwen3_5_moe_text": (10, 12), "kolibri1": (12,)}
+
+
+def copy() -> Finding:
+    """The copy that is used, its module as value: the package that is installed, else the one in vLLM's wheel."""
+    return HUB.machine.ask("vllm's deep_gemm", _copy)
+
+
+@answer
+def has_deep_gemm() -> Finding:
+    """DeepGEMM is installed, or vLLM's wheel brings it."""
+    return copy()
+
+
+@answer
+def is_deep_gemm_supported() -> Finding:
+    """DeepGEMM is here, has kernels for this device, and nobody has switched it off."""
+    if not flag("VLLM_USE_DEEP_GEMM", True):
+        return lacking("DeepGEMM", "disabled", "disabled by VLLM_USE_DEEP_GEMM", "unset VLLM_USE_DEEP_GEMM")
+    first = first_bad(allowed("deep_gemm", "fp8_gemm"), on_device("DeepGEMM", exactly=((9, 0),), families=(10, 12)))
+    if not first.ok or not copy().ok:
+        return first if not first.ok else copy()
+    if (capability() or (0, 0))[0] == 12 and not has(_SINCE_SM120).ok:
+        return lacking("DeepGEMM", "package_version", "this DeepGEMM is older than 2.8, the first for sm_120", _INSTALL)
+    return first
+
+
+@answer
+def is_deep_gemm_e8m0_used() -> Finding:
+    """It runs, and rounds scales to powers of two: VLLM_USE_DEEP_GEMM_E8M0, which is on unless set to 0."""
+    supported = is_deep_gemm_supported.why()
+    if not supported.ok:
+        return supported
+    if not flag("VLLM_USE_DEEP_GEMM_E8M0", True):
+        name = "VLLM_USE_DEEP_GEMM_E8M0"
+        return lacking("UE8M0 scales", "disabled", f"disabled by {name}", f"unset {name}")
+    return has("fp8_gemm_nt")
+
+
+def should_auto_disable_deep_gemm(model_type: str | None) -> bool:
+    """vLLM found DeepGEMM to hurt models of this type on a device like this one."""
+    sm = capability()
+    return sm is not None and sm[0] in _EXCLUDED_MODELS.get(model_type or "", ())
+
+
+def should_use_deepgemm_for_fp8_linear(
+    output_dtype: torch.dtype, weight_shape: tuple[int, int], supports_deep_gemm: bool | None = None
+) -> bool:
+    """It takes this product: a bf16 result, N in 64s and K in 128s."""
+    n, k = weight_shape
+    supported = is_deep_gemm_supported() if supports_deep_gemm is None else supports_deep_gemm
+    return supported and output_dtype == torch.bfloat16 and n % _MULTIPLE_OF_N == 0 and k % _MULTIPLE_OF_K == 0
+
+
+class DeepGemmQuantScaleFMT(Enum):
+    """How activations' scales are stored for DeepGEMM.
+
+    Attributes:
+        FLOAT32: float32, any value.
+        FLOAT32_CEIL_UE8M0: float32, rounded up to powers of two.
+        UE8M0: exponents of powers of two, four in an int32.
+    """
+
+    FLOAT32 = 0
+    FLOAT32_CEIL_UE8M0 = 1
+    UE8M0 = 2
+
+    @classmethod
+    def from_oracle(cls) -> DeepGemmQuantScaleFMT:
+        """The format for this device and these settings."""
+        if not is_deep_gemm_e8m0_used():
+            return cls.FLOAT32
+        sm = capability()
+        return cls.UE8M0 if sm is not None and sm[0] in (10, 12) else cls.FLOAT32_CEIL_UE8M0
+
+
+def has(function: str) -> Finding:
+    """The copy that is used has this function."""
+    here = copy()
+    if not here.ok or here.value is None:
+        return here
+    module, root = here.value, _root(here.value)
+    return HUB.machine.ask(
+        ("defines", module, function), lambda: defines(f"deep_gemm:{function}", root=root, remedy=_INSTALL)
+    )
+
+
+def _copy() -> Finding:
+    installed = package("deep_gemm", distribution="deep-gemm", install=_INSTALL)
+    if installed.ok:
+        return found("DeepGEMM", INSTALLED, "DeepGEMM is installed")
+    if installed.code == "package_missing" and _root(BUNDLED) is not None:
+        return found("DeepGEMM", BUNDLED, "DeepGEMM is in vLLM's wheel")
+    return installed
+
+
+def _root(module: str) -> Path | None:
+    """Folder of a copy; its parent packages are looked up and not imported."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        root = Path(folder).joinpath(*rest)
+        if (root / "__init__.py").is_file():
+            return root
+    return None

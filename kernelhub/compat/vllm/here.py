@@ -1,0 +1,58 @@
+"""Where vLLM's questions are asked: the device, what the user removed, and vLLM's own settings if it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.probes.device import facts
+from kernelhub.probes.finding import Finding, found, lacking
+
+
+def capability() -> tuple[int, int] | None:
+    """Compute capability of the current NVIDIA device; None where there is none.
+
+    Until CUDA is in use, vLLM's own platform is asked if it runs here, since it asks without initialising CUDA.
+    """
+    if torch.version.hip:
+        return None
+    if not torch.cuda.is_initialized():
+        platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
+        if platform is not None:
+            answer = platform.get_device_capability()
+            return None if answer is None or not platform.is_cuda() else (answer.major, answer.minor)
+    if not torch.cuda.is_available():
+        return None
+    return facts(torch.device("cuda", torch.cuda.current_device())).capability
+
+
+def on_device(subject: str, *, exactly: tuple[tuple[int, int], ...] = (), families: tuple[int, ...] = ()) -> Finding:
+    """Is the current device of one of these capabilities, or one of these major versions?"""
+    sm = capability()
+    wanted = " or ".join([*(f"sm_{major}{minor}" for major, minor in exactly), *(f"sm_{major}x" for major in families)])
+    if sm is None:
+        return lacking(subject, "vendor", f"needs an NVIDIA GPU, {wanted}; there is none", "")
+    name = f"sm_{sm[0]}{sm[1]}"
+    if sm in exactly or sm[0] in families:
+        return found(subject, name, f"this is {name}")
+    return lacking(subject, "capability", f"needs {wanted}; this is {name}", "", name)
+
+
+def allowed(backend: str, op: str) -> Finding:
+    """Has nobody taken the backend away from the op, by a variable, the config file or `configure`?"""
+    for wish in HUB.policy(op).disables:
+        if wish.concerns(op) and backend in wish.names and not wish.where:
+            return lacking(
+                backend, "disabled", f"disabled by {wish.origin}", wish.undo or f"remove it from {wish.origin}"
+            )
+    return found(backend, None, f"nobody disabled {backend}")
+
+
+def vllm_config() -> Any:
+    """The configuration of the vLLM that runs in this process, or None."""
+    module = sys.modules.get("vllm.config")
+    current = getattr(module, "get_current_vllm_config_or_none", None)
+    return None if current is None else current()

@@ -1,0 +1,80 @@
+"""Does a library define a name? Answered by reading its Python source, without importing it.
+
+Unlike `probes.signature` it finds classes and values too, and a submodule counts as a name of its package. A name that
+stands under a condition counts as defined: what the condition asks for has to be asked apart.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kernelhub.probes.finding import Finding, found, lacking
+from kernelhub.probes.signature import _MOST_HOPS, _file, _imports, _root_of
+
+
+def defines(target: str, *, root: Path | None = None, remedy: str = "") -> Finding:
+    """Look whether a module has a name.
+
+    Args:
+        target: ``"package.module:name"``, ``"package.module:Class.member"``, or ``"package.module"`` for the module
+            itself.
+        root: folder of the top-level package, where it is not the one that an import would find.
+        remedy: what the user can do if it has not.
+
+    Returns:
+        Finding. Codes of a bad answer: ``package_missing``, ``package_broken``, ``symbol_missing``.
+    """
+    module, _, name = target.partition(":")
+    top, *rest = module.split(".")
+    if root is None:
+        root_or_finding = _root_of(top, target, remedy)
+        if isinstance(root_or_finding, Finding):
+            return root_or_finding
+        root = root_or_finding
+    try:
+        there = _file(root, rest) is not None and (not name or _defined(root, rest, name, _MOST_HOPS))
+    except (OSError, ValueError) as error:
+        return lacking(target, "package_broken", f"the source of {module} cannot be read: {error}", remedy)
+    if not there:
+        what = f"{module} does not define {name}" if name else f"{top} has no module {module}"
+        return lacking(target, "symbol_missing", what, remedy)
+    return found(target, None, f"{module} defines {name}" if name else f"{top} has {module}")
+
+
+def _defined(root: Path, rest: list[str], name: str, hops: int) -> bool:
+    """Whether the module `rest` of a package defines the name, or imports it from where it is defined."""
+    source = _file(root, rest)
+    if source is None or hops == 0:
+        return False
+    text = source.read_text(encoding="utf-8")
+    name, _, member = name.partition(".")
+    here = rf"^(?:(?:async )?def {re.escape(name)}\b|class {re.escape(name)}\b|{re.escape(name)}\s*(?::[^=\n]+)?=[^=])"
+    definition = re.search(here, text, re.MULTILINE)
+    if definition is not None:
+        return not member or _has_member(text[definition.end() :], member)
+    package = rest if source.name == "__init__.py" else rest[:-1]
+    everything = [(module, name) for module in re.findall(r"^\s*from\s+([.\w]+)\s+import\s+\*", text, re.MULTILINE)]
+    for module, original in (*_imports(text, name), *everything):
+        level = len(module) - len(module.lstrip("."))
+        if level:
+            base = package[: len(package) - level + 1]
+        elif module.split(".")[0] == root.stem:
+            base, module = [], module.partition(".")[2]
+        elif (module, original) in everything:
+            continue
+        else:
+            return True  # of another package: its import is that package's matter
+        if member:
+            original = f"{original}.{member}"
+        below = [*base, *(part for part in module.lstrip(".").split(".") if part)]
+        if _defined(root, below, original, hops - 1) or _file(root, [*below, original]) is not None:
+            return True
+    return not member and source.name == "__init__.py" and _file(root, [*rest, name]) is not None
+
+
+def _has_member(body: str, member: str) -> bool:
+    """Whether a class, whose source begins after its name, has a method, field or value of that name."""
+    end = re.search(r"^[^\s#)\]]", body.partition("\n")[2], re.MULTILINE)
+    inside = body.partition("\n")[2][: end.start() if end else None]
+    return re.search(rf"^\s+(?:(?:async )?def )?{re.escape(member)}\s*[:=(]", inside, re.MULTILINE) is not None

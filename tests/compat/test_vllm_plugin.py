@@ -1,0 +1,342 @@
+"""kernelhub as an attention backend of vLLM, against a vLLM of the same interface whose cache writer is plain torch.
+
+That the interface is the real one is checked on a real vLLM where UNPACKED_VLLM names the folder of one that is
+unpacked (of 0.33.0: the folder ``vllm`` of its wheel); its wheel is too large for a test to download.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.compat.vllm import plugin
+
+BACKEND = """
+from enum import Enum
+class AttentionType(str, Enum):
+    DECODER = "decoder"
+    ENCODER_ONLY = "encoder_only"
+class MultipleOf:
+    def __init__(self, base): self.base = base
+class AttentionCGSupport(Enum):
+    ALWAYS = 3
+    UNIFORM_SINGLE_TOKEN_DECODE = 1
+    NEVER = 0
+class CommonAttentionMetadata:
+    query_start_loc = seq_lens = num_reqs = num_actual_tokens = max_query_len = block_table_tensor = None
+    seq_lens = None
+    num_reqs = 0
+    num_actual_tokens = 0
+    max_query_len = 0
+    block_table_tensor = None
+    slot_mapping = None
+    causal = True
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+class AttentionBackend:
+    @classmethod
+    def supports_combination(
+        cls, head_size, dtype, kv_cache_dtype, block_size, use_mla, has_sink, use_sparse, use_mm_prefix,
+        device_capability,
+    ): ...
+class AttentionMetadataBuilder:
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        self.device = device
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config, kv_cache_spec): ...
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False): ...
+class AttentionImpl:
+    def __init__(
+        self, num_heads, head_size, scale, num_kv_heads=None, alibi_slopes=None, sliding_window=None,
+        kv_cache_dtype="auto", logits_soft_cap=None, attn_type="decoder", kv_sharing_target_layer_name=None,
+    ): ...
+    def forward(
+        self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None, output_block_scale=None
+    ): ...
+"""
+REGISTRY = """
+from enum import Enum
+OVERRIDES = {}
+class AttentionBackendEnum(Enum):
+    FLASH_ATTN = "a.b.C"
+    CUSTOM = None
+    def is_overridden(self):
+        return self in OVERRIDES
+    def get_path(self):
+        return OVERRIDES[self]
+def register_backend(backend, class_path=None, is_mamba=False):
+    OVERRIDES[backend] = class_path
+"""
+WRITER = """
+def triton_reshape_and_cache_flash(
+    key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, interleaved_v_pack_factor=0
+):
+    size = key_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            for new, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
+                row = new[token] / scale if kv_cache_dtype.startswith("fp8") else new[token]
+                cache[slot // size, slot % size] = row.to(cache.dtype)
+"""
+FILES = {
+    "v1/attention/backend.py": BACKEND,
+    "v1/attention/backends/registry.py": REGISTRY,
+    "v1/attention/ops/triton_reshape_and_cache_flash.py": WRITER,
+}
+HEADS, KV_HEADS, WIDTH, SIZE = 4, 2, 32, 16
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Put a vLLM on the path, some of its text changed."""
+
+    def install(old: str = "", new: str = "") -> Path:
+        for name, text in FILES.items():
+            path = tmp_path / "vllm" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in path.relative_to(tmp_path).parents:
+                if folder.name:
+                    (tmp_path / folder / "__init__.py").touch()
+            assert not old or any(old in text for text in FILES.values())
+            path.write_text(text.replace(old, new) if old else text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        return tmp_path / "vllm"
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+            del sys.modules[name]
+        sys.modules.pop("kernelhub.compat.vllm.attention", None)
+
+    forget()
+    yield install
+    forget()
+
+
+class TestRegistration:
+    def test_the_entry_point_is_declared_and_loads(self) -> None:
+        text = (Path(kernelhub.__file__).parents[1] / "pyproject.toml").read_text()
+        assert (
+            '[project.entry-points."vllm.general_plugins"]\nkernelhub = "kernelhub.compat.vllm.plugin:register"' in text
+        )
+        point = metadata.EntryPoint("kernelhub", "kernelhub.compat.vllm.plugin:register", "vllm.general_plugins")
+        assert point.load() is plugin.register
+
+    def test_custom_becomes_kernelhub_and_nothing_else_changes(self, vllm) -> None:
+        vllm()
+        plugin.register()
+        plugin.register()  # vLLM may load a plugin more than once
+        registry = importlib.import_module("vllm.v1.attention.backends.registry")
+        assert {item.name: path for item, path in registry.OVERRIDES.items()} == {"CUSTOM": plugin.BACKEND}
+        module, _, name = plugin.BACKEND.rpartition(".")
+        assert getattr(importlib.import_module(module), name).get_name() == "CUSTOM"
+
+    def test_another_plugin_that_came_first_stays(self, vllm, caplog) -> None:
+        vllm()
+        registry = importlib.import_module("vllm.v1.attention.backends.registry")
+        registry.register_backend(registry.AttentionBackendEnum.CUSTOM, "their.Backend")
+        plugin.register()
+        assert registry.AttentionBackendEnum.CUSTOM.get_path() == "their.Backend"
+        assert "CUSTOM is already their.Backend" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("old", "new", "reason"),
+        [
+            ("def register_backend(backend,", "def register_backend(which,", "has which in place 1, where backend was"),
+            ("kv_cache, attn_metadata, output,", "attn_metadata, kv_cache, output,", "where kv_cache was"),
+            ("key_cache, value_cache, slot_mapping", "value_cache, key_cache, slot_mapping", "where key_cache was"),
+            ("class MultipleOf", "class Multiple", "does not define MultipleOf"),
+            ("    slot_mapping = None\n", "", "does not define CommonAttentionMetadata.slot_mapping"),
+            (
+                "class AttentionBackend:",
+                "class AttentionBackend:\n    def get_kv_cache_shape(): ...",
+                "its cache has another form",
+            ),
+        ],
+    )
+    def test_another_interface_is_left_alone_with_the_reason(self, vllm, caplog, old, new, reason) -> None:
+        vllm(old, new)
+        plugin.register()
+        assert reason in caplog.text
+        assert "kernelhub.compat.vllm.attention" not in sys.modules
+        assert "vllm.v1.attention.backends.registry" not in sys.modules
+
+    def test_without_vllm_nothing_happens(self, caplog) -> None:
+        if importlib.util.find_spec("vllm") is not None:
+            pytest.skip("vLLM is installed: 1 case")
+        plugin.register()
+        assert "vllm is not installed" in caplog.text
+
+
+@pytest.fixture
+def attention(vllm):
+    vllm()
+    return importlib.import_module("kernelhub.compat.vllm.attention")
+
+
+def cache(blocks: int, dtype: torch.dtype, order: str) -> torch.Tensor:
+    """vLLM's cache ``[B, H, N, 2 * D]`` in memory of either order, poisoned."""
+    shape = (blocks, KV_HEADS, SIZE, 2 * WIDTH) if order == "HND" else (blocks, SIZE, KV_HEADS, 2 * WIDTH)
+    empty = torch.full(shape, 200.0 if dtype is torch.float8_e4m3fn else float("nan")).to(dtype)
+    return empty if order == "HND" else empty.transpose(1, 2)
+
+
+def run(attention, order="HND", kv_cache_dtype="auto", lens=((1, 40), (1, 7)), padding=2, sinks=None, **layer_options):
+    """A step of one layer through the backend, and the same by the op's reference; lens are (queries, tokens)."""
+    torch.manual_seed(0)
+    fp8 = kv_cache_dtype != "auto"
+    scale = torch.tensor(0.5 if fp8 else 1.0)
+    layer = SimpleNamespace(_k_scale=scale, _v_scale=scale * 0.5)
+    backend = attention.KernelhubBackend
+    impl = backend.get_impl_cls()(
+        HEADS, WIDTH, 0.2, KV_HEADS, None, kv_cache_dtype=kv_cache_dtype, sinks=sinks, **layer_options
+    )
+    blocks_each = 4
+    table = torch.arange(1, 1 + len(lens) * blocks_each, dtype=torch.int32).view(len(lens), blocks_each).flip(1)
+    kv = cache(2 + table.numel(), torch.float8_e4m3fn if fp8 else torch.float32, order)
+    stored = kv.view(torch.uint8) if fp8 else kv
+    for sequence, (_, tokens) in enumerate(lens):  # what earlier steps wrote, this one's tokens included
+        places = torch.arange(tokens)
+        slots = table[sequence][places // SIZE].long() * SIZE + places % SIZE
+        slots = torch.cat([slots, torch.tensor([-1])])
+        impl.do_kv_cache_update(layer, *torch.randn(2, tokens + 1, KV_HEADS, WIDTH), stored, slots)
+    queries = [count for count, _ in lens]
+    starts = torch.tensor([0, *queries]).cumsum(0, dtype=torch.int32)
+    total = sum(queries)
+    step = sys.modules["vllm.v1.attention.backend"].CommonAttentionMetadata(
+        query_start_loc=starts,
+        seq_lens=torch.tensor([tokens for _, tokens in lens], dtype=torch.int32),
+        num_reqs=len(lens),
+        num_actual_tokens=total,
+        max_query_len=max(queries),
+        block_table_tensor=table,
+        slot_mapping=torch.zeros(total, dtype=torch.int64),
+        causal=True,
+    )
+    built = backend.get_builder_cls()(None, ["layer"], None, torch.device("cpu")).build(0, step)
+    q = torch.randn(total + padding, HEADS, WIDTH)
+    output = torch.full((total + padding, HEADS * WIDTH), float("nan"))
+    assert impl.forward(layer, q, None, None, stored, built, output) is output
+    assert output[total:].isnan().all()
+    keys, values = kv.transpose(1, 2).float().split(WIDTH, -1)
+    window = layer_options.get("sliding_window")
+    want = kernelhub.paged_attention.reference(
+        q[:total],
+        (keys * layer._k_scale if fp8 else keys).contiguous(),
+        (values * layer._v_scale if fp8 else values).contiguous(),
+        table,
+        step.seq_lens,
+        cu_seqlens_q=starts,
+        window=None if window is None else window - 1,
+        softcap=layer_options.get("logits_soft_cap"),
+        sinks=sinks,
+        scale=0.2,
+    )
+    return output[:total].view(total, HEADS, WIDTH), want
+
+
+MIXED = ((1, 40), (5, 5), (3, 20))
+
+
+class TestSteps:
+    @pytest.mark.parametrize("order", ["HND", "NHD"])
+    @pytest.mark.parametrize("lens", [((1, 40), (1, 7)), MIXED], ids=["decode", "mixed"])
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"sliding_window": 6}, {"logits_soft_cap": 3.0}, {"sinks": torch.tensor([1.0, -1.0, 0.5, 2.0])}],
+        ids=["plain", "window", "softcap", "sinks"],
+    )
+    def test_a_step_is_the_reference(self, attention, order, lens, options) -> None:
+        got, want = run(attention, order, lens=lens, **options)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("lens", [((1, 40), (1, 7)), MIXED], ids=["decode", "mixed"])
+    def test_an_fp8_cache_has_its_scales(self, attention, lens) -> None:
+        got, want = run(attention, kv_cache_dtype="fp8", lens=lens)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+    def test_each_option_changes_the_result(self, attention) -> None:
+        plain, _ = run(attention)
+        for options in ({"sliding_window": 6}, {"logits_soft_cap": 3.0}, {"sinks": torch.ones(HEADS) * 2}):
+            assert not torch.allclose(run(attention, **options)[0], plain, atol=1e-3)
+
+    def test_a_decode_step_needs_no_offsets_and_speculative_ones_do(self, attention) -> None:
+        run(attention)
+        run(attention, lens=((2, 40), (2, 7)))
+        decode, spec = [row.problem for row in kernelhub.report().rows]
+        assert (decode["ragged"], spec["ragged"]) == (False, True)
+        assert spec["q_len"] == "few"
+
+    def test_a_run_that_measures_memory_gives_zeros(self, attention) -> None:
+        impl = attention.KernelhubImpl(HEADS, WIDTH, 1.0, KV_HEADS)
+        assert impl.forward(None, None, None, None, None, None, torch.ones(3, 8)).tolist() == [[0.0] * 8] * 3
+
+
+class TestRefusals:
+    def test_what_it_cannot_do_is_an_error_before_anything_runs(self, attention) -> None:
+        with pytest.raises(NotImplementedError, match="ALiBi"):
+            attention.KernelhubImpl(HEADS, WIDTH, 1.0, KV_HEADS, alibi_slopes=[0.5] * HEADS)
+        with pytest.raises(NotImplementedError, match="for decoders"):
+            attention.KernelhubImpl(HEADS, WIDTH, 1.0, KV_HEADS, attn_type="encoder_only")
+        one = torch.ones(1)
+        with pytest.raises(NotImplementedError, match="quantise its output"):
+            attention.KernelhubImpl(HEADS, WIDTH, 1.0).forward(None, one, one, one, one, None, one, output_scale=one)
+
+    def test_the_verdict_is_kernelhub_s_with_its_reasons(self, attention) -> None:
+        ask = attention.KernelhubBackend.supports_combination
+        hopper = SimpleNamespace(major=9, minor=0)
+        plain = (128, torch.bfloat16, "auto", 16, False, False, False, False)
+        assert ask(*plain, hopper) is None
+        assert ask(*plain, None) is None
+        assert "dense" in ask(128, torch.bfloat16, "auto", 16, True, False, False, False, hopper)
+        with kernelhub.use(disable=["torch", "triton"]):
+            reason = ask(*plain, hopper)
+        assert "disabled by use(disable=" in reason
+        assert "triton.split_kv" in reason
+
+    @pytest.mark.parametrize("captured", [True, False])
+    def test_graphs_of_decode_where_the_chosen_kernel_may_be_captured(self, attention, monkeypatch, captured) -> None:
+        from kernelhub.dispatch.kernel import GraphLevel
+
+        level = GraphLevel.FULL if captured else GraphLevel.NONE
+        verdict = SimpleNamespace(kernel=SimpleNamespace(graph=level))
+        monkeypatch.setattr(attention, "explain", lambda *args, **facets: verdict)
+        model = SimpleNamespace(dtype=torch.bfloat16, get_num_attention_heads=lambda parallel: 32)
+        config = SimpleNamespace(model_config=model, parallel_config=None)
+        spec = SimpleNamespace(dtype=torch.bfloat16, head_size=128, block_size=16, num_kv_heads=8)
+        support = attention.KernelhubMetadataBuilder.get_cudagraph_support(config, spec)
+        assert support.name == ("UNIFORM_SINGLE_TOKEN_DECODE" if captured else "NEVER")
+
+
+class TestRealVllm:
+    @pytest.fixture
+    def root(self) -> Path:
+        given = os.environ.get("UNPACKED_VLLM")
+        if not given:
+            pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 2 cases")
+        return Path(given)
+
+    def test_its_interface_fits(self, root) -> None:
+        assert plugin.interface(root).ok
+
+    def test_its_names_are_those_of_the_table(self, root) -> None:
+        from kernelhub.probes.signature import _header
+        from tests.compat import vllm_names
+
+        for module, names in (("flashinfer", vllm_names.FLASHINFER), ("deep_gemm", vllm_names.DEEP_GEMM)):
+            text = (root / "utils" / f"{module}.py").read_text()
+            for name, parameters in names.items():
+                assert name in text
+                if parameters in ("class", "value") or parameters.startswith(("->", "*args")) or "_fake" in name:
+                    continue
+                if f"\ndef {name}(" in text:
+                    header = _header(root, ["utils", module], [name], 1)
+                    told = [part.partition("=")[0] for part in parameters.split(", ") if part not in ("", "*")]
+                    assert [*header.positional, *header.keyword_only] == told
