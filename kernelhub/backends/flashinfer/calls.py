@@ -1,7 +1,7 @@
 """The calls that adapters make of FlashInfer. A record holds its own against the library's source.
 
-`BatchDecodeWithPagedKVCacheWrapper.plan` takes any keyword from 0.6.15 on and passes them to `_plan_impl`, which is
-held instead where there is one.
+Where a release defines a function elsewhere, there are several calls, and the first that is defined is held: so
+`BatchDecodeWithPagedKVCacheWrapper.plan`, which takes any keyword from 0.6.15 on and passes them to `_plan_impl`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _DECODE_PLAN = (
     ("indptr", "indices", "last_page_len", "num_qo_heads", "num_kv_heads", "head_dim", "page_size"),
     (*_TYPES, *_SCORES[1:]),
 )
-DECODE_PLAN = Call("flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper.plan", *_DECODE_PLAN)
-DECODE_PLAN_BEHIND = Call("flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper._plan_impl", *_DECODE_PLAN)
+DECODE_PLAN = tuple(
+    Call(f"flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper.{method}", *_DECODE_PLAN)
+    for method in ("_plan_impl", "plan")
+)
 DECODE_RUN = Call("flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper.run", ("q", "paged_kv_cache"), _RUN)
 
 PREFILL = Call(
@@ -60,13 +62,8 @@ TRTLLM_DECODE = Call(
     ("bmm1_scale", "bmm2_scale", "window_left", "out", "sinks", "kv_layout", "backend", "q_len_per_req"),
 )
 
-MLA = Call(
-    "flashinfer.mla:BatchMLAPagedAttentionWrapper.__init__",
-    ("float_workspace_buffer",),
-    ("backend",),
-)
-MLA_PLAN = Call(
-    "flashinfer.mla:BatchMLAPagedAttentionWrapper.plan",
+_MLA = (("float_workspace_buffer",), ("backend",))
+_MLA_PLAN = (
     (),
     (
         "qo_indptr",
@@ -83,14 +80,17 @@ MLA_PLAN = Call(
         "kv_data_type",
     ),
 )
-MLA_RUN = Call(
-    "flashinfer.mla:BatchMLAPagedAttentionWrapper.run",
-    (),
-    ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *_RUN),
+_MLA_RUN = ((), ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *_RUN))
+# A module until 0.6.7, then a package that passes on all of its `_core`.
+MLA, MLA_PLAN, MLA_RUN = (
+    tuple(
+        Call(f"flashinfer.{module}:BatchMLAPagedAttentionWrapper.{method}", *given) for module in ("mla", "mla._core")
+    )
+    for method, given in (("__init__", _MLA), ("plan", _MLA_PLAN), ("run", _MLA_RUN))
 )
 CONCAT = Call("flashinfer.concat_ops:concat_mla_k", ("k", "k_nope", "k_rope"))
 
-CALLS = (
+CALLS: tuple[Call | tuple[Call, ...], ...] = (
     DECODE,
     DECODE_PLAN,
     DECODE_RUN,

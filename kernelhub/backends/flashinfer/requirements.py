@@ -76,19 +76,20 @@ class TakesOne:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask(self, self._first)
+        finding = machine.ask(self, lambda: takes_one(self.calls))
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
-
-    def _first(self) -> Finding:
-        findings = [takes(call, remedy=INSTALL) for call in self.calls]
-        known = [finding for finding in findings if finding.code != "symbol_missing"]
-        return (known or findings)[0]
 
 
 def requirements(device: OnDevice, *calls: Call | tuple[Call, ...]) -> tuple[Constraint, ...]:
     """Device, package, and the calls; a tuple of calls stands for the first of them that the library defines."""
     held = tuple(TakesOne(call) if isinstance(call, tuple) else Takes(call, INSTALL) for call in calls)
     return (device, PACKAGE, *held)
+
+
+def takes_one(calls: tuple[Call, ...], *, root: Path | None = None) -> Finding:
+    """What is found of the first call whose function the library defines."""
+    findings = [takes(call, root=root, remedy=INSTALL) for call in calls]
+    return next((finding for finding in findings if finding.code != "symbol_missing"), findings[0])
 
 
 def compiler_of_modules() -> Finding:

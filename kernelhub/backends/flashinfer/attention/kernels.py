@@ -73,12 +73,6 @@ _DECODE = Module(_FACETS, _decode_names)
 _XQA = Module(("q_dtype", "page_size", "head_dim_qk", "num_q_heads", "num_kv_heads", "window_left"), _xqa_names)
 
 
-def _windowed_without_mask(problem: AttentionProblem) -> str | None:
-    if problem.window_left and not problem.causal and (problem.ragged or problem.q_len != ONE):
-        return "its windows are those of causal masks"
-    return None
-
-
 def _widths_of_hopper(problem: AttentionProblem) -> str | None:
     widths = (problem.head_dim_qk, problem.head_dim_vo)
     if widths in ((64, 64), (128, 128), (192, 128), (256, 256)):
@@ -98,12 +92,11 @@ def _group_of_xqa(problem: PagedAttentionProblem) -> str | None:
     return f"{group} query heads share a KV head; up to 32 fit a tile" if group > 32 else None
 
 
-_WINDOW = Rule(("window_left", "causal", "ragged", "q_len"), _windowed_without_mask, "mask", "use another kernel")
 _GROUP = ("num_q_heads", "num_kv_heads")
 _FEATURES = frozenset({"ragged", "causal", "window_left", "softcap", "lse"})
 _PAGED_FEATURES = _FEATURES | {"kv_layout=HND"}
 _FP8_FEATURES = _PAGED_FEATURES | {"kv_scale=value"}
-_DECODE_CALLS = (calls.DECODE, (calls.DECODE_PLAN_BEHIND, calls.DECODE_PLAN), calls.DECODE_RUN)
+_DECODE_CALLS = (calls.DECODE, calls.DECODE_PLAN, calls.DECODE_RUN)
 _PREFILL_CALLS = (calls.PREFILL, calls.PREFILL_PLAN, calls.PREFILL_RUN)
 _RAGGED_CALLS = (calls.RAGGED, calls.RAGGED_PLAN, calls.RAGGED_RUN)
 
@@ -190,7 +183,6 @@ KERNELS = (
             *_SQUARE,
             _PAGES,
             _ANY_LENGTH,
-            _WINDOW,
             anything(*_GROUP),
             _FA3,
         ),
@@ -271,7 +263,6 @@ KERNELS = (
             *_HALF,
             Rule(("head_dim_qk", "head_dim_vo"), _widths_of_hopper, "value"),
             _ANY_LENGTH,
-            _WINDOW,
             anything(*_GROUP),
             _FA3,
         ),
