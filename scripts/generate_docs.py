@@ -258,6 +258,8 @@ def codes() -> str:
         "symbol_missing": "its library lacks the function it needs",
         "symbol_unknown": "its library could not be searched for the function it needs",
         "signature_changed": "its library has the function, but with other parameters",
+        "jit_disabled": "it would be compiled at first use, which a variable of its library forbids",
+        "cubins_missing": "its binaries would be downloaded at the first call, and are not here",
         "toolkit_missing": "it needs a CUDA toolkit, and none was found",
         "toolkit_broken": "the CUDA toolkit does not answer",
         "compiler_missing": "it needs a C compiler, and none was found",

@@ -21,7 +21,12 @@ from kernelhub.ops import functions
 CONTRACTS = {function.op.contract.name: function.op.contract for function in functions()}
 HERE = Path(__file__).parent
 DEVICES = ("CPU", "A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090", "MI300X", "sm_75", "sm_137")
-INSTALLED: tuple[dict[str, str], ...] = ({"triton": "3.7.1"}, {"triton": "3.4.0"}, {})
+INSTALLED: tuple[dict[str, str], ...] = (
+    {"triton": "3.7.1"},
+    {"triton": "3.4.0"},
+    {},
+    {"triton": "3.7.1", "flashinfer": "0.6.18.post1"},
+)
 
 
 PHASES: dict[str, dict[str, dict[str, Any]]] = {

@@ -19,7 +19,7 @@ from kernelhub.ops import functions
 from kernelhub.probes.device import SIMULATED
 
 OPS = {function.op.contract.name: function for function in functions()}
-MACHINE = SimulatedMachine({"triton": "3.7.1"}, variables={"TRITON_INTERPRET": "1"})
+MACHINE = SimulatedMachine({"triton": "3.7.1", "flashinfer": "0.6.18.post1"}, variables={"TRITON_INTERPRET": "1"})
 
 
 def kernels(op: str) -> list[Any]:
@@ -66,6 +66,7 @@ _ATTENTION = [
 SWEEPS: dict[str, list[dict[str, Any]]] = {
     "attention": _ATTENTION,
     "paged_attention": _ATTENTION,
+    "mla_attention": [{"q_len": q_len, "causal": True} for q_len in ("one", "many")],
     "linear_attention": [{"q_len": q_len} for q_len in ("one", "many")],
     "fp8_gemm": [
         {"scaling": scaling, "rows": rows} for scaling in ("tensor", "row", "block", "mx") for rows in ("few", "many")
@@ -73,6 +74,16 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     "grouped_gemm": [{"rows": rows} for rows in ("few", "many")],
     "topk_indices": [{"k": k} for k in (2048, 10000)],
     "fused_moe": [{"weights": weights} for weights in ("plain", "fp8_block")],
+}
+
+
+# Kernels that nothing reaches unasked, and what they are there for.
+BY_CHOICE = {
+    "flashinfer.fa2_decode": "engines that give lengths on the host and capture nothing, and for tuning",
+    "flashinfer.fa2_decode_tc": "engines that give lengths on the host and capture nothing, and for tuning",
+    "flashinfer.xqa": "tuning, until it is measured beside triton.split_kv",
+    "flashinfer.mla_fa2": "devices before Hopper, of which none was at hand to measure it",
+    "flashinfer.trtllm_gen": "Blackwell, of which no device was at hand to verify it",
 }
 
 
@@ -84,7 +95,7 @@ def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None
         reached.add(kernelhub.explain(op, device=device, machine=MACHINE, **values).selected)
     with kernelhub.use(batch_invariant=True):
         reached.add(kernelhub.explain(op, device="H200", machine=MACHINE).selected)
-    assert reached >= {kernel.name for kernel in kernels(op)}
+    assert reached >= {kernel.name for kernel in kernels(op)} - BY_CHOICE.keys()
 
 
 @pytest.mark.parametrize("op", OPS)

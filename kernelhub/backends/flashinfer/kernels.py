@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer.attention import kernels as attention
-from kernelhub.backends.flashinfer.attention.known_bad import KNOWN_BAD as KNOWN_BAD
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.dispatch.kernel import Backend
 
@@ -15,3 +14,5 @@ BACKEND = Backend(
 )
 
 KERNELS = (*attention.KERNELS, *mla.KERNELS)
+
+KNOWN_BAD = attention.KNOWN_BAD

@@ -109,7 +109,9 @@ def compiler_of_modules() -> Finding:
         where = f"{nvcc} is no command" if nvcc else "no nvcc on PATH"
         return lacking(subject, "toolkit_missing", f"it would be compiled, but {where}", remedy)
     if shutil.which("ninja") is None:
-        return lacking(subject, "ninja_missing", "it would be compiled, but ninja is not on PATH", "pip install ninja")
+        return lacking(
+            subject, "toolkit_missing", "it would be compiled, but ninja is not on PATH", "pip install ninja"
+        )
     made = compiler.cxx_compiler()
     if not made.ok:
         return lacking(subject, made.code, f"it would be compiled, but {made.reason}", made.remedy)
@@ -133,7 +135,7 @@ def built_ahead(names: tuple[str, ...]) -> Finding:
             path = folder / name / f"{name}.so"
             if path.is_file():
                 return found(name, str(path), f"{path} is built")
-    return lacking(names[0], "module_missing", f"the module {names[0]} is not built ahead", INSTALL)
+    return lacking(names[0], "symbol_missing", f"the module {names[0]} is not built ahead", INSTALL)
 
 
 def cubins() -> Finding:

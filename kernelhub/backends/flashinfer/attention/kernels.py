@@ -17,7 +17,7 @@ from kernelhub.backends.flashinfer.requirements import (
     requirements,
 )
 from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Rule, SameValue, anything, dtype_in
-from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.attention.problem import ANY, FEW, FP8, MANY, ONE, AttentionProblem, PagedAttentionProblem
 
 _HERE = "kernelhub.backends.flashinfer.attention"
@@ -124,7 +124,7 @@ KERNELS = (
             *_SQUARE,
             _PAGES,
             _ONE_QUERY,
-            Rule(_GROUP, _few_heads_share, "group"),
+            Rule(_GROUP, _few_heads_share, "value"),
             OneOf("ragged", (False,)),
             _DECODE,
         ),
@@ -144,7 +144,7 @@ KERNELS = (
             *_SQUARE,
             _PAGES,
             _ONE_QUERY,
-            Rule(_GROUP, _many_heads_share, "group"),
+            Rule(_GROUP, _many_heads_share, "value"),
             OneOf("ragged", (False,)),
             _FA2,
         ),
@@ -205,7 +205,7 @@ KERNELS = (
             OneOf("page_size", (16, 32, 64, 128)),
             _ONE_QUERY,
             OneOf("ragged", (False,)),
-            Rule(_GROUP, _group_of_xqa, "group"),
+            Rule(_GROUP, _group_of_xqa, "value"),
             _XQA,
         ),
         features=frozenset({"window_left", "sinks", "kv_layout=HND"}),
@@ -269,5 +269,16 @@ KERNELS = (
         features=_FEATURES,
         reads_lengths=True,
         source=_SOURCE,
+    ),
+)
+
+# What the library takes and drops, sinks given to the planned wrappers, is no entry here: no record lists the feature.
+KNOWN_BAD = (
+    KnownBad(
+        "flashinfer.trtllm_gen",
+        "paged_attention",
+        (Between("page_size", 129, 1 << 16),),
+        "pages of more than 128 tokens are read as smaller ones",
+        "https://github.com/flashinfer-ai/flashinfer/issues/4347",
     ),
 )
