@@ -243,6 +243,22 @@ class TestPlans(OnFake):
         with pytest.raises(RuntimeError, match="workspace buffer size"):
             kernelhub.paged_attention(**paged(seq_lens=(40, 9, 3)), backend="flashinfer.fa2_prefill")
 
+    def test_a_wrapper_whose_plan_failed_serves_the_next(self, monkeypatch) -> None:
+        monkeypatch.setattr(fake, "SMALL_SCRATCH", 5 << 30)
+        arguments = paged(seq_lens=(40, 9))
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="workspace buffer size"):
+                kernelhub.paged_attention(**arguments, backend="flashinfer.fa2_decode_tc")
+        monkeypatch.setattr(fake, "SMALL_SCRATCH", 0)
+        made = len(fake.WRAPPERS)
+        TestPrefill().check(kernelhub.paged_attention(**arguments, backend="flashinfer.fa2_decode_tc"), arguments)
+        assert len(fake.WRAPPERS) == made
+
+    def test_what_it_takes_of_the_device_is_told(self) -> None:
+        args, kwargs = split(paged(seq_lens=(40, 9)))
+        plan = kernelhub.paged_attention.prepare(*args, backend="flashinfer.fa2_prefill", **kwargs)
+        assert plan.adapter.workspace_bytes(2, 2, 40) == (128 + 8) << 20
+
     def test_a_plan_says_that_it_reads_lengths_and_stands_in_no_graph(self) -> None:
         args, kwargs = split(paged(seq_lens=(40, 9)))
         plan = kernelhub.paged_attention.prepare(*args, backend="flashinfer.fa2_prefill", **kwargs)

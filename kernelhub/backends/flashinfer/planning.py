@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 RECOMMENDED_BYTES = 128 << 20  # what the library recommends for the scratch of split keys
+TABLES_BYTES = 8 << 20  # of a wrapper on the device, and as many in pinned memory
 _MOST_BYTES = 2 << 30
-_MOST_WRAPPERS = 16  # of an adapter on a stream; each has 8 MB of tables on the device and 8 MB in pinned memory
+_MOST_WRAPPERS = 16  # of an adapter on a stream
 
 _scratch: dict[tuple[str, int, int], Tensor] = {}
 
@@ -90,8 +91,9 @@ class Pool:
             wrapper = self._take(device, stream)
             try:
                 fill(wrapper.made)
-            except RuntimeError as error:
+            except Exception as error:
                 if "workspace buffer size" not in str(error) or wrapper.num_bytes >= _MOST_BYTES:
+                    self._idle[device, stream].append(wrapper)
                     raise
                 self._num_bytes = max(self._num_bytes, 2 * wrapper.num_bytes)
                 self._count[device, stream] -= 1

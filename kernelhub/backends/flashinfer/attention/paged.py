@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.layout import Pages, first_page, int32, pages_of, query_offsets, unseeing
 from kernelhub.backends.flashinfer.operands import alike
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, TABLES_BYTES
 from kernelhub.backends.flashinfer.steps import StepPlans, Wanted, attend, wanted_for
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
@@ -73,6 +74,10 @@ class Planned(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         cache, run = alike(k, v), plan.lease.run
         v_scale = None if values.v_scale is None else float(values.v_scale)
         attend(lambda q, **more: run(q, cache, **more), plan, q, factor, out, lse, v_scale)
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        """Scratch, shared by all kernels of a stream, and the tables of one step."""
+        return RECOMMENDED_BYTES + TABLES_BYTES
 
     @abc.abstractmethod
     def _wrapper(self, workspace: Tensor) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.layout import int32, unseeing
 from kernelhub.backends.flashinfer.operands import aligned
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, TABLES_BYTES
 from kernelhub.backends.flashinfer.steps import StepPlans, Wanted, attend, wanted_for
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
@@ -70,6 +71,10 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
         plan = self._plans.of(step, wanted, q.device)
         k, v, run = aligned(k), aligned(v), plan.lease.run
         attend(lambda q, **more: run(q, k, v, **more), plan, q, factor, out, lse)
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        """Scratch, shared by all kernels of a stream, and the tables of one step."""
+        return RECOMMENDED_BYTES + TABLES_BYTES
 
     def _wrapper(self, workspace: Tensor) -> Any:
         return BatchPrefillWithRaggedKVCacheWrapper(workspace, kv_layout="NHD", backend=self.backend)

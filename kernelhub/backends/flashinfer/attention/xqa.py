@@ -12,7 +12,7 @@ from flashinfer.decode import trtllm_batch_decode_with_kv_cache, xqa_batch_decod
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.operands import aligned, alike, split_scale
-from kernelhub.backends.flashinfer.planning import device_of, stream_of, workspace
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
@@ -59,6 +59,10 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         made.masked_fill_((step.seq_lens == 0).view(-1, 1, 1), 0.0)
         if not direct:
             out.copy_(made)
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        """Scratch, shared by the kernels of a stream, of which the first 8 MB are semaphores."""
+        return RECOMMENDED_BYTES
 
     def _decode(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.layout import Pages, first_page, int32, pages_of, query_offsets, unseeing
 from kernelhub.backends.flashinfer.operands import aligned
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, TABLES_BYTES
 from kernelhub.backends.flashinfer.steps import StepPlans, Wanted, attend, wanted_for
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import ONE
@@ -73,6 +74,10 @@ class Latent(MlaAdapter):
             return run(q_nope=q[..., :width], q_pe=q[..., width:], ckv_cache=latent, kpe_cache=rotary, **more)
 
         attend(launch, plan, q, factor, out, lse)
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        """Scratch, shared by all kernels of a stream, and the tables of one step."""
+        return RECOMMENDED_BYTES + TABLES_BYTES
 
     def _wrapper(self, workspace: Tensor) -> Any:
         return BatchMLAPagedAttentionWrapper(workspace, backend=self.backend)
