@@ -46,6 +46,9 @@ _ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="it takes one width her
 _ANY_LENGTH = anything("q_len")
 _ANY_PAGE = Between("page_size", 1, 1 << 16)
 _FEATURES = frozenset({"ragged", "causal", "window_left", "window_right", "sinks", "lse"})
+# Sinks would be worked in after the launch: gpt-oss's prefill of 2 x 4096 then takes 0.372 ms on an H200, Triton's 0.126,
+# and paged decode of 32 x 8192 0.048 against 0.012.
+_FA3_FEATURES = (_FEATURES - {"sinks"}) | {"softcap"}
 _PAGES = frozenset({"kv_layout=HND"})
 
 
@@ -87,7 +90,7 @@ KERNELS = (
             # Without these tiles host and kernel disagree about the keys of a tile.
             Where(_WIDTHS, _unequal, fa3_part("HDIMDIFF192")),
         ),
-        features=_FEATURES | {"softcap"},
+        features=_FA3_FEATURES,
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA3_SOURCE,
@@ -107,7 +110,7 @@ KERNELS = (
             _ONE_WIDTH,
             _ANY_PAGE,
         ),
-        features=_FEATURES | _PAGES | {"softcap"},
+        features=_FA3_FEATURES | _PAGES,
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA3_SOURCE,

@@ -1,0 +1,284 @@
+"""Records of FlashInfer's kernels of attention.
+
+None of them honours sinks but XQA: the planned wrappers take the argument and drop it. None of the planned ones can
+stand in a CUDA graph here: their tables belong to one step.
+"""
+
+from __future__ import annotations
+
+from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer.requirements import (
+    DATACENTRE_BLACKWELL,
+    HOPPER,
+    SM80_ON,
+    Cubins,
+    Module,
+    dtype_part,
+    requirements,
+)
+from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Rule, SameValue, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
+from kernelhub.ops.attention.problem import ANY, FEW, FP8, MANY, ONE, AttentionProblem, PagedAttentionProblem
+
+_HERE = "kernelhub.backends.flashinfer.attention"
+_SOURCE = "FlashInfer (Ye et al. 2025)"
+_HALVES = ("float16", "bfloat16")
+_COMPILED = "compiled at first use, for minutes, unless built ahead"
+
+_PAGES = Between("page_size", 1, 1 << 16)
+_ANY_LENGTH = OneOf("q_len", (ONE, FEW, MANY, ANY))
+_ONE_QUERY = OneOf("q_len", (ONE,), why="it takes one query of each sequence")
+_SAME_WIDTH = SameValue("head_dim_vo", "head_dim_qk", why="both are read by one set of strides")
+_SQUARE = (OneOf("head_dim_qk", (64, 128, 256)), OneOf("head_dim_vo", (64, 128, 256)), _SAME_WIDTH)
+_HALF_OR_FP8 = (
+    dtype_in("q_dtype", *_HALVES),
+    dtype_in("kv_dtype", *_HALVES, FP8),
+)
+_HALF = (dtype_in("q_dtype", *_HALVES), dtype_in("kv_dtype", *_HALVES, why="an fp8 KV asks for fp8 queries"))
+_FACETS = ("q_dtype", "kv_dtype", "head_dim_qk", "head_dim_vo", "window_left", "softcap")
+
+
+def _prefill_module(suffix: str) -> Module:
+    def names(problem: AttentionProblem) -> tuple[str, ...]:
+        return (f"batch_prefill_with_kv_cache_{_shape_part(problem)}_f16qk_False{suffix}",)
+
+    return Module(_FACETS, names)
+
+
+def _decode_names(problem: AttentionProblem) -> tuple[str, ...]:
+    return (f"batch_decode_with_kv_cache_{_shape_part(problem)}",)
+
+
+def _shape_part(problem: AttentionProblem) -> str:
+    return (
+        f"{dtype_part(problem.q_dtype, problem.kv_dtype)}_head_dim_qk_{problem.head_dim_qk}"
+        f"_head_dim_vo_{problem.head_dim_vo}_posenc_0_use_swa_{problem.window_left}"
+        f"_use_logits_cap_{problem.softcap}"
+    )
+
+
+def _xqa_names(problem: PagedAttentionProblem) -> tuple[str, ...]:
+    dtype = {"float16": "f16", "bfloat16": "bf16"}.get(problem.q_dtype, problem.q_dtype)
+    start = (
+        f"xqa_input_{dtype}_kv_cache_{dtype}_output_{dtype}_page_size_{problem.page_size}"
+        f"_head_dim_{problem.head_dim_qk}_head_group_ratio_{problem.num_q_heads // problem.num_kv_heads}"
+        f"_use_sliding_window_{problem.window_left}_use_spec_dec_False"
+    )
+    return (start, f"{start}_spec_q_seq_len_1")
+
+
+_FA2 = _prefill_module("")
+_FA3 = _prefill_module("_sm90")
+_DECODE = Module(_FACETS, _decode_names)
+_XQA = Module(("q_dtype", "page_size", "head_dim_qk", "num_q_heads", "num_kv_heads", "window_left"), _xqa_names)
+
+
+def _widths_of_hopper(problem: AttentionProblem) -> str | None:
+    widths = (problem.head_dim_qk, problem.head_dim_vo)
+    if widths in ((64, 64), (128, 128), (192, 128), (256, 256)):
+        return None
+    return f"heads of {widths[0]} and {widths[1]} have no kernel, those of 64, 128, 256, and 192 with 128, have"
+
+
+def _widths_of_ampere(problem: AttentionProblem) -> str | None:
+    widths = (problem.head_dim_qk, problem.head_dim_vo)
+    if widths in ((64, 64), (128, 128), (192, 128), (256, 256)):
+        return None
+    return f"heads of {widths[0]} and {widths[1]} are not known to work; 64, 128, 256, and 192 with 128, are"
+
+
+def _group_of_xqa(problem: PagedAttentionProblem) -> str | None:
+    group = problem.num_q_heads // problem.num_kv_heads
+    return f"{group} query heads share a KV head; up to 32 fit a tile" if group > 32 else None
+
+
+_GROUP = ("num_q_heads", "num_kv_heads")
+_FEATURES = frozenset({"ragged", "causal", "window_left", "softcap", "lse"})
+_PAGED_FEATURES = _FEATURES | {"kv_layout=HND"}
+_FP8_FEATURES = _PAGED_FEATURES | {"kv_scale=value"}
+_DECODE_CALLS = (calls.DECODE, calls.DECODE_PLAN, calls.DECODE_RUN)
+_PREFILL_CALLS = (calls.PREFILL, calls.PREFILL_PLAN, calls.PREFILL_RUN)
+_RAGGED_CALLS = (calls.RAGGED, calls.RAGGED_PLAN, calls.RAGGED_RUN)
+
+
+def _few_heads_share(problem: PagedAttentionProblem) -> str | None:
+    group = problem.num_q_heads // problem.num_kv_heads
+    return None if group in (1, 2, 3) else f"{group} query heads share a KV head; from 4 on tensor cores are faster"
+
+
+def _many_heads_share(problem: PagedAttentionProblem) -> str | None:
+    group = problem.num_q_heads // problem.num_kv_heads
+    return f"{group} query heads share a KV head; below 4, CUDA cores are faster" if group < 4 else None
+
+
+KERNELS = (
+    Kernel(
+        op="paged_attention",
+        name="flashinfer.fa2_decode",
+        target=f"{_HERE}.paged:Decode",
+        summary=f"one query on CUDA cores, for fewer than 4 heads to a KV head; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(SM80_ON, *_DECODE_CALLS),
+            *_HALF_OR_FP8,
+            *_SQUARE,
+            _PAGES,
+            _ONE_QUERY,
+            Rule(_GROUP, _few_heads_share, "value"),
+            OneOf("ragged", (False,)),
+            _DECODE,
+        ),
+        features=_FP8_FEATURES - {"ragged"},
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flashinfer.fa2_decode_tc",
+        target=f"{_HERE}.paged:DecodeTensorCores",
+        summary=f"one query on tensor cores, for 4 heads and more to a KV head; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(SM80_ON, *_DECODE_CALLS),
+            *_HALF_OR_FP8,
+            *_SQUARE,
+            _PAGES,
+            _ONE_QUERY,
+            Rule(_GROUP, _many_heads_share, "value"),
+            OneOf("ragged", (False,)),
+            _FA2,
+        ),
+        features=_FP8_FEATURES - {"ragged"},
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flashinfer.fa2_prefill",
+        target=f"{_HERE}.paged:Prefill",
+        summary=f"FlashAttention-2 for any number of queries, keys split as the device needs; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(SM80_ON, *_PREFILL_CALLS),
+            *_HALF_OR_FP8,
+            *_SQUARE,
+            _PAGES,
+            _ANY_LENGTH,
+            anything(*_GROUP),
+            _FA2,
+        ),
+        features=_FP8_FEATURES,
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flashinfer.fa3_prefill",
+        target=f"{_HERE}.paged:PrefillHopper",
+        summary=f"FlashAttention-3 for many queries; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(HOPPER, *_PREFILL_CALLS),
+            *_HALF,
+            *_SQUARE,
+            _PAGES,
+            _ANY_LENGTH,
+            anything(*_GROUP),
+            _FA3,
+        ),
+        features=_PAGED_FEATURES,
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flashinfer.xqa",
+        target=f"{_HERE}.xqa:Xqa",
+        summary="TensorRT-LLM's XQA: one query, lengths read on the device, sinks honoured; "
+        "compiled at first use, for half a minute, unless built ahead",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3), (12, 0), (12, 1))), calls.XQA),
+            dtype_in("q_dtype", *_HALVES),
+            dtype_in("kv_dtype", *_HALVES, why="an fp8 KV makes it multiply in fp8"),
+            *_SQUARE,
+            OneOf("page_size", (16, 32, 64, 128)),
+            _ONE_QUERY,
+            OneOf("ragged", (False,)),
+            Rule(_GROUP, _group_of_xqa, "value"),
+            _XQA,
+        ),
+        features=frozenset({"causal", "window_left", "sinks", "kv_layout=HND"}),
+        graph=GraphLevel.UNIFORM_DECODE,
+        source="TensorRT-LLM's XQA, as FlashInfer compiles it",
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flashinfer.trtllm_gen",
+        target=f"{_HERE}.xqa:TrtllmGen",
+        summary="TensorRT-LLM's kernels for sm_100 and sm_103, which come as binaries: one query",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.TRTLLM_DECODE),
+            dtype_in("q_dtype", *_HALVES),
+            dtype_in("kv_dtype", *_HALVES, why="whose scales it wants otherwise"),
+            OneOf("head_dim_qk", (64, 128)),
+            OneOf("head_dim_vo", (64, 128)),
+            _SAME_WIDTH,
+            OneOf("page_size", (16, 32, 64), why="there are binaries for these"),
+            _ONE_QUERY,
+            OneOf("ragged", (False,)),
+            anything(*_GROUP),
+            Cubins(),
+        ),
+        features=frozenset({"causal", "window_left", "kv_layout=HND"}),
+        source="TensorRT-LLM, as FlashInfer distributes it",
+    ),
+    Kernel(
+        op="attention",
+        name="flashinfer.fa2_ragged",
+        target=f"{_HERE}.ragged:Ragged",
+        summary=f"FlashAttention-2 of packed sequences; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(SM80_ON, *_RAGGED_CALLS),
+            *_HALF,
+            Rule(("head_dim_qk", "head_dim_vo"), _widths_of_ampere, "value"),
+            _ANY_LENGTH,
+            anything(*_GROUP),
+            _FA2,
+        ),
+        features=_FEATURES,
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="attention",
+        name="flashinfer.fa3_ragged",
+        target=f"{_HERE}.ragged:RaggedHopper",
+        summary=f"FlashAttention-3 of packed sequences; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(HOPPER, *_RAGGED_CALLS),
+            *_HALF,
+            Rule(("head_dim_qk", "head_dim_vo"), _widths_of_hopper, "value"),
+            _ANY_LENGTH,
+            anything(*_GROUP),
+            _FA3,
+        ),
+        features=_FEATURES,
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+)
+
+# What the library takes and drops, sinks given to the planned wrappers, is no entry here: no record lists the feature.
+KNOWN_BAD = (
+    KnownBad(
+        "flashinfer.trtllm_gen",
+        "paged_attention",
+        (Between("page_size", 129, 1 << 16),),
+        "pages of more than 128 tokens are read as smaller ones",
+        "https://github.com/flashinfer-ai/flashinfer/issues/4347",
+    ),
+)

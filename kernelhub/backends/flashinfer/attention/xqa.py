@@ -1,0 +1,104 @@
+"""From a call of `paged_attention` to TensorRT-LLM's kernels, as FlashInfer has them.
+
+They read block tables and lengths on the device: nothing is planned.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from flashinfer.decode import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
+from torch import Tensor
+
+from kernelhub.backends.flashinfer.operands import aligned, alike, split_scale
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
+from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import PagedAttentionProblem
+
+
+class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
+    """One query of each sequence; the rows of a group in one tile, keys split among blocks.
+
+    Its semaphores lie in scratch that is zero at first and that each launch leaves zero. Scratch belongs to a stream:
+    two graphs captured on one stream may not be replayed at once on two.
+    """
+
+    _run = staticmethod(xqa_batch_decode_with_kv_cache)
+    _more: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, problem: PagedAttentionProblem) -> None:
+        super().__init__(problem)
+        if problem.device.type == "cuda":  # a token, by which the module is loaded, or compiled
+            dtype, dims = self._q
+            q = torch.zeros(1, *dims, dtype=dtype, device="cuda")
+            cache = q.new_zeros(1, *self._k[1])
+            index = torch.zeros(1, 1, dtype=torch.int32, device="cuda")
+            sinks = q.new_zeros(dims[0]) if problem.sinks else None
+            window_left = 0 if problem.window_left else -1
+            self._decode(q, cache, cache, index, index[0] + 1, 1.0, window_left, sinks, torch.empty_like(q))
+
+    def launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: PagedStep,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        self.check_operands(q, k, v)
+        sm_scale, factor = split_scale(values.scale)
+        if factor != 1.0:
+            q = q * factor
+        direct = out.is_contiguous() and not out.data_ptr() & 15
+        made = out if direct else out.new_empty(out.shape)
+        self._decode(q, k, v, step.block_table, step.seq_lens, sm_scale, values.window_left, values.sinks, made)
+        made.masked_fill_((step.seq_lens == 0).view(-1, 1, 1), 0.0)
+        if not direct:
+            out.copy_(made)
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        """Scratch, shared by the kernels of a stream, of which the first 8 MB are semaphores."""
+        return RECOMMENDED_BYTES
+
+    def _decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        sm_scale: float,
+        window_left: int,
+        sinks: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """The library's call: q and the metadata lie without gaps, k and v alike."""
+        device = q.device
+        with device_of(q):  # it asks for the properties of the device that is current
+            self._run(
+                aligned(q.contiguous()),
+                alike(k, v),
+                workspace(self._run.__name__, device, stream_of(device)),
+                block_table.contiguous(),
+                seq_lens.contiguous(),
+                block_table.shape[1] * self.problem.page_size,
+                bmm1_scale=sm_scale,
+                bmm2_scale=1.0,
+                window_left=window_left,
+                out=out,
+                sinks=None if sinks is None else sinks.to(torch.float32).contiguous(),
+                kv_layout=self.problem.kv_layout,
+                q_len_per_req=1,
+                **self._more,
+            )
+
+
+class TrtllmGen(Xqa):
+    """TensorRT-LLM's kernels for Blackwell, which come as binaries."""
+
+    _run = staticmethod(trtllm_batch_decode_with_kv_cache)
+    _more: ClassVar[dict[str, Any]] = {"backend": "trtllm-gen"}

@@ -1,0 +1,109 @@
+"""The calls that adapters make of FlashInfer. A record holds its own against the library's source.
+
+Where a release defines a function elsewhere, there are several calls, and the first that is defined is held: so
+`BatchDecodeWithPagedKVCacheWrapper.plan`, which takes any keyword from 0.6.15 on and passes them to `_plan_impl`.
+"""
+
+from __future__ import annotations
+
+from kernelhub.probes.signature import Call
+
+_TYPES = ("q_data_type", "kv_data_type", "o_data_type")
+_SCORES = ("causal", "sm_scale", "window_left", "logits_soft_cap")
+_RUN = ("out", "return_lse")
+
+DECODE = Call(
+    "flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper.__init__",
+    ("float_workspace_buffer",),
+    ("kv_layout", "use_tensor_cores", "backend"),
+)
+_DECODE_PLAN = (
+    ("indptr", "indices", "last_page_len", "num_qo_heads", "num_kv_heads", "head_dim", "page_size"),
+    (*_TYPES, *_SCORES[1:]),
+)
+DECODE_PLAN = tuple(
+    Call(f"flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper.{method}", *_DECODE_PLAN)
+    for method in ("_plan_impl", "plan")
+)
+DECODE_RUN = Call("flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper.run", ("q", "paged_kv_cache"), _RUN)
+
+PREFILL = Call(
+    "flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper.__init__",
+    ("float_workspace_buffer",),
+    ("kv_layout", "backend"),
+)
+PREFILL_PLAN = Call(
+    "flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper.plan",
+    ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"),
+    ("num_qo_heads", "num_kv_heads", "head_dim_qk", "page_size", "max_token_per_sequence", *_TYPES, *_SCORES),
+)
+PREFILL_RUN = Call("flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper.run", ("q", "paged_kv_cache"), _RUN)
+
+RAGGED = Call(
+    "flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper.__init__",
+    ("float_workspace_buffer",),
+    ("kv_layout", "backend"),
+)
+RAGGED_PLAN = Call(
+    "flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper.plan",
+    ("qo_indptr", "kv_indptr"),
+    ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", *_TYPES, *_SCORES),
+)
+RAGGED_RUN = Call("flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper.run", ("q", "k", "v"), _RUN)
+
+XQA = Call(
+    "flashinfer.decode:xqa_batch_decode_with_kv_cache",
+    ("query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "max_seq_len"),
+    ("bmm1_scale", "bmm2_scale", "window_left", "out", "sinks", "kv_layout", "q_len_per_req"),
+)
+TRTLLM_DECODE = Call(
+    "flashinfer.decode:trtllm_batch_decode_with_kv_cache",
+    ("query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "max_seq_len"),
+    ("bmm1_scale", "bmm2_scale", "window_left", "out", "sinks", "kv_layout", "backend", "q_len_per_req"),
+)
+
+_MLA = (("float_workspace_buffer",), ("backend",))
+_MLA_PLAN = (
+    (),
+    (
+        "qo_indptr",
+        "kv_indptr",
+        "kv_indices",
+        "kv_len_arr",
+        "num_heads",
+        "head_dim_ckv",
+        "head_dim_kpe",
+        "page_size",
+        "causal",
+        "sm_scale",
+        "q_data_type",
+        "kv_data_type",
+    ),
+)
+_MLA_RUN = ((), ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *_RUN))
+# A module until 0.6.7, then a package that passes on all of its `_core`.
+MLA, MLA_PLAN, MLA_RUN = (
+    tuple(
+        Call(f"flashinfer.{module}:BatchMLAPagedAttentionWrapper.{method}", *given) for module in ("mla", "mla._core")
+    )
+    for method, given in (("__init__", _MLA), ("plan", _MLA_PLAN), ("run", _MLA_RUN))
+)
+CONCAT = Call("flashinfer.concat_ops:concat_mla_k", ("k", "k_nope", "k_rope"))
+
+CALLS: tuple[Call | tuple[Call, ...], ...] = (
+    DECODE,
+    DECODE_PLAN,
+    DECODE_RUN,
+    PREFILL,
+    PREFILL_PLAN,
+    PREFILL_RUN,
+    RAGGED,
+    RAGGED_PLAN,
+    RAGGED_RUN,
+    XQA,
+    TRTLLM_DECODE,
+    MLA,
+    MLA_PLAN,
+    MLA_RUN,
+    CONCAT,
+)

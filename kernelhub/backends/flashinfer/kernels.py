@@ -1,0 +1,18 @@
+"""The flashinfer backend: what it is, and the records of every family of ops."""
+
+from __future__ import annotations
+
+from kernelhub.backends.flashinfer.attention import kernels as attention
+from kernelhub.backends.flashinfer.mla import kernels as mla
+from kernelhub.dispatch.kernel import Backend
+
+BACKEND = Backend(
+    "flashinfer",
+    "FlashInfer's kernels, compiled at first use unless they were built ahead",
+    package="flashinfer",
+    homepage="https://github.com/flashinfer-ai/flashinfer",
+)
+
+KERNELS = (*attention.KERNELS, *mla.KERNELS)
+
+KNOWN_BAD = attention.KNOWN_BAD

@@ -1,0 +1,168 @@
+"""What every kernel of FlashInfer asks of the machine. Files are looked at; nothing is imported, run or downloaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelhub.dispatch.constraint import Constraint, OnDevice, Package, Rejection, Takes
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.problem import Problem
+from kernelhub.probes import cache, compiler
+from kernelhub.probes.finding import Finding, found, lacking
+from kernelhub.probes.signature import Call, takes
+
+INSTALL = 'pip install "kernelhub[flashinfer]"'
+# From 0.6.0 on `plan` takes o_data_type and nothing that we give has moved; 0.7.2 is the newest that was read.
+PACKAGE = Package("flashinfer", ">=0.6,<0.7.3", distribution="flashinfer-python", install=INSTALL)
+
+# FlashInfer's FlashAttention-2 kernels are plain sm_80 code, compiled for the device at hand.
+SM80_ON = OnDevice("nvidia", only=((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)))
+HOPPER = OnDevice("nvidia", only=((9, 0),))
+DATACENTRE_BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3)))
+
+_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3"}  # as names of modules have them
+
+
+@dataclass(frozen=True)
+class Module:
+    """The compiled module that runs the problem: built ahead, or what it takes to compile it at first use.
+
+    Args:
+        reads: the facets that `names` reads.
+        names: problem -> what the module may be called, by version of the library.
+    """
+
+    reads: tuple[str, ...]
+    names: Callable[[Any], tuple[str, ...]]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.reads
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        compiles = machine.ask("flashinfer compiler", compiler_of_modules)
+        if compiles.ok:
+            return None
+        names = self.names(problem)
+        ahead = machine.ask(("flashinfer module", names), lambda: built_ahead(names))
+        if ahead.ok:
+            return None
+        return Rejection(compiles.code, f"{ahead.reason}; {compiles.reason}", compiles.remedy)
+
+
+@dataclass(frozen=True)
+class Cubins:
+    """Kernels that come as binaries, which the library would otherwise download at the first call."""
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.ask("flashinfer cubins", cubins)
+        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+@dataclass(frozen=True)
+class TakesOne:
+    """A library that takes one of several calls, of which the first has a source to be held against."""
+
+    calls: tuple[Call, ...]
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.ask(self, lambda: takes_one(self.calls))
+        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+def requirements(device: OnDevice, *calls: Call | tuple[Call, ...]) -> tuple[Constraint, ...]:
+    """Device, package, and the calls; a tuple of calls stands for the first of them that the library defines."""
+    held = tuple(TakesOne(call) if isinstance(call, tuple) else Takes(call, INSTALL) for call in calls)
+    return (device, PACKAGE, *held)
+
+
+def takes_one(calls: tuple[Call, ...], *, root: Path | None = None) -> Finding:
+    """What is found of the first call whose function the library defines."""
+    findings = [takes(call, root=root, remedy=INSTALL) for call in calls]
+    return next((finding for finding in findings if finding.code != "symbol_missing"), findings[0])
+
+
+def compiler_of_modules() -> Finding:
+    """All that FlashInfer needs to compile a module: nvcc, a C++ compiler, ninja, and a folder to keep it in."""
+    subject = "FlashInfer's compiler"
+    remedy = (
+        "install a CUDA toolkit (CUDA_HOME), g++ and ninja, or FlashInfer's kernels built ahead (flashinfer-jit-cache)"
+    )
+    if os.environ.get("FLASHINFER_DISABLE_JIT"):  # the library takes any value for yes
+        reason = f"FLASHINFER_DISABLE_JIT={os.environ['FLASHINFER_DISABLE_JIT']} forbids to compile it"
+        return lacking(subject, "jit_disabled", reason, "unset FLASHINFER_DISABLE_JIT, or install flashinfer-jit-cache")
+    root = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = os.environ.get("FLASHINFER_NVCC") or (str(Path(root, "bin", "nvcc")) if root else shutil.which("nvcc"))
+    if nvcc is None and Path("/usr/local/cuda/bin/nvcc").is_file():
+        nvcc = "/usr/local/cuda/bin/nvcc"
+    if nvcc is None or shutil.which(nvcc) is None:
+        where = f"{nvcc} is no command" if nvcc else "no nvcc on PATH"
+        return lacking(subject, "toolkit_missing", f"it would be compiled, but {where}", remedy)
+    if shutil.which("ninja") is None:
+        return lacking(
+            subject, "toolkit_missing", "it would be compiled, but ninja is not on PATH", "pip install ninja"
+        )
+    made = compiler.cxx_compiler()
+    if not made.ok:
+        return lacking(subject, made.code, f"it would be compiled, but {made.reason}", made.remedy)
+    kept = cache.writable(cache_folder(), "FLASHINFER_WORKSPACE_BASE")
+    if not kept.ok:
+        return lacking(subject, kept.code, f"it would be compiled, but {kept.reason}", kept.remedy)
+    return found(subject, nvcc, f"compiled by {nvcc} at first use")
+
+
+def cache_folder() -> Path:
+    """Where FlashInfer keeps what it compiles and downloads."""
+    return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or os.path.expanduser("~")) / ".cache" / "flashinfer"
+
+
+def built_ahead(names: tuple[str, ...]) -> Finding:
+    """One of the modules in the package itself or in flashinfer-jit-cache."""
+    folders = [Path(root, "data", "aot") for root in _folders("flashinfer")]
+    folders += [Path(root, "jit_cache") for root in _folders("flashinfer_jit_cache")]
+    for folder in folders:
+        for name in names:
+            path = folder / name / f"{name}.so"
+            if path.is_file():
+                return found(name, str(path), f"{path} is built")
+    return lacking(names[0], "symbol_missing", f"the module {names[0]} is not built ahead", INSTALL)
+
+
+def cubins() -> Finding:
+    """flashinfer-cubin, or a folder that someone filled."""
+    subject = "FlashInfer's cubins"
+    named = os.environ.get("FLASHINFER_CUBIN_DIR")
+    folders = [Path(named)] if named else [Path(root, "cubins") for root in _folders("flashinfer_cubin")]
+    for folder in (*folders, *cache_folder().glob("*/cubins"), cache_folder() / "cubins"):
+        if folder.is_dir() and any(folder.iterdir()):
+            return found(subject, str(folder), f"cubins in {folder}")
+    return lacking(
+        subject,
+        "cubins_missing",
+        "the kernels are binaries that would be downloaded at the first call",
+        "install the flashinfer-cubin of the same version, or run `flashinfer download-cubin`",
+    )
+
+
+def _folders(package: str) -> list[str]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except Exception:  # a foreign finder or a half-imported module may raise anything; it holds no modules then
+        return []
+    return list(spec.submodule_search_locations or ()) if spec is not None else []
+
+
+def dtype_part(q_dtype: str, kv_dtype: str) -> str:
+    """The dtypes in a module's name."""
+    q = _DTYPES.get(q_dtype, q_dtype)
+    return f"dtype_q_{q}_dtype_kv_{_DTYPES.get(kv_dtype, kv_dtype)}_dtype_o_{q}_dtype_idx_i32"

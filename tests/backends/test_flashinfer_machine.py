@@ -1,0 +1,217 @@
+"""What FlashInfer's kernels ask of the machine: told from files, with a remedy, and without importing anything."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.backends.flashinfer import kernels as records
+from kernelhub.backends.flashinfer.requirements import built_ahead, compiler_of_modules, cubins
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.machine import Machine, SimulatedMachine
+from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
+from kernelhub.ops.attention.problem import PagedAttentionProblem
+from kernelhub.probes.device import simulated
+from tests.backends.test_flashinfer import on_cpu
+
+WRAPPER = """
+class BatchPrefillWithPagedKVCacheWrapper:
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", backend="auto"): ...
+    def plan(
+        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
+        head_dim_qk, page_size, causal=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
+        q_data_type="float16", kv_data_type=None, {o_data_type}max_token_per_sequence=None,
+    ): ...
+    def run(self, q, paged_kv_cache, *args, out=None, lse=None, return_lse=False): ...
+"""
+MODULE = (
+    "batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_head_dim_qk_128_head_dim_vo_128"
+    "_posenc_0_use_swa_False_use_logits_cap_False_f16qk_False"
+)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with nothing but what a test puts there."""
+    for name in ("FLASHINFER_DISABLE_JIT", "FLASHINFER_NVCC", "CUDA_HOME", "CUDA_PATH", "CXX", "FLASHINFER_CUBIN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "cache"))
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    monkeypatch.setenv("PATH", str(commands))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
+    return tmp_path
+
+
+def install(root: Path, version: str = "0.6.18.post1", o_data_type: str = "o_data_type=None, ") -> Path:
+    """FlashInfer's files, which say so if they are imported."""
+    package = root / "site" / "flashinfer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (package / "prefill.py").write_text(WRAPPER.format(o_data_type=o_data_type))
+    info = root / "site" / f"flashinfer_python-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: flashinfer-python\nVersion: {version}\n")
+    return package
+
+
+def tools(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / "cuda" / "bin" / name if name == "nvcc" else root / "bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\nexit 1\n")
+        path.chmod(0o755)
+
+
+def rejections(**facets) -> dict[str, str]:
+    """Code and remedy of each reason against `flashinfer.fa2_prefill` on an H200."""
+    kernel = next(kernel for kernel in records.KERNELS if kernel.name == "flashinfer.fa2_prefill")
+    problem = PagedAttentionProblem(device=simulated("H200"), **facets)
+    found = (constraint.reject(problem, Machine()) for constraint in kernel.constraints)
+    return {rejection.code: f"{rejection.reason} | {rejection.remedy}" for rejection in found if rejection}
+
+
+class TestPackage:
+    def test_without_it_the_remedy_is_a_command(self, machine) -> None:
+        assert 'pip install "kernelhub[flashinfer]"' in rejections()["package_missing"]
+
+    @pytest.mark.parametrize("version", ["0.5.3", "0.8.0", "0.7.3"])
+    def test_another_version_is_refused(self, machine, version) -> None:
+        install(machine, version)
+        assert version in rejections()["package_version"]
+
+    def test_a_folder_without_code_is_no_package(self, machine) -> None:
+        (machine / "site" / "flashinfer").mkdir(parents=True)
+        assert "namespace folder" in rejections()["package_broken"]
+
+    def test_a_file_that_is_missing_is_told(self, machine) -> None:
+        (install(machine) / "prefill.py").unlink()
+        tools(machine, "nvcc", "ninja", "g++")
+        assert "symbol_unknown" in rejections()
+
+    def test_a_parameter_that_is_missing_is_told(self, machine) -> None:
+        install(machine, o_data_type="")
+        tools(machine, "nvcc", "ninja", "g++")
+        assert list(rejections()) == ["signature_changed"]
+        assert "o_data_type" in rejections()["signature_changed"]
+
+    def test_all_that_is_asked_for_is_enough_and_nothing_is_imported(self, machine) -> None:
+        install(machine)
+        tools(machine, "nvcc", "ninja", "g++")
+        assert rejections() == {}
+        assert "flashinfer" not in sys.modules
+
+
+class TestModules:
+    @pytest.mark.parametrize(
+        ("have", "code"),
+        [
+            ((), "toolkit_missing"),
+            (("nvcc",), "toolkit_missing"),
+            (("nvcc", "ninja"), "compiler_missing"),
+            (("ninja", "g++"), "toolkit_missing"),
+        ],
+    )
+    def test_what_it_takes_to_compile_is_looked_for(self, machine, have, code) -> None:
+        install(machine)
+        tools(machine, *have)
+        assert list(rejections()) == [code]
+        assert "not built ahead" in rejections()[code]
+
+    def test_a_cache_that_cannot_be_written_is_told(self, machine, monkeypatch) -> None:
+        install(machine)
+        tools(machine, "nvcc", "ninja", "g++")
+        (machine / "file").write_text("")
+        monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(machine / "file"))
+        assert "FLASHINFER_WORKSPACE_BASE" in rejections()["cache_unwritable"]
+
+    @pytest.mark.parametrize("value", ["1", "0"])
+    def test_any_value_forbids_to_compile_as_in_the_library(self, machine, monkeypatch, value) -> None:
+        install(machine)
+        tools(machine, "nvcc", "ninja", "g++")
+        monkeypatch.setenv("FLASHINFER_DISABLE_JIT", value)
+        assert list(rejections()) == ["jit_disabled"]
+
+    @pytest.mark.parametrize("place", ["flashinfer/data/aot", "flashinfer_jit_cache/jit_cache"])
+    def test_a_module_that_is_built_ahead_needs_no_compiler(self, machine, monkeypatch, place) -> None:
+        install(machine)
+        monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+        folder = machine / "site" / place / MODULE
+        folder.mkdir(parents=True)
+        (machine / "site" / place.split("/")[0] / "__init__.py").touch()
+        (folder / f"{MODULE}.so").touch()
+        assert rejections() == {}
+        assert list(rejections(window_left=True)) == ["jit_disabled"], "another module"
+        assert list(rejections(q_dtype="float16", kv_dtype="float16")) == ["jit_disabled"]
+
+    def test_no_module_is_found_where_there_is_no_library(self, machine) -> None:
+        assert built_ahead((MODULE,)).code == "symbol_missing"
+        assert compiler_of_modules().code == "toolkit_missing"
+
+
+class TestCubins:
+    def test_they_are_not_downloaded_but_asked_for(self, machine) -> None:
+        finding = cubins()
+        assert finding.code == "cubins_missing"
+        assert "flashinfer-cubin" in finding.remedy
+
+    def test_a_package_or_a_folder_of_them_is_enough(self, machine, monkeypatch) -> None:
+        folder = machine / "site" / "flashinfer_cubin" / "cubins"
+        folder.mkdir(parents=True)
+        (folder.parent / "__init__.py").touch()
+        assert not cubins().ok, "an empty folder"
+        (folder / "fmha.cubin").touch()
+        assert cubins().ok
+        monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(machine / "elsewhere"))
+        assert not cubins().ok, "the variable says where"
+
+
+class TestKnownBad:
+    @pytest.mark.parametrize(("page_size", "bad"), [(64, False), (128, False), (256, True)])
+    def test_large_pages_of_trtllm_gen(self, page_size, bad) -> None:
+        (entry,) = records.KNOWN_BAD
+        problem = PagedAttentionProblem(device=simulated("B200"), page_size=page_size)
+        assert entry.kernel == "flashinfer.trtllm_gen"
+        assert all(item.reject(problem, Machine()) is None for item in entry.where) is bad
+        assert entry.issue.startswith("https://")
+
+    def test_it_is_not_chosen_for_them_nor_are_sinks_given_to_what_drops_them(self) -> None:
+        machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
+        for device, facets in (("B200", {"page_size": 256}), ("H200", {"sinks": True}), ("B200", {"sinks": True})):
+            verdict = kernelhub.explain("paged_attention", device=device, machine=machine, **facets)
+            assert verdict.selected not in ("flashinfer.trtllm_gen", "flashinfer.fa2_decode", "flashinfer.fa3_prefill")
+        honours = {kernel.name for kernel in records.KERNELS if "sinks" in kernel.features}
+        assert honours == {"flashinfer.xqa"}
+
+
+class TestLoading:
+    def test_a_library_that_cannot_be_imported_is_passed_over_with_the_reason(self, caplog) -> None:
+        arguments = paged_attention_inputs(AttentionModel("small", 8, 2, 64, 64), seq_lens=(40, 9))
+        with on_cpu(), without_fake(), kernelhub.use(paged_attention=("flashinfer.fa2_prefill", "torch")):
+            HUB.machine.forget()
+            with caplog.at_level(logging.WARNING):
+                out = kernelhub.paged_attention(**arguments)
+            verdict = kernelhub.paged_attention.explain(**arguments)
+        assert torch.isfinite(out).all()
+        assert verdict.selected.startswith("torch.")
+        (reason,) = [d.rejections[0] for d in verdict.decisions if d.kernel == "flashinfer.fa2_prefill"]
+        assert reason.code == "load_failed"
+        assert "No module named 'flashinfer'" in reason.reason
+
+
+@contextlib.contextmanager
+def without_fake():
+    """As `on_cpu`, with no library at all."""
+    taken = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "flashinfer"}
+    try:
+        yield
+    finally:
+        sys.modules.update(taken)

@@ -1,0 +1,303 @@
+"""FlashInfer's kernels on the device, by the contracts of the ops.
+
+Only what is built ahead runs (FLASHINFER_DISABLE_JIT=1), or compiling would take an hour; so heads are 128 wide. A
+class whose kernel cannot run here is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from tests.contract import mla_attention as mla
+from tests.contract.attention import (
+    FEATURES,
+    Case,
+    Contract,
+    DenseContract,
+    PagedContract,
+    dense_cases,
+    largest_value,
+    paged_cases,
+    split,
+)
+from tests.contract.concat import ConcatContract
+from tests.gpu.test_attention_on_gpu import captured
+
+pytestmark = pytest.mark.gpu
+
+MODEL = AttentionModel("Llama 3.1 70B on 8 GPUs", 8, 1, 128, 128)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    monkeypatch.setenv("FLASHINFER_NO_DOWNLOAD", "1")
+
+
+def reasons(verdict: Any) -> str:
+    return "; ".join(f"{d.kernel}: {d.rejections[0].reason}" for d in verdict.decisions if d.rejections)[:300]
+
+
+class Wide(Contract):
+    """The cases of a contract with heads of the width and the group that modules are built for."""
+
+    heads: ClassVar[tuple[int, int]] = (6, 2)
+    page_size: ClassVar[int | None] = None
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        inputs = case.inputs
+        if cls.page_size is not None and cls.op == "paged_attention":
+            inputs = inputs | {"page_size": cls.page_size}
+        heads = cls.heads if case.heads == (6, 2) else case.heads
+        widths = (128, 128) if case.widths == (64, 64) else case.widths
+        return super().inputs(dataclasses.replace(case, inputs=inputs, heads=heads, widths=widths))
+
+    @classmethod
+    def verdict(cls, arguments: dict[str, Any], **more: Any) -> Any:
+        os.environ["FLASHINFER_DISABLE_JIT"] = "1"  # when cases are collected, too
+        return super().verdict(arguments, **more)
+
+    @classmethod
+    def record(cls) -> Any:
+        """With the features for which modules are built."""
+        record, plain = super().record(), cls.inputs(cls.several)
+        built = {
+            name
+            for name in record.features
+            if name not in FEATURES
+            or name == "sinks"
+            or cls.verdict(plain | {"causal": False} | FEATURES[name]).selected == cls.kernel
+        }
+        if cls.verdict(cls.inputs(dataclasses.replace(cls.several, kv_scale="value"))).selected != cls.kernel:
+            built.discard("kv_scale=value")
+        return dataclasses.replace(record, features=frozenset(built))
+
+    @pytest.fixture(autouse=True)
+    def runs_here(self):
+        verdict = self.verdict(self.inputs(self.plain))
+        if verdict.selected != self.kernel:
+            pytest.skip(f"{self.kernel} cannot run here, which leaves its contract unchecked: {reasons(verdict)}")
+
+
+class OneQuery(Wide):
+    @classmethod
+    def record(cls) -> Any:
+        """Without causality, which changes nothing for one query."""
+        record = super().record()
+        return dataclasses.replace(record, features=record.features - {"causal"})
+
+    several = PagedContract.plain
+    rich = Case("rich", {"seq_lens": (40, 9, 77)}, features=("window_left",))
+
+
+class TestDecode(OneQuery, PagedContract):
+    kernel = "flashinfer.fa2_decode"
+    cases = paged_cases()
+    fewest_cases = 10
+
+
+class TestDecodeTensorCores(OneQuery, PagedContract):
+    kernel = "flashinfer.fa2_decode_tc"
+    cases = paged_cases()
+    heads = (16, 2)
+    fewest_cases = 10
+
+
+class TestPrefill(Wide, PagedContract):
+    kernel = "flashinfer.fa2_prefill"
+    cases = paged_cases()
+    fewest_cases = 20
+
+
+class TestPrefillHopper(Wide, PagedContract):
+    kernel = "flashinfer.fa3_prefill"
+    cases = paged_cases()
+    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal",))
+    fewest_cases = 15
+
+
+class TestXqa(OneQuery, PagedContract):
+    kernel = "flashinfer.xqa"
+    cases = paged_cases()
+    heads = (16, 2)
+    page_size = 64
+    fewest_cases = 5
+
+
+class TestRagged(Wide, DenseContract):
+    kernel = "flashinfer.fa2_ragged"
+    cases = dense_cases()
+    fewest_cases = 20
+
+
+class TestRaggedHopper(Wide, DenseContract):
+    kernel = "flashinfer.fa3_ragged"
+    cases = dense_cases()
+    fewest_cases = 15
+
+
+class TestConcat(ConcatContract):
+    kernel = "flashinfer.concat"
+    heads = 128
+
+    @pytest.fixture(autouse=True)
+    def runs_here(self):
+        verdict = self.verdict()
+        if verdict.selected != self.kernel:
+            pytest.skip(f"{self.kernel} cannot run here, which leaves its contract unchecked: {reasons(verdict)}")
+
+
+LATENT = ("flashinfer.mla_fa2", "flashinfer.mla_fa3")
+
+
+class TestLatent:
+    @pytest.mark.parametrize("kernel", LATENT)
+    @pytest.mark.parametrize("heads", [16, 128])
+    @pytest.mark.parametrize(
+        "form",
+        [
+            {"seq_lens": (9000,)},
+            {"seq_lens": (1, 513, 4096, 0, 2047)},
+            {"seq_lens": (700, 3000, 64), "q_lens": 4},
+            {"seq_lens": (700, 300, 64, 900), "q_lens": (1, 200, 0, 3)},
+            {"seq_lens": (3, 8, 200), "q_lens": 6},
+        ],
+        ids=["one", "decode", "speculative", "ragged", "more queries than tokens"],
+    )
+    def test_numbers_are_those_of_the_reference(self, form, heads, kernel) -> None:
+        arguments = mla_attention_inputs(num_heads=heads, device="cuda", **form)
+        self.check(arguments, kernel)
+
+    @pytest.mark.parametrize("kernel", LATENT)
+    @pytest.mark.parametrize("change", [{"causal": False}, {"scale": -0.02}, {"scale": 0.0}, {"scale": 1e-4}], ids=str)
+    def test_features_are_honoured(self, change, kernel) -> None:
+        arguments = mla_attention_inputs(num_heads=16, device="cuda", seq_lens=(70, 300, 64), q_lens=4)
+        self.check(arguments | change, kernel)
+
+    def check(self, arguments: dict[str, Any], kernel: str) -> None:
+        verdict = kernelhub.mla_attention.explain(**arguments, backend=kernel)
+        if verdict.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        out, lse = kernelhub.mla_attention(**arguments, return_lse=True, backend=kernel)
+        want, want_lse = kernelhub.mla_attention.reference(**arguments, return_lse=True)
+        agreement = compare_out(out, want, mla.largest_value(arguments))
+        assert agreement.ok, str(agreement)
+        assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
+
+
+def runs(kernel: str, **changes: Any) -> dict[str, Any]:
+    """A call of `paged_attention` that the kernel takes here."""
+    arguments = paged_attention_inputs(MODEL, **{"page_size": 64, "device": "cuda"} | changes)
+    verdict = kernelhub.paged_attention.explain(**arguments, backend=kernel)
+    if verdict.selected != kernel:
+        pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+    return arguments
+
+
+def agrees(out: torch.Tensor, arguments: dict[str, Any]) -> None:
+    args, kwargs = split(arguments)
+    agreement = compare_out(out, kernelhub.paged_attention.reference(*args, **kwargs), largest_value(arguments))
+    assert agreement.ok, str(agreement)
+
+
+PLANNED = ("flashinfer.fa2_decode_tc", "flashinfer.fa2_prefill", "flashinfer.fa3_prefill")
+
+
+class TestSteps:
+    @pytest.mark.parametrize("kernel", [*PLANNED, "flashinfer.xqa"])
+    def test_numbers_at_real_sizes(self, kernel) -> None:
+        arguments = runs(kernel, seq_lens=(9000, 1, 513, 0, 4096, 64, 63, 65) * 16)
+        agrees(kernelhub.paged_attention(**arguments, backend=kernel), arguments)
+
+    @pytest.mark.parametrize("kernel", PLANNED[1:])
+    def test_a_long_prefill(self, kernel) -> None:
+        arguments = runs(kernel, seq_lens=(3000, 70, 500), q_lens=(3000, 1, 100))
+        agrees(kernelhub.paged_attention(**arguments, backend=kernel), arguments)
+
+    @pytest.mark.parametrize("kernel", PLANNED)
+    def test_steps_may_be_planned_ahead_and_run_in_any_order(self, kernel) -> None:
+        forms = (((700, 30), 108), ((5, 6000), 25), ((64, 64), 118), ((1, 2), 118))  # 120 pages in all
+        calls = [runs(kernel, seq_lens=lens, spare_pages=spare) for lens, spare in forms]
+        args, kwargs = split(calls[0])
+        plan = kernelhub.paged_attention.prepare(*args, backend=kernel, **kwargs)
+        for _ in range(3):
+            steps = [plan.begin(call["block_table"], call["seq_lens"]) for call in calls]
+            for step, call in reversed(list(zip(steps, calls, strict=True))):
+                agrees(step.run(*(call[name] for name in ("q", "k_cache", "v_cache"))), call)
+
+    @pytest.mark.parametrize("kernel", PLANNED)
+    def test_a_step_runs_on_another_stream_than_it_began_on(self, kernel) -> None:
+        arguments = runs(kernel, seq_lens=(700, 30, 4000))
+        args, kwargs = split(arguments)
+        plan = kernelhub.paged_attention.prepare(*args, backend=kernel, **kwargs)
+        side = torch.cuda.Stream()
+        for _ in range(3):
+            step = plan.begin(*args[3:])
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                out = step.run(*args[:3])
+            torch.cuda.current_stream().wait_stream(side)
+            agrees(out, arguments)
+
+    @pytest.mark.parametrize("kernel", PLANNED)
+    def test_with_lengths_on_the_host_nothing_waits_for_the_gpu(self, kernel) -> None:
+        lens = (700, 30, 4000)
+        arguments = runs(kernel, seq_lens=lens)
+        args, kwargs = split(arguments)
+        plan = kernelhub.paged_attention.prepare(*args, backend=kernel, **kwargs)
+        for _ in range(2):
+            plan.begin(*args[3:], seq_lens_cpu=lens).run(*args[:3])
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            torch.cuda._sleep(200_000_000)  # a tenth of a second
+            end = torch.cuda.Event()
+            end.record()
+            out = plan.begin(*args[3:], seq_lens_cpu=lens).run(*args[:3])
+            assert not end.query(), "the host waited for the device"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        agrees(out, arguments)
+
+
+class TestXqaGraphs:
+    @pytest.mark.parametrize("sinks", [False, True])
+    def test_a_captured_decode_reads_the_lengths_of_each_replay(self, sinks) -> None:
+        kernel = "flashinfer.xqa"
+        arguments = runs(kernel, seq_lens=(700, 700, 700))
+        if sinks:
+            arguments["sinks"] = torch.linspace(-1, 4, 8, device="cuda")
+        out = torch.empty_like(arguments["q"])
+        graph = captured(lambda: kernelhub.paged_attention(**arguments, backend=kernel, out=out))
+        for seq_lens in ((700, 1, 16), (0, 333, 650)):
+            arguments["seq_lens"].copy_(torch.tensor(seq_lens))
+            arguments["block_table"].copy_(arguments["block_table"].flip(0))
+            arguments["q"].normal_()
+            out.fill_(torch.nan)
+            graph.replay()
+            agrees(out, arguments)
+
+
+class TestDense:
+    @pytest.mark.parametrize("kernel", ["flashinfer.fa2_ragged", "flashinfer.fa3_ragged"])
+    @pytest.mark.parametrize("widths", [(128, 128), (192, 128)])
+    def test_packed_sequences_at_real_sizes(self, widths, kernel) -> None:
+        model = AttentionModel("prefill", 16, 16, *widths)
+        arguments = attention_inputs(model, q_lens=(2000, 0, 1, 700), kv_lens=(2000, 5, 300, 700), device="cuda")
+        verdict = kernelhub.attention.explain(**arguments, backend=kernel)
+        if verdict.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        args, kwargs = split(arguments)
+        out = kernelhub.attention(**arguments, backend=kernel)
+        agreement = compare_out(out, kernelhub.attention.reference(*args, **kwargs), largest_value(arguments))
+        assert agreement.ok, str(agreement)

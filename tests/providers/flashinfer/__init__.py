@@ -1,0 +1,1 @@
+"""FlashInfer's adapters against its released wheels."""

@@ -1,0 +1,77 @@
+"""What adapters call is taken by every release that the records admit, as their wheels have it."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer.attention import kernels as attention
+from kernelhub.backends.flashinfer.mla import kernels as mla
+from kernelhub.backends.flashinfer.requirements import PACKAGE, takes_one
+from kernelhub.probes.package import fits
+from kernelhub.probes.signature import Call, takes
+from tests.providers.wheels import wheel
+
+# The first that is admitted, the last before `plan` of decode took any keyword, one after, the last of 0.6, and the
+# newest, where latent attention moved into a package of its own: each shows a change of the interface.
+VERSIONS = ("0.6.1", "0.6.12", "0.6.18.post1", "0.7.2.post1")
+MOVED_BEHIND = ("0.6.18.post1", "0.7.2.post1")
+
+
+def several(call: Call | tuple[Call, ...]) -> tuple[Call, ...]:
+    return call if isinstance(call, tuple) else (call,)
+
+
+def name_of(call: Call | tuple[Call, ...]) -> str:
+    return several(call)[-1].target.partition(":")[2]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+class TestReleases:
+    def test_the_records_admit_it(self, version) -> None:
+        assert fits(version, PACKAGE.versions)
+
+    @pytest.mark.parametrize("call", calls.CALLS, ids=name_of)
+    def test_it_takes_the_call(self, call, version) -> None:
+        finding = takes_one(several(call), root=wheel("flashinfer-python", version) / "flashinfer")
+        assert finding.ok, finding.reason
+
+    def test_what_plans_decode_is_read_where_it_is(self, version) -> None:
+        behind, _ = calls.DECODE_PLAN
+        finding = takes(behind, root=wheel("flashinfer-python", version) / "flashinfer")
+        assert finding.code == ("found" if version in MOVED_BEHIND else "symbol_missing"), finding.reason
+
+    @pytest.mark.parametrize("call", calls.CALLS, ids=name_of)
+    def test_a_parameter_that_it_lacks_is_told(self, call, version) -> None:
+        wrong = tuple(Call(one.target, one.positional, (*one.keywords, "no_such_parameter")) for one in several(call))
+        finding = takes_one(wrong, root=wheel("flashinfer-python", version) / "flashinfer")
+        assert finding.code == "signature_changed"
+        assert "no_such_parameter" in finding.reason
+
+    def test_modules_are_called_what_the_probe_looks_for(self, version) -> None:
+        """The text of the functions that name modules, with what the probe fills in taken out."""
+        source = (wheel("flashinfer-python", version) / "flashinfer/jit/attention/modules.py").read_text()
+        for part in (
+            "batch_prefill_with_kv_cache_dtype_q_",
+            "batch_decode_with_kv_cache_dtype_q_",
+            "posenc_",
+            "f16qk_",
+        ):
+            assert part in source
+        suffix = "_planabi2" if version.startswith("0.7") else ""
+        assert (f"profiler_{{use_profiler}}{suffix}" in source) or ("profiler_{use_profiler}" in source and not suffix)
+        assert '"_sm90" if backend == "fa3"' in source
+
+
+def test_an_older_release_is_refused_by_its_version() -> None:
+    assert not fits("0.5.3", PACKAGE.versions)
+    assert not fits("0.8.0", PACKAGE.versions)
+
+
+def test_every_call_of_the_table_is_held_by_a_record() -> None:
+    held = inspect.getsource(attention) + inspect.getsource(mla)
+    for name, value in vars(calls).items():
+        if value in calls.CALLS:
+            assert f"calls.{name}" in held, f"{name} is held by no record"
