@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.cli.matrix import Furnished
 from kernelhub.compat.env import flag, translate
 from kernelhub.compat.env.attention import ATTENTION
 from kernelhub.compat.env.experts import EXPERTS
@@ -23,9 +24,11 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.policy import Layer
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, NoKernel
-from tests.dispatch.backends import qkv, record, register
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from tests.dispatch.backends import record, register
 
 PAGED = {"op": "paged_attention", "device": "H200"}
+EVERYTHING = Furnished()  # every library installed
 
 
 @pytest.fixture
@@ -141,30 +144,26 @@ class TestMeaning:
 class TestWhereItHolds:
     """A wish about one format, phase or device leaves the others alone."""
 
-    @pytest.fixture(autouse=True)
-    def library(self):
-        kernels = [record(f"flashinfer.{name}", band=kernelhub.dispatch.kernel.Band.PLUGIN) for name in ("trtllm_gen",)]
-        handle = register("flashinfer", *kernels)
-        yield
-        handle.remove()
-
     def test_only_prefill_of_latent_attention_is_kept_from_flashinfer(self, environment) -> None:
         environment(VLLM_DISABLE_FLASHINFER_PREFILL="1")
-        latent = kernelhub.explain("attention", device="B200", head_dim_qk=192, head_dim_vo=128)
-        plain = kernelhub.explain("attention", device="B200", head_dim_qk=128, head_dim_vo=128)
-        assert latent.selected != "flashinfer.trtllm_gen"
-        (decision,) = [item for item in latent.decisions if item.kernel == "flashinfer.trtllm_gen"]
-        assert (decision.code, decision.reason) == ("disabled", "disabled by VLLM_DISABLE_FLASHINFER_PREFILL=1")
-        assert decision.remedy == "unset VLLM_DISABLE_FLASHINFER_PREFILL, or set KERNELHUB_IGNORE_VLLM_ENV=1"
-        assert plain.selected == "flashinfer.trtllm_gen"
+        codes = {}
+        for width in (192, 128):
+            facets = {"head_dim_qk": width, "head_dim_vo": 128, "q_len": "any", "ragged": True}
+            verdict = kernelhub.explain("attention", device="H200", machine=EVERYTHING, **facets)
+            (decision,) = [item for item in verdict.decisions if item.kernel == "flashinfer.fa2_ragged"]
+            codes[width] = decision.code
+            if decision.code == "disabled":
+                assert decision.reason == "disabled by VLLM_DISABLE_FLASHINFER_PREFILL=1"
+                remedy = "unset VLLM_DISABLE_FLASHINFER_PREFILL, or set KERNELHUB_IGNORE_VLLM_ENV=1"
+                assert decision.remedy == remedy
+        assert codes == {192: "disabled", 128: "outranked"}
 
     def test_a_request_for_a_library_of_gpus_leaves_the_cpu_alone(self, environment) -> None:
-        handle = register("flash_attn", record("flash_attn.fa3", op="paged_attention"))
         environment(VLLM_ATTENTION_BACKEND="FLASH_ATTN")
-        assert kernelhub.explain(**PAGED).selected == "flash_attn.fa3"
+        verdict = kernelhub.explain(**PAGED | {"machine": EVERYTHING})
+        assert (verdict.selected, verdict.source) == ("flash_attn.fa3", "engine")
         cpu = kernelhub.explain("paged_attention", device="CPU")
         assert cpu.source != "engine"
-        handle.remove()
 
 
 class TestWhoIsStronger:
@@ -204,18 +203,18 @@ class TestWhoIsStronger:
         assert kernelhub.explain(**PAGED).source == "configure"
 
     def test_its_removal_holds_against_code_but_not_against_kernelhub_s_variables(self, environment) -> None:
-        handle = register("deep_gemm", record("deep_gemm.fake"))
+        asked = {"op": "fp8_gemm", "device": "H200", "rows": "many", "machine": EVERYTHING}
+        assert kernelhub.explain(**asked).selected == "deep_gemm.fp8_blocks"
         environment(VLLM_USE_DEEP_GEMM="0")
-        assert kernelhub.explain("attention", device="H200").selected != "deep_gemm.fake"
+        assert kernelhub.explain(**asked).selected != "deep_gemm.fp8_blocks"
         with pytest.raises(NoKernel, match="disabled by VLLM_USE_DEEP_GEMM=0"):
-            kernelhub.attention(*qkv(), backend="deep_gemm")
-        environment(KERNELHUB_PREFER="deep_gemm.fake")
-        assert kernelhub.explain("attention", device="H200").selected == "deep_gemm.fake"
+            kernelhub.fp8_gemm(**fp8_gemm_inputs(tokens=1, n=128, k=128), backend="deep_gemm")
+        environment(KERNELHUB_PREFER="deep_gemm.fp8_blocks")
+        assert kernelhub.explain(**asked).selected == "deep_gemm.fp8_blocks"
         environment(KERNELHUB_DISABLE="deep_gemm")
-        verdict = kernelhub.explain("attention", device="H200")
-        (decision,) = [item for item in verdict.decisions if item.kernel == "deep_gemm.fake"]
+        verdict = kernelhub.explain(**asked)
+        (decision,) = [item for item in verdict.decisions if item.kernel == "deep_gemm.fp8_blocks"]
         assert decision.reason == "disabled by KERNELHUB_DISABLE=deep_gemm"
-        handle.remove()
 
     def test_batch_invariance_is_a_filter_that_kernelhub_s_own_variable_overrules(self, environment) -> None:
         environment(VLLM_BATCH_INVARIANT="1")
@@ -240,11 +239,11 @@ class TestWhoIsStronger:
             kernelhub.paged_attention(q, cache, cache, table, lengths)
 
     def test_a_backend_registered_later_answers_to_a_variable_read_before(self, environment) -> None:
-        environment(VLLM_ATTENTION_BACKEND="FLASHMLA", VLLM_USE_DEEP_GEMM="0")
-        assert kernelhub.explain("attention", device="H200").source == "order"
-        handle = register("deep_gemm", record("deep_gemm.fake"))
-        decisions = kernelhub.explain("attention", device="H200").decisions
-        assert "disabled" in {item.code for item in decisions if item.kernel == "deep_gemm.fake"}
+        environment(VLLM_ATTENTION_BACKEND="TOKENSPEED_MLA")
+        assert kernelhub.explain("mla_attention", device="B200").source == "order"
+        handle = register("tokenspeed", record("tokenspeed.fake", op="mla_attention"))
+        verdict = kernelhub.explain("mla_attention", device="B200")
+        assert (verdict.selected, verdict.source) == ("tokenspeed.fake", "engine")
         handle.remove()
 
 

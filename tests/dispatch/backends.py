@@ -14,6 +14,7 @@ from kernelhub.dispatch.hub import BackendHandle
 from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.mla.attention.problem import MlaProblem
 
 EVERY_FEATURE = frozenset(
     {
@@ -24,6 +25,13 @@ EVERY_FEATURE = frozenset(
 _FACETS = {
     "attention": list(AttentionProblem.__dataclass_fields__),
     "paged_attention": list(PagedAttentionProblem.__dataclass_fields__),
+    "mla_attention": list(MlaProblem.__dataclass_fields__),
+}
+
+_FEATURES = {
+    "attention": EVERY_FEATURE - {"kv_layout=HND"},
+    "paged_attention": EVERY_FEATURE,
+    "mla_attention": frozenset[str](),
 }
 
 
@@ -58,7 +66,7 @@ def record(name: str, target: str = "Ones", *constraints: Constraint, op: str = 
     """A plugin's record that takes everything but what is said."""
     mentioned = {field for constraint in constraints for field in constraint.fields}
     silent = [facet for facet in _FACETS[op] if facet not in mentioned]
-    features = more.pop("features", EVERY_FEATURE - ({"kv_layout=HND"} if op == "attention" else set()))
+    features = more.pop("features", _FEATURES[op])
     return Kernel(
         op=op,
         name=name,

@@ -46,8 +46,8 @@ _ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="it takes one width her
 _ANY_LENGTH = anything("q_len")
 _ANY_PAGE = Between("page_size", 1, 1 << 16)
 _FEATURES = frozenset({"ragged", "causal", "window_left", "window_right", "sinks", "lse"})
-# Sinks would be worked in after the launch: gpt-oss's prefill of 2 x 4096 then takes 0.372 ms on an H200, Triton's 0.126,
-# and paged decode of 32 x 8192 0.048 against 0.012.
+# Sinks would be worked in after the launch: gpt-oss's prefill of 2 x 4096 then takes 0.372 ms on an H200, Triton's
+# 0.126, and paged decode of 32 x 8192 0.048 against 0.012.
 _FA3_FEATURES = (_FEATURES - {"sinks"}) | {"softcap"}
 _PAGES = frozenset({"kv_layout=HND"})
 
