@@ -5,7 +5,8 @@ computes on the bits: `tl.dot` of bfloat16 is off by orders of magnitude, fp32 -
 float8 loses carries, and no error is given. `repair()` replaces the operations that touch such values by ones
 that decode to float32, compute, and round to nearest even; float8 saturates, as the conversions of GPUs do.
 `tl.maximum` and `tl.minimum` of NaN and a number give the number, as they do there.
-It also lets `range()` take a loaded bound under numpy 2.4.
+It also lets `range()` take a loaded bound under numpy 2.4, and masks be spread out from a scalar: Triton 3.9 makes
+those integers, and then refuses them.
 
 The adapters call it when they are imported under the interpreter. It changes nothing on a GPU.
 """
@@ -52,6 +53,8 @@ def repair() -> None:
     builder.create_maxnumf = lambda self, one, other: self.binary_op(one, other, np.fmax)
     builder.create_minnumf = lambda self, one, other: self.binary_op(one, other, np.fmin)
     builder.create_dot = _dot
+    builder.create_masked_load = _masked_with(builder.create_masked_load, 1)
+    builder.create_masked_store = _masked_with(builder.create_masked_store, 2)
     if not hasattr(builder, "get_bf16"):  # Triton 3.6
         builder.get_bf16 = lambda self, value: self.create_fp_trunc(self.get_fp32(value), tl.bfloat16)
     for operation in (interpreter.ReduceOps, interpreter.ScanOps):
@@ -85,6 +88,18 @@ def _as_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 def _uint(dtype: Any) -> Any:
     return {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[dtype.primitive_bitwidth]
+
+
+def _masked_with(operation: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """A load or store whose mask, the argument in this place after the builder, is one of booleans."""
+
+    def masked(self: Any, *arguments: Any) -> Any:
+        mask = arguments[place]
+        if mask is not None and mask.data.dtype != np.bool_:
+            mask = _Handle(mask.data.astype(np.bool_), mask.dtype)
+        return operation(self, *arguments[:place], mask, *arguments[place + 1 :])
+
+    return masked
 
 
 def _convert_float_with(original: Callable[..., Any]) -> Callable[..., Any]:
