@@ -307,6 +307,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "codes": codes,
     "machines of the records": lambda: verification_page.machines(table),
     "what was run": lambda: verification_page.tested(every_kernel(), table),
+    "what libraries gave": lambda: verification_page.libraries(table),
     "what was compiled ahead": lambda: verification_page.compiled(every_kernel(), table),
     "matrix": matrix_of_ops,
     "cost": cost,

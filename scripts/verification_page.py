@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+_OURS = ("torch", "triton", "cpp")  # backends without a library, or whose library the tests really run
 NOT_RUN, NO_RECORD = "not run", "no record"
 NOTHING_AHEAD = "not compiled"
 
@@ -40,9 +41,31 @@ def tested(kernels: Kernels, table: Table) -> str:
         on_cpu = _ran(known.get("cpu"), op, kernel)
         if on_cpu not in (NOT_RUN, NO_RECORD) and kernel.startswith("triton."):
             on_cpu = f"interpreted: {on_cpu}"
+        elif on_cpu not in (NOT_RUN, NO_RECORD) and kernel.partition(".")[0] not in _OURS:
+            on_cpu = f"against a model of its library: {on_cpu}"
         on_gpus = (_ran(known.get(name), op, kernel) for name in gpus)
         rows.append((op, f"`{kernel}`", on_cpu, *on_gpus, ", ".join(timed.get((op, kernel), ())) or "no"))
     return table(("op", "kernel", "on a CPU", *(f"on an {name.upper()}" for name in gpus), "measured"), rows)
+
+
+def libraries(table: Table) -> str:
+    """What the tests of the backends that wrap a library gave on GPUs, with which copy of it."""
+    rows = []
+    for path in sorted(RESULTS.glob("libraries_*.json")):
+        record = json.loads(path.read_text())
+        rows += [
+            (
+                f"`{run['backend']}`",
+                run["library"],
+                record["device"],
+                record["date"],
+                f"`{run['commit']}`",
+                f"{run['passed']} passed, {run['failed']} failed, {run['skipped']} skipped",
+                run["note"],
+            )
+            for run in record["runs"]
+        ]
+    return table(("backend", "library", "machine", "date", "commit", "its GPU tests", "note"), rows)
 
 
 def compiled(kernels: Kernels, table: Table) -> str:
