@@ -100,18 +100,12 @@ def choices() -> str:
 
 
 def explanation() -> str:
-    verdict = kernelhub.explain("paged_attention", device="H200", machine=INSTALLED, window_left=True)
+    verdict = kernelhub.explain("fp8_gemm", device="H200", machine=INSTALLED, rows="many")
     return f"```text\n{verdict}\n```"
 
 
 def api(name: str) -> str:
     function = getattr(kernelhub, name)
-    taken = inspect.signature(function).parameters.values()
-    lines = [f"    {parameter}" for parameter in taken]
-    by_name = [parameter.kind is parameter.KEYWORD_ONLY for parameter in taken]
-    if True in by_name:
-        lines.insert(by_name.index(True), "    *")
-    parameters = ",\n".join(lines)
     lines = [str(parameter) for parameter in inspect.signature(function).parameters.values()]
     named = [parameter.kind is parameter.KEYWORD_ONLY for parameter in inspect.signature(function).parameters.values()]
     if any(named):
@@ -165,6 +159,7 @@ HEADLINES = (
         "gemm",
         "deepseek-v3.2 down 7168 x 18432, scaled by block, 16 rows",
     ),
+    ("the same, 4096 rows", "gemm", "deepseek-v3.2 down 7168 x 18432, scaled by block, 4096 rows"),
     ("experts, Qwen3 30B-A3B, 64 tokens", "moe", "qwen3-30b-a3b, 128 experts of 768, plain, 64 tokens"),
     ("experts in fp8, DeepSeek V3.2 / 8, 64 tokens", "moe", "deepseek-v3.2, 256 experts of 256, fp8_block, 64 tokens"),
     (
