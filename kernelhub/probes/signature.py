@@ -7,6 +7,7 @@ thousands of lines.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -150,17 +151,28 @@ def _header(root: Path, rest: list[str], path: list[str], hops: int) -> Header:
         if len(path) == 2:
             raise _Unknown("symbol_missing", f"{where} defines {path[0]} without {function}")
     for module, original in _imports(text, path[0]):
-        package = rest if source.name == "__init__.py" else rest[:-1]
-        level = len(module) - len(module.lstrip("."))
-        if level:
-            base = package[: len(package) - level + 1]
-        elif module.split(".")[0] == root.stem:
-            base, module = [], module.partition(".")[2]
-        else:
-            continue
-        below = [part for part in module.lstrip(".").split(".") if part]
-        return _header(root, [*base, *below], [original, *path[1:]], hops - 1)
+        below = _below(root, rest, source, module)
+        if below is not None:
+            return _header(root, below, [original, *path[1:]], hops - 1)
+    for module, _ in _imports(text, "*"):
+        below = _below(root, rest, source, module)
+        with contextlib.suppress(_Unknown):  # one of several may have it
+            if below is not None:
+                return _header(root, below, path, hops - 1)
     raise _Unknown("symbol_missing", f"{where} does not define {path[0]}")
+
+
+def _below(root: Path, rest: list[str], source: Path, module: str) -> list[str] | None:
+    """The submodule of the same package that an import in `source` names, or None if it is of another."""
+    package = rest if source.name == "__init__.py" else rest[:-1]
+    level = len(module) - len(module.lstrip("."))
+    if level:
+        base = package[: len(package) - level + 1]
+    elif module.split(".")[0] == root.stem:
+        base, module = [], module.partition(".")[2]
+    else:
+        return None
+    return [*base, *(part for part in module.lstrip(".").split(".") if part)]
 
 
 def _file(root: Path, rest: list[str]) -> Path | None:

@@ -17,6 +17,8 @@ FILES = {
     "__init__.py": """
         from .api import run as run, Wrapper
         from .api import old_run as renamed  # kept for a while
+        from .nothing_of_it import *
+        from .starred import *
         from fakelib_c.moved import (
             here,  # noqa
             there as elsewhere,
@@ -54,6 +56,8 @@ FILES = {
         def twice(a, b): ...
     """,
     "moved.py": "def here(a): ...\ndef there(b): ...\n",
+    "starred.py": "def shown(a, *, b=1): ...\\n",
+    "nothing_of_it.py": "",
     "loop.py": "from .pool import f\n",
     "pool.py": "from .loop import f\n",
     "broken.py": "def f(a, b\n",
@@ -85,6 +89,7 @@ PLAN = ("indptr", "indices", "page_size")
         Call("fakelib_c.api:alias", RUN, ("causal",)),
         Call("fakelib_c:renamed", ("q", "anything"), ("anything_else",)),
         Call("fakelib_c:here", ("a",)),
+        Call("fakelib_c:shown", ("a",), ("b",)),
         Call("fakelib_c:elsewhere", ("b",)),
         Call("fakelib_c.api:Wrapper.plan", PLAN, ("dtype", "device")),
         Call("fakelib_c:Wrapper.plan", (), (*PLAN, "mode", "device")),
@@ -110,6 +115,7 @@ def test_a_call_that_fits_is_taken(library: Path, call: Call) -> None:
         (Call("fakelib_c.api:twice", ("a",)), "signature_changed", "asks for b"),
         (Call("fakelib_c.api:Wrapper.begin"), "symbol_missing", "Wrapper without begin"),
         (Call("fakelib_c.api:absent"), "symbol_missing", "does not define absent"),
+        (Call("fakelib_c:absent"), "symbol_missing", "does not define absent"),
         (Call("fakelib_c.absent:run"), "symbol_unknown", "no Python source"),
         (Call("fakelib_c.compiled:run"), "symbol_unknown", "no Python source"),
         (Call("fakelib_c.loop:f"), "symbol_unknown", "too often"),

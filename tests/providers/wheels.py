@@ -49,5 +49,5 @@ def wheel(distribution: str, version: str, *, python: str = "3.12", platform: st
 
 
 def _cache() -> Path:
-    given = os.environ.get("KERNELHUB_TEST_CACHE")
+    given = os.environ.get("WHEELS_FOR_TESTS")  # not KERNELHUB_*: tests clear those
     return Path(given) if given else Path.home() / ".cache" / "kernelhub-tests"
