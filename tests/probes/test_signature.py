@@ -56,7 +56,7 @@ FILES = {
         def twice(a, b): ...
     """,
     "moved.py": "def here(a): ...\ndef there(b): ...\n",
-    "starred.py": "def shown(a, *, b=1): ...\\n",
+    "starred.py": "def shown(a, *, b=1): ...\n",
     "nothing_of_it.py": "",
     "loop.py": "from .pool import f\n",
     "pool.py": "from .loop import f\n",
