@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.constraint import Package, Rejection
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import fits, package
+
+if TYPE_CHECKING:
+    from kernelhub.probes.device import DeviceFacts
 
 
 class Machine:
@@ -22,7 +26,15 @@ class Machine:
 
     def __init__(self) -> None:
         self._findings: dict[Hashable, Finding] = {}
+        self._on_devices: dict[DeviceFacts, dict[Any, Any]] = {}
         self.load_failures: dict[tuple[str, str], Rejection] = {}
+
+    def on(self, device: DeviceFacts) -> dict[Any, Any]:
+        """Where the selector keeps what only depends on this machine and a device, until `forget`."""
+        kept = self._on_devices.get(device)
+        if kept is None:
+            kept = self._on_devices[device] = {}
+        return kept
 
     def package(self, wanted: Package) -> Finding:
         """Is the package here, in a version that fits?"""
@@ -45,6 +57,7 @@ class Machine:
     def forget(self) -> None:
         """Ask every probe again at its next use."""
         self._findings.clear()
+        self._on_devices.clear()
         self.load_failures.clear()
 
 

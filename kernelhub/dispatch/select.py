@@ -7,15 +7,18 @@ returns the same object by the same call, so the two cannot drift apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
-from kernelhub.dispatch.constraint import Rejection
+from kernelhub.dispatch.constraint import Anything, Constraint, Rejection
 from kernelhub.dispatch.kernel import Kernel, KnownBad
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import Line, line_for, ranked
 from kernelhub.dispatch.policy import Policy, Wish
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, ProblemT, Schema, as_dict
+
+_DEVICE = frozenset({"device"})
+_OF_DEVICES = ("vendor", "capability")
 
 
 class Decision(NamedTuple):
@@ -139,6 +142,15 @@ class Candidates:
     kernels: tuple[Kernel, ...]
     lines: tuple[Line, ...] = ()
     known_bad: tuple[KnownBad, ...] = ()
+    _about: dict[Kernel, tuple[KnownBad, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def known_bad_of(self, kernel: Kernel) -> tuple[KnownBad, ...]:
+        """The entries that speak of a kernel, looked for once."""
+        found = self._about.get(kernel)
+        if found is None:
+            found = tuple(e for e in self.known_bad if e.op in ("*", kernel.op) and kernel.matches(e.kernel))
+            self._about[kernel] = found
+        return found
 
 
 def select(
@@ -165,10 +177,14 @@ def select(
     features = schema.features_used(problem)
     line = line_for(candidates.lines, problem.device, regime)
     request = policy.request_for(op)
-    rejections = {
-        kernel.name: _rejections(op, kernel, problem, features, candidates.known_bad, machine, policy)
-        for kernel in candidates.kernels
-    }
+    kept = machine.on(problem.device)
+    rejections = {}
+    for kernel in candidates.kernels:
+        standing = kept.get(kernel)
+        if standing is None:
+            standing = kept[kernel] = _standing(kernel, problem, machine)
+        known_bad = candidates.known_bad_of(kernel)
+        rejections[kernel.name] = _rejections(op, kernel, standing, problem, features, known_bad, machine, policy)
     layout = getattr(problem, WEIGHT_LAYOUT, CHECKPOINT)
     for kernel in candidates.kernels:
         if layout not in kernel.layouts and not (policy.unsafe and _asked_for(op, kernel, policy)):
@@ -207,16 +223,46 @@ def _layout_rejection(kernel: Kernel, layout: str, kernels: Sequence[Kernel]) ->
     return Rejection("layout", reason, f"run {' or '.join(readers)}, or {unpack}" if readers else unpack)
 
 
+class _Standing(NamedTuple):
+    """What of a record's constraints stands for every problem on a device of a machine.
+
+    Attributes:
+        rejections: of those that read nothing but the device, each with its place among the constraints.
+        rest: the other constraints, likewise.
+        elsewhere: the kernel is for other devices, whatever the problem.
+    """
+
+    rejections: tuple[tuple[int, Rejection], ...]
+    rest: tuple[tuple[int, Constraint], ...]
+    elsewhere: bool
+
+
+def _standing(kernel: Kernel, problem: Any, machine: Machine) -> _Standing:
+    numbered = tuple((place, one) for place, one in enumerate(kernel.constraints) if not isinstance(one, Anything))
+    rest = tuple((place, one) for place, one in numbered if not set(one.fields) <= _DEVICE)
+    asked = ((place, _rejection(one, problem, machine)) for place, one in numbered if set(one.fields) <= _DEVICE)
+    found = tuple((place, one) for place, one in asked if one is not None)
+    return _Standing(found, rest, any(one.code in _OF_DEVICES for _, one in found))
+
+
+def _rejection(constraint: Constraint, problem: Any, machine: Machine) -> Rejection | None:
+    try:
+        return constraint.reject(problem, machine)
+    except Exception as error:  # a foreign constraint must not take the call down
+        return Rejection("constraint_error", f"{constraint!r} raised {error!r}")
+
+
 def _rejections(
     op: str,
     kernel: Kernel,
+    standing: _Standing,
     problem: Any,
     features: Sequence[str],
     known_bad: Sequence[KnownBad],
     machine: Machine,
     policy: Policy,
 ) -> tuple[Rejection, ...]:
-    """Every reason against one kernel. Nothing is skipped once a reason is found."""
+    """Every reason against one kernel, but that one for other devices is not asked about the problem."""
     removed = [
         Rejection("disabled", f"disabled by {wish.origin}", wish.undo or f"remove it from {wish.origin}")
         for wish in policy.removing(op, kernel)
@@ -224,13 +270,20 @@ def _rejections(
     if policy.unsafe and _asked_for(op, kernel, policy):
         return tuple(removed)
     found = removed
-    for constraint in kernel.constraints:
-        try:
+    against = []
+    rest = () if standing.elsewhere else standing.rest
+    try:
+        for place, constraint in rest:
             rejection = constraint.reject(problem, machine)
-        except Exception as error:  # a foreign constraint must not take the call down
-            rejection = Rejection("constraint_error", f"{constraint!r} raised {error!r}")
-        if rejection is not None:
-            found.append(rejection)
+            if rejection is not None:
+                against.append((place, rejection))
+    except Exception:  # one that is foreign raised: it is told apart from the others
+        told = [(place, _rejection(constraint, problem, machine)) for place, constraint in rest]
+        against = [(place, rejection) for place, rejection in told if rejection is not None]
+    if against and standing.rejections:
+        found += [rejection for _, rejection in sorted((*standing.rejections, *against), key=_place)]
+    else:
+        found += [rejection for _, rejection in against or standing.rejections]
     found += [Rejection("feature", f"does not support {name}") for name in features if name not in kernel.features]
     failure = machine.load_failures.get((op, kernel.name))
     if failure is not None:
@@ -240,10 +293,13 @@ def _rejections(
     if policy.batch_invariant and not kernel.batch_invariant:
         found.append(Rejection("batch_variant", "a row's bits may depend on the rest of the batch"))
     for entry in known_bad:
-        concerns = entry.op in ("*", op) and kernel.matches(entry.kernel)
-        if concerns and all(condition.reject(problem, machine) is None for condition in entry.where):
+        if all(condition.reject(problem, machine) is None for condition in entry.where):
             found.append(Rejection("known_bad", f"{entry.symptom} ({entry.issue})"))
     return tuple(found)
+
+
+def _place(numbered: tuple[int, Rejection]) -> int:
+    return numbered[0]
 
 
 def _asked_for(op: str, kernel: Kernel, policy: Policy) -> bool:

@@ -123,9 +123,19 @@ class TestOrderOfSources:
 
 class TestReasons:
     def test_every_reason_is_collected_not_only_the_first(self) -> None:
-        picky = kernel("a.one", OnDevice("amd"), Between("width", 1, 32), features=())
-        decision = choose(picky, asked=problem(softcap=True)).decisions[0]
-        assert [item.code for item in decision.rejections] == ["vendor", "range", "feature"]
+        picky = kernel("a.one", Package("nosuch"), Between("width", 1, 32), features=())
+        decision = choose(picky, asked=problem(softcap=True), machine=SimulatedMachine({})).decisions[0]
+        assert [item.code for item in decision.rejections] == ["package_missing", "range", "feature"]
+
+    def test_a_kernel_for_other_devices_is_not_asked_about_the_problem(self) -> None:
+        foreign = kernel("a.one", OnDevice("amd"), Between("width", 1, 32), features=())
+        decision = choose(foreign, asked=problem(softcap=True)).decisions[0]
+        assert [item.code for item in decision.rejections] == ["vendor", "feature"]
+
+    def test_one_constraint_that_raises_hides_no_other(self) -> None:
+        broken = kernel("a.one", Rule(("width",), lambda problem: 1 / 0), Between("width", 1, 32))
+        decision = choose(broken).decisions[0]
+        assert [item.code for item in decision.rejections] == ["constraint_error", "range"]
 
     def test_a_missing_package_is_named_with_its_remedy(self) -> None:
         verdict = choose(kernel("a.one", Package("nosuch", ">=2")), machine=SimulatedMachine({"nosuch": "1.0"}))
