@@ -188,4 +188,4 @@ class TestWeights:
         answer = ask("explain", "fp4_gemm", "--weight-layout", "other.v1", "--device", "H200", *TRITON, "--json")
         assert (answer.code, answer.json["selected"]) == (1, None)
         for decision in answer.json["decisions"]:
-            assert "layout" in {reason["code"] for reason in (decision, *decision["also"])}
+            assert "layout" in {reason["code"] for reason in (decision, *decision.get("also", ()))}

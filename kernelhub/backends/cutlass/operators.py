@@ -43,7 +43,8 @@ def operator(library: Library, name: str, capability: tuple[int, int]) -> Any:
     if qualified not in registered:
         if finding.value is None:
             raise ImportError(f"{finding.reason}; {finding.remedy}")
-        _load(library, finding.value, registered)
+        if _files.get(library.namespace) != finding.value:
+            _load(library, finding.value, registered)
         if qualified not in torch._C._dispatch_get_all_op_names():
             raise ImportError(f"{finding.value} does not register {qualified}; {library.install}")
     elif library.namespace in _files and finding.value not in (None, _files[library.namespace]):
