@@ -27,8 +27,8 @@ E4M3 = torch.float8_e4m3fn
 _HALVES = (torch.bfloat16, torch.float16)
 _OF_THE_MACHINE = (OnDevice, Package, AnyOf, Compiled)
 
-# As the sources of the named versions declare them, read on 2026-11-20.
-VLLM = {  # vLLM 0.33.0, csrc/libtorch_stable/torch_bindings.cpp
+# As the named versions declare them, read on 2026-11-20: vLLM's in its wheel's library, SGLang's in its sources.
+VLLM = {  # vLLM 0.33.0, vllm/_C_stable_libtorch.abi3.so
     "cutlass_scaled_mm": "(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()",
     "cutlass_scaled_mm_supports_fp8": "(int cuda_device_capability) -> bool",
     "cutlass_scaled_mm_supports_block_fp8": "(int cuda_device_capability) -> bool",

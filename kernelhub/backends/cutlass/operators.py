@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.backends.cutlass.libraries import Library, find
 
-# What adapters pass, as the libraries declare it: vLLM 0.33.0, sgl-kernel 0.3.21, sglang-kernel 0.4.10.
+# What adapters pass, as the libraries declare it: vLLM 0.33.0 (its wheel), sgl-kernel 0.3.21, sglang-kernel 0.4.10.
 SCHEMAS = {
     "cutlass_scaled_mm": ("(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"),
     "cutlass_scaled_mm_supports_fp8": "(int cuda_device_capability) -> bool",
@@ -108,7 +108,7 @@ def _load(library: Library, file: str, registered: list[str]) -> None:
         torch.ops.load_library(file)
     except OSError as error:
         raise ImportError(
-            f"{file} cannot be loaded with torch {torch.__version__}: {error}; install a build of "
+            f"{file} cannot be loaded with torch {torch.__version__}: {error.__cause__ or error}; install a build of "
             f"{library.package} for it"
         ) from error
     _files[library.namespace] = file
