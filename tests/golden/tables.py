@@ -31,6 +31,7 @@ INSTALLED: tuple[dict[str, str], ...] = (
     {"triton": "3.7.1", "flash_mla": "1.0.0"},
     {"triton": "3.7.1", "cudnn": "1.32.0"},
     {"triton": "3.7.1", "flashinfer": "0.6.18.post1"},
+    {"triton": "3.7.1", "vllm": "0.33.0", "sgl_kernel": "0.3.21"},
 )
 
 

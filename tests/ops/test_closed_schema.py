@@ -28,6 +28,8 @@ PACKAGES = {
     "flash_mla": "1.0.0",
     "cudnn": "1.32.0",
     "flashinfer": "0.6.18.post1",
+    "vllm": "0.33.0",
+    "sgl_kernel": "0.3.21",
 }
 FA3 = {name: PACKAGES[name] for name in ("triton", "flash_attn", "flash_attn_interface")}
 MACHINE = SimulatedMachine(PACKAGES, variables={"TRITON_INTERPRET": "1"})
@@ -115,6 +117,8 @@ NOT_RUN = {
     "flash_attn.fa2",
     "flash_attn.fa4",
     *(f"flashinfer.{name}" for name in _FLASHINFER),
+    *(f"cutlass.{name}" for name in ("vllm_scaled_mm", "vllm_blockwise", "vllm_fp4")),
+    *(f"cutlass.{name}" for name in ("sgl_fp8_scaled_mm", "sgl_fp8_blockwise")),
     *(f"deep_gemm.{name}_ue8m0" for name in ("fp8_blocks", "fp8_masked", "fp8_contiguous")),
 }
 

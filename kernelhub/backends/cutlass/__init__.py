@@ -1,0 +1,8 @@
+"""CUTLASS kernels out of the compiled libraries of vLLM and of SGLang's kernel package, without importing either.
+
+Such a library registers operators with torch when it is loaded; that is all that is used of it. Its Python package is
+never imported, its file is only looked for until one of its kernels has been chosen.
+
+Files: `libraries` (where the files lie), `requirements` (constraints), `kernels` (records), `operators` (loading, and
+the schemas that calls are held against), `layouts` (how operands and scales have to lie), `fp8`, `fp4` (adapters).
+"""

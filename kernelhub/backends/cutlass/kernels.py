@@ -1,0 +1,107 @@
+"""Records of the CUTLASS kernels in vLLM's and SGLang's compiled libraries."""
+
+from __future__ import annotations
+
+from kernelhub.backends.cutlass.requirements import (
+    EXACT_SUMS,
+    SGL_BLOCKS,
+    SGL_MACHINE,
+    VLLM_BLOCKS,
+    VLLM_FP4,
+    VLLM_MACHINE,
+)
+from kernelhub.dispatch.constraint import Constraint, MultipleOf, OneOf, anything, dtype_in
+from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
+from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.ops.gemm.fp4.problem import NVFP4
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, ROW, TENSOR
+
+_HERE = "kernelhub.backends.cutlass"
+_VLLM = "https://github.com/vllm-project/vllm"
+_SGLANG = "https://github.com/sgl-project/sglang"
+SWIZZLED = "nvfp4.scales128x4.v1"
+
+BACKEND = Backend("cutlass", "CUTLASS kernels compiled into vLLM and into SGLang's kernel package", "vllm", _VLLM)
+
+_HALVES = dtype_in("out_dtype", "bfloat16", "float16", why="nothing else is compiled")
+_FLOAT_SCALES = (dtype_in("a_scale_dtype", FLOAT), dtype_in("b_scale_dtype", FLOAT))
+_SIXTEENS = tuple(MultipleOf(name, 16, why="rows of whole 16 bytes are asked for") for name in ("n", "k"))
+_BLOCKS: tuple[Constraint, ...] = (
+    OneOf("scaling", (BLOCK,), why="other scalings are kernels of their own"),
+    _HALVES,
+    dtype_in("a_scale_dtype", FLOAT, E8M0),
+    dtype_in("b_scale_dtype", FLOAT, E8M0),
+    MultipleOf("n", 128, why="tiles of part of a block are refused on some devices, vllm-project/vllm#47990"),
+    MultipleOf("k", 128, why="whole blocks"),
+    anything("rows"),
+)
+_ROWS: tuple[Constraint, ...] = (
+    OneOf("scaling", (TENSOR, ROW), why="other scalings are kernels of their own"),
+    _HALVES,
+    *_FLOAT_SCALES,
+    *_SIXTEENS,
+    EXACT_SUMS,
+    anything("rows"),
+)
+
+KERNELS = (
+    Kernel(
+        op="fp8_gemm",
+        name="cutlass.vllm_scaled_mm",
+        target=f"{_HERE}.fp8:VllmScaledMm",
+        summary="vLLM's product scaled by tensor or row, a tile for each range of rows",
+        band=Band.SPECIALISED,
+        constraints=(*VLLM_MACHINE, *_ROWS),
+        features=frozenset({"bias"}),
+        graph=GraphLevel.FULL,
+        source=_VLLM,
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="cutlass.vllm_blockwise",
+        target=f"{_HERE}.fp8:VllmBlockwise",
+        summary="vLLM's product scaled by block, float32 scales applied every 128 columns",
+        band=Band.SPECIALISED,
+        constraints=(*VLLM_BLOCKS, *_BLOCKS),
+        graph=GraphLevel.FULL,
+        source=_VLLM,
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="cutlass.sgl_fp8_scaled_mm",
+        target=f"{_HERE}.fp8:SglScaledMm",
+        summary="SGLang's product scaled by row, copied into the result",
+        band=Band.SPECIALISED,
+        constraints=(*SGL_MACHINE, *_ROWS),
+        features=frozenset({"bias"}),
+        source=_SGLANG,
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="cutlass.sgl_fp8_blockwise",
+        target=f"{_HERE}.fp8:SglBlockwise",
+        summary="SGLang's product scaled by block, copied into the result; gone from sglang-kernel 0.4",
+        band=Band.SPECIALISED,
+        constraints=(*SGL_BLOCKS, *_BLOCKS),
+        source=_SGLANG,
+    ),
+    Kernel(
+        op="fp4_gemm",
+        name="cutlass.vllm_fp4",
+        target=f"{_HERE}.fp4:VllmFp4",
+        summary="vLLM's product of NVFP4 by NVFP4 in Blackwell's tensor cores; packing orders the scales once",
+        band=Band.SPECIALISED,
+        constraints=(
+            *VLLM_FP4,
+            OneOf("a_format", (NVFP4,), why="tensor cores take a and b of one format"),
+            OneOf("b_format", (NVFP4,), why="its kernel of MXFP4 is for experts"),
+            _HALVES,
+            MultipleOf("n", 32, why="the operator asks for it"),
+            MultipleOf("k", 64, why="columns of scales filled up to fours have given garbage, vllm-project/vllm#48898"),
+        ),
+        layouts=(CHECKPOINT, SWIZZLED),
+        packs_to=SWIZZLED,
+        graph=GraphLevel.FULL,
+        source=_VLLM,
+    ),
+)
