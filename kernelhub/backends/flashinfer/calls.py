@@ -90,6 +90,27 @@ MLA, MLA_PLAN, MLA_RUN = (
 )
 CONCAT = Call("flashinfer.concat_ops:concat_mla_k", ("k", "k_nope", "k_rope"))
 
+_BASE = "flashinfer.gemm.gemm_base"
+FP8_GEMM = Call(f"{_BASE}:fp8_gemm_sm100", ("a", "b", "scale_a", "scale_b", "out", "workspace_buffer", "runner_names"))
+BLOCKS_HOPPER = Call(
+    f"{_BASE}:fp8_blockscale_gemm_sm90", ("input", "weight", "input_scale", "weight_scale", "out", "out_dtype")
+)
+GROUPWISE = Call(
+    f"{_BASE}:gemm_fp8_nt_groupwise",
+    (
+        "a",
+        "b",
+        "a_scale",
+        "b_scale",
+        "scale_major_mode",
+        "mma_sm",
+        "scale_granularity_mnk",
+        "out",
+        "out_dtype",
+        "backend",
+    ),
+)
+
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
     DECODE,
     DECODE_PLAN,
@@ -106,4 +127,7 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     MLA_PLAN,
     MLA_RUN,
     CONCAT,
+    FP8_GEMM,
+    BLOCKS_HOPPER,
+    GROUPWISE,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer.attention import kernels as attention
+from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.dispatch.kernel import Backend
 
@@ -13,6 +14,6 @@ BACKEND = Backend(
     homepage="https://github.com/flashinfer-ai/flashinfer",
 )
 
-KERNELS = (*attention.KERNELS, *mla.KERNELS)
+KERNELS = (*attention.KERNELS, *mla.KERNELS, *gemm.KERNELS)
 
 KNOWN_BAD = attention.KNOWN_BAD

@@ -8,8 +8,9 @@ import pytest
 
 from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.attention import kernels as attention
+from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.mla import kernels as mla
-from kernelhub.backends.flashinfer.requirements import PACKAGE, takes_one
+from kernelhub.backends.flashinfer.requirements import PACKAGE, Module, takes_one
 from kernelhub.probes.package import fits
 from kernelhub.probes.signature import Call, takes
 from tests.providers.wheels import wheel
@@ -64,6 +65,29 @@ class TestReleases:
         assert (f"profiler_{{use_profiler}}{suffix}" in source) or ("profiler_{use_profiler}" in source and not suffix)
         assert '"_sm90" if backend == "fa3"' in source
 
+    def test_modules_of_products_are_called_what_the_probe_looks_for(self, version) -> None:
+        folder = wheel("flashinfer-python", version) / "flashinfer/jit/gemm"
+        source = "".join((folder / name).read_text() for name in ("core.py", "fp8_blockscale.py"))
+        names = {name for kernel in gemm.KERNELS for item in kernel.constraints for name in _module_names(item)}
+        assert names == {"gemm", "fp8_gemm_cutlass", "gemm_sm100", "trtllm_gemm", "fp8_blockscale_gemm_90"}
+        assert all(f'"{name}"' in source for name in names)
+
+    def test_products_have_the_runners_that_are_asked_for(self, version) -> None:
+        source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
+        for runner in ("cublas", "cudnn", "cutlass_sm10x"):
+            assert f'if "{runner}" in runner_names' in source or f'"{runner}": lambda' in source
+
+    def test_no_release_looks_at_the_shape_of_the_scales_of_rows(self, version) -> None:
+        """They are given as the kernel reads them, which is not as the documentation has them."""
+        source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
+        body = source.partition("def fp8_blockscale_gemm_sm90(")[2].partition("\ndef ")[0]
+        assert "input_scale.dtype" in body
+        assert "input_scale.shape" not in body
+
+
+def _module_names(constraint: object) -> tuple[str, ...]:
+    return constraint.names(None) if isinstance(constraint, Module) else ()
+
 
 def test_an_older_release_is_refused_by_its_version() -> None:
     assert not fits("0.5.3", PACKAGE.versions)
@@ -71,7 +95,7 @@ def test_an_older_release_is_refused_by_its_version() -> None:
 
 
 def test_every_call_of_the_table_is_held_by_a_record() -> None:
-    held = inspect.getsource(attention) + inspect.getsource(mla)
+    held = "".join(map(inspect.getsource, (attention, mla, gemm)))
     for name, value in vars(calls).items():
         if value in calls.CALLS:
             assert f"calls.{name}" in held, f"{name} is held by no record"
