@@ -79,4 +79,40 @@ def fp8_gemm_sm100(a, b, scale_a, scale_b, out, workspace_buffer, runner_names) 
     out.copy_((a.float() @ b.float()) * scale_a * scale_b)
 
 
-FUNCTIONS = (fp8_blockscale_gemm_sm90, gemm_fp8_nt_groupwise, fp8_gemm_sm100)
+def mm_fp4(
+    a, b, a_descale, b_descale, alpha=None, out_dtype=torch.bfloat16, out=None, block_size=16,
+    use_8x4_sf_layout=False, backend="auto", use_nvfp4=True,
+):  # fmt: skip
+    weight, scale = b.t(), b_descale.t()
+    for tensor in (a, weight, a_descale, scale, out):
+        assert tensor.is_contiguous(), "CHECK_INPUT"
+        assert tensor.data_ptr() % 16 == 0, "16 bytes"
+    assert a.dtype is b.dtype is a_descale.dtype is b_descale.dtype is torch.uint8
+    assert alpha.shape == (1,)
+    assert alpha.dtype is torch.float32
+    assert (block_size, use_8x4_sf_layout, backend, use_nvfp4, out.dtype) == (16, False, "cutlass", True, out_dtype)
+    (m, half), n = a.shape, weight.shape[0]
+    assert n % 32 == 2 * half % 32 == 0
+    left, right = (in_floats(codes, at) for codes, at in ((a, a_descale), (weight, scale)))
+    assert out.shape == (m, n)
+    out.copy_((left @ right.t()) * alpha)
+    return out
+
+
+def in_floats(codes: Tensor, scale: Tensor) -> Tensor:
+    """What codes and scales mean, each scale looked up by the address that the library's layout gives it."""
+    rows, half = codes.shape
+    groups = half // 8
+    wide = -(-groups // 4)
+    row, group = torch.arange(rows)[:, None], torch.arange(groups)[None]
+    tile = (row // 128) * wide + group // 4
+    places = tile * 512 + (row % 32) * 16 + (row % 128) // 32 * 4 + group % 4
+    assert scale.numel() == -(-rows // 128) * wide * 512
+    factors = read(scale, scale.numel())[places].view(E4M3).float()
+    table = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    nibbles = torch.stack([codes & 15, codes >> 4], 2).flatten(1).long()
+    values = table[nibbles & 7] * torch.where(nibbles >= 8, -1.0, 1.0)
+    return values * factors.repeat_interleave(16, 1)
+
+
+FUNCTIONS = (mm_fp4, fp8_blockscale_gemm_sm90, gemm_fp8_nt_groupwise, fp8_gemm_sm100)

@@ -111,6 +111,49 @@ GROUPWISE = Call(
     ),
 )
 
+FP4_GEMM = Call(
+    f"{_BASE}:mm_fp4",
+    (
+        "a",
+        "b",
+        "a_descale",
+        "b_descale",
+        "alpha",
+        "out_dtype",
+        "out",
+        "block_size",
+        "use_8x4_sf_layout",
+        "backend",
+        "use_nvfp4",
+    ),
+)
+EXPERTS = Call(
+    "flashinfer.fused_moe.core:cutlass_fused_moe",
+    (
+        "input",
+        "token_selected_experts",
+        "token_final_scales",
+        "fc1_expert_weights",
+        "fc2_expert_weights",
+        "output_dtype",
+        "quant_scales",
+    ),
+    ("output", "use_fused_finalize"),
+)
+EXPERTS_SPACE = Call(
+    "flashinfer.fused_moe.core:cutlass_fused_moe_workspace_size",
+    ("max_num_tokens", "hidden_size", "intermediate_size", "num_experts_total", "top_k"),
+    (
+        "x_dtype",
+        "weight_dtype",
+        "output_dtype",
+        "use_fused_finalize",
+        "device",
+    ),
+)
+# Sums in a fixed order, and a function that tells the workspace, came with 0.6.13 to 0.6.18.
+NEWER = (EXPERTS, EXPERTS_SPACE)
+
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
     DECODE,
     DECODE_PLAN,
@@ -130,4 +173,5 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     FP8_GEMM,
     BLOCKS_HOPPER,
     GROUPWISE,
+    FP4_GEMM,
 )

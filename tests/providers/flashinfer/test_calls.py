@@ -10,7 +10,10 @@ from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.attention import kernels as attention
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.mla import kernels as mla
+from kernelhub.backends.flashinfer.moe import kernels as moe
 from kernelhub.backends.flashinfer.requirements import PACKAGE, Module, takes_one
+from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
+from kernelhub.probes.device import simulated
 from kernelhub.probes.package import fits
 from kernelhub.probes.signature import Call, takes
 from tests.providers.wheels import wheel
@@ -65,11 +68,32 @@ class TestReleases:
         assert (f"profiler_{{use_profiler}}{suffix}" in source) or ("profiler_{use_profiler}" in source and not suffix)
         assert '"_sm90" if backend == "fa3"' in source
 
+    @pytest.mark.parametrize("call", calls.NEWER, ids=name_of)
+    def test_newer_calls_are_refused_where_they_are_not_taken(self, call, version) -> None:
+        finding = takes(call, root=wheel("flashinfer-python", version) / "flashinfer")
+        if version in ("0.6.1", "0.6.12"):
+            assert finding.code in ("signature_changed", "symbol_missing")
+        else:
+            assert finding.ok, finding.reason
+
+    def test_modules_of_experts_are_called_what_the_probe_looks_for(self, version) -> None:
+        source = (wheel("flashinfer-python", version) / "flashinfer/jit/fused_moe.py").read_text()
+        assert 'f"fused_moe_{device_arch}"' in source
+        for arch in ("90", "100", "103"):
+            assert f'nvcc_flags, "{arch}", use_fast_build' in source
+
     def test_modules_of_products_are_called_what_the_probe_looks_for(self, version) -> None:
         folder = wheel("flashinfer-python", version) / "flashinfer/jit/gemm"
         source = "".join((folder / name).read_text() for name in ("core.py", "fp8_blockscale.py"))
         names = {name for kernel in gemm.KERNELS for item in kernel.constraints for name in _module_names(item)}
-        assert names == {"gemm", "fp8_gemm_cutlass", "gemm_sm100", "trtllm_gemm", "fp8_blockscale_gemm_90"}
+        assert names == {
+            "gemm",
+            "fp4_gemm_cutlass",
+            "fp8_gemm_cutlass",
+            "gemm_sm100",
+            "trtllm_gemm",
+            "fp8_blockscale_gemm_90",
+        }
         assert all(f'"{name}"' in source for name in names)
 
     def test_products_have_the_runners_that_are_asked_for(self, version) -> None:
@@ -86,7 +110,10 @@ class TestReleases:
 
 
 def _module_names(constraint: object) -> tuple[str, ...]:
-    return constraint.names(None) if isinstance(constraint, Module) else ()
+    """Of a problem on an sm_100."""
+    if not isinstance(constraint, Module):
+        return ()
+    return constraint.names(Fp4GemmProblem(device=simulated("B200")))
 
 
 def test_an_older_release_is_refused_by_its_version() -> None:
@@ -95,7 +122,7 @@ def test_an_older_release_is_refused_by_its_version() -> None:
 
 
 def test_every_call_of_the_table_is_held_by_a_record() -> None:
-    held = "".join(map(inspect.getsource, (attention, mla, gemm)))
+    held = "".join(map(inspect.getsource, (attention, mla, gemm, moe)))
     for name, value in vars(calls).items():
-        if value in calls.CALLS:
+        if value in (*calls.CALLS, *calls.NEWER):
             assert f"calls.{name}" in held, f"{name} is held by no record"

@@ -1,4 +1,4 @@
-"""Records of FlashInfer's float8 products.
+"""Records of FlashInfer's products of float8 and of float4.
 
 `mm_fp8` runs the same kernels as `fp8_gemm_sm100`, and only in the newest releases; its own kernel, for few rows on
 Blackwell, wants weights rearranged, which `fp8_gemm` has no layouts for.
@@ -19,6 +19,8 @@ from kernelhub.backends.flashinfer.requirements import (
 )
 from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.ops.gemm.fp4.problem import NVFP4, Fp4GemmProblem
 from kernelhub.ops.gemm.fp8.batched.problem import TENSOR as WHOLE
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, TENSOR
 
@@ -68,7 +70,36 @@ _RUNNERS = (
     ("cutlass", "Cutlass", f"CUTLASS's product for sm_100 and sm_103; {_COMPILED}", GraphLevel.FULL),
 )
 
+
+def _fp4_module(problem: Fp4GemmProblem) -> tuple[str, ...]:
+    """From 0.6.12 on sm_103 has a module of its own."""
+    names = ("fp4_gemm_cutlass_sm103", "fp4_gemm_cutlass")
+    return names if problem.device.capability == (10, 3) else names[1:]
+
+
+_SCALES_IN_TILES = "fp4.scales128x4.v1"
+
 KERNELS = (
+    Kernel(
+        op="fp4_gemm",
+        name="flashinfer.fp4_cutlass",
+        target=f"{_HERE}.fp4:Fp4Cutlass",
+        summary=f"CUTLASS's product of NVFP4 by NVFP4 for sm_100 and sm_103; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.FP4_GEMM),
+            Module(("device",), _fp4_module),
+            OneOf("a_format", (NVFP4,), why="both operands are of one format"),
+            OneOf("b_format", (NVFP4,)),
+            _HALVES,
+            MultipleOf("n", 128, why="scales are read in tiles of 128 rows"),
+            MultipleOf("k", 128, why="scales are read in tiles of 4 groups, codes in whole 128"),
+        ),
+        layouts=(CHECKPOINT, _SCALES_IN_TILES),
+        packs_to=_SCALES_IN_TILES,
+        graph=GraphLevel.FULL,
+        source=_SOURCE,
+    ),
     Kernel(
         op="fp8_gemm",
         name="flashinfer.fp8_blocks",
