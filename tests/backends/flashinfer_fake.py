@@ -28,6 +28,7 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.mla.concat",
     "kernelhub.backends.flashinfer.gemm.blocks",
     "kernelhub.backends.flashinfer.gemm.fp4",
+    "kernelhub.backends.flashinfer.gemm.mx",
     "kernelhub.backends.flashinfer.gemm.tensorwise",
     "kernelhub.backends.flashinfer.moe.experts",
 )

@@ -100,19 +100,39 @@ def mm_fp4(
 
 
 def in_floats(codes: Tensor, scale: Tensor) -> Tensor:
-    """What codes and scales mean, each scale looked up by the address that the library's layout gives it."""
-    rows, half = codes.shape
-    groups = half // 8
-    wide = -(-groups // 4)
-    row, group = torch.arange(rows)[:, None], torch.arange(groups)[None]
-    tile = (row // 128) * wide + group // 4
-    places = tile * 512 + (row % 32) * 16 + (row % 128) // 32 * 4 + group % 4
-    assert scale.numel() == -(-rows // 128) * wide * 512
-    factors = read(scale, scale.numel())[places].view(E4M3).float()
+    """What codes and scales mean."""
+    factors = at_their_places(scale, codes.shape[0], codes.shape[1] // 8).view(E4M3).float()
     table = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
     nibbles = torch.stack([codes & 15, codes >> 4], 2).flatten(1).long()
     values = table[nibbles & 7] * torch.where(nibbles >= 8, -1.0, 1.0)
     return values * factors.repeat_interleave(16, 1)
 
 
-FUNCTIONS = (mm_fp4, fp8_blockscale_gemm_sm90, gemm_fp8_nt_groupwise, fp8_gemm_sm100)
+def at_their_places(scale: Tensor, rows: int, groups: int) -> Tensor:
+    """Scales as bytes [rows, groups], each looked up by the address that the library's layout gives it."""
+    wide = -(-groups // 4)
+    row, group = torch.arange(rows)[:, None], torch.arange(groups)[None]
+    tile = (row // 128) * wide + group // 4
+    places = tile * 512 + (row % 32) * 16 + (row % 128) // 32 * 4 + group % 4
+    assert scale.numel() == -(-rows // 128) * wide * 512
+    return read(scale, scale.numel())[places]
+
+
+def mm_mxfp8(a, b, a_descale, b_descale, out=None, out_dtype=torch.bfloat16, use_8x4_sf_layout=False, backend="auto"):
+    weight = b.t()
+    check_matrices(a, weight, out)
+    n, k = weight.shape
+    assert n >= 128
+    assert k >= 128
+    assert (use_8x4_sf_layout, backend, out.dtype) == (False, "cutlass", out_dtype)
+    operands = []
+    for codes, scale in ((a, a_descale), (weight, b_descale)):
+        assert scale.dtype is torch.uint8
+        assert scale.ndim == 1, "two dimensions are another layout"
+        factors = at_their_places(scale, codes.shape[0], k // 32).view(torch.float8_e8m0fnu).float()
+        operands.append(codes.float() * factors.repeat_interleave(32, 1))
+    out.copy_(operands[0] @ operands[1].t())
+    return out
+
+
+FUNCTIONS = (mm_fp4, mm_mxfp8, fp8_blockscale_gemm_sm90, gemm_fp8_nt_groupwise, fp8_gemm_sm100)

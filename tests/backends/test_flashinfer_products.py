@@ -60,6 +60,16 @@ class TestGroupwiseTrtllm(Product):
     cases = IN_BLOCKS
 
 
+class TestMx(Product):
+    kernel = "flashinfer.mx_cutlass"
+    plain: ClassVar[dict[str, Any]] = {"scaling": "mx", "n": 128, "k": 256}
+    cases: ClassVar[list[Case]] = [
+        *(Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 31, 33, 127, 129, 260)),
+        *(Case(f"{n} by {k}", {"n": n, "k": k}) for n, k in ((128, 128), (384, 1152))),
+        Case("float16", {"out_dtype": torch.float16}),
+    ]
+
+
 class Tensorwise(Product):
     plain: ClassVar[dict[str, Any]] = {"scaling": "tensor", "n": 192, "k": 256}
     cases: ClassVar[list[Case]] = [
@@ -132,6 +142,9 @@ def rejections(name: str, device: str, **facets: Any) -> set[str]:
     return {rejection.code for rejection in found if rejection}
 
 
+MXFP8 = {"scaling": "mx", "a_scale_dtype": "float8_e8m0fnu", "b_scale_dtype": "float8_e8m0fnu"}
+
+
 class TestLimits:
     def test_long_sums_in_14_bits_are_refused_before_blackwell(self) -> None:
         for name in ("fp8_cublas", "fp8_cudnn"):
@@ -154,6 +167,9 @@ class TestLimits:
             ("groupwise_trtllm", "B200", {"k": 256}, set()),
             ("groupwise_trtllm", "B200", {"k": 128}, {"range"}),
             ("groupwise_trtllm", "B200", {"out_dtype": "float16"}, {"dtype"}),
+            ("mx_cutlass", "B200", MXFP8, set()),
+            ("mx_cutlass", "H200", MXFP8, {"capability"}),
+            ("mx_cutlass", "B200", {**MXFP8, "k": 192}, {"divisibility"}),
             ("fp8_cutlass", "H200", {"scaling": "tensor"}, {"capability"}),
             ("fp8_cutlass", "B200", {"scaling": "row"}, {"value"}),
             ("fp8_cudnn", "RTX5090", {"scaling": "tensor"}, {"capability"}),

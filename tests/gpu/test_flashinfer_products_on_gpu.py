@@ -89,6 +89,12 @@ class TestGroupwiseTrtllm(Product):
     more = ({"e8m0": (True, True)}, {"n": 640, "k": 640}, {"n": 7168, "k": 2304})
 
 
+class TestMx(Product):
+    kernel = "flashinfer.mx_cutlass"
+    plain: ClassVar[dict[str, Any]] = {"scaling": "mx", "n": 128, "k": 256}
+    more = ({"n": 128, "k": 128}, {"out_dtype": torch.float16}, {"n": 4096, "k": 4096})
+
+
 class TestCublas(Product):
     kernel = "flashinfer.fp8_cublas"
     plain: ClassVar[dict[str, Any]] = WHOLE

@@ -127,6 +127,10 @@ FP4_GEMM = Call(
         "use_nvfp4",
     ),
 )
+MX_GEMM = Call(
+    f"{_BASE}:mm_mxfp8",
+    ("a", "b", "a_descale", "b_descale", "out", "out_dtype", "use_8x4_sf_layout", "backend"),
+)
 EXPERTS = Call(
     "flashinfer.fused_moe.core:cutlass_fused_moe",
     (
@@ -151,8 +155,9 @@ EXPERTS_SPACE = Call(
         "device",
     ),
 )
-# Sums in a fixed order, and a function that tells the workspace, came with 0.6.13 to 0.6.18.
-NEWER = (EXPERTS, EXPERTS_SPACE)
+# Not in the first release that is admitted: `mm_mxfp8` from 0.6.12, sums in a fixed order and a function that tells the
+# workspace from 0.6.18 on, of those that were read.
+NEWER = (EXPERTS, EXPERTS_SPACE, MX_GEMM)
 
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
     DECODE,

@@ -1,7 +1,7 @@
 """`fp4_gemm` of NVFP4 by NVFP4.
 
-Scales are read in tiles of 128 rows by 4 groups: row m and group c of a tile lie at 16 (m mod 32) + 4 (m div 32) + c.
-Those of the weight are brought there by `pack`, or at each call; those of the activations at each call.
+Scales are read in tiles (see `operands.tiled`). Those of the weight are brought there by `pack`, or at each call, and
+those of the activations at each call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from flashinfer.gemm.gemm_base import mm_fp4
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
+from kernelhub.backends.flashinfer.gemm.operands import TILE_GROUPS, TILE_ROWS, lies_whole, tiled, whole
 from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.formats import E4M3
@@ -20,7 +20,6 @@ from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, NVFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
 
-_TILE_ROWS, _TILE_GROUPS = 128, 4
 _SMALLEST = 256  # N and K of the product by which the module is loaded
 
 
@@ -71,26 +70,13 @@ class Fp4Cutlass(Fp4GemmAdapter, PackingAdapter):
             out.copy_(made)
 
 
-def tiled(scale: Tensor) -> Tensor:
-    """Scales [R, C] as bytes [R up to whole 128, C up to whole 4], in the library's order."""
-    raw = scale if scale.dtype is torch.uint8 else scale.view(torch.uint8)
-    rows, groups = raw.shape
-    high, wide = -(-rows // _TILE_ROWS), -(-groups // _TILE_GROUPS)
-    if (rows, groups) != (high * _TILE_ROWS, wide * _TILE_GROUPS):
-        padded = raw.new_zeros(high * _TILE_ROWS, wide * _TILE_GROUPS)
-        padded[:rows, :groups] = raw
-        raw = padded
-    tiles = raw.reshape(high, 4, 32, wide, _TILE_GROUPS).permute(0, 3, 2, 1, 4)
-    return tiles.contiguous().view(high * _TILE_ROWS, wide * _TILE_GROUPS)
-
-
 def unpack(packed: PackedWeight) -> Tensors:
     """Codes, scale and global scale as `pack` was given them."""
     codes, scale = packed.tensors["codes"], packed.tensors["scale"]
     assert codes is not None
     assert scale is not None
     rows, groups = packed.shape[0], packed.shape[1] * 2 // GROUP[NVFP4]
-    high, wide = scale.shape[0] // _TILE_ROWS, scale.shape[1] // _TILE_GROUPS
-    plain = scale.view(high, wide, 32, 4, _TILE_GROUPS).permute(0, 3, 2, 1, 4).reshape(scale.shape)
+    high, wide = scale.shape[0] // TILE_ROWS, scale.shape[1] // TILE_GROUPS
+    plain = scale.view(high, wide, 32, 4, TILE_GROUPS).permute(0, 3, 2, 1, 4).reshape(scale.shape)
     scales = plain[:rows, :groups].contiguous().view(packed.facts["scale_dtype"])
     return codes.view(packed.dtype), scales, packed.tensors["global_scale"]

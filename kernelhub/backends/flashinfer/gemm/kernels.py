@@ -22,7 +22,7 @@ from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.gemm.fp4.problem import NVFP4, Fp4GemmProblem
 from kernelhub.ops.gemm.fp8.batched.problem import TENSOR as WHOLE
-from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, TENSOR
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, MX, TENSOR
 
 _HERE = "kernelhub.backends.flashinfer.gemm"
 _COMPILED = "compiled at first use unless built ahead"
@@ -157,6 +157,26 @@ KERNELS = (
             anything("rows"),
         ),
         source="TensorRT-LLM",
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="flashinfer.mx_cutlass",
+        target=f"{_HERE}.mx:MxCutlass",
+        summary=f"CUTLASS's product of MXFP8 for sm_100 and sm_103; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.MX_GEMM),
+            Module((), lambda _: ("mxfp8_gemm_cutlass",)),
+            OneOf("scaling", (MX,)),
+            _HALVES,
+            dtype_in("a_scale_dtype", E8M0),
+            dtype_in("b_scale_dtype", E8M0),
+            MultipleOf("n", 128, why="scales are read in tiles of 128 rows"),
+            MultipleOf("k", 128, why="scales are read in tiles of 4 groups"),
+            anything("rows"),
+        ),
+        graph=GraphLevel.FULL,
+        source=_SOURCE,
     ),
     *(
         Kernel(

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from kernelhub.ops.formats import from_e8m0
 
+TILE_ROWS, TILE_GROUPS = 128, 4
+
 
 def whole(tensor: Tensor) -> Tensor:
     """Row after row without gaps from an address of whole 16 bytes, told by strides that say so."""
@@ -49,3 +51,19 @@ def with_rows(matrix: Tensor, rows: int) -> Tensor:
         return matrix
     raw = matrix.view(torch.uint8) if matrix.element_size() == 1 else matrix
     return torch.nn.functional.pad(raw, (0, 0, 0, missing)).view(matrix.dtype)
+
+
+def tiled(scale: Tensor) -> Tensor:
+    """Scales [R, C] as bytes [R up to whole 128, C up to whole 4], in tiles of 128 rows by 4 groups.
+
+    Row m and group c of a tile lie at 16 (m mod 32) + 4 (m div 32) + c; what fills it up is zero.
+    """
+    raw = scale if scale.dtype is torch.uint8 else scale.view(torch.uint8)
+    rows, groups = raw.shape
+    high, wide = -(-rows // TILE_ROWS), -(-groups // TILE_GROUPS)
+    if (rows, groups) != (high * TILE_ROWS, wide * TILE_GROUPS):
+        padded = raw.new_zeros(high * TILE_ROWS, wide * TILE_GROUPS)
+        padded[:rows, :groups] = raw
+        raw = padded
+    tiles = raw.reshape(high, 4, 32, wide, TILE_GROUPS).permute(0, 3, 2, 1, 4)
+    return tiles.contiguous().view(high * TILE_ROWS, wide * TILE_GROUPS)
