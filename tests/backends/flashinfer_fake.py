@@ -17,12 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.backends import flashinfer_experts_fake as experts
+from tests.backends import flashinfer_products_fake as products
+
 _ADAPTERS = (
     "kernelhub.backends.flashinfer.attention.paged",
     "kernelhub.backends.flashinfer.attention.ragged",
     "kernelhub.backends.flashinfer.attention.xqa",
     "kernelhub.backends.flashinfer.mla.paged",
     "kernelhub.backends.flashinfer.mla.concat",
+    "kernelhub.backends.flashinfer.gemm.blocks",
+    "kernelhub.backends.flashinfer.gemm.fp4",
+    "kernelhub.backends.flashinfer.gemm.mx",
+    "kernelhub.backends.flashinfer.gemm.tensorwise",
+    "kernelhub.backends.flashinfer.moe.experts",
 )
 WRAPPERS: list[Any] = []
 SMALL_SCRATCH = 0  # scratch below which a plan fails
@@ -37,6 +45,10 @@ def installed() -> Iterator[None]:
         ("prefill", (BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper)),
         ("mla", (BatchMLAPagedAttentionWrapper,)),
         ("concat_ops", (concat_mla_k,)),
+        ("gemm", ()),
+        ("gemm.gemm_base", products.FUNCTIONS),
+        ("fused_moe", ()),
+        ("fused_moe.core", experts.FUNCTIONS),
     ):
         module = fake[f"flashinfer.{name}"] = types.ModuleType(f"flashinfer.{name}")
         for value in values:

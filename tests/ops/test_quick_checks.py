@@ -16,6 +16,7 @@ from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import paged_logits_inputs
 from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
+from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
 from kernelhub.ops.moe.experts.check import Operands
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 
@@ -151,7 +152,7 @@ def test_whole_numbers_reach_kernels_as_floats() -> None:
     plan = kernelhub.fused_moe.prepare(**moe)
     seen = []
     run = kernelhub.fused_moe.op.contract.bind(
-        type("Spy", (), {"launch": lambda self, *given: seen.append(given[5])})(),
+        type("Spy", (ExpertsAdapter,), {"launch": lambda self, *given: seen.append(given[5])})(plan.selection.problem),
         plan.selection.problem,
         CPU,
         int,

@@ -90,6 +90,75 @@ MLA, MLA_PLAN, MLA_RUN = (
 )
 CONCAT = Call("flashinfer.concat_ops:concat_mla_k", ("k", "k_nope", "k_rope"))
 
+_BASE = "flashinfer.gemm.gemm_base"
+FP8_GEMM = Call(f"{_BASE}:fp8_gemm_sm100", ("a", "b", "scale_a", "scale_b", "out", "workspace_buffer", "runner_names"))
+BLOCKS_HOPPER = Call(
+    f"{_BASE}:fp8_blockscale_gemm_sm90", ("input", "weight", "input_scale", "weight_scale", "out", "out_dtype")
+)
+GROUPWISE = Call(
+    f"{_BASE}:gemm_fp8_nt_groupwise",
+    (
+        "a",
+        "b",
+        "a_scale",
+        "b_scale",
+        "scale_major_mode",
+        "mma_sm",
+        "scale_granularity_mnk",
+        "out",
+        "out_dtype",
+        "backend",
+    ),
+)
+
+FP4_GEMM = Call(
+    f"{_BASE}:mm_fp4",
+    (
+        "a",
+        "b",
+        "a_descale",
+        "b_descale",
+        "alpha",
+        "out_dtype",
+        "out",
+        "block_size",
+        "use_8x4_sf_layout",
+        "backend",
+        "use_nvfp4",
+    ),
+)
+MX_GEMM = Call(
+    f"{_BASE}:mm_mxfp8",
+    ("a", "b", "a_descale", "b_descale", "out", "out_dtype", "use_8x4_sf_layout", "backend"),
+)
+EXPERTS = Call(
+    "flashinfer.fused_moe.core:cutlass_fused_moe",
+    (
+        "input",
+        "token_selected_experts",
+        "token_final_scales",
+        "fc1_expert_weights",
+        "fc2_expert_weights",
+        "output_dtype",
+        "quant_scales",
+    ),
+    ("output", "use_fused_finalize"),
+)
+EXPERTS_SPACE = Call(
+    "flashinfer.fused_moe.core:cutlass_fused_moe_workspace_size",
+    ("max_num_tokens", "hidden_size", "intermediate_size", "num_experts_total", "top_k"),
+    (
+        "x_dtype",
+        "weight_dtype",
+        "output_dtype",
+        "use_fused_finalize",
+        "device",
+    ),
+)
+# Not in the first release that is admitted: `mm_mxfp8` from 0.6.12, sums in a fixed order and a function that tells the
+# workspace from 0.6.18 on, of those that were read.
+NEWER = (EXPERTS, EXPERTS_SPACE, MX_GEMM)
+
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
     DECODE,
     DECODE_PLAN,
@@ -106,4 +175,8 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     MLA_PLAN,
     MLA_RUN,
     CONCAT,
+    FP8_GEMM,
+    BLOCKS_HOPPER,
+    GROUPWISE,
+    FP4_GEMM,
 )

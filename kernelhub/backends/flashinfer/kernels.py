@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer.attention import kernels as attention
+from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.mla import kernels as mla
+from kernelhub.backends.flashinfer.moe import kernels as moe
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend(
@@ -13,6 +15,6 @@ BACKEND = Backend(
     homepage="https://github.com/flashinfer-ai/flashinfer",
 )
 
-KERNELS = (*attention.KERNELS, *mla.KERNELS)
+KERNELS = (*attention.KERNELS, *mla.KERNELS, *gemm.KERNELS, *moe.KERNELS)
 
 KNOWN_BAD = attention.KNOWN_BAD

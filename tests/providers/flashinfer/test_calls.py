@@ -8,8 +8,12 @@ import pytest
 
 from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.attention import kernels as attention
+from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.mla import kernels as mla
-from kernelhub.backends.flashinfer.requirements import PACKAGE, takes_one
+from kernelhub.backends.flashinfer.moe import kernels as moe
+from kernelhub.backends.flashinfer.requirements import PACKAGE, Module, takes_one
+from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
+from kernelhub.probes.device import simulated
 from kernelhub.probes.package import fits
 from kernelhub.probes.signature import Call, takes
 from tests.providers.wheels import wheel
@@ -64,6 +68,49 @@ class TestReleases:
         assert (f"profiler_{{use_profiler}}{suffix}" in source) or ("profiler_{use_profiler}" in source and not suffix)
         assert '"_sm90" if backend == "fa3"' in source
 
+    @pytest.mark.parametrize("call", calls.NEWER, ids=name_of)
+    def test_newer_calls_are_refused_where_they_are_not_taken(self, call, version) -> None:
+        finding = takes(call, root=wheel("flashinfer-python", version) / "flashinfer")
+        older = ("0.6.1",) if call is calls.MX_GEMM else ("0.6.1", "0.6.12")
+        if version in older:
+            assert finding.code in ("signature_changed", "symbol_missing")
+        else:
+            assert finding.ok, finding.reason
+
+    def test_modules_of_experts_are_called_what_the_probe_looks_for(self, version) -> None:
+        source = (wheel("flashinfer-python", version) / "flashinfer/jit/fused_moe.py").read_text()
+        assert 'f"fused_moe_{device_arch}"' in source
+        for arch in ("90", "100", "103"):
+            assert f'nvcc_flags, "{arch}", use_fast_build' in source
+
+    def test_modules_of_products_are_called_what_the_probe_looks_for(self, version) -> None:
+        folder = wheel("flashinfer-python", version) / "flashinfer/jit/gemm"
+        source = "".join((folder / name).read_text() for name in ("core.py", "fp8_blockscale.py"))
+        names = {name for kernel in gemm.KERNELS for item in kernel.constraints for name in _module_names(item)}
+        ours = ("gemm", "fp4_gemm_cutlass", "mxfp8_gemm_cutlass", "fp8_gemm_cutlass", "gemm_sm100", "trtllm_gemm")
+        assert names == {*ours, "fp8_blockscale_gemm_90"}
+        here = names - ({"mxfp8_gemm_cutlass"} if version == "0.6.1" else set())
+        assert all(f'"{name}"' in source for name in here)
+
+    def test_products_have_the_runners_that_are_asked_for(self, version) -> None:
+        source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
+        for runner in ("cublas", "cudnn", "cutlass_sm10x"):
+            assert f'if "{runner}" in runner_names' in source or f'"{runner}": lambda' in source
+
+    def test_no_release_looks_at_the_shape_of_the_scales_of_rows(self, version) -> None:
+        """They are given as the kernel reads them, which is not as the documentation has them."""
+        source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
+        body = source.partition("def fp8_blockscale_gemm_sm90(")[2].partition("\ndef ")[0]
+        assert "input_scale.dtype" in body
+        assert "input_scale.shape" not in body
+
+
+def _module_names(constraint: object) -> tuple[str, ...]:
+    """Of a problem on an sm_100."""
+    if not isinstance(constraint, Module):
+        return ()
+    return constraint.names(Fp4GemmProblem(device=simulated("B200")))
+
 
 def test_an_older_release_is_refused_by_its_version() -> None:
     assert not fits("0.5.3", PACKAGE.versions)
@@ -71,7 +118,7 @@ def test_an_older_release_is_refused_by_its_version() -> None:
 
 
 def test_every_call_of_the_table_is_held_by_a_record() -> None:
-    held = inspect.getsource(attention) + inspect.getsource(mla)
+    held = "".join(map(inspect.getsource, (attention, mla, gemm, moe)))
     for name, value in vars(calls).items():
-        if value in calls.CALLS:
+        if value in (*calls.CALLS, *calls.NEWER):
             assert f"calls.{name}" in held, f"{name} is held by no record"

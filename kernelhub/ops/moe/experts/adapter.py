@@ -36,7 +36,8 @@ class ExpertsAdapter(abc.ABC):
 
     1. In `__init__(problem)` choose what is static.
     2. In `launch` write the result into `out`, and return nothing.
-    3. Say in `workspace_bytes` what memory it takes beyond operands and result, and in `tiles` which sizes it takes.
+    3. If weights must lie otherwise than they are given, bring them there in `arrange`.
+    4. Say in `workspace_bytes` what memory it takes beyond operands and result, and in `tiles` which sizes it takes.
 
     The op has checked what its contract says, but for the values of ids: those outside of the experts must add nothing
     and read nothing. Tensors may have any strides, but weights and their scales are contiguous along K.
@@ -44,6 +45,10 @@ class ExpertsAdapter(abc.ABC):
 
     def __init__(self, problem: ExpertsProblem) -> None:
         self.problem = problem
+
+    def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
+        """The weights as `launch` wants them. A plan asks once and keeps them; a call without a plan asks each time."""
+        return w13, w2
 
     @abc.abstractmethod
     def launch(

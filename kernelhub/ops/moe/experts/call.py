@@ -11,7 +11,7 @@ from torch import Tensor, is_grad_enabled
 from kernelhub.dispatch.hub import Bound
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.moe.experts.adapter import Values
+from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.check import Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, matrix
@@ -83,6 +83,7 @@ def bind(
     on_input = problem.apply_router_weight_on_input
     as_given = weights in (PLAIN, FP8_BLOCK)  # what kernels are given is what the caller gave
     forms, fits, start = Forms(device), _fits_of(problem, device), _start_of(adapter, tick)
+    arrange = None if type(adapter).arrange is ExpertsAdapter.arrange else adapter.arrange
 
     def examine(given: Operands, form: Any) -> None:
         """Check a call of a form that is new."""
@@ -115,6 +116,8 @@ def bind(
             values = Values(given.a1_scale, given.a2_scale, alpha, limit, given.expert_map)
         else:
             w13, w2, values = _layer(weights, given)
+        if arrange is not None and x.shape[0]:
+            w13, w2 = arrange(w13, w2)
         return start(w13, w2, values, x, given.topk_weights, given.topk_ids, given.residual, given.out)
 
     return run
@@ -125,7 +128,8 @@ def step_of(bound: Bound, layer: Operands) -> Step:
     problem: ExpertsProblem = bound.selection.problem
     run, activation, activation_dtype = bound.run, problem.activation, getattr(torch, problem.activation_dtype)
     fits, start = _fits_of(problem, layer.w13.get_device()), _start_of(bound.adapter, bound.counter.__next__)
-    prepared = _layer(problem.weights, layer)
+    w13, w2, values = _layer(problem.weights, layer)
+    prepared = (*bound.adapter.arrange(w13, w2), values)
 
     def step(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, residual: Tensor | None, out: Tensor | None) -> Tensor:
         if not fits(x, topk_weights, topk_ids, residual, out):

@@ -1,0 +1,212 @@
+"""Records of FlashInfer's products of float8 and of float4.
+
+`mm_fp8` runs the same kernels as `fp8_gemm_sm100`, and only in the newest releases; its own kernel, for few rows on
+Blackwell, wants weights rearranged, which `fp8_gemm` has no layouts for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer.requirements import (
+    DATACENTRE_BLACKWELL,
+    HOPPER,
+    Cubins,
+    Cuda,
+    Module,
+    requirements,
+)
+from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.ops.gemm.fp4.problem import NVFP4, Fp4GemmProblem
+from kernelhub.ops.gemm.fp8.batched.problem import TENSOR as WHOLE
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, MX, TENSOR
+
+_HERE = "kernelhub.backends.flashinfer.gemm"
+_COMPILED = "compiled at first use unless built ahead"
+_SOURCE = "FlashInfer (Ye et al. 2025)"
+_LONGEST = 512  # see `_sums_of_hopper`
+
+_SM89_ON = OnDevice("nvidia", only=((8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)))
+_NO_SM12 = OnDevice("nvidia", only=((8, 9), (9, 0), (10, 0), (10, 3)))
+_CUDNN = Package("cudnn", ">=1.13", distribution="nvidia-cudnn-frontend", install='pip install "kernelhub[cudnn]"')
+_ROWS_OF_16 = tuple(MultipleOf(name, 16, why="rows of whole 16 bytes are taken") for name in ("n", "k"))
+_HALVES = dtype_in("out_dtype", "bfloat16", "float16")
+_FLOATS = (dtype_in("a_scale_dtype", FLOAT), dtype_in("b_scale_dtype", FLOAT))
+_EXACT = (dtype_in("a_scale_dtype", FLOAT, E8M0), dtype_in("b_scale_dtype", FLOAT, E8M0))
+_BLOCKS = MultipleOf("k", 128, why="a scale is for 128 columns, none cut short")
+_WHOLE_BLOCKS = (_BLOCKS, MultipleOf("n", 128, why="a scale is for 128 columns, none cut short"))
+_BF16 = dtype_in("out_dtype", "bfloat16", why="the kernel gives nothing else")
+
+
+def _sums_of_hopper(problem: Any) -> str | None:
+    """K products, each cut at 2^-13 of the sum, lose 2^-14 sqrt(K) of it; 2^-9 is allowed, of which this is 0.7."""
+    if problem.device.capability < (10, 0) and problem.k > _LONGEST:
+        return (
+            f"k is {problem.k}; before sm_100 the library sums in the 14 bits of the float8 instructions throughout, "
+            f"which is exact enough up to {_LONGEST}"
+        )
+    return None
+
+
+_SUMS = Rule(("device", "k"), _sums_of_hopper, "accuracy", "use a kernel that moves sums to float32")
+
+
+def _tensorwise(runner: str) -> tuple[Constraint, ...]:
+    """What a runner of tensorwise products asks of machine and sizes."""
+    if runner == "cublas":
+        return (*requirements(_SM89_ON, calls.FP8_GEMM), _SUMS, *_ROWS_OF_16, Module((), lambda _: ("gemm",)))
+    if runner == "cudnn":
+        return (*requirements(_NO_SM12, calls.FP8_GEMM), _CUDNN, _SUMS, *_ROWS_OF_16)
+    compiled = Module((), lambda _: ("fp8_gemm_cutlass",))
+    return (*requirements(DATACENTRE_BLACKWELL, calls.FP8_GEMM), *_ROWS_OF_16, compiled)
+
+
+_RUNNERS = (
+    ("cublas", "Cublas", f"cuBLASLt's product; {_COMPILED}", GraphLevel.FULL),
+    ("cudnn", "Cudnn", "cuDNN's product, a plan made for each number of rows", GraphLevel.NONE),
+    ("cutlass", "Cutlass", f"CUTLASS's product for sm_100 and sm_103; {_COMPILED}", GraphLevel.FULL),
+)
+
+
+def _fp4_module(problem: Fp4GemmProblem) -> tuple[str, ...]:
+    """From 0.6.12 on sm_103 has a module of its own."""
+    names = ("fp4_gemm_cutlass_sm103", "fp4_gemm_cutlass")
+    return names if problem.device.capability == (10, 3) else names[1:]
+
+
+_SCALES_IN_TILES = "fp4.scales128x4.v1"
+
+KERNELS = (
+    Kernel(
+        op="fp4_gemm",
+        name="flashinfer.fp4_cutlass",
+        target=f"{_HERE}.fp4:Fp4Cutlass",
+        summary=f"CUTLASS's product of NVFP4 by NVFP4 for sm_100 and sm_103; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.FP4_GEMM),
+            Module(("device",), _fp4_module),
+            OneOf("a_format", (NVFP4,), why="both operands are of one format"),
+            OneOf("b_format", (NVFP4,)),
+            _HALVES,
+            MultipleOf("n", 128, why="scales are read in tiles of 128 rows"),
+            MultipleOf("k", 128, why="scales are read in tiles of 4 groups, codes in whole 128"),
+        ),
+        layouts=(CHECKPOINT, _SCALES_IN_TILES),
+        packs_to=_SCALES_IN_TILES,
+        graph=GraphLevel.FULL,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="flashinfer.fp8_blocks",
+        target=f"{_HERE}.blocks:BlocksHopper",
+        summary=f"TensorRT-LLM's DeepGEMM for sm_90; {_COMPILED}, then by NVRTC at the first call of a shape class",
+        band=Band.SPECIALISED,
+        constraints=(
+            *requirements(HOPPER, calls.BLOCKS_HOPPER),
+            Cuda("12.8"),
+            Module((), lambda _: ("fp8_blockscale_gemm_90",)),
+            OneOf("scaling", (BLOCK,)),
+            _BF16,
+            *_EXACT,
+            _BLOCKS,
+            MultipleOf("n", 64, why="tiles of columns are not cut"),
+            anything("rows"),
+        ),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="TensorRT-LLM, from DeepGEMM",
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="flashinfer.groupwise_cutlass",
+        target=f"{_HERE}.blocks:GroupwiseCutlass",
+        summary=f"CUTLASS's product in blocks for sm_100 and sm_103; {_COMPILED}",
+        band=Band.SPECIALISED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.GROUPWISE),
+            Module((), lambda _: ("gemm_sm100",)),
+            OneOf("scaling", (BLOCK,)),
+            _HALVES,
+            *_EXACT,
+            *_WHOLE_BLOCKS,
+            anything("rows"),
+        ),
+        graph=GraphLevel.FULL,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="flashinfer.groupwise_trtllm",
+        target=f"{_HERE}.blocks:GroupwiseTrtllm",
+        summary="TensorRT-LLM's product in blocks for sm_100 and sm_103, which comes as binaries",
+        band=Band.SPECIALISED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.GROUPWISE),
+            Module((), lambda _: ("trtllm_gemm",)),
+            Cubins(),
+            OneOf("scaling", (BLOCK,)),
+            _BF16,
+            *_EXACT,
+            *_WHOLE_BLOCKS,
+            Rule(("k",), lambda problem: None if problem.k >= 256 else f"k is {problem.k}, below 256", "range"),
+            anything("rows"),
+        ),
+        source="TensorRT-LLM",
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="flashinfer.mx_cutlass",
+        target=f"{_HERE}.mx:MxCutlass",
+        summary=f"CUTLASS's product of MXFP8 for sm_100 and sm_103; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.MX_GEMM),
+            Module((), lambda _: ("mxfp8_gemm_cutlass",)),
+            OneOf("scaling", (MX,)),
+            _HALVES,
+            dtype_in("a_scale_dtype", E8M0),
+            dtype_in("b_scale_dtype", E8M0),
+            MultipleOf("n", 128, why="scales are read in tiles of 128 rows"),
+            MultipleOf("k", 128, why="scales are read in tiles of 4 groups"),
+            anything("rows"),
+        ),
+        graph=GraphLevel.FULL,
+        source=_SOURCE,
+    ),
+    *(
+        Kernel(
+            op="fp8_gemm",
+            name=f"flashinfer.fp8_{runner}",
+            target=f"{_HERE}.tensorwise:{adapter}",
+            summary=summary,
+            band=Band.TUNED,
+            constraints=(*_tensorwise(runner), OneOf("scaling", (TENSOR,)), _HALVES, *_FLOATS, anything("rows")),
+            graph=graph,
+            source=_SOURCE,
+        )
+        for runner, adapter, summary, graph in _RUNNERS
+    ),
+    *(
+        Kernel(
+            op="bmm_fp8",
+            name=f"flashinfer.bmm_{runner}",
+            target=f"{_HERE}.tensorwise:{adapter}Batch",
+            summary=summary,
+            band=Band.TUNED,
+            constraints=(
+                *_tensorwise(runner),
+                OneOf("a_scaling", (WHOLE,), why="the library has a scale for all of the batch"),
+                OneOf("b_scaling", (WHOLE,), why="the library has a scale for all of the batch"),
+                _HALVES,
+            ),
+            graph=graph,
+            source=_SOURCE,
+        )
+        for runner, adapter, summary, graph in _RUNNERS
+    ),
+)

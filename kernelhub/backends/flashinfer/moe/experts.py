@@ -1,0 +1,136 @@
+"""`fused_moe` by the library's CUTLASS kernels.
+
+They have up before gate, so the halves of `w13` change places first: once for a plan, at each call else. A token that
+chooses an expert twice is given once, with both weights, since the library drops the second of such choices when
+tokens are many.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from flashinfer.fused_moe.core import cutlass_fused_moe, cutlass_fused_moe_workspace_size
+from torch import Tensor
+
+from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
+from kernelhub.ops.formats import to_e4m3
+from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
+from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.weights import Matrix
+
+_SMALLEST = 128  # width of the layer by which the module is loaded
+
+
+class Experts(ExpertsAdapter):
+    """Weights in the dtype of the tokens."""
+
+    weight_dtype: torch.dtype | None = None  # that of the tokens
+
+    def __init__(self, problem: ExpertsProblem) -> None:
+        super().__init__(problem)
+        self._dtype: torch.dtype = getattr(torch, problem.dtype)
+        if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
+            self._load()
+
+    def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
+        return w13._replace(weight=_swapped(w13.weight)), w2._replace(weight=whole(w2.weight))
+
+    def launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        ids, weights = _each_once(topk_ids, topk_weights, self.problem.num_experts)
+        direct = lies_whole(out) and out.data_ptr() != x.data_ptr()
+        made = whole(out) if direct else out.new_empty(out.shape)
+        cutlass_fused_moe(
+            whole(self._tokens(x, values)),
+            ids,
+            weights,
+            w13.weight,
+            w2.weight,
+            self._dtype,
+            self._scales(w13, w2, values),
+            output=made,
+            use_fused_finalize=False,
+        )
+        if not direct:
+            out.copy_(made)
+
+    def workspace_bytes(self, num_tokens: int) -> int:
+        """As the library has it; tokens, choices and a result without gaps."""
+        problem = self.problem
+        size = cutlass_fused_moe_workspace_size(
+            num_tokens,
+            problem.hidden_size,
+            problem.intermediate_size,
+            problem.num_experts,
+            problem.top_k,
+            x_dtype=self._x_dtype,
+            weight_dtype=self.weight_dtype or self._dtype,
+            output_dtype=self._dtype,
+            use_fused_finalize=False,
+            device=torch.device(problem.device.type),
+        )
+        return int(size) + num_tokens * (4 * problem.hidden_size + 16 * problem.top_k * (1 + problem.top_k))
+
+    @property
+    def _x_dtype(self) -> torch.dtype:
+        return self._dtype
+
+    def _tokens(self, x: Tensor, values: Values) -> Tensor:
+        """Tokens as they are multiplied."""
+        return x
+
+    def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
+        """What the library takes as `quant_scales`."""
+        return []
+
+    def _load(self) -> None:
+        width, dtype = _SMALLEST, self.weight_dtype or self._dtype
+        experts = self.problem.num_experts
+
+        def matrix(rows: int) -> Matrix:
+            channel = torch.ones(experts, rows, device="cuda") if self.weight_dtype else None
+            return Matrix(torch.zeros(experts, rows, width, dtype=dtype, device="cuda"), None, channel, None)
+
+        one = torch.ones((), device="cuda")
+        ids = torch.zeros(1, self.problem.top_k, dtype=torch.int32, device="cuda")
+        x = torch.zeros(1, width, dtype=self._dtype, device="cuda")
+        self.launch(x, matrix(2 * width), matrix(width), ids.float(), ids, Values(one, one), torch.empty_like(x))
+
+
+class ExpertsFp8(Experts):
+    """float8 weights with a scale for each expert, by tokens with a scale that is known beforehand."""
+
+    weight_dtype = torch.float8_e4m3fn
+
+    @property
+    def _x_dtype(self) -> torch.dtype:
+        return torch.float8_e4m3fn
+
+    def _tokens(self, x: Tensor, values: Values) -> Tensor:
+        assert values.a1_scale is not None
+        return to_e4m3(x.float() / values.a1_scale.reshape(1, 1))
+
+    def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
+        assert w13.channel_scale is not None
+        assert w2.channel_scale is not None
+        assert values.a1_scale is not None
+        assert values.a2_scale is not None
+        a1, a2 = values.a1_scale.reshape(()), values.a2_scale.reshape(())
+        return [w13.channel_scale[:, 0] * a1, a2.reciprocal(), w2.channel_scale[:, 0] * a2, a1]
+
+
+def _swapped(matrices: Tensor) -> Tensor:
+    """[E, 2I, ...] with the halves of each in the other order."""
+    half = matrices.shape[1] // 2
+    raw: Any = matrices.view(torch.uint8) if matrices.element_size() == 1 else matrices
+    return whole(torch.cat([raw[:, half:], raw[:, :half]], 1).view(matrices.dtype))
+
+
+def _each_once(ids: Tensor, weights: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Choices of a token with no expert twice: the first bears the weight of all, others are outside of the experts."""
+    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    summed = torch.where(same, weights.unsqueeze(1), 0.0).sum(2)
+    again = same.tril(-1).any(2)
+    return torch.where(again, num_experts, ids.clamp(-1, num_experts)).int(), summed

@@ -1,0 +1,64 @@
+"""FlashInfer's mixture of experts of torch on a CPU: up before gate, repeated choices dropped, its own roundings."""
+
+from __future__ import annotations
+
+import torch
+
+E4M3 = torch.float8_e4m3fn
+
+
+def cutlass_fused_moe(
+    input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights, output_dtype,
+    quant_scales, output=None, use_fused_finalize=True,
+):  # fmt: skip
+    ids, weights, w31, w2 = token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights
+    for tensor in (input, ids, weights, w31, w2, output):
+        assert tensor.is_contiguous(), "pointers are read"
+    for tensor in (input, w31, w2, output):
+        assert tensor.data_ptr() % 16 == 0, "16 bytes"
+    assert output.data_ptr() != input.data_ptr(), "tokens are read while results are written"
+    assert ids.dtype is torch.int32
+    assert weights.dtype is torch.float32
+    assert not use_fused_finalize, "sums by atomics differ from run to run"
+    assert output.dtype is output_dtype
+    experts, inner = w31.shape[0], w31.shape[1] // 2
+    assert w2.shape == (experts, w31.shape[2], inner)
+    static = input.dtype is E4M3
+    fc1 = fc2 = None
+    if static:
+        fc1, quant, fc2, dequant = quant_scales
+        assert fc1.shape == fc2.shape == (experts,)
+        assert quant.ndim == dequant.ndim == 0
+    else:
+        assert not quant_scales
+        assert input.dtype is w31.dtype is w2.dtype is output_dtype
+    result = torch.zeros(output.shape)
+    for expert in range(experts):
+        for token, choices in enumerate((ids == expert).tolist()):
+            if True not in choices:
+                continue
+            factor = weights[token, choices.index(True)]  # the first; those that follow are lost
+            both = input[token].float() @ w31[expert].float().t()
+            if static:
+                both = both * fc1[expert]
+            up, gate = both.to(output_dtype).float().chunk(2)
+            joined = (gate * gate.sigmoid() * up).to(output_dtype)
+            if static:
+                joined = (joined.float() * quant).clamp(-448, 448).to(E4M3)
+                down = joined.float() @ w2[expert].float().t() * fc2[expert]
+            else:
+                down = joined.float() @ w2[expert].float().t()
+            result[token] += factor * down.to(output_dtype).float()
+    output.copy_(result)
+    return [output]
+
+
+def cutlass_fused_moe_workspace_size(
+    max_num_tokens, hidden_size, intermediate_size, num_experts_total, top_k, *, x_dtype, weight_dtype, output_dtype,
+    use_fused_finalize, device,
+):  # fmt: skip
+    assert not use_fused_finalize
+    return 2 * max_num_tokens * top_k * (hidden_size + 2 * intermediate_size)
+
+
+FUNCTIONS = (cutlass_fused_moe, cutlass_fused_moe_workspace_size)

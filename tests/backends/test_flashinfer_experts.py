@@ -1,0 +1,150 @@
+"""FlashInfer's mixtures of experts keep the contract of the op, with a model of the library in torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.backends.flashinfer import kernels as records
+from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.tolerance import compare
+from kernelhub.probes.device import simulated
+from tests.backends import flashinfer_experts_fake as fake
+from tests.backends.test_flashinfer import OnFake
+from tests.contract.experts import PLAIN
+
+MODEL = dataclasses.replace(PLAIN, hidden_size=256, intermediate_size=128)
+KERNELS = {
+    "flashinfer.cutlass_experts": {},
+    "flashinfer.cutlass_experts_fp8": {"weights": "fp8_tensor"},
+}
+
+
+def inputs(kernel: str, **changes: Any) -> dict[str, Any]:
+    arguments = moe_inputs(**{"model": MODEL, "tokens": 7, **KERNELS[kernel]} | changes)
+    if kernel.endswith("_fp8"):
+        scales = {"a1_scale": torch.tensor(3.0 / 448), "a2_scale": torch.tensor([1.0 / 448])}
+        return arguments | scales
+    return arguments
+
+
+def run(kernel: str, arguments: dict[str, Any], **more: Any) -> torch.Tensor:
+    return kernelhub.fused_moe(**arguments, **more, backend=kernel)
+
+
+def check(out: torch.Tensor, arguments: dict[str, Any]) -> None:
+    agreement = compare(out, arguments)
+    assert agreement.ok, str(agreement)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+class TestExperts(OnFake):
+    @pytest.mark.parametrize("tokens", [1, 2, 17, 90])
+    def test_matches_the_reference_in_float64(self, kernel, tokens) -> None:
+        arguments = inputs(kernel, tokens=tokens)
+        out = torch.full_like(arguments["x"], torch.nan)
+        assert run(kernel, arguments, out=out) is out
+        check(out, arguments)
+        assert torch.equal(run(kernel, arguments), out)
+
+    @pytest.mark.parametrize(("experts", "top_k"), [(23, 1), (23, 22), (1, 1)])
+    def test_any_number_of_choices(self, kernel, experts, top_k) -> None:
+        arguments = inputs(kernel, num_experts=experts, top_k=top_k, tokens=3)
+        check(run(kernel, arguments), arguments)
+
+    def test_halves_of_w13_are_told_apart(self, kernel) -> None:
+        arguments = inputs(kernel)
+        half = arguments["w13"].shape[1] // 2
+        raw = arguments["w13"].view(torch.uint8) if arguments["w13"].itemsize == 1 else arguments["w13"]
+        swapped = arguments | {"w13": raw.roll(half, 1).view(arguments["w13"].dtype)}
+        out = run(kernel, arguments)
+        check(out, arguments)
+        assert not compare(out, swapped).ok
+        check(run(kernel, swapped), swapped)
+
+    def test_an_expert_that_is_chosen_twice_counts_twice(self, kernel) -> None:
+        arguments = inputs(kernel, top_k=3)
+        arguments["topk_ids"][:, 1] = arguments["topk_ids"][:, 0]
+        arguments["topk_ids"][3] = 4
+        check(run(kernel, arguments), arguments)
+
+    def test_choices_outside_of_the_experts_are_left_out(self, kernel) -> None:
+        arguments = inputs(kernel)
+        for outside in (-1, 5, 1 << 30, -(1 << 31)):
+            ids, weights = arguments["topk_ids"].clone(), arguments["topk_weights"].clone()
+            ids[0, 1], ids[2] = outside, outside
+            weights[2, 0] = torch.nan
+            out = run(kernel, arguments | {"topk_ids": ids, "topk_weights": weights})
+            check(out, arguments | {"topk_ids": ids})
+            assert not out[2].any()
+
+    def test_operands_may_have_any_strides(self, kernel) -> None:
+        arguments = inputs(kernel)
+        want = run(kernel, arguments)
+        wide = torch.full((7, 2 * 256), torch.nan, dtype=torch.bfloat16)
+        moved = {name: arguments[name].t().contiguous().t() for name in ("x", "topk_weights", "topk_ids")}
+        for name in ("w13", "w2"):
+            raw = arguments[name].view(torch.uint8) if arguments[name].itemsize == 1 else arguments[name]
+            moved[name] = torch.cat([raw, raw], 2)[..., : raw.shape[2]].view(arguments[name].dtype)
+        run(kernel, arguments | moved, out=wide[:, ::2])
+        assert torch.equal(wide[:, ::2], want)
+        assert wide[:, 1::2].isnan().all()
+        place = arguments["x"].clone()
+        run(kernel, arguments | {"x": place}, out=place)
+        assert torch.equal(place, want)
+
+    def test_no_tokens_give_an_empty_result(self, kernel) -> None:
+        assert run(kernel, inputs(kernel, tokens=0)).shape == (0, 256)
+
+    def test_a_plan_arranges_its_weights_once(self, kernel, monkeypatch) -> None:
+        arguments = inputs(kernel)
+        plan = kernelhub.fused_moe.prepare(**arguments, backend=kernel)
+        step = (arguments["x"], arguments["topk_weights"], arguments["topk_ids"])
+        want = run(kernel, arguments)
+        seen: list[int] = []
+        module = __import__("kernelhub.backends.flashinfer.moe.experts", fromlist=["_"])
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seen.append(args[3].data_ptr())
+            return fake.cutlass_fused_moe(*args, **kwargs)
+
+        monkeypatch.setattr(module, "cutlass_fused_moe", watched)
+        for _ in range(3):
+            assert torch.equal(plan.run(*step), want)
+        assert len(set(seen)) == 1
+        assert seen[0] != arguments["w13"].data_ptr()
+        assert plan.workspace_bytes(num_tokens=64) >= 64 * 2 * (256 + 128) * 2
+
+
+def rejections(name: str, device: str, **facets: Any) -> set[str]:
+    kernel = next(kernel for kernel in records.KERNELS if kernel.name == f"flashinfer.cutlass_experts{name}")
+    problem = ExpertsProblem(device=simulated(device), **facets)
+    machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
+    found = (constraint.reject(problem, machine) for constraint in kernel.constraints)
+    return {rejection.code for rejection in found if rejection}
+
+
+WHOLE = {"weights": "fp8_tensor", "activation_dtype": "float8_e4m3fn", "static_scales": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "facets", "codes"),
+    [
+        ("", "H200", {}, set()),
+        ("", "B200", {"dtype": "float16", "activation_dtype": "float16"}, set()),
+        ("", "A100", {}, {"capability"}),
+        ("", "H200", {"intermediate_size": 100}, {"divisibility"}),
+        ("", "H200", {"weights": "nvfp4"}, {"value"}),
+        ("_fp8", "B200", WHOLE, set()),
+        ("_fp8", "H200", WHOLE, {"capability"}),
+        ("_fp8", "B200", WHOLE | {"static_scales": False}, {"value"}),
+    ],
+)
+def test_limits_are_told(name, device, facets, codes) -> None:
+    assert rejections(name, device, **facets) == codes

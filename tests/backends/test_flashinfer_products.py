@@ -1,0 +1,194 @@
+"""FlashInfer's float8 products keep the contracts of the ops, with kernels of torch that read memory as its own do."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.backends.flashinfer import kernels as records
+from kernelhub.backends.flashinfer.requirements import Cuda
+from kernelhub.dispatch.machine import Machine, SimulatedMachine
+from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
+from kernelhub.probes.device import simulated
+from tests.backends.test_flashinfer import OnFake
+from tests.contract import bmm_fp8 as batched
+from tests.contract.fp8_gemm import Case, Fp8GemmContract
+
+BLOCKS = {"scaling": "block", "n": 256, "k": 256}
+ROWS = [Case(f"{tokens} rows", {**BLOCKS, "tokens": tokens}) for tokens in (1, 2, 3, 4, 5, 31, 32, 33, 130)]
+IN_BLOCKS = [
+    *ROWS,
+    Case("e8m0", {**BLOCKS, "e8m0": (True, True), "tokens": 7}),
+    Case("weights in e8m0", {**BLOCKS, "e8m0": (False, True), "tokens": 7}),
+    Case("long K", {**BLOCKS, "k": 1152, "tokens": 6}),
+    Case("wide N", {**BLOCKS, "n": 640, "tokens": 6}),
+]
+
+
+class Product(OnFake, Fp8GemmContract):
+    takes_bias = False
+    cases: ClassVar[list[Case]] = []
+
+    @classmethod
+    def accepted_cases(cls) -> list[Case]:
+        return cls.cases
+
+
+class TestBlocksHopper(Product):
+    kernel = "flashinfer.fp8_blocks"
+    plain: ClassVar[dict[str, Any]] = {"scaling": "block", "n": 192, "k": 256}
+    cases: ClassVar[list[Case]] = [*IN_BLOCKS, Case("N 192", {**BLOCKS, "n": 192})]
+    claims_determinism = True
+
+
+class TestGroupwiseCutlass(Product):
+    kernel = "flashinfer.groupwise_cutlass"
+    plain: ClassVar[dict[str, Any]] = {**BLOCKS, "n": 128}
+    cases: ClassVar[list[Case]] = [
+        *IN_BLOCKS,
+        Case("float16", {**BLOCKS, "out_dtype": torch.float16}),
+        Case("K 128", {**BLOCKS, "k": 128}),
+    ]
+
+
+class TestGroupwiseTrtllm(Product):
+    kernel = "flashinfer.groupwise_trtllm"
+    plain: ClassVar[dict[str, Any]] = {**BLOCKS, "n": 128}
+    cases = IN_BLOCKS
+
+
+class TestMx(Product):
+    kernel = "flashinfer.mx_cutlass"
+    plain: ClassVar[dict[str, Any]] = {"scaling": "mx", "n": 128, "k": 256}
+    cases: ClassVar[list[Case]] = [
+        *(Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 31, 33, 127, 129, 260)),
+        *(Case(f"{n} by {k}", {"n": n, "k": k}) for n, k in ((128, 128), (384, 1152))),
+        Case("float16", {"out_dtype": torch.float16}),
+    ]
+
+
+class Tensorwise(Product):
+    plain: ClassVar[dict[str, Any]] = {"scaling": "tensor", "n": 192, "k": 256}
+    cases: ClassVar[list[Case]] = [
+        *(Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 2, 17, 130)),
+        Case("float16", {"out_dtype": torch.float16}),
+        Case("16 by 16", {"n": 16, "k": 16}),
+        Case("K 512", {"k": 512}),
+    ]
+
+
+class TestCublas(Tensorwise):
+    kernel = "flashinfer.fp8_cublas"
+
+
+class TestCudnn(Tensorwise):
+    kernel = "flashinfer.fp8_cudnn"
+
+
+class TestCutlass(Tensorwise):
+    kernel = "flashinfer.fp8_cutlass"
+
+
+class Batch(OnFake, batched.BmmFp8Contract):
+    @classmethod
+    def accepted_cases(cls) -> list[batched.Case]:
+        return [
+            *(batched.Case(f"batch of {batch}", {"batch": batch}) for batch in (1, 2, 9)),
+            *(batched.Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 15, 33, 130)),
+            batched.Case("float16", {"out_dtype": torch.float16}),
+            batched.Case("128 by 512", {"n": 128, "k": 512}),
+        ]
+
+    # What these ask for is scales for each matrix, which the records refuse.
+    test_each_matrix_is_multiplied_by_its_own = None
+    test_scales_mean_the_same_in_every_form = None
+    test_explain_reads_the_call = None
+
+    def test_scales_of_each_matrix_are_refused(self) -> None:
+        for name in ("a_scaling", "b_scaling"):
+            assert kernelhub.explain("bmm_fp8", device="cpu", backend=self.kernel, **{name: "batch"}).selected is None
+
+    def test_operands_may_have_any_strides(self) -> None:
+        arguments = self.inputs()
+        assert not arguments["a"].is_contiguous()
+        around = torch.full((12, 5, 2 * 96), 7.0, dtype=torch.bfloat16)
+        b = arguments["b"].view(torch.uint8).transpose(1, 2).contiguous().transpose(1, 2).view(arguments["b"].dtype)
+        self.run({**arguments, "b": b}, out=around.transpose(0, 1)[1:4, :, ::2])
+        self.agrees(around.transpose(0, 1)[1:4, :, ::2], arguments)
+        assert (around[..., 1::2] == 7.0).all()
+        assert (around[:, (0, 4)] == 7.0).all()
+
+
+class TestCublasBatch(Batch):
+    kernel = "flashinfer.bmm_cublas"
+
+
+class TestCudnnBatch(Batch):
+    kernel = "flashinfer.bmm_cudnn"
+
+
+class TestCutlassBatch(Batch):
+    kernel = "flashinfer.bmm_cutlass"
+
+
+def rejections(name: str, device: str, **facets: Any) -> set[str]:
+    kernel = next(kernel for kernel in records.KERNELS if kernel.name == f"flashinfer.{name}")
+    problem = Fp8GemmProblem(device=simulated(device), **facets)
+    machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "cudnn": "1.32.0"})
+    found = (constraint.reject(problem, machine) for constraint in kernel.constraints)
+    return {rejection.code for rejection in found if rejection}
+
+
+MXFP8 = {"scaling": "mx", "a_scale_dtype": "float8_e8m0fnu", "b_scale_dtype": "float8_e8m0fnu"}
+
+
+class TestLimits:
+    def test_long_sums_in_14_bits_are_refused_before_blackwell(self) -> None:
+        for name in ("fp8_cublas", "fp8_cudnn"):
+            assert rejections(name, "H200", scaling="tensor", k=512) == set()
+            assert rejections(name, "H200", scaling="tensor", k=528) == {"accuracy"}
+            assert rejections(name, "B200", scaling="tensor", k=8192) == set()
+
+    @pytest.mark.parametrize(
+        ("name", "device", "facets", "codes"),
+        [
+            ("fp8_blocks", "H200", {"n": 192, "k": 128}, set()),
+            ("fp8_blocks", "B200", {}, {"capability"}),
+            ("fp8_blocks", "H200", {"n": 96}, {"divisibility"}),
+            ("fp8_blocks", "H200", {"k": 192}, {"divisibility"}),
+            ("fp8_blocks", "H200", {"out_dtype": "float16"}, {"dtype"}),
+            ("groupwise_cutlass", "B200", {}, set()),
+            ("groupwise_cutlass", "H200", {}, {"capability"}),
+            ("groupwise_cutlass", "RTX5090", {}, {"capability"}),
+            ("groupwise_cutlass", "B200", {"n": 192}, {"divisibility"}),
+            ("groupwise_trtllm", "B200", {"k": 256}, set()),
+            ("groupwise_trtllm", "B200", {"k": 128}, {"range"}),
+            ("groupwise_trtllm", "B200", {"out_dtype": "float16"}, {"dtype"}),
+            ("mx_cutlass", "B200", MXFP8, set()),
+            ("mx_cutlass", "H200", MXFP8, {"capability"}),
+            ("mx_cutlass", "B200", {**MXFP8, "k": 192}, {"divisibility"}),
+            ("fp8_cutlass", "H200", {"scaling": "tensor"}, {"capability"}),
+            ("fp8_cutlass", "B200", {"scaling": "row"}, {"value"}),
+            ("fp8_cudnn", "RTX5090", {"scaling": "tensor"}, {"capability"}),
+            ("fp8_cublas", "L40S", {"scaling": "tensor", "k": 256, "n": 24}, {"divisibility"}),
+        ],
+    )
+    def test_each_is_told(self, name, device, facets, codes) -> None:
+        assert rejections(name, device, **facets) == codes
+
+    def test_cudnn_is_asked_for(self) -> None:
+        machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
+        verdict = kernelhub.explain(
+            "fp8_gemm", device="B200", machine=machine, backend="flashinfer.fp8_cudnn", scaling="tensor"
+        )
+        assert verdict.selected is None
+        assert "cudnn" in str(verdict)
+
+    def test_the_cuda_of_torch_is_looked_at(self, monkeypatch) -> None:
+        for built, code in (("12.6", "package_version"), ("12.8", None), ("13.0", None), (None, "package_version")):
+            monkeypatch.setattr(torch.version, "cuda", built)
+            rejection = Cuda("12.8").reject(Fp8GemmProblem(device=simulated("H200")), Machine())
+            assert (rejection.code if rejection else None) == code

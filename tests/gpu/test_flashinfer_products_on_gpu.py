@@ -1,0 +1,165 @@
+"""FlashInfer's products and experts on the device, by the contracts of the ops: only what is built ahead runs.
+
+A class whose kernel cannot run here is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.experts.tolerance import compare as compare_experts
+from tests.contract.fp4_gemm import Fp4GemmContract
+from tests.contract.fp8_gemm import Case, Fp8GemmContract
+from tests.gpu.test_attention_on_gpu import captured
+
+pytestmark = pytest.mark.gpu
+
+BLOCKS: dict[str, Any] = {"scaling": "block", "n": 128, "k": 256}
+WHOLE: dict[str, Any] = {"scaling": "tensor", "n": 192, "k": 256}
+ROWS = (1, 3, 4, 5, 31, 32, 33, 64, 65, 130)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_downloaded(monkeypatch):
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    monkeypatch.setenv("FLASHINFER_NO_DOWNLOAD", "1")
+
+
+def need(verdict: Any, kernel: str) -> None:
+    """Skip with the reason where the kernel cannot run, or not be loaded."""
+    if verdict.selected is None:
+        own = next(item for item in verdict.decisions if item.kernel == kernel)
+        pytest.skip("; ".join(rejection.reason for rejection in own.rejections)[:300])
+
+
+class Product(Fp8GemmContract):
+    device = "cuda"
+    takes_bias = False
+    more: ClassVar[tuple[dict[str, Any], ...]] = ()
+
+    @classmethod
+    def accepted_cases(cls) -> list[Case]:
+        rows = [Case(f"{tokens} rows", {**cls.plain, "tokens": tokens}) for tokens in ROWS]
+        return [*rows, *(Case(str(changes), {**cls.plain, "tokens": 7, **changes}) for changes in cls.more)]
+
+    @pytest.fixture(autouse=True)
+    def runs_here(self):
+        need(kernelhub.fp8_gemm.explain(**self.inputs(), backend=self.kernel), self.kernel)
+
+    def test_a_graph_gives_what_the_call_gives(self) -> None:
+        plan = kernelhub.fp8_gemm.prepare(**self.inputs(), backend=self.kernel)
+        if plan.graph.name != "FULL":
+            pytest.skip(f"{self.kernel} stands in no graph")
+        for tokens in (3, 70):
+            arguments = self.inputs(tokens=tokens)
+            out = torch.empty(tokens, self.plain["n"], dtype=torch.bfloat16, device="cuda")
+            graph = captured(lambda arguments=arguments, out=out: self.run(arguments, out=out))
+            fresh = self.inputs(tokens=tokens, seed=5)
+            for name in ("a", "b", "a_scale", "b_scale"):
+                arguments[name].copy_(fresh[name])
+            graph.replay()
+            self.agrees(out, fresh)
+
+
+class TestBlocksHopper(Product):
+    kernel = "flashinfer.fp8_blocks"
+    plain: ClassVar[dict[str, Any]] = {**BLOCKS, "n": 192}
+    more = ({"e8m0": (True, True)}, {"n": 576, "k": 640}, {"n": 7168, "k": 2304}, {"n": 64, "k": 128})
+    claims_determinism = True
+
+
+class TestGroupwiseCutlass(Product):
+    kernel = "flashinfer.groupwise_cutlass"
+    plain: ClassVar[dict[str, Any]] = BLOCKS
+    more = ({"e8m0": (True, True)}, {"n": 640, "k": 128}, {"out_dtype": torch.float16}, {"n": 7168, "k": 2304})
+
+
+class TestGroupwiseTrtllm(Product):
+    kernel = "flashinfer.groupwise_trtllm"
+    plain: ClassVar[dict[str, Any]] = BLOCKS
+    more = ({"e8m0": (True, True)}, {"n": 640, "k": 640}, {"n": 7168, "k": 2304})
+
+
+class TestMx(Product):
+    kernel = "flashinfer.mx_cutlass"
+    plain: ClassVar[dict[str, Any]] = {"scaling": "mx", "n": 128, "k": 256}
+    more = ({"n": 128, "k": 128}, {"out_dtype": torch.float16}, {"n": 4096, "k": 4096})
+
+
+class TestCublas(Product):
+    kernel = "flashinfer.fp8_cublas"
+    plain: ClassVar[dict[str, Any]] = WHOLE
+    more = ({"out_dtype": torch.float16}, {"n": 16, "k": 16}, {"n": 4096, "k": 512})
+
+
+class TestCudnn(TestCublas):
+    kernel = "flashinfer.fp8_cudnn"
+
+
+class TestCutlass(TestCublas):
+    kernel = "flashinfer.fp8_cutlass"
+
+
+@pytest.mark.parametrize("runner", ["cublas", "cudnn", "cutlass"])
+@pytest.mark.parametrize("tokens", [1, 15, 16, 130])
+def test_batches(tokens: int, runner: str) -> None:
+    kernel = f"flashinfer.bmm_{runner}"
+    for sizes in ({"n": 512, "k": 128}, {"n": 128, "k": 512}, {"n": 96, "k": 160, "out_dtype": torch.float16}):
+        scaled = {"a_scaling": "tensor", "b_scaling": "tensor"}
+        arguments = bmm_fp8_inputs(batch=5, tokens=tokens, device="cuda", **scaled, **sizes)
+        need(kernelhub.bmm_fp8.explain(**arguments, backend=kernel), kernel)
+        out = kernelhub.bmm_fp8(**arguments, backend=kernel)
+        agreement = compare(out, kernelhub.bmm_fp8.reference, arguments, matrix_instructions=True)
+        assert agreement.ok, str(agreement)
+
+
+def test_the_longest_sums_that_are_admitted_are_exact_enough() -> None:
+    """Hopper's instructions cut sums to 14 bits: K of 512 is what the record allows, by a derivation."""
+    for tokens, seed in ((17, 0), (130, 1), (1000, 2)):
+        arguments = fp8_gemm_inputs(tokens=tokens, n=2048, k=512, scaling="tensor", seed=seed, device="cuda")
+        need(kernelhub.fp8_gemm.explain(**arguments, backend="flashinfer.fp8_cublas"), "flashinfer.fp8_cublas")
+        out = kernelhub.fp8_gemm(**arguments, backend="flashinfer.fp8_cublas")
+        agreement = compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=True)
+        assert agreement.ok, str(agreement)
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 128, 300])
+def test_fp4(tokens: int) -> None:
+    kernel = "flashinfer.fp4_cutlass"
+    contract = Fp4GemmContract()
+    contract.kernel = kernel
+    for n, k in ((128, 128), (384, 1024), (4096, 4096)):
+        formats = {"a_format": "nvfp4", "b_format": "nvfp4"}
+        arguments = fp4_gemm_inputs(tokens=tokens, n=n, k=k, device="cuda", **formats)
+        need(kernelhub.fp4_gemm.explain(**arguments, backend=kernel), kernel)
+        out = contract.run(arguments)
+        contract.check(out, arguments)
+        assert torch.equal(contract.run(contract.packed(arguments)), out)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64, 300, 3000])
+@pytest.mark.parametrize("form", ["", "_fp8"])
+def test_experts(form: str, tokens: int) -> None:
+    """Few tokens and many, since they are sorted in other ways, with an expert that is chosen twice and ids outside."""
+    kernel = f"flashinfer.cutlass_experts{form}"
+    more = {} if not form else {name: torch.tensor(3.0 / 448, device="cuda") for name in ("a1_scale", "a2_scale")}
+    weights = {"weights": "fp8_tensor"} if form else {}
+    arguments = moe_inputs("qwen3-30b-a3b", tokens=tokens, tensor_parallel=4, device="cuda", **weights) | more
+    need(kernelhub.fused_moe.explain(**arguments, backend=kernel), kernel)
+    plan = kernelhub.fused_moe.prepare(**arguments, backend=kernel)
+    ids = arguments["topk_ids"]
+    for change in (lambda: None, lambda: ids[:, 1].copy_(ids[:, 0]), lambda: ids[::2, 2].fill_(-1)):
+        change()
+        out = plan.run(arguments["x"], arguments["topk_weights"], ids)
+        agreement = compare_experts(out, arguments)
+        assert agreement.ok, str(agreement)
+        assert torch.equal(plan.run(arguments["x"], arguments["topk_weights"], ids), out)
