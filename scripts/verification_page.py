@@ -43,9 +43,21 @@ def tested(kernels: Kernels, table: Table) -> str:
             on_cpu = f"interpreted: {on_cpu}"
         elif on_cpu not in (NOT_RUN, NO_RECORD) and kernel.partition(".")[0] not in _OURS:
             on_cpu = f"against a model of its library: {on_cpu}"
-        on_gpus = (_ran(known.get(name), op, kernel) for name in gpus)
+        on_gpus = [_ran(known.get(name), op, kernel) for name in gpus]
+        on_gpus = [
+            "with its library, below" if ran == NOT_RUN and kernel in _with_libraries(name) else ran
+            for name, ran in zip(gpus, on_gpus, strict=True)
+        ]
         rows.append((op, f"`{kernel}`", on_cpu, *on_gpus, ", ".join(timed.get((op, kernel), ())) or "no"))
     return table(("op", "kernel", "on a CPU", *(f"on an {name.upper()}" for name in gpus), "measured"), rows)
+
+
+def _with_libraries(machine: str) -> set[str]:
+    """Kernels whose tests ran on a machine with the library installed."""
+    path = RESULTS / f"libraries_{machine}.json"
+    if not path.exists():
+        return set()
+    return {kernel for run in json.loads(path.read_text())["runs"] for kernel in run["kernels"]}
 
 
 def libraries(table: Table) -> str:
@@ -55,7 +67,7 @@ def libraries(table: Table) -> str:
         record = json.loads(path.read_text())
         rows += [
             (
-                f"`{run['backend']}`",
+                ", ".join(f"`{kernel}`" for kernel in run["kernels"]),
                 run["library"],
                 record["device"],
                 record["date"],
@@ -65,7 +77,7 @@ def libraries(table: Table) -> str:
             )
             for run in record["runs"]
         ]
-    return table(("backend", "library", "machine", "date", "commit", "its GPU tests", "note"), rows)
+    return table(("kernels", "library", "machine", "date", "commit", "its GPU tests", "note"), rows)
 
 
 def compiled(kernels: Kernels, table: Table) -> str:
