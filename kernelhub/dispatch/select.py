@@ -6,7 +6,7 @@ returns the same object by the same call, so the two cannot drift apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
@@ -134,7 +134,7 @@ class Candidates:
     """What is registered for one op, as the selector sees it.
 
     Attributes:
-        kernels: all records of the op.
+        kernels: all records of the op; they are kept by name.
         lines: the op's heuristic.
         known_bad: entries that speak of any of the kernels.
     """
@@ -143,6 +143,9 @@ class Candidates:
     lines: tuple[Line, ...] = ()
     known_bad: tuple[KnownBad, ...] = ()
     _about: dict[Kernel, tuple[KnownBad, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernels", tuple(sorted(self.kernels, key=lambda kernel: kernel.name)))
 
     def known_bad_of(self, kernel: Kernel) -> tuple[KnownBad, ...]:
         """The entries that speak of a kernel, looked for once."""
@@ -228,21 +231,20 @@ class _Standing(NamedTuple):
 
     Attributes:
         rejections: of those that read nothing but the device, each with its place among the constraints.
-        rest: the other constraints, likewise.
-        elsewhere: the kernel is for other devices, whatever the problem.
+        rest: what the other constraints say of a problem, likewise; of a kernel for other devices, none.
     """
 
     rejections: tuple[tuple[int, Rejection], ...]
-    rest: tuple[tuple[int, Constraint], ...]
-    elsewhere: bool
+    rest: tuple[tuple[int, Callable[[Any, Machine], Rejection | None]], ...]
 
 
 def _standing(kernel: Kernel, problem: Any, machine: Machine) -> _Standing:
     numbered = tuple((place, one) for place, one in enumerate(kernel.constraints) if not isinstance(one, Anything))
-    rest = tuple((place, one) for place, one in numbered if not set(one.fields) <= _DEVICE)
     asked = ((place, _rejection(one, problem, machine)) for place, one in numbered if set(one.fields) <= _DEVICE)
     found = tuple((place, one) for place, one in asked if one is not None)
-    return _Standing(found, rest, any(one.code in _OF_DEVICES for _, one in found))
+    if any(one.code in _OF_DEVICES for _, one in found):
+        return _Standing(found, ())
+    return _Standing(found, tuple((place, one.reject) for place, one in numbered if not set(one.fields) <= _DEVICE))
 
 
 def _rejection(constraint: Constraint, problem: Any, machine: Machine) -> Rejection | None:
@@ -263,31 +265,34 @@ def _rejections(
     policy: Policy,
 ) -> tuple[Rejection, ...]:
     """Every reason against one kernel, but that one for other devices is not asked about the problem."""
-    removed = [
-        Rejection("disabled", f"disabled by {wish.origin}", wish.undo or f"remove it from {wish.origin}")
-        for wish in policy.removing(op, kernel)
-    ]
+    found: list[Rejection] = []
+    if policy.disables:
+        found = [
+            Rejection("disabled", f"disabled by {wish.origin}", wish.undo or f"remove it from {wish.origin}")
+            for wish in policy.removing(op, kernel)
+        ]
     if policy.unsafe and _asked_for(op, kernel, policy):
-        return tuple(removed)
-    found = removed
+        return tuple(found)
     against = []
-    rest = () if standing.elsewhere else standing.rest
     try:
-        for place, constraint in rest:
-            rejection = constraint.reject(problem, machine)
+        for place, reject in standing.rest:
+            rejection = reject(problem, machine)
             if rejection is not None:
                 against.append((place, rejection))
     except Exception:  # one that is foreign raised: it is told apart from the others
-        told = [(place, _rejection(constraint, problem, machine)) for place, constraint in rest]
+        told = [(place, _rejection(kernel.constraints[place], problem, machine)) for place, _ in standing.rest]
         against = [(place, rejection) for place, rejection in told if rejection is not None]
-    if against and standing.rejections:
+    if against:
         found += [rejection for _, rejection in sorted((*standing.rejections, *against), key=_place)]
-    else:
-        found += [rejection for _, rejection in against or standing.rejections]
-    found += [Rejection("feature", f"does not support {name}") for name in features if name not in kernel.features]
-    failure = machine.load_failures.get((op, kernel.name))
-    if failure is not None:
-        found.append(failure)
+    elif standing.rejections:
+        found += [rejection for _, rejection in standing.rejections]
+    for name in features:
+        if name not in kernel.features:
+            found.append(Rejection("feature", f"does not support {name}"))
+    if machine.load_failures:
+        failure = machine.load_failures.get((op, kernel.name))
+        if failure is not None:
+            found.append(failure)
     if policy.deterministic and not kernel.deterministic:
         found.append(Rejection("nondeterministic", "may give other bits from run to run"))
     if policy.batch_invariant and not kernel.batch_invariant:
@@ -357,7 +362,7 @@ def _decisions(
             reason = f"able, but {request.origin} asks for {' or '.join(request.names)}"
             undo = request.undo or f"remove {request.origin}"
             result.append(Decision(kernel.name, False, "not_requested", reason, undo))
-    for kernel in sorted(kernels, key=lambda kernel: kernel.name):
+    for kernel in kernels:
         reasons = rejections[kernel.name]
         if reasons:
             first = reasons[0]
