@@ -241,7 +241,11 @@ class _Standing(NamedTuple):
 def _standing(kernel: Kernel, problem: Any, machine: Machine) -> _Standing:
     numbered = tuple((place, one) for place, one in enumerate(kernel.constraints) if not isinstance(one, Anything))
     asked = ((place, _rejection(one, problem, machine)) for place, one in numbered if set(one.fields) <= _DEVICE)
-    found = tuple((place, one) for place, one in asked if one is not None)
+    first: dict[Rejection, int] = {}  # what several probes say of a library that is missing is said once
+    for place, one in asked:
+        if one is not None:
+            first.setdefault(one, place)
+    found = tuple((place, one) for one, place in first.items())
     if any(one.code in _OF_DEVICES for _, one in found):
         return _Standing(found, ())
     return _Standing(found, tuple((place, one.reject) for place, one in numbered if not set(one.fields) <= _DEVICE))

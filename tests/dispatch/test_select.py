@@ -132,6 +132,11 @@ class TestReasons:
         decision = choose(foreign, asked=problem(softcap=True)).decisions[0]
         assert [item.code for item in decision.rejections] == ["vendor", "feature"]
 
+    def test_the_same_reason_is_told_once(self) -> None:
+        twice = kernel("a.one", Package("nosuch"), Package("nosuch"), Between("width", 1, 32))
+        decision = choose(twice, machine=SimulatedMachine({})).decisions[0]
+        assert [item.code for item in decision.rejections] == ["package_missing", "range"]
+
     def test_one_constraint_that_raises_hides_no_other(self) -> None:
         broken = kernel("a.one", Rule(("width",), lambda problem: 1 / 0), Between("width", 1, 32))
         decision = choose(broken).decisions[0]
