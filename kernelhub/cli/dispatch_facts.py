@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -18,11 +17,12 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.registry import Registered
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.select import OF_DEVICES, Selection
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding
+from kernelhub.probes.package import folders
 
-_OF_DEVICES = ("vendor", "capability", "interpreter_off")
+_OF_DEVICES = (*OF_DEVICES, "interpreter_off")
 
 
 def settings(variables: Variables) -> Iterator[Fact]:
@@ -108,13 +108,9 @@ def _library(registered: Registered, finding: Finding, verdicts: Mapping[str, li
 
 def _copy_of(package: str) -> str:
     """The distribution that a package is from, and its folder; found without importing it."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except Exception:  # a foreign finder or a half-imported module may raise anything; the finding tells of it
+    folder = next(iter(folders(package)), None)
+    if folder is None:
         return ""
-    if spec is None:
-        return ""
-    folder = next(iter(spec.submodule_search_locations or ()), spec.origin)
     names = metadata.packages_distributions().get(package, [])
     return f"{' or '.join(dict.fromkeys(names)) or 'of no distribution'}, {folder}"
 

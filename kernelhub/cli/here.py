@@ -37,7 +37,7 @@ def library(registered: Registered) -> Finding | None:
         return None
     name = registered.backend.package
     constraints = [constraint for kernel in registered.kernels for constraint in kernel.constraints]
-    wanted = next((package for package in _packages(constraints) if package.name == name), Package(name))
+    wanted = next((package for package in packages_of(constraints) if package.name == name), Package(name))
     return HUB.machine.package(wanted)
 
 
@@ -61,9 +61,10 @@ def _of_the_problem_alone(kernel: Kernel, problem: Any) -> list[Rejection]:
     return [rejection for rejection in rejections if rejection is not None]
 
 
-def _packages(constraints: Iterable[Constraint]) -> Iterator[Package]:
+def packages_of(constraints: Iterable[Constraint]) -> Iterator[Package]:
+    """The packages that constraints ask for, also as one of several."""
     for constraint in constraints:
         if isinstance(constraint, Package):
             yield constraint
         elif isinstance(constraint, AnyOf):
-            yield from _packages(constraint.alternatives)
+            yield from packages_of(constraint.alternatives)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelhub.cli.facets import AnyOp
+from kernelhub.cli.here import packages_of
 from kernelhub.dispatch.constraint import (
-    AnyOf,
     Between,
     Constraint,
     MultipleOf,
@@ -90,7 +90,7 @@ def rows(function: AnyOp) -> list[Row]:
             kernel,
             {name: _takes(kernel, problem) for name, problem in problems.items()},
             tuple(_limits(kernel.constraints)),
-            tuple(f"{package.name} {package.versions}".strip() for package in _packages(kernel.constraints)),
+            tuple(f"{package.name} {package.versions}".strip() for package in packages_of(kernel.constraints)),
             tuple(sorted(contract.schema.features - kernel.features)),
         )
         for kernel in kernels
@@ -123,14 +123,6 @@ def _limits(constraints: Iterable[Constraint]) -> Iterator[str]:
             yield f"{constraint.field} = {constraint.other}"
         elif isinstance(constraint, Rule):
             yield f"a rule on {', '.join(constraint.reads)}"
-
-
-def _packages(constraints: Iterable[Constraint]) -> Iterator[Package]:
-    for constraint in constraints:
-        if isinstance(constraint, Package):
-            yield constraint
-        elif isinstance(constraint, AnyOf):
-            yield from _packages(constraint.alternatives)
 
 
 def text(row: Row) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from kernelhub.dispatch.policy import Policy, Wish
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, ProblemT, Schema, as_dict
 
 _DEVICE = frozenset({"device"})
-_OF_DEVICES = ("vendor", "capability")
+OF_DEVICES = ("vendor", "capability")  # codes of what speaks against a device, whatever the problem
 
 
 class Decision(NamedTuple):
@@ -246,7 +246,7 @@ def _standing(kernel: Kernel, problem: Any, machine: Machine) -> _Standing:
         if one is not None:
             first.setdefault(one, place)
     found = tuple((place, one) for one, place in first.items())
-    if any(one.code in _OF_DEVICES for _, one in found):
+    if any(one.code in OF_DEVICES for _, one in found):
         return _Standing(found, ())
     return _Standing(found, tuple((place, one.reject) for place, one in numbered if not set(one.fields) <= _DEVICE))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
 
@@ -25,10 +27,9 @@ def package(name: str, versions: str = "", *, distribution: str | None = None, i
         raise ValueError(f"package() takes a top-level name, got {name!r}")
     distribution = distribution or name
     remedy = install or f'pip install "{distribution}{versions}"'
-    try:
-        spec = importlib.util.find_spec(name)
-    except Exception as error:  # a foreign finder or a half-imported module may raise anything
-        return lacking(name, "package_broken", f"looking for {name} failed: {error!r}", remedy)
+    spec = spec_of(name, remedy=remedy)
+    if isinstance(spec, Finding):
+        return spec
     if spec is None:
         return lacking(name, "package_missing", f"{name} is not installed", remedy)
     if spec.origin is None:
@@ -42,6 +43,22 @@ def package(name: str, versions: str = "", *, distribution: str | None = None, i
     if not fits(version, versions):
         return lacking(name, "package_version", f"{name} {version} is installed, {versions} is needed", remedy, version)
     return found(name, version, f"{name} {version}")
+
+
+def spec_of(name: str, *, subject: str = "", remedy: str = "") -> ModuleSpec | Finding | None:
+    """Where a top-level package would be imported from; None if nowhere, a finding if it cannot be looked for."""
+    try:
+        return importlib.util.find_spec(name)
+    except Exception as error:  # a foreign finder or a half-imported module may raise anything
+        return lacking(subject or name, "package_broken", f"looking for {name} failed: {error!r}", remedy)
+
+
+def folders(name: str) -> list[Path]:
+    """The folders of a top-level package; none if it is not installed or cannot be looked for."""
+    spec = spec_of(name)
+    if spec is None or isinstance(spec, Finding):
+        return []
+    return [Path(folder) for folder in spec.submodule_search_locations or ()]
 
 
 def fits(version: str, versions: str) -> bool:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
+from kernelhub.probes.source import MOST_HOPS, file_of, imports, root_of, submodule
 
-_MOST_HOPS = 8  # re-exports that are followed
 _LONGEST_HEADER = 400  # lines
 
 
@@ -61,12 +59,12 @@ def takes(call: Call, *, root: Path | None = None, remedy: str = "") -> Finding:
     module, _, name = call.target.partition(":")
     top, *rest = module.split(".")
     if root is None:
-        root_or_finding = _root_of(top, call.target, remedy)
+        root_or_finding = root_of(top, call.target, remedy)
         if isinstance(root_or_finding, Finding):
             return root_or_finding
         root = root_or_finding
     try:
-        header = _header(root, rest, name.split("."), _MOST_HOPS)
+        header = _header(root, rest, name.split("."), MOST_HOPS)
     except _Unknown as unknown:
         return lacking(call.target, unknown.code, str(unknown), remedy)
     except (OSError, SyntaxError, ValueError) as error:
@@ -103,26 +101,12 @@ class _Unknown(Exception):
         self.code = code
 
 
-def _root_of(top: str, subject: str, remedy: str) -> Path | Finding:
-    try:
-        spec = importlib.util.find_spec(top)
-    except Exception as error:  # a foreign finder or a half-imported module may raise anything
-        return lacking(subject, "package_broken", f"looking for {top} failed: {error!r}", remedy)
-    if spec is None:
-        return lacking(subject, "package_missing", f"{top} is not installed", remedy)
-    for folder in spec.submodule_search_locations or ():
-        return Path(folder)
-    if spec.origin is None or not spec.origin.endswith(".py"):
-        return lacking(subject, "symbol_unknown", f"{top} has no Python source to read", remedy)
-    return Path(spec.origin)
-
-
 def _header(root: Path, rest: list[str], path: list[str], hops: int) -> Header:
     """Parameters of the function or method `path`, looked for in the module `rest` and where it is imported from."""
     where = ".".join([root.stem, *rest])
     if hops == 0:
         raise _Unknown("symbol_unknown", f"{where} passes {path[0]} on too often to follow")
-    source = _file(root, rest)
+    source = file_of(root, rest)
     if source is None:
         raise _Unknown("symbol_unknown", f"{where} has no Python source to read")
     text = source.read_text(encoding="utf-8")
@@ -150,37 +134,16 @@ def _header(root: Path, rest: list[str], path: list[str], hops: int) -> Header:
             return header
         if len(path) == 2:
             raise _Unknown("symbol_missing", f"{where} defines {path[0]} without {function}")
-    for module, original in _imports(text, path[0]):
-        below = _below(root, rest, source, module)
+    for module, original in imports(text, path[0]):
+        below = submodule(root, rest, source, module)
         if below is not None:
             return _header(root, below, [original, *path[1:]], hops - 1)
-    for module, _ in _imports(text, "*"):
-        below = _below(root, rest, source, module)
+    for module, _ in imports(text, "*"):
+        below = submodule(root, rest, source, module)
         with contextlib.suppress(_Unknown):  # one of several may have it
             if below is not None:
                 return _header(root, below, path, hops - 1)
     raise _Unknown("symbol_missing", f"{where} does not define {path[0]}")
-
-
-def _below(root: Path, rest: list[str], source: Path, module: str) -> list[str] | None:
-    """The submodule of the same package that an import in `source` names, or None if it is of another."""
-    package = rest if source.name == "__init__.py" else rest[:-1]
-    level = len(module) - len(module.lstrip("."))
-    if level:
-        base = package[: len(package) - level + 1]
-    elif module.split(".")[0] == root.stem:
-        base, module = [], module.partition(".")[2]
-    else:
-        return None
-    return [*base, *(part for part in module.lstrip(".").split(".") if part)]
-
-
-def _file(root: Path, rest: list[str]) -> Path | None:
-    """Source of the submodule `rest` of the package in `root`."""
-    if root.suffix == ".py":
-        return None if rest else root
-    base = root.joinpath(*rest)
-    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
 
 
 def _parsed(lines: list[str]) -> Header:
@@ -211,13 +174,3 @@ def _of(arguments: ast.arguments) -> Header:
         arguments.vararg is not None,
         arguments.kwarg is not None,
     )
-
-
-def _imports(text: str, name: str) -> Iterator[tuple[str, str]]:
-    """Modules that the name is imported from, and what it is called there."""
-    for match in re.finditer(r"^\s*from\s+([.\w]+)\s+import\s+(\([^)]*\)|[^\n(]+)", text, re.MULTILINE):
-        names = re.sub(r"#[^\n]*", "", match[2]).strip("()")
-        for part in names.split(","):
-            words = part.split()
-            if words and words[-1] == name and len(words) in (1, 3):
-                yield match[1], words[0]

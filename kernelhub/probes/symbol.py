@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.signature import _MOST_HOPS, _file, _imports, _root_of
+from kernelhub.probes.source import MOST_HOPS, file_of, imports, root_of, submodule
 
 
 def defines(target: str, *, root: Path | None = None, remedy: str = "") -> Finding:
@@ -28,12 +28,12 @@ def defines(target: str, *, root: Path | None = None, remedy: str = "") -> Findi
     module, _, name = target.partition(":")
     top, *rest = module.split(".")
     if root is None:
-        root_or_finding = _root_of(top, target, remedy)
+        root_or_finding = root_of(top, target, remedy)
         if isinstance(root_or_finding, Finding):
             return root_or_finding
         root = root_or_finding
     try:
-        there = _file(root, rest) is not None and (not name or _defined(root, rest, name, _MOST_HOPS))
+        there = file_of(root, rest) is not None and (not name or _defined(root, rest, name, MOST_HOPS))
     except (OSError, ValueError) as error:
         return lacking(target, "package_broken", f"the source of {module} cannot be read: {error}", remedy)
     if not there:
@@ -44,7 +44,7 @@ def defines(target: str, *, root: Path | None = None, remedy: str = "") -> Findi
 
 def _defined(root: Path, rest: list[str], name: str, hops: int) -> bool:
     """Whether the module `rest` of a package defines the name, or imports it from where it is defined."""
-    source = _file(root, rest)
+    source = file_of(root, rest)
     if source is None or hops == 0:
         return False
     text = source.read_text(encoding="utf-8")
@@ -53,24 +53,18 @@ def _defined(root: Path, rest: list[str], name: str, hops: int) -> bool:
     definition = re.search(here, text, re.MULTILINE)
     if definition is not None:
         return not member or _has_member(text[definition.end() :], member)
-    package = rest if source.name == "__init__.py" else rest[:-1]
-    everything = [(module, name) for module in re.findall(r"^\s*from\s+([.\w]+)\s+import\s+\*", text, re.MULTILINE)]
-    for module, original in (*_imports(text, name), *everything):
-        level = len(module) - len(module.lstrip("."))
-        if level:
-            base = package[: len(package) - level + 1]
-        elif module.split(".")[0] == root.stem:
-            base, module = [], module.partition(".")[2]
-        elif (module, original) in everything:
-            continue
-        else:
+    everything = [(module, name) for module, _ in imports(text, "*")]
+    for module, original in (*imports(text, name), *everything):
+        below = submodule(root, rest, source, module)
+        if below is None:
+            if (module, original) in everything:
+                continue
             return True  # of another package: its import is that package's matter
         if member:
             original = f"{original}.{member}"
-        below = [*base, *(part for part in module.lstrip(".").split(".") if part)]
-        if _defined(root, below, original, hops - 1) or _file(root, [*below, original]) is not None:
+        if _defined(root, below, original, hops - 1) or file_of(root, [*below, original]) is not None:
             return True
-    return not member and source.name == "__init__.py" and _file(root, [*rest, name]) is not None
+    return not member and source.name == "__init__.py" and file_of(root, [*rest, name]) is not None
 
 
 def _has_member(body: str, member: str) -> bool:

@@ -15,6 +15,7 @@ from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, pag
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from tests.conftest import HAS_GPU
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, largest_value, split
+from tests.gpu.test_attention_on_gpu import captured
 
 pytestmark = pytest.mark.gpu
 
@@ -90,20 +91,6 @@ def agrees(got: Any, arguments: dict[str, Any]) -> None:
     assert agreement.ok, str(agreement)
     if lse is not None:
         assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
-
-
-def captured(call: Any) -> torch.cuda.CUDAGraph:
-    """A graph of `call`, made after three calls on a side stream, as engines do."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
 
 
 class TestFa3Graphs:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
+from kernelhub.probes.package import spec_of
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,9 @@ SGL_OLD = Library("sgl_kernel", "sgl_kernel", 'pip install "sgl-kernel==0.3.21"'
 
 def find(library: Library, capability: tuple[int, int]) -> Finding:
     """The library's file for a device of this capability, as the value of the finding."""
-    try:
-        spec = importlib.util.find_spec(library.package)
-    except Exception as error:  # a foreign finder or a half-imported module may raise anything
-        reason = f"looking for {library.package} failed: {error!r}"
-        return lacking(library.package, "package_broken", reason, library.install)
+    spec = spec_of(library.package, remedy=library.install)
+    if isinstance(spec, Finding):
+        return spec
     if spec is None:
         return lacking(library.package, "package_missing", f"{library.package} is not installed", library.install)
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
+from kernelhub.probes.package import spec_of
 from kernelhub.probes.signature import Call, Header, mismatch
 
 INSTALL = 'pip install "kernelhub[deep-gemm]"'
@@ -66,10 +66,9 @@ def find() -> Copy | Finding:
     """The first copy that is whole, or what is wrong with the first that is not."""
     broken: Finding | None = None
     for module, top in PLACES:
-        try:
-            spec = importlib.util.find_spec(top)
-        except Exception as error:  # a foreign finder or a half-imported module may raise anything
-            broken = broken or lacking(module, "package_broken", f"looking for {top} failed: {error!r}", INSTALL)
+        spec = spec_of(top, subject=module, remedy=INSTALL)
+        if isinstance(spec, Finding):
+            broken = broken or spec
             continue
         for root in spec.submodule_search_locations or () if spec is not None else ():
             copy = Copy(module, Path(root, *module.split(".")[1:]))

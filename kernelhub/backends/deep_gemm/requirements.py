@@ -5,6 +5,7 @@ All of it is told from files. The library is imported by `loaded` alone, once on
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -93,7 +94,7 @@ class Offers:
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         for name in self.names:
-            finding = machine.ask(("deep_gemm offers", name), lambda calls=CALLS[name]: copies.offers(calls))  # type: ignore[misc]
+            finding = machine.ask(("deep_gemm offers", name), functools.partial(copies.offers, CALLS[name]))
             if not finding.ok:
                 return _rejection(finding)
         return None

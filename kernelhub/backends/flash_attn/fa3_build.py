@@ -6,11 +6,11 @@ Its `flash_attn_config` lists the parts that were left out. A part that it does 
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 from kernelhub.probes.finding import Finding, found, lacking
+from kernelhub.probes.package import spec_of
 
 _CONFIG = "flash_attn_config"
 _LIBRARY = "flash_attn_3"
@@ -18,10 +18,9 @@ _LIBRARY = "flash_attn_3"
 
 def library(remedy: str) -> Finding:
     """Is the compiled library beside the Python interface?"""
-    try:
-        spec = importlib.util.find_spec(_LIBRARY)
-    except Exception as error:  # a foreign finder or a half-imported module may raise anything
-        return lacking(_LIBRARY, "package_broken", f"looking for {_LIBRARY} failed: {error!r}", remedy)
+    spec = spec_of(_LIBRARY, remedy=remedy)
+    if isinstance(spec, Finding):
+        return spec
     if spec is None:
         reason = f"flash_attn_interface is here without {_LIBRARY}, its compiled part"
         return lacking(_LIBRARY, "package_broken", reason, remedy)
@@ -35,10 +34,9 @@ def library(remedy: str) -> Finding:
 
 def compiled_with(part: str, remedy: str) -> Finding:
     """Was this part compiled? Parts are named as in the build: ``"SOFTCAP"``, ``"HDIM128"``, ``"PAGEDKV"``, ..."""
-    try:
-        spec = importlib.util.find_spec(_CONFIG)
-    except Exception as error:  # as above
-        return lacking(part, "package_broken", f"looking for {_CONFIG} failed: {error!r}", remedy)
+    spec = spec_of(_CONFIG, subject=part, remedy=remedy)
+    if isinstance(spec, Finding):
+        return spec
     if spec is None or spec.origin is None:
         reason = f"without {_CONFIG} it cannot be told what this FlashAttention-3 was compiled with"
         return lacking(part, "package_broken", reason, remedy)

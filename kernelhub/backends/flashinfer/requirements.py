@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.probes import cache, compiler
 from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.package import fits
+from kernelhub.probes.package import fits, folders
 from kernelhub.probes.signature import Call, takes
 
 INSTALL = 'pip install "kernelhub[flashinfer]"'
@@ -152,9 +151,9 @@ def cache_folder() -> Path:
 
 def built_ahead(names: tuple[str, ...]) -> Finding:
     """One of the modules in the package itself or in flashinfer-jit-cache."""
-    folders = [Path(root, "data", "aot") for root in _folders("flashinfer")]
-    folders += [Path(root, "jit_cache") for root in _folders("flashinfer_jit_cache")]
-    for folder in folders:
+    places = [Path(root, "data", "aot") for root in folders("flashinfer")]
+    places += [Path(root, "jit_cache") for root in folders("flashinfer_jit_cache")]
+    for folder in places:
         for name in names:
             path = folder / name / f"{name}.so"
             if path.is_file():
@@ -166,8 +165,8 @@ def cubins() -> Finding:
     """flashinfer-cubin, or a folder that someone filled."""
     subject = "FlashInfer's cubins"
     named = os.environ.get("FLASHINFER_CUBIN_DIR")
-    folders = [Path(named)] if named else [Path(root, "cubins") for root in _folders("flashinfer_cubin")]
-    for folder in (*folders, *cache_folder().glob("*/cubins"), cache_folder() / "cubins"):
+    places = [Path(named)] if named else [Path(root, "cubins") for root in folders("flashinfer_cubin")]
+    for folder in (*places, *cache_folder().glob("*/cubins"), cache_folder() / "cubins"):
         if folder.is_dir() and any(folder.iterdir()):
             return found(subject, str(folder), f"cubins in {folder}")
     return lacking(
@@ -176,14 +175,6 @@ def cubins() -> Finding:
         "the kernels are binaries that would be downloaded at the first call",
         "install the flashinfer-cubin of the same version, or run `flashinfer download-cubin`",
     )
-
-
-def _folders(package: str) -> list[str]:
-    try:
-        spec = importlib.util.find_spec(package)
-    except Exception:  # a foreign finder or a half-imported module may raise anything; it holds no modules then
-        return []
-    return list(spec.submodule_search_locations or ()) if spec is not None else []
 
 
 def dtype_part(q_dtype: str, kv_dtype: str) -> str:

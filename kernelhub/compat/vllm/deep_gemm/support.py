@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from enum import Enum
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from kernelhub.compat.vllm.answer import answer, first_bad
 from kernelhub.compat.vllm.here import allowed, capability, on_device
 from kernelhub.dispatch.hub import HUB
 from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.package import package
+from kernelhub.probes.package import folders, package
 from kernelhub.probes.symbol import defines
 
 INSTALLED, BUNDLED = "deep_gemm", "vllm.third_party.deep_gemm"
@@ -123,9 +122,8 @@ def _copy() -> Finding:
 def _root(module: str) -> Path | None:
     """Folder of a copy; its parent packages are looked up and not imported."""
     top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        root = Path(folder).joinpath(*rest)
+    for folder in folders(top):
+        root = folder.joinpath(*rest)
         if (root / "__init__.py").is_file():
             return root
     return None
