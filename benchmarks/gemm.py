@@ -23,6 +23,10 @@ from roofline import Case, main
 from torch import Tensor
 
 import kernelhub
+from kernelhub.ops.gemm.fp4.inputs import MODELS as FP4_LAYERS
+from kernelhub.ops.gemm.fp4.inputs import Fp4Layer, fp4_gemm_inputs
+from kernelhub.ops.gemm.fp4.problem import MXFP4
+from kernelhub.ops.gemm.fp4.tolerance import error_allowed
 from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as PROJECTIONS
 from kernelhub.ops.gemm.fp8.batched.inputs import AbsorbedProjection, bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import MODELS as LAYERS
@@ -30,6 +34,7 @@ from kernelhub.ops.gemm.fp8.inputs import LinearLayer, fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.scaling import dequantised
 from kernelhub.ops.gemm.fp8.tolerance import compare
 
+_CHECKED = 64  # rows of a float4 product
 _CACHE_BYTES = 32 << 20  # of a CPU's last cache; more copies than needed do no harm
 Peer = Callable[[dict[str, Any]], Tensor]
 
@@ -101,6 +106,7 @@ def fp8_cases(device: torch.device, quick: bool) -> Iterator[Callable[[], Case]]
         plans = [("deepseek-v3.2 down / 8", "block", (1, 16) if quick else (1, 16, 256))]
         if not quick:
             plans += [("deepseek-v3.2 down / 8", "mx", (16,)), ("qwen3-30b-a3b qkv", "row", (1, 16))]
+            plans += [("glm-5 o", "block", (1, 16)), ("minimax-m2.5 o", "block", (1, 16))]
     else:
         few, many = (1, 64, 4096), (1, 16, 64, 128, 1024, 4096)
         plans = [("deepseek-v3.2 down / 8", "block", few if quick else many)]
@@ -108,6 +114,7 @@ def fp8_cases(device: torch.device, quick: bool) -> Iterator[Callable[[], Case]]
         if not quick:
             for name in ("q_b", "down", "kv_a"):
                 plans.append((f"deepseek-v3.2 {name}", "block", many))
+            plans += [("glm-5 o", "block", (16, 4096)), ("minimax-m2.5 o", "block", (16, 4096))]
             plans += [("qwen3-30b-a3b qkv", "block", many), ("qwen3-30b-a3b o", "block", (16, 1024))]
             plans += [("llama-3.1-70b qkv", scaling, (16, 256, 1024)) for scaling in ("row", "tensor")]
             plans.append(("deepseek-v3.2 down / 8", "mx", (16, 1024)))
@@ -123,7 +130,45 @@ def batched_cases(device: torch.device, quick: bool) -> Iterator[Callable[[], Ca
             yield lambda name=name, tokens=tokens: batched(PROJECTIONS[name], tokens, device)
 
 
-FAMILIES = (fp8_cases, batched_cases)
+def narrow(layer: Fp4Layer, tokens: int, device: torch.device) -> Case:
+    """`fp4_gemm` of one layer: bfloat16 activations, weights as published in float4."""
+    call = fp4_gemm_inputs(tokens=tokens, n=layer.n, k=layer.k, b_format=layer.b_format, device=device)
+    scales = (call["b_scale"],) if layer.b_format == MXFP4 else (call["b_scale"], call["b_global_scale"])
+    widen = kernelhub.dequantize_mxfp4 if layer.b_format == MXFP4 else kernelhub.dequantize_nvfp4
+    wide = widen(call["b"], *scales)
+    return _case(
+        f"{layer.name} {layer.n} x {layer.k}, {layer.b_format}, {tokens} rows",
+        kernelhub.fp4_gemm,
+        {**call, "_b": wide},
+        {"bfloat16 weights": lambda operands: operands["a"] @ operands["_b"].t()},
+        device,
+        bytes=2 * tokens * (layer.k + layer.n) + sum(t.numel() * t.itemsize for t in (call["b"], *scales)),
+        operations=2 * tokens * layer.n * layer.k,
+        right=lambda out: _narrow_right(out[:_CHECKED], call["a"][:_CHECKED], wide),
+        float8=False,
+    )
+
+
+def _narrow_right(out: Tensor, a: Tensor, wide: Tensor) -> bool:
+    """float4 codes times their scales are bfloat16 numbers but for the last bits of the scales' product."""
+    want = a.double() @ wide.double().t()
+    sizes = a.double().abs() @ wide.double().abs().t()
+    allowed = error_allowed(want, sizes, a.shape[1], out.dtype) + 2.0**-8 * sizes
+    return bool(((out.double() - want).abs() <= allowed).all())
+
+
+def fp4_cases(device: torch.device, quick: bool) -> Iterator[Callable[[], Case]]:
+    """Layers of experts and of attention, few rows and many."""
+    names = ("gpt-oss-120b expert gate_up", "glm-5 expert gate_up")
+    sizes = (16,) if device.type == "cpu" else (16, 4096) if quick else (1, 16, 64, 256, 4096)
+    if not quick:
+        names += ("minimax-m2.5 expert gate_up", "qwen3-30b-a3b qkv") if device.type == "cpu" else tuple(FP4_LAYERS)
+    for name in dict.fromkeys(names):
+        for tokens in sizes:
+            yield lambda name=name, tokens=tokens: narrow(FP4_LAYERS[name], tokens, device)
+
+
+FAMILIES = (fp8_cases, batched_cases, fp4_cases)
 
 
 def _case(
@@ -134,9 +179,12 @@ def _case(
     device: torch.device,
     bytes: int,
     operations: int,
+    right: Callable[[Tensor], bool] | None = None,
+    float8: bool = True,
 ) -> Case:
     """A call, with peers that take the same operands in turn; an underscore marks what only peers take."""
     first, *rest = copies = _copies(operands, device)
+    right = right or (lambda out: _right(function, out, first, device))
 
     def in_turn(way: Peer) -> Callable[[], Tensor]:
         round_trip = itertools.cycle(copies)
@@ -149,8 +197,8 @@ def _case(
         {name: in_turn(way) for name, way in peers.items()},
         bytes=bytes,
         operations=operations,
-        disagreement=lambda out, _: 0.0 if _right(function, out, first, device) else float("inf"),
-        float8=True,
+        disagreement=lambda out, _: 0.0 if right(out) else float("inf"),
+        float8=float8,
         copies=[_arguments(copy) for copy in rest],
     )
 

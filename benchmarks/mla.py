@@ -129,6 +129,7 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
         if not quick:
             made.append(lambda: decode(16, 8, 2048, device, dtype=torch.float32))
             made.append(lambda: decode(128, 4, 2048, device, tokens=2))
+            made.append(lambda: decode(64, 4, 2048, device))  # GLM-5's heads
         made += [lambda kv_dtype=kv_dtype: write(512, device, kv_dtype) for kv_dtype in (None, FP8)]
         return made
     few = ((1, 8192), (32, 4096))
@@ -138,6 +139,9 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
         for batch, kv_tokens in ((32, 4096),) if quick else ((1, 32768), (32, 8192), (128, 4096)):
             made.append(lambda h=heads, b=batch, n=kv_tokens: decode(h, b, n, device, kv_dtype=FP8))
             made.append(lambda h=heads, b=batch, n=kv_tokens: decode(h, b, n, device, topk=2048))
+    if not quick:
+        made += [lambda b=b, n=n: decode(64, b, n, device) for b, n in ((32, 8192), (128, 2048))]  # GLM-5's heads
+        made.append(lambda: decode(64, 32, 8192, device, topk=2048))
     made.append(lambda: decode(16, 32, 4096, device, tokens=2))
     made.append(lambda: decode(128, 32, 4096, device, tokens=2))
     for tokens in (128, 8192):

@@ -139,6 +139,8 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
         for tokens in (4,) if quick else (1, 64):
             made.append(lambda n=tokens: experts("deepseek-v3.2", n, device, tensor_parallel=8, num_experts=8))
             made.append(lambda n=tokens: experts("gpt-oss-120b", n, device, tensor_parallel=2, num_experts=4))
+            for model, ranks in () if quick else (("glm-5", 8), ("minimax-m2.5", 4)):
+                made.append(lambda m=model, r=ranks, n=tokens: experts(m, n, device, tensor_parallel=r, num_experts=8))
         return made
     sizes = (1, 64, 1024) if quick else (1, 4, 16, 64, 256, 1024, 4096)
     for model in ("deepseek-v3.2", "qwen3-30b-a3b", "gpt-oss-120b"):
@@ -150,6 +152,7 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
         made.append(lambda n=tokens: experts("minimax-m2.5", n, device, tensor_parallel=4))
         made.append(lambda n=tokens: experts("gpt-oss-120b", n, device, tensor_parallel=1))
     for tokens in (16, 1024):
+        made.append(lambda n=tokens: experts("glm-5", n, device, tensor_parallel=8))
         made.append(lambda n=tokens: experts("qwen3-30b-a3b", n, device, weights="fp8_channel"))
         made.append(lambda n=tokens: experts("qwen3-30b-a3b", n, device, weights="nvfp4"))
     return made
