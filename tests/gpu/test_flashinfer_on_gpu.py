@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.flashinfer import kernels as records
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
@@ -160,6 +161,7 @@ class TestConcat(ConcatContract):
 
 
 LATENT = ("flashinfer.mla_fa2", "flashinfer.mla_fa3")
+WITHOUT_LSE = ("flashinfer.fa2_decode_tc", "flashinfer.fa2_prefill", "flashinfer.fa2_ragged", "flashinfer.mla_fa2")
 
 
 class TestLatent:
@@ -190,11 +192,26 @@ class TestLatent:
         verdict = kernelhub.mla_attention.explain(**arguments, backend=kernel)
         if verdict.selected != kernel:
             pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
-        out, lse = kernelhub.mla_attention(**arguments, return_lse=True, backend=kernel)
+        has_lse = kernel not in WITHOUT_LSE
+        got = kernelhub.mla_attention(**arguments, return_lse=has_lse, backend=kernel)
+        out, lse = got if has_lse else (got, None)
         want, want_lse = kernelhub.mla_attention.reference(**arguments, return_lse=True)
         agreement = compare_out(out, want, mla.largest_value(arguments))
         assert agreement.ok, str(agreement)
-        assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
+        if lse is not None:
+            assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
+
+
+class TestNoLse:
+    """Their contracts above run without an LSE: it is summed from weights rounded to half precision."""
+
+    @pytest.mark.parametrize("kernel", WITHOUT_LSE)
+    def test_it_is_refused_with_the_reason(self, kernel) -> None:
+        op = next(record.op for record in records.KERNELS if record.name == kernel)
+        verdict = kernelhub.explain(op, device="H200", backend=kernel, lse=True)
+        assert verdict.selected != kernel
+        (decision,) = [decision for decision in verdict.decisions if decision.kernel == kernel]
+        assert any("rounded to half precision" in item.reason for item in decision.rejections)
 
 
 def runs(kernel: str, **changes: Any) -> dict[str, Any]:

@@ -28,6 +28,10 @@ SM80_ON = OnDevice("nvidia", only=((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 
 HOPPER = OnDevice("nvidia", only=((9, 0),))
 DATACENTRE_BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3)))
 
+# `m16k16_rowsum_f16f16f32` of `prefill.cuh` and `mla.cuh` sums the weights as the second product takes them, rounded to
+# half precision: by up to u relative, where an LSE may be off by u / 16, with float16 as with bfloat16.
+ROUNDED_SUM = "the sum of weights that were rounded to half precision is off by up to 16 times what an LSE may be"
+
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3"}  # as names of modules have them
 
 

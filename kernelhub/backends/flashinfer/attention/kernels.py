@@ -10,6 +10,7 @@ from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.requirements import (
     DATACENTRE_BLACKWELL,
     HOPPER,
+    ROUNDED_SUM,
     SM80_ON,
     Cubins,
     Module,
@@ -28,6 +29,7 @@ _COMPILED = "compiled at first use, for minutes, unless built ahead"
 _PAGES = Between("page_size", 1, 1 << 16)
 _ANY_LENGTH = OneOf("q_len", (ONE, FEW, MANY, ANY))
 _ONE_QUERY = OneOf("q_len", (ONE,), why="it takes one query of each sequence")
+_NO_LSE = OneOf("lse", (False,), why=ROUNDED_SUM)
 _SAME_WIDTH = SameValue("head_dim_vo", "head_dim_qk", why="both are read by one set of strides")
 _SQUARE = (OneOf("head_dim_qk", (64, 128, 256)), OneOf("head_dim_vo", (64, 128, 256)), _SAME_WIDTH)
 _HALF_OR_FP8 = (
@@ -146,9 +148,10 @@ KERNELS = (
             _ONE_QUERY,
             Rule(_GROUP, _many_heads_share, "value"),
             OneOf("ragged", (False,)),
+            _NO_LSE,
             _FA2,
         ),
-        features=_FP8_FEATURES - {"ragged"},
+        features=_FP8_FEATURES - {"ragged", "lse"},
         reads_lengths=True,
         source=_SOURCE,
     ),
@@ -165,9 +168,10 @@ KERNELS = (
             _PAGES,
             _ANY_LENGTH,
             anything(*_GROUP),
+            _NO_LSE,
             _FA2,
         ),
-        features=_FP8_FEATURES,
+        features=_FP8_FEATURES - {"lse"},
         reads_lengths=True,
         source=_SOURCE,
     ),
@@ -246,9 +250,10 @@ KERNELS = (
             Rule(("head_dim_qk", "head_dim_vo"), _widths_of_ampere, "value"),
             _ANY_LENGTH,
             anything(*_GROUP),
+            _NO_LSE,
             _FA2,
         ),
-        features=_FEATURES,
+        features=_FEATURES - {"lse"},
         reads_lengths=True,
         source=_SOURCE,
     ),
