@@ -78,7 +78,12 @@ _ATTENTION = [
 # Where an op's kernels differ in more than the device they run on: problems that reach each of them.
 SWEEPS: dict[str, list[dict[str, Any]]] = {
     "attention": _ATTENTION,
-    "paged_attention": [*_ATTENTION, {"q_len": "many", "causal": True, "page_size": 256}],
+    "paged_attention": [
+        *_ATTENTION,
+        {"q_len": "many", "causal": True, "page_size": 256},
+        {"sinks": True},
+        {"num_kv_heads": 32, "lse": True},
+    ],
     "linear_attention": [{"q_len": q_len} for q_len in ("one", "many")],
     "fp8_gemm": [
         *(
@@ -111,8 +116,7 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
 
 
 # Kernels that nothing reaches unasked: they have not run on a GPU here yet, and stand behind those that have.
-_FLASHINFER = ("fa2_decode", "fa2_decode_tc", "fa2_prefill", "fa3_prefill", "xqa", "trtllm_gen")
-_FLASHINFER += ("fa2_ragged", "fa3_ragged", "mla_fa2", "mla_fa3", "concat")
+_FLASHINFER = ("trtllm_gen",)
 _FLASHINFER += ("fp8_blocks", "groupwise_cutlass", "groupwise_trtllm")
 _FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cublas", "cudnn", "cutlass"))
 _FLASHINFER += ("fp4_cutlass", "mx_cutlass", "cutlass_experts", "cutlass_experts_fp8")
@@ -128,10 +132,10 @@ NOT_RUN = {
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None:
-    """A kernel that nothing can ever reach is an error. Each library is looked at without the others too."""
+    """A kernel that nothing can ever reach is an error. Each library is looked at without the others, too."""
     reached = set()
     alone = [{"triton": PACKAGES["triton"], name: version} for name, version in PACKAGES.items()]
-    for packages in (PACKAGES, *alone, FA3):
+    for packages in (PACKAGES, *alone, {"flashinfer": PACKAGES["flashinfer"]}, FA3):
         machine = SimulatedMachine(packages, variables={"TRITON_INTERPRET": "1"})
         for device, values in itertools.product(SIMULATED, SWEEPS.get(op, [{}])):
             reached.add(kernelhub.explain(op, device=device, machine=machine, **values).selected)
