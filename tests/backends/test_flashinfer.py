@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import types
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -118,6 +119,79 @@ class TestTrtllmGen(OneQuery, PagedContract):
     fewest_cases = 8
 
 
+class TestTrtllmContext(OnFake, PagedContract):
+    kernel = "flashinfer.trtllm_context"
+    fewest_cases = 25
+    several = Case("several queries", {"seq_lens": (40, 9, 77), "q_lens": 6}, features=("causal",))
+
+    @classmethod
+    def record(cls) -> Kernel:
+        """Without causality as a feature to try alone, since windows and sinks are tried beside it."""
+        record = super().record()
+        return dataclasses.replace(record, features=record.features - {"causal"})
+
+
+class WithSinks(OnFake, PagedContract):
+    """The cases with sinks, which every call of the kernels has."""
+
+    several = Case("several queries", {"seq_lens": (40, 9, 77), "q_lens": 6}, features=("sinks",))
+    plain = Case("plain", {"seq_lens": (40, 9, 77)}, features=("sinks",))
+    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal", "sinks"))
+    fewest_cases = 35
+
+    @classmethod
+    def record(cls) -> Kernel:
+        """Without sinks as a feature to try beside others: they are in every case."""
+        record = super().record()
+        return dataclasses.replace(record, features=record.features - {"sinks"})
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        return super().inputs(dataclasses.replace(case, features=(*case.features, "sinks")))
+
+    @pytest.fixture(autouse=True)
+    def a_process_of_its_own(self, installed, monkeypatch):
+        monkeypatch.setattr(importlib.import_module("kernelhub.backends.flashinfer.attention.sinks"), "_widths", Free())
+
+
+class Free(dict[str, int]):
+    """Widths of a process that has none loaded."""
+
+    def setdefault(self, key: str, default: int = 0) -> int:
+        return default
+
+
+class TestSinks(WithSinks):
+    kernel = "flashinfer.fa2_sinks"
+
+
+class TestSinksHopper(WithSinks):
+    kernel = "flashinfer.fa3_sinks"
+
+
+class TestTrtllmRagged(OnFake, DenseContract):
+    kernel = "flashinfer.trtllm_ragged"
+    fewest_cases = 5
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        widths = (192, 128) if case.widths == (64, 64) else case.widths
+        return super().inputs(dataclasses.replace(case, widths=widths))
+
+    def test_no_tokens_give_an_empty_result(self) -> None:
+        arguments = self.inputs(self.plain)
+        arguments = {name: value[:0] if name in ("q", "k", "v") else value for name, value in arguments.items()}
+        assert self.run(arguments).shape == (0, *arguments["q"].shape[1:3], 128)
+
+    def test_keys_of_sequences_without_queries_are_left_out(self) -> None:
+        case = Case("gaps", {"q_lens": (3, 0, 40, 2, 0), "kv_lens": (0, 9, 30, 50, 7)})
+        for features in ((), ("causal",)):
+            arguments = self.inputs(dataclasses.replace(case, features=features))
+            out = torch.full((*arguments["q"].shape[:2], 128), torch.nan, dtype=torch.bfloat16)
+            self.check(self.run(arguments, out=out), arguments)
+            assert self.run(arguments).isfinite().all()
+
+
 class TestRagged(OnFake, DenseContract):
     kernel = "flashinfer.fa2_ragged"
     fewest_cases = 30
@@ -143,8 +217,113 @@ LATENT = {
 }
 
 
+class TestWidthsWithSinks(OnFake):
+    def test_a_second_width_in_a_process_is_refused_with_the_reason(self) -> None:
+        module = importlib.import_module("kernelhub.backends.flashinfer.attention.sinks")
+        module._widths.clear()
+        sinks = torch.linspace(-1, 4, 8)
+        for width, chosen in ((64, "flashinfer.fa2_sinks"), (128, "torch.blocked"), (64, "flashinfer.fa2_sinks")):
+            args, kwargs = split(paged_attention_inputs(AttentionModel("wide", 8, 2, width, width), seq_lens=(40, 9)))
+            order = ("flashinfer.fa2_sinks", "torch.blocked")
+            with kernelhub.use(paged_attention=order):
+                plan = kernelhub.paged_attention.prepare(*args, sinks=sinks, **kwargs)
+            assert plan.kernel == chosen
+        with pytest.raises(kernelhub.errors.KernelhubError, match="says nothing of the width"):
+            kernelhub.paged_attention(
+                **paged_attention_inputs(AttentionModel("wide", 8, 2, 128, 128), seq_lens=(40, 9)),
+                sinks=sinks,
+                backend="flashinfer.fa2_sinks",
+            )
+
+
+class Latent(OnFake):
+    """Latent attention of the one shape that its kernels take, which say no LSE."""
+
+    kernel: ClassVar[str]
+    page_sizes: ClassVar[tuple[int, ...]]
+    heads: ClassVar[int] = 128
+    check = mla.MlaContract.check
+
+    def case(self, **changes: Any) -> dict[str, Any]:
+        case = mla.Case("latent", {"page_size": 64} | changes, heads=self.heads, widths=(512, 64))
+        return case.arguments("cpu")
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
+        return kernelhub.mla_attention(**(arguments | more), backend=self.kernel)
+
+    @pytest.mark.parametrize("seq_lens", [(40, 1, 77), (0, 30, 0), (700, 300)], ids=str)
+    def test_matches_the_reference_in_float64(self, seq_lens) -> None:
+        for page_size in self.page_sizes:
+            arguments = self.case(seq_lens=seq_lens, page_size=page_size)
+            out = torch.full((*arguments["q"].shape[:-1], 512), torch.nan, dtype=torch.bfloat16)
+            assert self.run(arguments, out=out) is out
+            self.check(out, arguments)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_one_query_sees_all_keys_causal_or_not(self, causal) -> None:
+        arguments = self.case(seq_lens=(40, 9)) | {"causal": causal}
+        self.check(self.run(arguments), arguments)
+
+    @pytest.mark.parametrize("scale", [0.3, -0.3, 0.0, 1, 1e-4])
+    def test_the_scale_may_have_any_sign(self, scale) -> None:
+        arguments = self.case(seq_lens=(40, 9)) | {"scale": scale}
+        self.check(self.run(arguments), arguments)
+
+    def test_operands_may_have_any_strides(self) -> None:
+        arguments = self.case(seq_lens=(40, 9))
+        for name in ("q", "kv_cache"):
+            wide = arguments[name].new_zeros((*arguments[name].shape[:-1], arguments[name].shape[-1] + 3))
+            wide[..., 1:-2] = arguments[name]
+            self.check(self.run(arguments | {name: wide[..., 1:-2]}), arguments)
+        out = torch.empty(*arguments["q"].shape[:-1], 1024, dtype=torch.bfloat16)[..., ::2]
+        self.check(self.run(arguments, out=out), arguments)
+
+    def test_a_plan_reads_lengths_on_the_device_and_may_stand_in_graphs_of_decode(self) -> None:
+        arguments = self.case(seq_lens=(40, 9))
+        plan = kernelhub.mla_attention.prepare(**arguments, backend=self.kernel)
+        assert not plan.reads_lengths
+        assert plan.graph.name == "UNIFORM_DECODE"
+        step = plan.begin(arguments["block_table"], arguments["seq_lens"])
+        self.check(step.run(arguments["q"], arguments["kv_cache"]), arguments)
+
+    @pytest.mark.parametrize(
+        "facets",
+        [
+            {"lse": True},
+            {"q_dtype": "float16", "kv_dtype": "float16"},
+            {"sinks": True},
+            {"ragged": True},
+            {"sparse": True},
+        ],
+        ids=str,
+    )
+    def test_what_it_does_not_do_is_refused(self, facets) -> None:
+        assert kernelhub.explain("mla_attention", device="cpu", backend=self.kernel, **facets).selected is None
+
+
+class TestTrtllmLatent(Latent):
+    kernel = "flashinfer.mla_trtllm"
+    page_sizes = (32, 64)
+
+    @pytest.mark.parametrize("heads", [16, 64, 128])
+    @pytest.mark.parametrize("seq_lens", [(40, 5, 77), (3, 8, 0)], ids=str)
+    def test_several_queries_see_the_keys_up_to_their_own(self, seq_lens, heads, monkeypatch) -> None:
+        monkeypatch.setattr(type(self), "heads", heads)
+        arguments = self.case(seq_lens=seq_lens, q_lens=4)
+        self.check(self.run(arguments), arguments)
+
+    def test_so_they_are_not_run_without_causality(self) -> None:
+        for facets in ({"q_len": "few", "causal": False}, {"q_len": "many", "causal": True}, {"num_heads": 96}):
+            assert kernelhub.explain("mla_attention", device="cpu", backend=self.kernel, **facets).selected is None
+
+
+class TestXqaLatent(Latent):
+    kernel = "flashinfer.mla_xqa"
+    page_sizes = (16, 32, 64, 128)
+
+
 @pytest.mark.parametrize("kernel", ["flashinfer.mla_fa2", "flashinfer.mla_fa3"])
-class TestLatent(OnFake):
+class TestFlashLatent(OnFake):
     """The contract of latent attention, for the one width that the records take."""
 
     check = mla.MlaContract.check

@@ -174,12 +174,20 @@ class TestCubins:
         assert not cubins().ok, "the variable says where"
 
 
+_OF_BINARIES = ("trtllm_gen", "trtllm_context")
+
+
+def kernels_of_binaries() -> tuple[str, ...]:
+    return tuple(f"flashinfer.{name}" for name in _OF_BINARIES)
+
+
 class TestKnownBad:
     @pytest.mark.parametrize(("page_size", "bad"), [(64, False), (128, False), (256, True)])
     def test_large_pages_of_trtllm_gen(self, page_size, bad) -> None:
         (entry,) = records.KNOWN_BAD
         problem = PagedAttentionProblem(device=simulated("B200"), page_size=page_size)
-        assert entry.kernel == "flashinfer.trtllm_gen"
+        kernels = {kernel.name for kernel in records.KERNELS if kernel.op == entry.op and kernel.matches(entry.kernel)}
+        assert kernels == {"flashinfer.trtllm_gen", "flashinfer.trtllm_context"}
         assert all(item.reject(problem, Machine()) is None for item in entry.where) is bad
         assert entry.issue.startswith("https://")
 
@@ -187,9 +195,10 @@ class TestKnownBad:
         machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
         for device, facets in (("B200", {"page_size": 256}), ("H200", {"sinks": True}), ("B200", {"sinks": True})):
             verdict = kernelhub.explain("paged_attention", device=device, machine=machine, **facets)
-            assert verdict.selected not in ("flashinfer.trtllm_gen", "flashinfer.fa2_decode", "flashinfer.fa3_prefill")
+            assert verdict.selected not in ("flashinfer.fa2_decode", "flashinfer.fa2_prefill", "flashinfer.fa3_prefill")
+            assert "page_size" not in facets or verdict.selected not in kernels_of_binaries()
         honours = {kernel.name for kernel in records.KERNELS if "sinks" in kernel.features}
-        assert honours == {"flashinfer.xqa"}
+        assert honours == {f"flashinfer.{name}" for name in ("xqa", "fa2_sinks", "fa3_sinks", *_OF_BINARIES)}
 
 
 class TestLoading:

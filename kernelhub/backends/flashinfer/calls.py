@@ -62,6 +62,55 @@ TRTLLM_DECODE = Call(
     ("bmm1_scale", "bmm2_scale", "window_left", "out", "sinks", "kv_layout", "backend", "q_len_per_req"),
 )
 
+TRTLLM_CONTEXT = Call(
+    "flashinfer.prefill:trtllm_batch_context_with_kv_cache",
+    (
+        "query",
+        "kv_cache",
+        "workspace_buffer",
+        "block_tables",
+        "seq_lens",
+        "max_q_len",
+        "max_kv_len",
+        "bmm1_scale",
+        "bmm2_scale",
+        "batch_size",
+        "cum_seq_lens_q",
+        "cum_seq_lens_kv",
+    ),
+    ("window_left", "out", "sinks", "kv_layout", "causal"),
+)
+TRTLLM_RAGGED = Call(
+    "flashinfer.prefill:trtllm_ragged_attention_deepseek",
+    (
+        "query",
+        "key",
+        "value",
+        "workspace_buffer",
+        "seq_lens",
+        "max_q_len",
+        "max_kv_len",
+        "bmm1_scale",
+        "bmm2_scale",
+        "o_sf_scale",
+        "batch_size",
+        "window_left",
+        "cum_seq_lens_q",
+        "cum_seq_lens_kv",
+        "enable_pdl",
+        "is_causal",
+        "return_lse",
+    ),
+    ("out", "skip_all_rows_active_check"),
+)
+
+# A module until 0.6.9, then a package that passes on its `_core`.
+SINKS = Call(
+    "flashinfer.attention:BatchAttentionWithAttentionSinkWrapper.__init__",
+    ("float_workspace_buffer",),
+    ("kv_layout", "backend", "q_data_type", "kv_data_type", "head_dim_qk", "head_dim_vo", "window_left"),
+)
+
 _MLA = (("float_workspace_buffer",), ("backend",))
 _MLA_PLAN = (
     (),
@@ -87,6 +136,28 @@ MLA, MLA_PLAN, MLA_RUN = (
         Call(f"flashinfer.{module}:BatchMLAPagedAttentionWrapper.{method}", *given) for module in ("mla", "mla._core")
     )
     for method, given in (("__init__", _MLA), ("plan", _MLA_PLAN), ("run", _MLA_RUN))
+)
+_LATENT = (
+    "query",
+    "kv_cache",
+    "workspace_buffer",
+    "qk_nope_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "block_tables",
+    "seq_lens",
+    "max_seq_len",
+)
+_LATENT_MORE = ("out", "bmm1_scale", "bmm2_scale")
+TRTLLM_LATENT = tuple(
+    Call(
+        f"flashinfer.{module}:trtllm_batch_decode_with_kv_cache_mla", _LATENT, (*_LATENT_MORE, "backend", "return_lse")
+    )
+    for module in ("mla", "mla._core")
+)
+XQA_LATENT = tuple(
+    Call(f"flashinfer.{module}:xqa_batch_decode_with_kv_cache_mla", _LATENT, _LATENT_MORE)
+    for module in ("mla", "mla._core")
 )
 CONCAT = Call("flashinfer.concat_ops:concat_mla_k", ("k", "k_nope", "k_rope"))
 
@@ -155,9 +226,17 @@ EXPERTS_SPACE = Call(
         "device",
     ),
 )
-# Not in the first release that is admitted: `mm_mxfp8` from 0.6.12, sums in a fixed order and a function that tells the
-# workspace from 0.6.18 on, of those that were read.
-NEWER = (EXPERTS, EXPERTS_SPACE, MX_GEMM)
+# Not in the first release that is admitted: `mm_mxfp8`, masks of the context and an LSE of latent attention, by which
+# the release is told that takes `out` as it is documented, from 0.6.12; sums in a fixed order, a function that tells
+# the workspace, and no look at the lengths of ragged sequences from 0.6.18 on, of those that were read.
+NEWER: tuple[Call | tuple[Call, ...], ...] = (
+    EXPERTS,
+    EXPERTS_SPACE,
+    MX_GEMM,
+    TRTLLM_CONTEXT,
+    TRTLLM_RAGGED,
+    TRTLLM_LATENT,
+)
 
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
     DECODE,
@@ -174,6 +253,8 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     MLA,
     MLA_PLAN,
     MLA_RUN,
+    SINKS,
+    XQA_LATENT,
     CONCAT,
     FP8_GEMM,
     BLOCKS_HOPPER,

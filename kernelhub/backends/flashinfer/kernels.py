@@ -6,6 +6,7 @@ from kernelhub.backends.flashinfer.attention import kernels as attention
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
+from kernelhub.backends.flashinfer.trtllm import kernels as trtllm
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend(
@@ -15,6 +16,6 @@ BACKEND = Backend(
     homepage="https://github.com/flashinfer-ai/flashinfer",
 )
 
-KERNELS = (*attention.KERNELS, *mla.KERNELS, *gemm.KERNELS, *moe.KERNELS)
+KERNELS = (*attention.KERNELS, *mla.KERNELS, *trtllm.KERNELS, *gemm.KERNELS, *moe.KERNELS)
 
-KNOWN_BAD = attention.KNOWN_BAD
+KNOWN_BAD = trtllm.KNOWN_BAD

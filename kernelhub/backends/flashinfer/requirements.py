@@ -26,6 +26,7 @@ PACKAGE = Package("flashinfer", ">=0.6,<0.7.3", distribution="flashinfer-python"
 # FlashInfer's FlashAttention-2 kernels are plain sm_80 code, compiled for the device at hand.
 SM80_ON = OnDevice("nvidia", only=((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)))
 HOPPER = OnDevice("nvidia", only=((9, 0),))
+CONSUMER_BLACKWELL = OnDevice("nvidia", only=((12, 0), (12, 1)))
 DATACENTRE_BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3)))
 
 # `m16k16_rowsum_f16f16f32` of `prefill.cuh` and `mla.cuh` sums the weights as the second product takes them, rounded to
@@ -71,6 +72,10 @@ class Cubins:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         finding = machine.ask("flashinfer cubins", cubins)
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+# What launches TensorRT-LLM's binaries of attention.
+LAUNCHER = Module((), lambda _: ("fmha_gen",))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,14 @@ _H200 = "measured on an H200, the only GPU so far (benchmarks/results/attention_
 _NO_PEER = "torch has no kernel that reads lengths on the device"
 _FA3 = "FlashAttention-3 is right on an H200, and takes 0.57 to 0.6 of triton.prefill's time for dense prefill there"
 # These keep the op's contract against a model of their library; they have not run on a GPU here yet.
-_NOT_RUN = ("flashinfer.trtllm_gen", "flash_attn.fa2", "flash_attn.fa4")
+_NOT_RUN = (
+    "flashinfer.trtllm_gen",
+    "flashinfer.trtllm_context",
+    "flashinfer.fa3_sinks",
+    "flashinfer.fa2_sinks",
+    "flash_attn.fa2",
+    "flash_attn.fa4",
+)
 # FlashInfer 0.6.18 on an H200, 64 heads to 8 of 128, pages of 64 tokens; what its plans cost the host is not in it.
 # 64 x 4096: split_kv 0.264 ms, fa2_decode_tc and fa2_prefill 0.262, xqa 0.299; 256 x 1024 0.275, 0.277, 0.302;
 # 1 x 131072 0.147, 0.145, 0.155; 32 heads to 32, 32 x 4096: 0.503, fa2_prefill 0.500, fa2_decode 0.538. Four queries

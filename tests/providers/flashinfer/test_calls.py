@@ -12,6 +12,7 @@ from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
 from kernelhub.backends.flashinfer.requirements import PACKAGE, Module, takes_one
+from kernelhub.backends.flashinfer.trtllm import kernels as trtllm
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.probes.device import simulated
 from kernelhub.probes.package import fits
@@ -70,12 +71,24 @@ class TestReleases:
 
     @pytest.mark.parametrize("call", calls.NEWER, ids=name_of)
     def test_newer_calls_are_refused_where_they_are_not_taken(self, call, version) -> None:
-        finding = takes(call, root=wheel("flashinfer-python", version) / "flashinfer")
-        older = ("0.6.1",) if call is calls.MX_GEMM else ("0.6.1", "0.6.12")
+        finding = takes_one(several(call), root=wheel("flashinfer-python", version) / "flashinfer")
+        first = (calls.MX_GEMM, calls.TRTLLM_CONTEXT, calls.TRTLLM_LATENT)
+        older = ("0.6.1",) if call in first else ("0.6.1", "0.6.12")
         if version in older:
             assert finding.code in ("signature_changed", "symbol_missing")
         else:
             assert finding.ok, finding.reason
+
+    def test_modules_of_attention_are_called_what_the_probe_looks_for(self, version) -> None:
+        folder = wheel("flashinfer-python", version) / "flashinfer"
+        assert '"fmha_gen"' in (folder / "jit/attention/modules.py").read_text()
+        xqa = (folder / "jit/xqa.py").read_text()
+        for part in ("xqa_mla_input_", "_head_group_ratio_{head_group_ratio}_use_sliding_window_{use_sliding_window}"):
+            assert part in xqa
+        takes_halves = "torch.bfloat16)" in xqa.partition("def gen_xqa_module_mla(")[2].partition("return gen_jit")[0]
+        assert takes_halves is (version != "0.6.1"), "the record of XQA's latents asks for 0.6.12"
+        sinks = (folder / ("attention.py" if version == "0.6.1" else "attention/_core.py")).read_text()
+        assert 'f"batch_prefill_attention_sink_{filename_safe_dtype_map[q_data_type]}_swa_{window_left >= 0}_' in sinks
 
     def test_modules_of_experts_are_called_what_the_probe_looks_for(self, version) -> None:
         source = (wheel("flashinfer-python", version) / "flashinfer/jit/fused_moe.py").read_text()
@@ -118,7 +131,7 @@ def test_an_older_release_is_refused_by_its_version() -> None:
 
 
 def test_every_call_of_the_table_is_held_by_a_record() -> None:
-    held = "".join(map(inspect.getsource, (attention, mla, gemm, moe)))
+    held = "".join(map(inspect.getsource, (attention, trtllm, mla, gemm, moe)))
     for name, value in vars(calls).items():
         if value in (*calls.CALLS, *calls.NEWER):
             assert f"calls.{name}" in held, f"{name} is held by no record"

@@ -1,24 +1,22 @@
 """Records of FlashInfer's kernels of attention.
 
-None of them honours sinks but XQA: the planned wrappers take the argument and drop it. None of the planned ones can
-stand in a CUDA graph here: their tables belong to one step.
+Sinks are honoured by XQA and by a wrapper of their own: the others take the argument and drop it. None of the planned
+ones can stand in a CUDA graph here: their tables belong to one step.
 """
 
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.requirements import (
-    DATACENTRE_BLACKWELL,
     HOPPER,
     ROUNDED_SUM,
     SM80_ON,
-    Cubins,
     Module,
     dtype_part,
     requirements,
 )
 from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Rule, SameValue, anything, dtype_in
-from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.attention.problem import ANY, FEW, FP8, MANY, ONE, AttentionProblem, PagedAttentionProblem
 
 _HERE = "kernelhub.backends.flashinfer.attention"
@@ -69,6 +67,14 @@ def _xqa_names(problem: PagedAttentionProblem) -> tuple[str, ...]:
     return (start, f"{start}_spec_q_seq_len_1")
 
 
+def _sinks_module(backend: str) -> Module:
+    def names(problem: PagedAttentionProblem) -> tuple[str, ...]:
+        dtype = {"float16": "f16", "bfloat16": "bf16"}.get(problem.q_dtype, problem.q_dtype)
+        return (f"batch_prefill_attention_sink_{dtype}_swa_{problem.window_left}_{backend}",)
+
+    return Module(("q_dtype", "window_left"), names)
+
+
 _FA2 = _prefill_module("")
 _FA3 = _prefill_module("_sm90")
 _DECODE = Module(_FACETS, _decode_names)
@@ -101,6 +107,18 @@ _FP8_FEATURES = _PAGED_FEATURES | {"kv_scale=value"}
 _DECODE_CALLS = (calls.DECODE, calls.DECODE_PLAN, calls.DECODE_RUN)
 _PREFILL_CALLS = (calls.PREFILL, calls.PREFILL_PLAN, calls.PREFILL_RUN)
 _RAGGED_CALLS = (calls.RAGGED, calls.RAGGED_PLAN, calls.RAGGED_RUN)
+
+_SINKS = (
+    *_HALF,
+    OneOf("head_dim_qk", (64, 128), why="other widths with sinks are not known to work"),
+    OneOf("head_dim_vo", (64, 128), why="other widths with sinks are not known to work"),
+    _SAME_WIDTH,
+    _PAGES,
+    _ANY_LENGTH,
+    anything(*_GROUP),
+    OneOf("sinks", (True,), why="without sinks another kernel does the same"),
+)
+_SINKS_FEATURES = frozenset({"ragged", "causal", "window_left", "sinks", "kv_layout=HND"})
 
 
 def _few_heads_share(problem: PagedAttentionProblem) -> str | None:
@@ -218,25 +236,25 @@ KERNELS = (
     ),
     Kernel(
         op="paged_attention",
-        name="flashinfer.trtllm_gen",
-        target=f"{_HERE}.xqa:TrtllmGen",
-        summary="TensorRT-LLM's kernels for sm_100 and sm_103, which come as binaries: one query",
+        name="flashinfer.fa3_sinks",
+        target=f"{_HERE}.sinks:SinksHopper",
+        summary=f"FlashAttention-3 with sinks, by the one wrapper that honours them; {_COMPILED}",
         band=Band.TUNED,
-        constraints=(
-            *requirements(DATACENTRE_BLACKWELL, calls.TRTLLM_DECODE),
-            dtype_in("q_dtype", *_HALVES),
-            dtype_in("kv_dtype", *_HALVES, why="whose scales it wants otherwise"),
-            OneOf("head_dim_qk", (64, 128)),
-            OneOf("head_dim_vo", (64, 128)),
-            _SAME_WIDTH,
-            OneOf("page_size", (16, 32, 64), why="there are binaries for these"),
-            _ONE_QUERY,
-            OneOf("ragged", (False,)),
-            anything(*_GROUP),
-            Cubins(),
-        ),
-        features=frozenset({"causal", "window_left", "kv_layout=HND"}),
-        source="TensorRT-LLM, as FlashInfer distributes it",
+        constraints=(*requirements(HOPPER, calls.SINKS, *_PREFILL_CALLS[1:]), *_SINKS, _sinks_module("fa3")),
+        features=_SINKS_FEATURES,
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flashinfer.fa2_sinks",
+        target=f"{_HERE}.sinks:Sinks",
+        summary=f"FlashAttention-2 with sinks, by the one wrapper that honours them; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(*requirements(SM80_ON, calls.SINKS, *_PREFILL_CALLS[1:]), *_SINKS, _sinks_module("fa2")),
+        features=_SINKS_FEATURES,
+        reads_lengths=True,
+        source=_SOURCE,
     ),
     Kernel(
         op="attention",
@@ -274,16 +292,5 @@ KERNELS = (
         features=_FEATURES,
         reads_lengths=True,
         source=_SOURCE,
-    ),
-)
-
-# What the library takes and drops, sinks given to the planned wrappers, is no entry here: no record lists the feature.
-KNOWN_BAD = (
-    KnownBad(
-        "flashinfer.trtllm_gen",
-        "paged_attention",
-        (Between("page_size", 129, 1 << 16),),
-        "pages of more than 128 tokens are read as smaller ones",
-        "https://github.com/flashinfer-ai/flashinfer/issues/4347",
     ),
 )
