@@ -28,6 +28,7 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.trtllm.context",
     "kernelhub.backends.flashinfer.trtllm.ragged",
     "kernelhub.backends.flashinfer.trtllm.latent",
+    "kernelhub.backends.flashinfer.trtllm.listed",
     "kernelhub.backends.flashinfer.attention.sinks",
     "kernelhub.backends.flashinfer.mla.paged",
     "kernelhub.backends.flashinfer.mla.concat",

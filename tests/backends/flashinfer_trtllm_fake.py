@@ -132,6 +132,33 @@ def _latent(
     return out
 
 
+def _listed(
+    query: Tensor,
+    kv_cache: Tensor,
+    slots: Tensor,
+    counts: Tensor,
+    max_seq_len: int,
+    topk: int,
+    scale: float,
+    out: Tensor,
+) -> Tensor:
+    """One query of each list, which sees as many of its first entries as are counted."""
+    check_rows(query)
+    assert query.is_contiguous()
+    assert kv_cache.is_contiguous(), "the cache is one row of slots"
+    assert slots.shape == (query.shape[0], 1, topk)
+    assert topk % 4 == 0
+    assert max_seq_len == topk
+    assert slots.is_contiguous()
+    assert slots.dtype is counts.dtype is torch.int32
+    assert (counts > 0).all(), "an empty list is not defined"
+    rows = kv_cache.flatten(0, 1)
+    for i, count in enumerate(counts.tolist()):
+        keys = rows[slots[i, 0, :count].long(), None]
+        out[i] = attend(query[i], keys, keys[..., :512], scale, False)[0]
+    return out
+
+
 def trtllm_batch_decode_with_kv_cache_mla(
     query: Tensor,
     kv_cache: Tensor,
@@ -142,6 +169,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     block_tables: Tensor,
     seq_lens: Tensor,
     max_seq_len: int,
+    sparse_mla_top_k: int = 0,
     out: Tensor | None = None,
     bmm1_scale: float = 1.0,
     bmm2_scale: float = 1.0,
@@ -155,6 +183,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
     assert workspace_buffer.dtype is torch.uint8
     assert out is not None
     check_out(out, (*query.shape[:-1], 512), torch.bfloat16)
+    if sparse_mla_top_k:
+        return _listed(query, kv_cache, block_tables, seq_lens, max_seq_len, sparse_mla_top_k, bmm1_scale, out)
     return _latent(query, kv_cache, block_tables, seq_lens, max_seq_len, bmm1_scale, out)
 
 

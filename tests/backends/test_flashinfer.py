@@ -317,6 +317,73 @@ class TestTrtllmLatent(Latent):
             assert kernelhub.explain("mla_attention", device="cpu", backend=self.kernel, **facets).selected is None
 
 
+class TestListed(OnFake):
+    """The contract of latent attention to listed tokens, for the shape that its kernel takes, without an LSE."""
+
+    kernel = "flashinfer.mla_trtllm_listed"
+    check = mla.MlaContract.check
+    forms: ClassVar[dict[str, dict[str, Any]]] = {
+        "decode": {"seq_lens": (40, 1, 77)},
+        "uniform": {"seq_lens": (40, 5, 77), "q_lens": 4},
+        "ragged": {"seq_lens": (40, 9, 77, 0, 3), "q_lens": (1, 9, 20, 0, 5)},
+        "empty sequences": {"seq_lens": (0, 30, 0)},
+    }
+
+    def case(self, form: str, topk: int, **changes: Any) -> dict[str, Any]:
+        inputs = self.forms[form] | {"topk": topk, "page_size": 32}
+        return mla.Case(form, inputs, heads=64, widths=(512, 64), **changes).arguments("cpu")
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
+        return kernelhub.mla_attention(**(arguments | more), backend=self.kernel)
+
+    @pytest.mark.parametrize("topk", [0, 1, 20, 130])
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize("form", forms)
+    def test_matches_the_reference_in_float64(self, form, causal, topk) -> None:
+        arguments = self.case(form, topk, causal=causal)
+        out = torch.full((*arguments["q"].shape[:-1], 512), torch.nan, dtype=torch.bfloat16)
+        assert self.run(arguments, out=out) is out
+        self.check(out, arguments)
+
+    def test_positions_that_a_query_does_not_see_are_passed_over(self) -> None:
+        arguments = self.case("uniform", 30)
+        want, listed = self.run(arguments), arguments["topk_indices"]
+        nothing = torch.full_like(listed, -1)
+        lengths = arguments["seq_lens"].view(-1, 1, 1)
+        foreign = torch.cat([nothing - 7, listed, lengths.expand_as(listed), nothing + (1 << 30)], 2)
+        got = self.run(arguments | {"topk_indices": foreign})
+        self.check(got, arguments)
+        assert torch.equal(got, want)
+
+    @pytest.mark.parametrize("scale", [0.3, -0.3, 0.0, 1e-4])
+    def test_the_scale_may_have_any_sign(self, scale) -> None:
+        arguments = self.case("uniform", 20) | {"scale": scale}
+        self.check(self.run(arguments), arguments)
+
+    def test_operands_may_have_any_strides(self) -> None:
+        arguments = self.case("uniform", 20)
+        for name in ("q", "kv_cache", "topk_indices", "block_table"):
+            wide = arguments[name].new_zeros((*arguments[name].shape[:-1], arguments[name].shape[-1] + 3))
+            wide[..., 1:-2] = arguments[name]
+            self.check(self.run(arguments | {name: wide[..., 1:-2]}), arguments)
+        out = torch.empty(*arguments["q"].shape[:-1], 1024, dtype=torch.bfloat16)[..., ::2]
+        self.check(self.run(arguments, out=out), arguments)
+
+    def test_tokens_of_no_sequence_are_left_as_they_are(self) -> None:
+        arguments = self.case("ragged", 20)
+        more = {name: torch.cat([arguments[name], arguments[name][:4]]) for name in ("q", "topk_indices")}
+        out = torch.full((*more["q"].shape[:-1], 512), 7.0, dtype=torch.bfloat16)
+        self.run(arguments | more, out=out)
+        assert (out[-4:] == 7.0).all()
+        self.check(out[:-4], arguments)
+
+    def test_without_lists_it_is_refused(self) -> None:
+        assert kernelhub.explain("mla_attention", device="cpu", backend=self.kernel).selected is None
+        for facets in ({"lse": True}, {"num_heads": 16}, {"page_size": 16}):
+            verdict = kernelhub.explain("mla_attention", device="cpu", backend=self.kernel, sparse=True, **facets)
+            assert verdict.selected is None
+
+
 class TestXqaLatent(Latent):
     kernel = "flashinfer.mla_xqa"
     page_sizes = (16, 32, 64, 128)

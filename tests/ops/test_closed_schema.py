@@ -116,7 +116,8 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
 
 
 # Kernels that nothing reaches unasked: they have not run on a GPU here yet, and stand behind those that have.
-_FLASHINFER = ("trtllm_gen", "trtllm_context", "trtllm_ragged", "mla_trtllm", "mla_xqa", "fa2_sinks", "fa3_sinks")
+_FLASHINFER = ("trtllm_gen", "trtllm_context", "trtllm_ragged", "fa2_sinks", "fa3_sinks")
+_FLASHINFER += ("mla_trtllm", "mla_trtllm_listed", "mla_xqa")
 _FLASHINFER += ("fp8_blocks", "groupwise_cutlass", "groupwise_trtllm")
 _FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cublas", "cudnn", "cutlass"))
 _FLASHINFER += ("fp4_cutlass", "mx_cutlass", "cutlass_experts", "cutlass_experts_fp8")

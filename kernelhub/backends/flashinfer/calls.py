@@ -149,10 +149,9 @@ _LATENT = (
     "max_seq_len",
 )
 _LATENT_MORE = ("out", "bmm1_scale", "bmm2_scale")
+_BINARIES = ("sparse_mla_top_k", "backend", "return_lse")
 TRTLLM_LATENT = tuple(
-    Call(
-        f"flashinfer.{module}:trtllm_batch_decode_with_kv_cache_mla", _LATENT, (*_LATENT_MORE, "backend", "return_lse")
-    )
+    Call(f"flashinfer.{module}:trtllm_batch_decode_with_kv_cache_mla", _LATENT, (*_LATENT_MORE, *_BINARIES))
     for module in ("mla", "mla._core")
 )
 XQA_LATENT = tuple(

@@ -37,13 +37,13 @@ _PAGED = (
 )
 _FEATURES = frozenset({"causal", "window_left", "sinks", "kv_layout=HND"})
 
-_DEVICE = (
+_LATENTS = (
     dtype_in("q_dtype", "bfloat16"),
     dtype_in("kv_dtype", "bfloat16", why="an fp8 cache asks for fp8 queries"),
     OneOf("head_dim", (576,), why="the width it is made for"),
     OneOf("value_dim", (512,), why="the width it is made for"),
-    OneOf("ragged", (False,)),
 )
+_DEVICE = (*_LATENTS, OneOf("ragged", (False,)))
 _DEVICE_FEATURES = frozenset({"causal"})
 
 
@@ -147,6 +147,26 @@ KERNELS = (
             Cubins(),
         ),
         features=_DEVICE_FEATURES,
+        graph=GraphLevel.UNIFORM_DECODE,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="mla_attention",
+        name="flashinfer.mla_trtllm_listed",
+        target=f"{_HERE}.listed:Listed",
+        summary="TensorRT-LLM's latent attention to listed tokens for sm_100 and sm_103, which comes as binaries",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.TRTLLM_LATENT),
+            *_LATENTS,
+            OneOf("page_size", (32, 64), why="others are refused, though they make no difference to lists"),
+            _ANY_LENGTH,
+            OneOf("num_heads", (64, 128), why="others with lists are not known to work"),
+            OneOf("sparse", (True,), why="needs topk_indices"),
+            LAUNCHER,
+            Cubins(),
+        ),
+        features=frozenset({"ragged", "causal", "sparse"}),
         graph=GraphLevel.UNIFORM_DECODE,
         source=_SOURCE,
     ),

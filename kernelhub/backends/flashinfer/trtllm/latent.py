@@ -84,23 +84,7 @@ class TrtllmLatent(DeviceLatent):
     """TensorRT-LLM's kernels for Blackwell, which come as binaries."""
 
     def _run(self, q: Tensor, kv_cache: Tensor, table: Tensor, seq_lens: Tensor, sm_scale: float, out: Tensor) -> None:
-        name = trtllm_batch_decode_with_kv_cache_mla.__name__
-        trtllm_batch_decode_with_kv_cache_mla(
-            q,
-            kv_cache,
-            workspace(name, q.device, stream_of(q.device)),
-            _NOPE_DIM,
-            self.problem.value_dim,
-            self.problem.rope_dim,
-            table,
-            seq_lens,
-            table.shape[1] * self.problem.page_size,
-            out=out,
-            bmm1_scale=sm_scale,
-            bmm2_scale=1.0,
-            backend="trtllm-gen",
-            return_lse=False,
-        )
+        run_trtllm(self.problem, q, kv_cache, table, seq_lens, sm_scale, out)
 
 
 class XqaLatent(DeviceLatent):
@@ -122,3 +106,45 @@ class XqaLatent(DeviceLatent):
             bmm1_scale=sm_scale,
             bmm2_scale=1.0,
         )
+
+
+def run_trtllm(
+    problem: MlaProblem,
+    q: Tensor,
+    kv_cache: Tensor,
+    table: Tensor,
+    seq_lens: Tensor,
+    sm_scale: float,
+    out: Tensor,
+    listed: int = 0,
+) -> None:
+    """The library's call.
+
+    Args:
+        problem: what it is for.
+        q: [num_seqs, tokens, H, D], without gaps, as `out`.
+        kv_cache: [num_pages, page_size, D].
+        table: the block table, or slots of listed tokens, [num_seqs, tokens, listed].
+        seq_lens: int32 [num_seqs], keys, or listed tokens that are seen.
+        sm_scale: factor of the scores.
+        out: where the result goes.
+        listed: entries of a list, 0 for all tokens of a sequence.
+    """
+    name = trtllm_batch_decode_with_kv_cache_mla.__name__
+    trtllm_batch_decode_with_kv_cache_mla(
+        q,
+        kv_cache,
+        workspace(name, q.device, stream_of(q.device)),
+        _NOPE_DIM,
+        problem.value_dim,
+        problem.rope_dim,
+        table,
+        seq_lens,
+        listed or table.shape[1] * problem.page_size,
+        sparse_mla_top_k=listed,
+        out=out,
+        bmm1_scale=sm_scale,
+        bmm2_scale=1.0,
+        backend="trtllm-gen",
+        return_lse=False,
+    )
