@@ -101,7 +101,7 @@ def trtllm_ragged_attention_deepseek(
     assert len(seq_lens) == batch_size
     _check_offsets(cum_seq_lens_q, cum_seq_lens_kv, seq_lens, max_q_len, max_kv_len)
     starts, key_starts = cum_seq_lens_q.tolist(), cum_seq_lens_kv.tolist()
-    assert (starts[-1], key_starts[-1]) <= (query.shape[0], key.shape[0])
+    assert (starts[-1], key_starts[-1]) == (query.shape[0], key.shape[0]), "what follows would be read, and may be NaN"
     for i in range(batch_size):
         mine, keys = slice(starts[i], starts[i + 1]), slice(key_starts[i], key_starts[i + 1])
         assert not is_causal or mine.stop - mine.start <= keys.stop - keys.start, "more queries than keys"

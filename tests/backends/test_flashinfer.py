@@ -18,7 +18,7 @@ from kernelhub.backends.flashinfer.attention.kernels import _few_heads_share, _m
 from kernelhub.dispatch.constraint import OnDevice, Package, Takes, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from tests.backends import flashinfer_fake as fake
 from tests.contract import mla_attention as mla
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, split
@@ -200,6 +200,18 @@ class TestRagged(OnFake, DenseContract):
 class TestRaggedHopper(OnFake, DenseContract):
     kernel = "flashinfer.fa3_ragged"
     fewest_cases = 25
+
+
+@pytest.mark.parametrize(("kernel", "width"), [("fa2_ragged", 128), ("fa3_ragged", 128), ("trtllm_ragged", 192)])
+class TestKeysOfNoSequence(OnFake):
+    def test_what_follows_the_last_sequence_may_be_anything(self, kernel, width) -> None:
+        model = AttentionModel("packed", 4, 4, width, 128)
+        arguments = attention_inputs(model, q_lens=(3, 40, 2), kv_lens=(9, 50, 30))
+        want = kernelhub.attention(**arguments, backend=f"flashinfer.{kernel}")
+        assert want.isfinite().all()
+        for name in ("k", "v"):
+            arguments[name] = torch.cat([arguments[name], torch.full_like(arguments[name][:5], torch.nan)])
+        assert torch.equal(kernelhub.attention(**arguments, backend=f"flashinfer.{kernel}"), want)
 
 
 class TestConcat(OnFake, ConcatContract):

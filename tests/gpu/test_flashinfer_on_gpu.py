@@ -137,6 +137,34 @@ class TestXqa(OneQuery, PagedContract):
     fewest_cases = 5
 
 
+class WithSinks(Wide, PagedContract):
+    """Every case with sinks, and with heads of 64: a process may have one width."""
+
+    cases = paged_cases()
+    several = Case("several queries", {"seq_lens": (40, 9, 77), "q_lens": 6})
+    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal",))
+    fewest_cases = 15
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        features = tuple(dict.fromkeys((*case.features, "sinks")))
+        return super(Wide, cls).inputs(dataclasses.replace(case, widths=(64, 64), features=features))
+
+    @classmethod
+    def record(cls) -> Any:
+        """Without sinks as a feature to try beside others: they are in every case."""
+        record = super().record()
+        return dataclasses.replace(record, features=record.features - {"sinks"})
+
+
+class TestSinks(WithSinks):
+    kernel = "flashinfer.fa2_sinks"
+
+
+class TestSinksHopper(WithSinks):
+    kernel = "flashinfer.fa3_sinks"
+
+
 class TestRagged(Wide, DenseContract):
     kernel = "flashinfer.fa2_ragged"
     cases = dense_cases()
@@ -305,6 +333,66 @@ class TestXqaGraphs:
             out.fill_(torch.nan)
             graph.replay()
             agrees(out, arguments)
+
+
+class TestTrtllm:
+    """TensorRT-LLM's kernels, where there are a device for them and flashinfer-cubin."""
+
+    @pytest.mark.parametrize("sinks", [False, True])
+    @pytest.mark.parametrize(
+        "form",
+        [
+            {"seq_lens": (9000, 1, 513, 4096)},
+            {"seq_lens": (3000, 70, 500), "q_lens": (3000, 1, 100)},
+            {"seq_lens": (40, 0, 9), "q_lens": (20, 3, 12)},
+        ],
+        ids=["decode", "prefill", "queries that see nothing"],
+    )
+    @pytest.mark.parametrize("kernel", ["flashinfer.trtllm_gen", "flashinfer.trtllm_context"])
+    def test_paged(self, form, sinks, kernel) -> None:
+        arguments = paged_attention_inputs(MODEL, page_size=64, device="cuda", **form)
+        if sinks:
+            arguments["sinks"] = torch.linspace(-1, 4, 8, device="cuda")
+        verdict = kernelhub.paged_attention.explain(**arguments, backend=kernel)
+        if verdict.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        agrees(kernelhub.paged_attention(**arguments, backend=kernel), arguments)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_ragged(self, causal) -> None:
+        kernel, model = "flashinfer.trtllm_ragged", AttentionModel("prefill", 16, 16, 192, 128)
+        arguments = attention_inputs(model, q_lens=(2000, 0, 1, 700), kv_lens=(2000, 5, 300, 0), device="cuda")
+        arguments["causal"] = causal
+        verdict = kernelhub.attention.explain(**arguments, backend=kernel)
+        if verdict.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        args, kwargs = split(arguments)
+        out = kernelhub.attention(**arguments, backend=kernel)
+        agreement = compare_out(out, kernelhub.attention.reference(*args, **kwargs), largest_value(arguments))
+        assert agreement.ok, str(agreement)
+
+    @pytest.mark.parametrize("heads", [16, 64, 128])
+    @pytest.mark.parametrize(
+        "form",
+        [
+            {"seq_lens": (9000,)},
+            {"seq_lens": (1, 513, 4096, 0, 2047)},
+            {"seq_lens": (700, 3000, 64), "q_lens": 4},
+            {"seq_lens": (700, 3000, 64), "topk": 128},
+            {"seq_lens": (700, 3000, 64), "q_lens": (1, 200, 3), "topk": 2048},
+        ],
+        ids=["one", "decode", "speculative", "listed", "listed, ragged"],
+    )
+    @pytest.mark.parametrize("kernel", ["mla_trtllm", "mla_trtllm_listed", "mla_xqa"])
+    def test_latent(self, form, heads, kernel) -> None:
+        arguments = mla_attention_inputs(num_heads=heads, device="cuda", **form)
+        verdict = kernelhub.mla_attention.explain(**arguments, backend=f"flashinfer.{kernel}")
+        if verdict.selected != f"flashinfer.{kernel}":
+            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        out = kernelhub.mla_attention(**arguments, backend=f"flashinfer.{kernel}")
+        want = kernelhub.mla_attention.reference(**arguments)
+        agreement = compare_out(out, want, mla.largest_value(arguments))
+        assert agreement.ok, str(agreement)
 
 
 class TestDense:
