@@ -154,6 +154,7 @@ def _listed(
     assert (counts > 0).all(), "an empty list is not defined"
     rows = kv_cache.flatten(0, 1)
     for i, count in enumerate(counts.tolist()):
+        assert (slots[i, 0, count:] == slots[i, 0, 0]).all(), "what is not counted may be loaded, and must not be NaN"
         keys = rows[slots[i, 0, :count].long(), None]
         out[i] = attend(query[i], keys, keys[..., :512], scale, False)[0]
     return out

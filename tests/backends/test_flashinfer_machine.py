@@ -184,12 +184,62 @@ def kernels_of_binaries() -> tuple[str, ...]:
 class TestKnownBad:
     @pytest.mark.parametrize(("page_size", "bad"), [(64, False), (128, False), (256, True)])
     def test_large_pages_of_trtllm_gen(self, page_size, bad) -> None:
-        (entry,) = records.KNOWN_BAD
+        entry = records.KNOWN_BAD[0]
         problem = PagedAttentionProblem(device=simulated("B200"), page_size=page_size)
         kernels = {kernel.name for kernel in records.KERNELS if kernel.op == entry.op and kernel.matches(entry.kernel)}
         assert kernels == {"flashinfer.trtllm_gen", "flashinfer.trtllm_context"}
         assert all(item.reject(problem, Machine()) is None for item in entry.where) is bad
         assert entry.issue.startswith("https://")
+
+    @pytest.mark.parametrize(
+        ("op", "kernel", "device", "facets", "issue"),
+        [
+            ("paged_attention", "trtllm_context", "B200", {"q_len": "many", "causal": True}, "TensorRT-LLM/pull/18925"),
+            (
+                "attention",
+                "trtllm_ragged",
+                "B300",
+                {"head_dim_qk": 192, "head_dim_vo": 128},
+                "flashinfer/issues/5252",
+            ),
+            (
+                "mla_attention",
+                "mla_trtllm",
+                "B200",
+                {"q_len": "few", "causal": True, "num_heads": 16},
+                "flashinfer/pull/4059",
+            ),
+        ],
+    )
+    def test_what_is_known_to_be_wrong_is_refused_even_if_asked_for(self, op, kernel, device, facets, issue) -> None:
+        machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
+        verdict = kernelhub.explain(op, device=device, machine=machine, backend=f"flashinfer.{kernel}", **facets)
+        assert verdict.selected is None
+        (decision,) = [item for item in verdict.decisions if item.kernel == f"flashinfer.{kernel}"]
+        (rejection,) = decision.rejections
+        assert rejection.code == "known_bad"
+        assert issue in rejection.reason
+
+    @pytest.mark.parametrize(
+        ("op", "kernel", "device", "facets"),
+        [
+            ("attention", "trtllm_ragged", "B200", {"head_dim_qk": 192, "head_dim_vo": 128}),
+            ("mla_attention", "mla_trtllm", "B200", {"q_len": "few", "causal": True, "num_heads": 64}),
+            ("mla_attention", "mla_trtllm", "B300", {"num_heads": 16}),
+            ("mla_attention", "mla_trtllm_listed", "B300", {"sparse": True, "num_heads": 64, "q_len": "many"}),
+        ],
+    )
+    def test_elsewhere_they_are_taken(self, op, kernel, device, facets) -> None:
+        machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
+        verdict = kernelhub.explain(op, device=device, machine=machine, backend=f"flashinfer.{kernel}", **facets)
+        assert verdict.selected == f"flashinfer.{kernel}"
+
+    def test_binaries_want_a_launcher_and_are_not_downloaded(self, machine) -> None:
+        for name in (*kernels_of_binaries(), *(f"flashinfer.{end}" for end in ("trtllm_ragged", "mla_trtllm"))):
+            kernel = next(kernel for kernel in records.KERNELS if kernel.name == name)
+            problem = kernelhub.explain(kernel.op, device="B200", machine=SimulatedMachine({})).problem
+            found = [constraint.reject(problem, Machine()) for constraint in kernel.constraints]
+            assert {"package_missing", "toolkit_missing", "cubins_missing"} <= {item.code for item in found if item}
 
     def test_it_is_not_chosen_for_them_nor_are_sinks_given_to_what_drops_them(self) -> None:
         machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})

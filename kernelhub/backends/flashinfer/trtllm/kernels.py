@@ -16,7 +16,7 @@ from kernelhub.backends.flashinfer.requirements import (
     Module,
     requirements,
 )
-from kernelhub.dispatch.constraint import Between, OneOf, Package, Rule, SameValue, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Package, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem, PagedAttentionProblem
 from kernelhub.ops.mla.attention.problem import MlaProblem
@@ -202,5 +202,27 @@ KNOWN_BAD = (
         (Between("page_size", 129, 1 << 16),),
         "pages of more than 128 tokens are read as smaller ones",
         "https://github.com/flashinfer-ai/flashinfer/issues/4347",
+    ),
+    # TensorRT-LLM writes zeros there before it runs this kernel. Who does so too may force it.
+    KnownBad(
+        "flashinfer.trtllm_context",
+        "paged_attention",
+        (),
+        "what the unused end of a last page holds is multiplied by zero, so that NaN there reaches the result",
+        "https://github.com/NVIDIA/TensorRT-LLM/pull/18925",
+    ),
+    KnownBad(
+        "flashinfer.trtllm_ragged",
+        "attention",
+        (OnDevice("nvidia", only=((10, 3),)),),
+        "the kernel for many queries in bfloat16 has a data race on sm_103",
+        "https://github.com/flashinfer-ai/flashinfer/issues/5252",
+    ),
+    KnownBad(
+        "flashinfer.mla_trtllm",
+        "mla_attention",
+        (OneOf("q_len", (FEW,)), Between("num_heads", 1, 63)),
+        "several queries with few heads share a tile, and those of all sequences but the first may be misplaced",
+        "https://github.com/flashinfer-ai/flashinfer/pull/4059",
     ),
 )

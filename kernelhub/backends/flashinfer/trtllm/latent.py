@@ -68,12 +68,11 @@ class DeviceLatent(MlaAdapter):
         return RECOMMENDED_BYTES
 
     def _pages(self, block_table: Tensor) -> Tensor:
-        """The block table, wide enough. What lies behind a sequence's pages may be anything, and becomes page 0."""
-        page_size = self.problem.page_size
-        step = max(1, _ROWS_AT_ONCE // page_size)
-        table = block_table.clamp(min=0)
-        missing = -table.shape[1] % step
-        return torch.nn.functional.pad(table, (0, missing)) if missing else table.contiguous()
+        """The block table, wide enough, without the -1 behind a sequence's pages: its first page stands there."""
+        first = block_table[:, :1].clamp(min=0)
+        table = torch.where(block_table < 0, first, block_table)
+        missing = -table.shape[1] % max(1, _ROWS_AT_ONCE // self.problem.page_size)
+        return torch.cat([table, first.expand(-1, missing)], 1) if missing else table
 
     @abc.abstractmethod
     def _run(self, q: Tensor, kv_cache: Tensor, table: Tensor, seq_lens: Tensor, sm_scale: float, out: Tensor) -> None:

@@ -21,7 +21,7 @@ class Slots(NamedTuple):
     """What each query token sees, by where it is in the cache.
 
     Attributes:
-        lists: int32 [T, 1, entries]: slots, those that are seen before all others, which are 0.
+        lists: int32 [T, 1, entries]: slots, those that are seen before all others, which repeat the first.
         counts: int32 [T], how many are seen.
         alive: bool [T], whether the token belongs to a sequence; None if all do.
     """
@@ -109,8 +109,11 @@ class Listed(MlaAdapter):
         page_size = self.problem.page_size
         page = step.block_table[sequence[:, None], position // page_size]
         slot = torch.where(seen, page * page_size + position % page_size, 0)
-        place = seen.cumsum(1) - 1  # of those that are seen, one after the other; the others add 0 to one of them
+        # Of those that are seen, one after the other. The others add 0 to one of them. Behind the last the first is
+        # repeated, which no kernel should look at, but which is no NaN.
+        place = (seen.cumsum(1) - 1).clamp(min=0)
         entries = max(1, -(-topk // _ENTRIES_AT_ONCE)) * _ENTRIES_AT_ONCE
-        lists = torch.zeros(number, entries, dtype=torch.int32, device=topk_indices.device)
-        lists.scatter_add_(1, place.clamp(min=0), slot.to(torch.int32))
+        first = torch.where(seen & (place == 0), slot, 0).sum(1, keepdim=True)
+        lists = first.to(torch.int32).repeat(1, entries)
+        lists.scatter_add_(1, place, torch.where(seen, slot - first, 0).to(torch.int32))
         return Slots(lists.unsqueeze(1), seen.sum(1, dtype=torch.int32), alive)
