@@ -74,7 +74,16 @@ class OnFake:
             yield
 
 
-class OneQuery(OnFake, Contract):
+class Attention(OnFake, Contract):
+    """The contract of attention, without an LSE where scores are capped, which is refused."""
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
+        if arguments.get("softcap"):
+            more.pop("return_lse", None)
+        return super().run(arguments, **more)
+
+
+class OneQuery(Attention):
     @classmethod
     def record(cls) -> Kernel:
         """Without causality, which changes nothing for one query."""
@@ -99,12 +108,12 @@ class TestDecodeTensorCores(OneQuery, PagedContract):
         return super().inputs(dataclasses.replace(case, heads=(8, 2) if case.heads == (6, 2) else case.heads))
 
 
-class TestPrefill(OnFake, PagedContract):
+class TestPrefill(Attention, PagedContract):
     kernel = "flashinfer.fa2_prefill"
     fewest_cases = 40
 
 
-class TestPrefillHopper(OnFake, PagedContract):
+class TestPrefillHopper(Attention, PagedContract):
     kernel = "flashinfer.fa3_prefill"
     fewest_cases = 30
 
@@ -192,12 +201,12 @@ class TestTrtllmRagged(OnFake, DenseContract):
             assert self.run(arguments).isfinite().all()
 
 
-class TestRagged(OnFake, DenseContract):
+class TestRagged(Attention, DenseContract):
     kernel = "flashinfer.fa2_ragged"
     fewest_cases = 30
 
 
-class TestRaggedHopper(OnFake, DenseContract):
+class TestRaggedHopper(Attention, DenseContract):
     kernel = "flashinfer.fa3_ragged"
     fewest_cases = 25
 
@@ -465,6 +474,22 @@ class TestLse(OnFake):
         verdict = kernelhub.explain(op, device="cpu", backend=f"flashinfer.{kernel}", lse=True, q_dtype=q_dtype)
         (decision,) = [decision for decision in verdict.decisions if decision.kernel == f"flashinfer.{kernel}"]
         assert any("rounded to half precision" in item.reason for item in decision.rejections)
+
+
+class TestSoftcap(OnFake):
+    """Its tanh is an approximate one."""
+
+    @pytest.mark.parametrize("kernel", ["fa2_decode", "fa3_prefill", "fa3_ragged"])
+    def test_it_is_too_rough_for_an_lse_and_for_float16(self, kernel) -> None:
+        op = next(record.op for record in records.KERNELS if record.name == f"flashinfer.{kernel}")
+        facets = {"num_q_heads": 8, "num_kv_heads": 4, "head_dim_qk": 128, "softcap": True}
+        asked: dict[str, Any] = {"device": "cpu", "backend": f"flashinfer.{kernel}"}
+        assert kernelhub.explain(op, **asked, **facets).selected == f"flashinfer.{kernel}"
+        for more, what in (({"lse": True}, "an LSE"), ({"q_dtype": "float16"}, "float16")):
+            verdict = kernelhub.explain(op, **asked, **facets, **more)
+            assert verdict.selected is None
+            (decision,) = [decision for decision in verdict.decisions if decision.kernel == f"flashinfer.{kernel}"]
+            assert any(f"too rough for {what}" in item.reason for item in decision.rejections)
 
 
 MODEL = AttentionModel("grouped", 8, 2, 64, 64)

@@ -81,14 +81,7 @@ _DECODE = Module(_FACETS, _decode_names)
 _XQA = Module(("q_dtype", "page_size", "head_dim_qk", "num_q_heads", "num_kv_heads", "window_left"), _xqa_names)
 
 
-def _widths_of_hopper(problem: AttentionProblem) -> str | None:
-    widths = (problem.head_dim_qk, problem.head_dim_vo)
-    if widths in ((64, 64), (128, 128), (192, 128), (256, 256)):
-        return None
-    return f"heads of {widths[0]} and {widths[1]} have no kernel, those of 64, 128, 256, and 192 with 128, have"
-
-
-def _widths_of_ampere(problem: AttentionProblem) -> str | None:
+def _widths_not_known(problem: AttentionProblem) -> str | None:
     widths = (problem.head_dim_qk, problem.head_dim_vo)
     if widths in ((64, 64), (128, 128), (192, 128), (256, 256)):
         return None
@@ -100,6 +93,15 @@ def _group_of_xqa(problem: PagedAttentionProblem) -> str | None:
     return f"{group} query heads share a KV head; up to 32 fit a tile" if group > 32 else None
 
 
+def _rough_cap(problem: AttentionProblem) -> str | None:
+    """`tanh.approx` is right to 2 ** -11 of a score: too rough for what is told to 2 ** -10, or to 2 ** -12 of one."""
+    if problem.softcap and (problem.lse or problem.q_dtype == "float16"):
+        what = "an LSE" if problem.lse else "float16"
+        return f"softcap is computed to 2 ** -11 of a score, which is too rough for {what}"
+    return None
+
+
+_CAP = Rule(("softcap", "lse", "q_dtype"), _rough_cap, "value")
 _GROUP = ("num_q_heads", "num_kv_heads")
 _FEATURES = frozenset({"ragged", "causal", "window_left", "softcap", "lse"})
 _PAGED_FEATURES = _FEATURES | {"kv_layout=HND"}
@@ -146,6 +148,7 @@ KERNELS = (
             _ONE_QUERY,
             Rule(_GROUP, _few_heads_share, "value"),
             OneOf("ragged", (False,)),
+            _CAP,
             _DECODE,
         ),
         features=_FP8_FEATURES - {"ragged"},
@@ -166,6 +169,7 @@ KERNELS = (
             _ONE_QUERY,
             Rule(_GROUP, _many_heads_share, "value"),
             OneOf("ragged", (False,)),
+            _CAP,
             _NO_LSE,
             _FA2,
         ),
@@ -186,6 +190,7 @@ KERNELS = (
             _PAGES,
             _ANY_LENGTH,
             anything(*_GROUP),
+            _CAP,
             _NO_LSE,
             _FA2,
         ),
@@ -206,6 +211,7 @@ KERNELS = (
             _PAGES,
             _ANY_LENGTH,
             anything(*_GROUP),
+            _CAP,
             _FA3,
         ),
         features=_PAGED_FEATURES,
@@ -265,9 +271,10 @@ KERNELS = (
         constraints=(
             *requirements(SM80_ON, *_RAGGED_CALLS),
             *_HALF,
-            Rule(("head_dim_qk", "head_dim_vo"), _widths_of_ampere, "value"),
+            Rule(("head_dim_qk", "head_dim_vo"), _widths_not_known, "value"),
             _ANY_LENGTH,
             anything(*_GROUP),
+            _CAP,
             _NO_LSE,
             _FA2,
         ),
@@ -284,9 +291,10 @@ KERNELS = (
         constraints=(
             *requirements(HOPPER, *_RAGGED_CALLS),
             *_HALF,
-            Rule(("head_dim_qk", "head_dim_vo"), _widths_of_hopper, "value"),
+            Rule(("head_dim_qk", "head_dim_vo"), _widths_not_known, "value"),
             _ANY_LENGTH,
             anything(*_GROUP),
+            _CAP,
             _FA3,
         ),
         features=_FEATURES,
