@@ -90,6 +90,7 @@ KERNELS = (
             Cubins(),
         ),
         features=_FEATURES,
+        graph=GraphLevel.UNIFORM_DECODE,
         source=_SOURCE,
     ),
     Kernel(
