@@ -16,8 +16,8 @@ LINES = (
     # float8 in blocks, ours and DeepGEMM's (tokenspeed-deepgemm 2.5.0): 32 groups of 8, 32 and 64 rows with 4096 x 7168
     # took 0.234, 0.272 and 0.272 ms against 0.283, 0.344 and 0.329 in places of their own, and 1.04 to 1.24 padded;
     # 128 groups of 16 0.926 against 1.08.
-    # bfloat16 and torch's: 8 and 2 rows a group: 0.204 and 0.420 ms against torch's 0.266 and 0.503; 256 and 128: 0.606 and 0.842 against
-    # 0.452 and 0.794.
+    # bfloat16 and torch's: 8 and 2 rows a group: 0.204 and 0.420 ms against 0.266 and 0.503; 256 and 128: 0.606 and
+    # 0.842 against 0.452 and 0.794.
     Line(
         "*",
         "decode",
