@@ -27,7 +27,8 @@ if triton.knobs.runtime.interpret:
 
 FEW = 32  # rows of a up to which operands are swapped and K is split
 _FEW_OF_QUADS = 64
-# From how many on the weight is decoded once for all of them, and the product is cuBLAS's.
+# From how many on the weight is decoded once for all of them, and the product is cuBLAS's: on an H200 the faster way
+# with each of five layers, by 1.1 to 1.9 (384 rows: from 0.9 to 2.1).
 DECODED_FROM = 512
 _SUM_BLOCK = 1024
 
