@@ -15,6 +15,7 @@ from kernelhub.backends.flashinfer.requirements import (
     Cubins,
     Cuda,
     Module,
+    RunsNvcc,
     requirements,
 )
 from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
@@ -104,12 +105,13 @@ KERNELS = (
         op="fp8_gemm",
         name="flashinfer.fp8_blocks",
         target=f"{_HERE}.blocks:BlocksHopper",
-        summary=f"TensorRT-LLM's DeepGEMM for sm_90; {_COMPILED}, then by NVRTC at the first call of a shape class",
+        summary=f"TensorRT-LLM's DeepGEMM for sm_90; {_COMPILED}, then by nvcc at the first call of a class of shapes",
         band=Band.SPECIALISED,
         constraints=(
             *requirements(HOPPER, calls.BLOCKS_HOPPER),
             Cuda("12.8"),
             Module((), lambda _: ("fp8_blockscale_gemm_90",)),
+            RunsNvcc(),
             OneOf("scaling", (BLOCK,)),
             _BF16,
             *_EXACT,
