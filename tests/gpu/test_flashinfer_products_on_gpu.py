@@ -98,6 +98,10 @@ class TestMx(Product):
     more = ({"n": 128, "k": 128}, {"out_dtype": torch.float16}, {"n": 4096, "k": 4096})
 
 
+class TestMxCudnn(TestMx):
+    kernel = "flashinfer.mx_cudnn"
+
+
 class TestCublas(Product):
     kernel = "flashinfer.fp8_cublas"
     plain: ClassVar[dict[str, Any]] = WHOLE
@@ -209,12 +213,15 @@ class TestDequantize:
 
 
 @pytest.mark.parametrize("tokens", [1, 33, 128, 300])
-def test_fp4(tokens: int) -> None:
-    kernel = "flashinfer.fp4_cutlass"
+@pytest.mark.parametrize(
+    ("runner", "format"), [("cutlass", "nvfp4"), ("trtllm", "nvfp4"), ("cudnn", "nvfp4"), ("cudnn", "mxfp4")]
+)
+def test_fp4(runner: str, format: str, tokens: int) -> None:
+    kernel = f"flashinfer.fp4_{runner}"
     contract = Fp4GemmContract()
     contract.kernel = kernel
-    for n, k in ((128, 128), (384, 1024), (4096, 4096)):
-        formats = {"a_format": "nvfp4", "b_format": "nvfp4"}
+    for n, k in ((128, 256), (384, 1024), (4096, 4096)):
+        formats = {"a_format": format, "b_format": format}
         arguments = fp4_gemm_inputs(tokens=tokens, n=n, k=k, device="cuda", **formats)
         need(kernelhub.fp4_gemm.explain(**arguments, backend=kernel), kernel)
         out = contract.run(arguments)

@@ -2,12 +2,14 @@
 
 from kernelhub.dispatch.order import Line
 
+_NOT_RUN = ("cutlass.vllm_fp4", *(f"flashinfer.fp4_{name}" for name in ("cutlass", "trtllm", "cudnn")))
+
 LINES = (
     Line("cpu", "*", ("torch.dequantized", "triton.fp4_gemm"), "Triton is only interpreted on a CPU"),
     Line(
         "*",
         "*",
-        ("triton.fp4_gemm", "cutlass.vllm_fp4", "flashinfer.fp4_cutlass", "torch.dequantized"),
-        "CUTLASS's, of vLLM's library and of FlashInfer, have not run here, since no Blackwell was at hand",
+        ("triton.fp4_gemm", *_NOT_RUN, "torch.dequantized"),
+        "vLLM's and FlashInfer's have not run here, since no Blackwell was at hand",
     ),
 )

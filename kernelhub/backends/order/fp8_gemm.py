@@ -35,5 +35,5 @@ LINES = (
     # 0.075, 0.373, 1.39; with 24576 x 1536 0.024, 0.070, 0.240, 0.026, 0.081, 0.272, 0.030, 0.124, 0.456; only with
     # 576 x 7168 and 128 rows ours is the fastest, 0.015.
     Line("*", "block_prefill", (_DEEP, "torch.scaled_mm_blockwise", _TRITON, *_NOT_RUN, _LAST), _H200),
-    Line("*", "mx", (_TRITON, "flashinfer.mx_cutlass", _LAST), _H200),
+    Line("*", "mx", (_TRITON, "flashinfer.mx_cutlass", "flashinfer.mx_cudnn", _LAST), _H200),
 )

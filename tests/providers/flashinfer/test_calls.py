@@ -7,10 +7,12 @@ import inspect
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.attention import kernels as attention
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
+from kernelhub.backends.flashinfer.gemm.operands import shuffled
 from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
@@ -110,6 +112,31 @@ class TestReleases:
         if version != "0.6.1":
             path = package / "quantization/fp4_quantization.py"
             assert parameters(path, "nvfp4_kv_dequant") == of_adapter("quant/nvfp4")
+
+    def test_rows_of_weights_are_shuffled_in_this_order(self, version) -> None:
+        """The functions of the library, cut out of a file that cannot be imported here."""
+        tree = ast.parse((wheel("flashinfer-python", version) / "flashinfer/utils.py").read_text())
+        maps = ("srcToDstBlk16RowMap", "srcToDstBlk32RowMap")
+        functions = ("get_shuffle_block_size", "get_shuffle_matrix_a_row_indices")
+        parts = [
+            item
+            for item in tree.body
+            if (isinstance(item, ast.FunctionDef) and item.name in functions)
+            or (isinstance(item, ast.Assign) and getattr(item.targets[0], "id", "") in maps)
+        ]
+        assert len(parts) == 4
+        space = {"torch": torch}
+        exec(compile(ast.Module(parts, []), "flashinfer/utils.py", "exec"), space)
+        numbers = torch.arange(384)[:, None]
+        order = space["get_shuffle_matrix_a_row_indices"](numbers, 128)
+        assert torch.equal(numbers[order], shuffled(numbers))
+
+    def test_products_of_float4_and_mxfp8_have_the_backends_that_are_asked_for(self, version) -> None:
+        source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
+        bodies = {name: source.partition(f"\ndef {name}(")[2].partition("\n@")[0] for name in ("mm_fp4", "mm_mxfp8")}
+        for backend in ("cutlass", "trtllm", "cudnn"):
+            assert f'"{backend}": lambda' in bodies["mm_fp4"]
+        assert ('"cudnn": lambda' in bodies["mm_mxfp8"]) == (version in ("0.6.18.post1", "0.7.2.post1"))
 
     def test_products_have_the_runners_that_are_asked_for(self, version) -> None:
         source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
