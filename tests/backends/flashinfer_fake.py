@@ -32,6 +32,7 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.gemm.fp4",
     "kernelhub.backends.flashinfer.gemm.mx",
     "kernelhub.backends.flashinfer.gemm.tensorwise",
+    "kernelhub.backends.flashinfer.grouped.groupwise",
     "kernelhub.backends.flashinfer.grouped.segments",
     "kernelhub.backends.flashinfer.moe.experts",
     "kernelhub.backends.flashinfer.quant.nvfp4",

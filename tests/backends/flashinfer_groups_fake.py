@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from tests.backends.flashinfer_products_fake import in_blocks
+
 
 def at(address: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """The matrix that lies there."""
@@ -44,4 +46,33 @@ def get_gemm_sm90_module() -> SimpleNamespace:
     return SimpleNamespace(cutlass_segment_gemm_sm90=cutlass_segment_gemm_sm90)
 
 
-FUNCTIONS = (get_gemm_sm90_module,)
+def group_gemm_fp8_nt_groupwise(
+    a, b, a_scale, b_scale, m_indptr, scale_granularity_mnk=(1, 128, 128), scale_major_mode="MN", mma_sm=1, out=None,
+    out_dtype=None,
+):  # fmt: skip
+    groups, n, k = b.shape
+    for tensor in (a, b, a_scale, b_scale, out):
+        assert tensor.is_contiguous(), "pointers are read"
+        assert tensor.data_ptr() % 16 == 0, "16 bytes"
+    assert (scale_granularity_mnk, scale_major_mode, mma_sm) == ((1, 128, 128), "K", 1)
+    assert n % 128 == k % 128 == 0
+    assert a_scale.dtype is b_scale.dtype is torch.float32
+    assert a_scale.shape == (a.shape[0], k // 128)
+    assert b_scale.shape == (groups, n // 128, k // 128)
+    assert m_indptr.dtype is torch.int32
+    assert m_indptr.shape == (groups + 1,)
+    assert out.shape == (a.shape[0], n)
+    assert out.dtype is out_dtype
+    bounds = m_indptr.tolist()
+    assert bounds[0] == 0
+    assert all(bound % 4 == 0 for bound in bounds), "groups begin at multiples of 4"
+    assert bounds == sorted(bounds)
+    assert bounds[-1] <= a.shape[0]
+    out.fill_(torch.nan)
+    for group in range(groups):
+        rows = slice(bounds[group], bounds[group + 1])
+        out[rows] = in_blocks(a[rows], b[group], a_scale[rows], b_scale[group]).to(out_dtype)
+    return out
+
+
+FUNCTIONS = (get_gemm_sm90_module, group_gemm_fp8_nt_groupwise)

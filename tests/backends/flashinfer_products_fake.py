@@ -109,7 +109,7 @@ def mm_fp4(
 
 
 def row_indices(rows: int) -> Tensor:
-    """Which row of the weight lies where, as the library's `get_shuffle_matrix_a_row_indices` tells for tiles of 128."""
+    """Which row of the weight lies where, as `get_shuffle_matrix_a_row_indices` tells for tiles of 128."""
     blocks = torch.arange(rows).view(-1, 32)
     return torch.cat([block[[i * 4 + j for j in range(4) for i in range(8)]] for block in blocks])
 

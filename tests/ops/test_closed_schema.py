@@ -116,7 +116,7 @@ _FLASHINFER += ("fa2_ragged", "fa3_ragged", "mla_fa2", "mla_fa3", "concat")
 _FLASHINFER += ("fp8_blocks", "groupwise_cutlass", "groupwise_trtllm")
 _FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cublas", "cudnn", "cutlass"))
 _FLASHINFER += ("fp4_cutlass", "fp4_trtllm", "fp4_cudnn", "mx_cutlass", "mx_cudnn", "segments", "dequantize")
-_FLASHINFER += ("cutlass_experts", "cutlass_experts_fp8")
+_FLASHINFER += ("groupwise", "cutlass_experts", "cutlass_experts_fp8")
 NOT_RUN = {
     "flash_attn.fa2",
     "flash_attn.fa4",

@@ -111,6 +111,21 @@ GROUPWISE = Call(
     ),
 )
 
+GROUPS = Call(
+    f"{_BASE}:group_gemm_fp8_nt_groupwise",
+    (
+        "a",
+        "b",
+        "a_scale",
+        "b_scale",
+        "m_indptr",
+        "scale_granularity_mnk",
+        "scale_major_mode",
+        "mma_sm",
+        "out",
+        "out_dtype",
+    ),
+)
 FP4_GEMM = Call(
     f"{_BASE}:mm_fp4",
     (
@@ -186,5 +201,6 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     BLOCKS_HOPPER,
     GROUPWISE,
     FP4_GEMM,
+    GROUPS,
     SEGMENTS,
 )

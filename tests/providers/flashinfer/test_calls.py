@@ -102,6 +102,8 @@ class TestReleases:
     def test_modules_of_segments_and_of_the_dequantiser_are_called_so(self, version) -> None:
         jit = wheel("flashinfer-python", version) / "flashinfer/jit"
         assert '"gemm_sm90"' in (jit / "gemm/core.py").read_text()
+        source = (jit.parent / "gemm/gemm_base.py").read_text()
+        assert "get_gemm_sm100_module().group_gemm_fp8_nt_groupwise(" in source
         if version != "0.6.1":
             assert '"fp4_kv_dequant"' in (jit / "fp4_kv_dequantization.py").read_text()
 

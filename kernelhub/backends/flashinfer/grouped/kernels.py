@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from kernelhub.backends.flashinfer import calls
-from kernelhub.backends.flashinfer.requirements import HOPPER, Cuda, Module, requirements
-from kernelhub.dispatch.constraint import MultipleOf, Rule, anything, dtype_in
+from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, HOPPER, Cuda, Module, requirements
+from kernelhub.dispatch.constraint import MultipleOf, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.ops.gemm.grouped.problem import BLOCKS, FP8, GROUPS
 
 _HERE = "kernelhub.backends.flashinfer.grouped"
 _HALVES = ("bfloat16", "float16")
+_SOURCE = "CUTLASS, by FlashInfer (Ye et al. 2025)"
 
 
 def _in_kind(problem: Any) -> str | None:
@@ -42,6 +44,30 @@ KERNELS = (
         features=frozenset({"masked"}),
         graph=GraphLevel.FULL,
         deterministic=True,
-        source="CUTLASS, by FlashInfer (Ye et al. 2025)",
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="grouped_gemm",
+        name="flashinfer.groupwise",
+        target=f"{_HERE}.groupwise:GroupwiseCutlass",
+        summary="CUTLASS's grouped product in blocks for sm_100 and sm_103; rows are gathered into groups of fours",
+        band=Band.SPECIALISED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.GROUPS),
+            Module((), lambda _: ("gemm_sm100",)),
+            dtype_in("a_dtype", FP8),
+            dtype_in("b_dtype", FP8),
+            dtype_in("out_dtype", *_HALVES),
+            OneOf("a_scale", GROUPS, why="the kernel is scaled in blocks"),
+            OneOf("b_scale", BLOCKS, why="the kernel is scaled in blocks"),
+            MultipleOf("n", 128, why="a scale is for 128 columns, none cut short"),
+            MultipleOf("k", 128, why="a scale is for 128 columns, none cut short"),
+            anything("num_groups", "rows"),
+        ),
+        features=frozenset(
+            {"masked", *(f"a_scale={name}" for name in GROUPS), *(f"b_scale={name}" for name in BLOCKS)}
+        ),
+        graph=GraphLevel.FULL,
+        source=_SOURCE,
     ),
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.compiled import taking
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
+from kernelhub.backends.flashinfer.grouped.rows import places
 from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
@@ -45,7 +46,7 @@ class Segments(GroupedGemmAdapter):
         a, b = whole(operands.a), whole(operands.b)
         made = whole(out)  # with what it holds: rows of no group keep it
         with device_of(out):
-            self._run(a, b, *_places(operands, a), made)
+            self._run(a, b, *places(operands), made)
         if not lies_whole(out):
             out.copy_(made)
 
@@ -77,15 +78,3 @@ class Segments(GroupedGemmAdapter):
         problem = self.problem
         weights = problem.num_groups * problem.n * problem.k
         return _SCRATCH_BYTES + 128 * problem.num_groups + 2 * (num_tokens * (problem.k + problem.n) + weights)
-
-
-def _places(operands: GroupedOperands, a: Tensor) -> tuple[Tensor, Tensor]:
-    """The first row of each group in all of them, and how many it has; within a whatever the lengths are."""
-    if operands.group_sizes is not None:
-        groups, room = a.shape[:2]
-        starts = torch.arange(groups, device=a.device) * room
-        return starts, operands.group_sizes.long().clamp(0, room)
-    assert operands.offsets is not None
-    ends = operands.offsets.long().clamp(0, a.shape[0]).cummax(0).values
-    starts = torch.nn.functional.pad(ends, (1, 0))[:-1]
-    return starts, ends - starts
