@@ -9,6 +9,7 @@ from torch import Tensor
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
 from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.ops.formats import to_e2m1, to_e4m3, to_e8m0_up
 from kernelhub.ops.quant.problem import DequantizeProblem
 from kernelhub.probes.device import simulated
 from tests.backends import flashinfer_quantisers_fake as fake
@@ -75,6 +76,31 @@ class TestDequantize(OnFake):
         want = kernelhub.dequantize_nvfp4.reference(codes, scale, factor)
         assert (out == 0).all()
         assert (want == 2.0**-127).all()
+
+
+class TestWhyTheQuantisersAreNotTaken:
+    """The library's arithmetic, as its source has it, on a machine whose reciprocals are rounded as well as can be."""
+
+    def test_nvfp4_multiplies_by_reciprocals(self) -> None:
+        x = torch.randn(512, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+        factor = torch.tensor([0.01])
+        groups = x.float().unflatten(1, (-1, 16))
+        scale = to_e4m3((1 / factor) * (groups.abs().amax(-1) * torch.tensor(1 / 6)))
+        codes = to_e2m1((groups * (1 / (scale.float() * factor)).unsqueeze(-1)).flatten(1))
+        want = kernelhub.quantize_nvfp4.reference(x, factor)
+        assert same(scale, want[1])
+        assert not torch.equal(codes, want[0])
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_scales_of_mxfp8_differ_for_infinity_and_for_tiny_groups(self, dtype) -> None:
+        each = torch.arange(1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+        each = each[~each.isnan()]
+        scale = to_e8m0_up(fake.flushed(each.float() * torch.tensor(1 / 448)).clamp(max=torch.finfo().max))
+        want = kernelhub.quantize_mxfp8.reference(each[:, None].repeat(1, 32), "up")[1].flatten()
+        differing = each[scale.view(torch.uint8) != want.view(torch.uint8)].float()
+        assert differing[-1] == torch.inf
+        assert (differing[:-1] < 448 * 2.0**-126).all()
+        assert len(differing) == (128 if dtype is torch.bfloat16 else 1)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
@@ -20,6 +21,8 @@ from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.tolerance import compare as compare_experts
 from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import Case, Fp8GemmContract
+from tests.contract.grouped_gemm import CASES as GROUPED
+from tests.contract.grouped_gemm import Case as GroupedCase
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.quant import same
 from tests.gpu.test_attention_on_gpu import captured
@@ -147,6 +150,11 @@ class TestSegments(GroupedGemmContract):
     formats = ("bfloat16", "float16")
     fewest_cases = 25
 
+    @classmethod
+    def accepted_cases(cls) -> list[GroupedCase]:
+        able = {"device": "H200", "machine": SimulatedMachine({"flashinfer": "0.6.18.post1"}), "backend": cls.kernel}
+        return [case for case in GROUPED if kernelhub.explain("grouped_gemm", **able, **case.facets).selected]
+
     @pytest.fixture(autouse=True)
     def runs_here(self) -> None:
         need(kernelhub.grouped_gemm.explain(**self.inputs(), backend=self.kernel), self.kernel)
@@ -173,6 +181,19 @@ class TestSegments(GroupedGemmContract):
             sizes = tuple(rows * i % (2 * rows) for i in range(16))
             arguments = grouped_gemm_inputs(sizes=sizes, n=1536, k=2048, masked=masked, device="cuda")
             self.check(self.run(arguments), arguments)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("powers_of_two", [False, True])
+def test_groups_in_blocks(powers_of_two: bool, masked: bool) -> None:
+    kernel = "flashinfer.groupwise"
+    contract = GroupedGemmContract()
+    contract.device, contract.kernel = "cuda", kernel
+    for sizes in ((1, 0, 5, 30), (0, 0, 0, 0), (300, 128, 127, 129)):
+        how = {"format": "block", "powers_of_two": powers_of_two, "masked": masked, "device": "cuda"}
+        arguments = grouped_gemm_inputs(sizes=sizes, n=256, k=512, **how)
+        need(kernelhub.grouped_gemm.explain(**arguments, backend=kernel), kernel)
+        contract.check(contract.run(arguments), arguments)
 
 
 class TestDequantize:
