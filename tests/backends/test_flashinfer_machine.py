@@ -12,7 +12,13 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
-from kernelhub.backends.flashinfer.requirements import built_ahead, compiler_of_modules, cubins
+from kernelhub.backends.flashinfer.requirements import (
+    RunsNvcc,
+    built_ahead,
+    compiler_of_kernels,
+    compiler_of_modules,
+    cubins,
+)
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
@@ -155,6 +161,41 @@ class TestModules:
     def test_no_module_is_found_where_there_is_no_library(self, machine) -> None:
         assert built_ahead((MODULE,)).code == "symbol_missing"
         assert compiler_of_modules().code == "toolkit_missing"
+
+
+class TestNvccAtRunTime:
+    """`fp8_blocks` runs nvcc for each class of shapes, also where its module is built ahead."""
+
+    @pytest.fixture(autouse=True)
+    def without_the_users_own(self, machine, monkeypatch):
+        monkeypatch.delenv("TRTLLM_DG_NVCC_COMPILER", raising=False)
+        monkeypatch.setenv("TRTLLM_DG_CACHE_DIR", str(machine / "kernels"))
+
+    def test_it_is_looked_for_where_the_library_does(self, machine, monkeypatch) -> None:
+        assert compiler_of_kernels().code == "toolkit_missing"
+        tools(machine, "nvcc")
+        assert compiler_of_kernels().code == "compiler_missing"
+        tools(machine, "g++")
+        assert compiler_of_kernels().ok
+        monkeypatch.setenv("TRTLLM_DG_NVCC_COMPILER", str(machine / "none" / "nvcc"))
+        assert "none/nvcc is no command" in compiler_of_kernels().reason
+        monkeypatch.delenv("TRTLLM_DG_NVCC_COMPILER")
+        monkeypatch.delenv("CUDA_HOME")
+        assert "nvcc is no command" in compiler_of_kernels().reason
+
+    def test_where_kernels_are_kept_must_be_writable(self, machine, monkeypatch) -> None:
+        tools(machine, "nvcc", "g++")
+        (machine / "file").write_text("")
+        monkeypatch.setenv("TRTLLM_DG_CACHE_DIR", str(machine / "file"))
+        assert compiler_of_kernels().code == "cache_unwritable"
+        assert "TRTLLM_DG_CACHE_DIR" in compiler_of_kernels().remedy
+
+    def test_the_record_asks_for_it(self, machine) -> None:
+        kernel = next(kernel for kernel in records.KERNELS if kernel.name == "flashinfer.fp8_blocks")
+        asked = next(item for item in kernel.constraints if isinstance(item, RunsNvcc))
+        found = asked.reject(None, Machine())
+        assert found is not None
+        assert found.code == "toolkit_missing"
 
 
 class TestCubins:

@@ -2,6 +2,8 @@
 
 from kernelhub.dispatch.order import Line
 
+_NOT_RUN = ("cutlass.vllm_fp4", *(f"flashinfer.fp4_{name}" for name in ("cutlass", "trtllm", "cudnn")))
+
 LINES = (
     Line("cpu", "*", ("torch.dequantized", "triton.fp4_gemm"), "Triton is only interpreted on a CPU"),
     # From 512 rows on the weight is decoded once: 57344 x 8192, 10240 x 8192 and 7168 x 16384 with 4096 rows took 5.93,
@@ -10,7 +12,7 @@ LINES = (
     Line(
         "*",
         "*",
-        ("triton.fp4_gemm", "cutlass.vllm_fp4", "flashinfer.fp4_cutlass", "torch.dequantized"),
-        "CUTLASS's, of vLLM's library and of FlashInfer, have not run here, since no Blackwell was at hand",
+        ("triton.fp4_gemm", *_NOT_RUN, "torch.dequantized"),
+        "vLLM's and FlashInfer's have not run here, since no Blackwell was at hand",
     ),
 )

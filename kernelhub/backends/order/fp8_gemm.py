@@ -5,7 +5,8 @@ from kernelhub.dispatch.order import Line
 _TRITON = "triton.fp8_gemm"
 _LAST = "torch.dequantized"
 _DEEP = "deep_gemm.fp8_blocks"
-_FLASHINFER = "flashinfer.fp8_blocks"  # TensorRT-LLM's form of DeepGEMM, compiled anew for other numbers of rows
+# TensorRT-LLM's form of DeepGEMM. It runs nvcc for other numbers of rows, while serving: fast, but only for who asks.
+_FLASHINFER = "flashinfer.fp8_blocks"
 _VLLM_BLOCKS, _VLLM = "cutlass.vllm_blockwise", "cutlass.vllm_scaled_mm"
 # Not run yet: for sm_10x, of which none was at hand, and CUTLASS's in SGLang's library, which no torch here loads.
 _NOT_RUN = (
@@ -20,8 +21,8 @@ _H200 = "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.
 LINES = (
     # 4096 x 4096 weights in blocks, 1, 16 and 256 rows, on two cores: 0.58, 1.51, 12.6 ms; dequantized 5.2, 9.3, 50.
     Line("cpu", "*", ("cpp.fp8_gemm", _LAST, _TRITON), "measured on an EPYC of Zen 5, torch 2.13, 2026-11-20"),
-    # vLLM 0.33.0's CUTLASS, which is exact enough up to K 2048 there, ours and torch's: by row, 1, 64, 1024 and 4096 rows
-    # with 8192 x 2048 0.012, 0.012, 0.030, 0.098 ms, 0.014, 0.016, 0.042, 0.154 and 0.015, 0.014, 0.033, 0.116; by
+    # vLLM 0.33.0's CUTLASS, which is exact enough up to K 2048 there, ours and torch's: by row, 1, 64, 1024 and 4096
+    # rows with 8192 x 2048 0.012, 0.012, 0.030, 0.098 ms, 0.014, 0.016, 0.042, 0.154 and 0.015, 0.014, 0.033, 0.116; by
     # tensor 0.012, 0.012, 0.029, 0.097 against torch's 0.012, 0.013, 0.033, 0.108. flashinfer.fp8_cublas is cuBLASLt,
     # as torch's is.
     Line(
@@ -44,7 +45,7 @@ LINES = (
     Line(
         "*",
         "block_decode",
-        (_TRITON, _DEEP, _FLASHINFER, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, *_NOT_RUN, _LAST),
+        (_TRITON, _DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _FLASHINFER, *_NOT_RUN, _LAST),
         _H200,
     ),
     # 128, 1024 and 4096 rows: with 7168 x 18432 DeepGEMM's 0.055, 0.228, 0.752 ms, torch's 0.066, 0.230, 0.849, ours
@@ -54,8 +55,8 @@ LINES = (
     Line(
         "*",
         "block_prefill",
-        (_DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _FLASHINFER, _TRITON, *_NOT_RUN, _LAST),
+        (_DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _TRITON, _FLASHINFER, *_NOT_RUN, _LAST),
         _H200,
     ),
-    Line("*", "mx", (_TRITON, "flashinfer.mx_cutlass", _LAST), _H200),
+    Line("*", "mx", (_TRITON, "flashinfer.mx_cutlass", "flashinfer.mx_cudnn", _LAST), _H200),
 )
