@@ -189,3 +189,13 @@ class TestWeights:
         assert (answer.code, answer.json["selected"]) == (1, None)
         for decision in answer.json["decisions"]:
             assert "layout" in {reason["code"] for reason in (decision, *decision.get("also", ()))}
+
+
+def test_a_known_defect_is_told_with_its_report_and_what_mends_it(ask):
+    answer = ask("explain", "paged_attention", "--device", "H200", "--with", "flashinfer=0.6.16.post4", "--json")
+    decision = next(item for item in answer.json["decisions"] if item["kernel"] == "flashinfer.xqa")
+    assert decision["code"] == "known_bad"
+    assert "https://github.com/flashinfer-ai/flashinfer/pull/4161" in decision["reason"]
+    assert "flashinfer-python>=0.6.17" in decision["remedy"]
+    people = ask("explain", "paged_attention", "--device", "H200", "--with", "flashinfer=0.6.16.post4").out
+    assert "known_bad" in people

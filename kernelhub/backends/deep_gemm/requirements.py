@@ -101,6 +101,22 @@ class Offers:
 
 
 @dataclass(frozen=True)
+class Lacks:
+    """A whole copy that has no function of this name, by which old releases are told."""
+
+    name: str
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.ask(("deep_gemm names", self.name), functools.partial(copies.names, self.name))
+        return None if finding.code == "symbol_missing" else Rejection("rule", finding.reason)
+
+    def __str__(self) -> str:
+        return f"deep_gemm without {self.name}"
+
+
+@dataclass(frozen=True)
 class Toolkit:
     """A CUDA toolkit, since the library compiles every kernel when it is first needed."""
 
