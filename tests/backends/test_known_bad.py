@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.select import Decision
 from kernelhub.probes.finding import lacking
+
+ROOT = Path(__file__).parents[2]
 
 FLASHINFER = "https://github.com/flashinfer-ai/flashinfer"
 WINDOW = {"window_left": True, "q_len": "many"}
@@ -157,6 +161,85 @@ KNOWN = (
 )
 
 
+VLLM = {"vllm": "0.33.0"}
+_192 = {"head_dim_qk": 192, "head_dim_vo": 128}
+# Silent errors where a record ends before them: report, op, kernel, call, code of the limit.
+LIMITS: dict[str, tuple[str, str, Call, str]] = {
+    "vllm#52148": ("paged_attention", "flashinfer.fa2_prefill", flashinfer("0.6.18", sinks=True), "feature"),
+    "vllm#49917": ("paged_attention", "flashinfer.fa2_prefill", flashinfer("0.6.18", "A100", head_dim_qk=512), "value"),
+    "flashinfer#4299": ("attention", "flashinfer.fa2_ragged", flashinfer("0.6.18", head_dim_qk=72), "value"),
+    "flashinfer#3578": (
+        "paged_attention",
+        "flashinfer.fa3_prefill",
+        flashinfer("0.6.18", kv_dtype="float8_e4m3fn", kv_scale="value", causal=True, **WINDOW),
+        "dtype",
+    ),
+    "flashinfer#1993": (
+        "paged_attention",
+        "flashinfer.trtllm_gen",
+        flashinfer("0.6.0", "B200", head_dim_qk=256, page_size=16),
+        "value",
+    ),
+    "flashinfer#3929": ("paged_attention", "flashinfer.trtllm_gen", flashinfer("0.6.16", "B200", q_len="few"), "value"),
+    "flashinfer#3864": (
+        "paged_attention",
+        "flashinfer.trtllm_gen",
+        flashinfer("0.6.14", "B200", kv_dtype="float8_e4m3fn", kv_scale="value", window_left=True),
+        "dtype",
+    ),
+    "flashinfer#3398": (
+        "fp4_gemm",
+        "flashinfer.fp4_cutlass",
+        flashinfer("0.6.12", "RTX5090", a_format="nvfp4"),
+        "capability",
+    ),
+    "flashinfer#4052": ("bmm_fp8", "flashinfer.bmm_cublas", flashinfer("0.6.18", "B200", b_scaling="batch"), "value"),
+    "flashinfer#3068": (
+        "fused_moe",
+        "flashinfer.cutlass_experts_fp8",
+        flashinfer("0.6.18", weights="fp8_tensor", activation_dtype="float8_e4m3fn", static_scales=True),
+        "capability",
+    ),
+    "flashinfer#3334": ("fused_moe", "flashinfer.cutlass_experts", flashinfer("0.6.18", weights="mxfp4"), "value"),
+    "flashinfer#2595": (
+        "fused_moe",
+        "flashinfer.cutlass_experts",
+        flashinfer("0.6.18", weights="fp8_block", activation_dtype="float8_e4m3fn"),
+        "value",
+    ),
+    "vllm#48898": (
+        "fp4_gemm",
+        "cutlass.vllm_fp4",
+        Call("RTX5090", VLLM, {"a_format": "nvfp4", "k": 4096 + 32}),
+        "divisibility",
+    ),
+    "vllm#47990": ("fp8_gemm", "cutlass.vllm_blockwise", Call("RTX5090", VLLM, {"n": 192}), "divisibility"),
+    "vllm#23280": ("fp8_gemm", "cutlass.vllm_blockwise", Call("H200", {"vllm": "0.11.0"}), "package_version"),
+    "DeepGEMM#112": ("fp8_gemm", "deep_gemm.fp8_blocks_ue8m0", Call("B200", {"deep_gemm": "2.5.0"}), "dtype"),
+    "DeepGEMM#433": (
+        "mqa_logits",
+        "deep_gemm.logits",
+        Call("RTX5090", {"deep_gemm": "2.6.1"}, {"k_scale": True, "head_dim": 64}),
+        "capability",
+    ),
+    "sglang#27384": ("mla_attention", "flash_mla.sparse", Call("B300", {"flash_mla": "1.0.0"}), "capability"),
+    "flash-attention#2367": (
+        "paged_attention",
+        "flash_attn.fa4",
+        Call("B200", {"cutlass": "4.8.0"}, {"q_len": "many", **_192}),
+        "mismatch",
+    ),
+}
+
+
+@pytest.mark.parametrize("report", LIMITS)
+def test_limits_of_records_keep_off_others(report: str) -> None:
+    op, kernel, call, code = LIMITS[report]
+    decision = call.decision(op, kernel)
+    assert not decision.accepted
+    assert code in {rejection.code for rejection in decision.rejections}, decision.rejections
+
+
 @pytest.mark.parametrize("known", KNOWN, ids=str)
 def test_it_is_refused_there_with_the_report(known: Known) -> None:
     for call in known.bad:
@@ -186,3 +269,12 @@ def test_every_entry_has_a_case() -> None:
 def test_what_mends_it_is_a_remedy_of_the_refusal() -> None:
     (rejection,) = flashinfer("0.6.16.post4").decision("paged_attention", "flashinfer.xqa").rejections
     assert rejection.remedy == 'pip install "flashinfer-python>=0.6.17,<0.7.3"'
+
+
+def test_what_the_page_names_exists() -> None:
+    page = (ROOT / "docs" / "known_bad.md").read_text()
+    named = re.findall(r"`(tests/[a-z_/]+\.py)(?:::(\w+))?`", page)
+    assert len(named) > 10
+    for path, name in named:
+        assert not name or re.search(rf"(def|class) {name}\b", (ROOT / path).read_text()), f"{path} has no {name}"
+    assert {f"#{report.partition('#')[2]}" for report in LIMITS} <= set(re.findall(r"#\d+", page))
