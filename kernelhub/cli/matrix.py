@@ -39,7 +39,7 @@ class Furnished(Machine):
     def variable(self, name: str) -> str:
         return ""
 
-    def ask(self, key: Hashable, probe: Callable[[], Finding]) -> Finding:
+    def ask(self, key: Hashable, probe: Callable[[], Finding], kind: str = "") -> Finding:
         return found(str(key), None, "taken to be there")
 
 

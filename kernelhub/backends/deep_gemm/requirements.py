@@ -126,7 +126,7 @@ class Toolkit:
         oldest = _OLDEST_TOOLKIT.get(problem.device.capability[0])
         if oldest is None:
             return None  # no device of the library's
-        return _rejection(machine.ask(("deep_gemm toolkit", oldest), lambda: toolkit(oldest)))
+        return _rejection(machine.ask(("deep_gemm toolkit", oldest), lambda: toolkit(oldest), "nvcc"))
 
 
 @dataclass(frozen=True)
