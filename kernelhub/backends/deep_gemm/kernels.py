@@ -7,8 +7,7 @@ by M), which takes some seconds, into DG_JIT_CACHE_DIR (by default ~/.deep_gemm)
 
 from __future__ import annotations
 
-from kernelhub.backends.deep_gemm.copies import INSTALL
-from kernelhub.backends.deep_gemm.requirements import BLACKWELL, BOTH, HOPPER, Lacks, machine_for
+from kernelhub.backends.deep_gemm.requirements import BLACKWELL, BOTH, HOPPER, INSTALL, Lacks, machine_for
 from kernelhub.dispatch.constraint import MultipleOf, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT

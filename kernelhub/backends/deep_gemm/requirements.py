@@ -24,7 +24,8 @@ HOPPER: Constraint = OnDevice("nvidia", only=((9, 0),))
 BLACKWELL: Constraint = OnDevice("nvidia", only=((10, 0), (10, 3)))
 BOTH: Constraint = OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3)))
 
-_INSTALLED = AnyOf((Package("deep_gemm", install=copies.INSTALL), Package("vllm", install=copies.INSTALL)))
+INSTALL = copies.INSTALL
+_INSTALLED = AnyOf((Package("deep_gemm", install=INSTALL), Package("vllm", install=INSTALL)))
 _OLDEST_TOOLKIT = {9: (12, 3), 10: (12, 9)}  # by generation, as the library asserts
 _PROGRAMS = ("nvcc", "cuobjdump")  # it compiles with the first and finds the kernel's name with the second
 
