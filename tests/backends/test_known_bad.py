@@ -19,7 +19,7 @@ from kernelhub.probes.finding import lacking
 ROOT = Path(__file__).parents[2]
 
 FLASHINFER = "https://github.com/flashinfer-ai/flashinfer"
-WINDOW = {"window_left": True, "q_len": "many"}
+WINDOW: dict[str, Any] = {"window_left": True, "q_len": "many"}
 OLD_DEEP_GEMM = {("deep_gemm names", "fp8_fp4_mqa_logits"): lacking("deep_gemm", "symbol_missing", "has it not", "")}
 
 
