@@ -216,15 +216,7 @@ class TestCubins:
 
 
 class TestKnownBad:
-    @pytest.mark.parametrize(("page_size", "bad"), [(64, False), (128, False), (256, True)])
-    def test_large_pages_of_trtllm_gen(self, page_size, bad) -> None:
-        (entry,) = records.KNOWN_BAD
-        problem = PagedAttentionProblem(device=simulated("B200"), page_size=page_size)
-        assert entry.kernel == "flashinfer.trtllm_gen"
-        assert all(item.reject(problem, Machine()) is None for item in entry.where) is bad
-        assert entry.issue.startswith("https://")
-
-    def test_it_is_not_chosen_for_them_nor_are_sinks_given_to_what_drops_them(self) -> None:
+    def test_it_is_not_chosen_there_nor_are_sinks_given_to_what_drops_them(self) -> None:
         machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
         for device, facets in (("B200", {"page_size": 256}), ("H200", {"sinks": True}), ("B200", {"sinks": True})):
             verdict = kernelhub.explain("paged_attention", device=device, machine=machine, **facets)

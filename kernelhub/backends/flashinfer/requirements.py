@@ -48,11 +48,11 @@ class Module:
         return self.reads
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        compiles = machine.ask("flashinfer compiler", compiler_of_modules)
+        compiles = machine.ask("flashinfer compiler", compiler_of_modules, "nvcc")
         if compiles.ok:
             return None
         names = self.names(problem)
-        ahead = machine.ask(("flashinfer module", names), lambda: built_ahead(names))
+        ahead = machine.ask(("flashinfer module", names), lambda: built_ahead(names), "modules")
         if ahead.ok:
             return None
         return Rejection(compiles.code, f"{ahead.reason}; {compiles.reason}", compiles.remedy)
@@ -65,7 +65,7 @@ class Cubins:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask("flashinfer cubins", cubins)
+        finding = machine.ask("flashinfer cubins", cubins, "cubins")
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 

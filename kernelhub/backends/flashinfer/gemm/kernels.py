@@ -20,11 +20,11 @@ from kernelhub.backends.flashinfer.requirements import (
     requirements,
 )
 from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
-from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.gemm.fp4.problem import MXFP4, NVFP4, Fp4GemmProblem
 from kernelhub.ops.gemm.fp8.batched.problem import TENSOR as WHOLE
-from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, MX, TENSOR
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FEW, FLOAT, MX, TENSOR
 
 _HERE = "kernelhub.backends.flashinfer.gemm"
 _COMPILED = "compiled at first use unless built ahead"
@@ -280,5 +280,16 @@ KERNELS = (
             source=_SOURCE,
         )
         for runner, adapter, summary, graph in _RUNNERS
+    ),
+)
+
+KNOWN_BAD = (
+    # 0.6.2 is the first with a kernel for up to 32 rows; 0.7.2 still has it.
+    KnownBad(
+        "flashinfer.groupwise_cutlass",
+        "fp8_gemm",
+        (OneOf("rows", (FEW,)), Package("flashinfer", ">=0.6.2", distribution="flashinfer-python")),
+        "the kernel for up to 32 rows may use a scale before it is loaded, which now and then spoils a row",
+        "https://github.com/flashinfer-ai/flashinfer/issues/4396",
     ),
 )

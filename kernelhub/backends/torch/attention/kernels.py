@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kernelhub.backends.torch.devices import ANYWHERE, CPU
-from kernelhub.dispatch.constraint import SameValue, anything, dtype_in
-from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.constraint import Between, OnDevice, SameValue, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.attention.problem import FLOATS, FP8
 
 _ANY_KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, FP8))
@@ -79,5 +79,20 @@ KERNELS = (
         constraints=(ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH, anything("page_size")),
         features=_MASKS | _SUMS | _KV_SCALES | _PAGES | {"softcap"},
         reads_lengths=True,
+    ),
+)
+
+KNOWN_BAD = (
+    # Seen on a B200 with torch 2.11 and 2.13, for 4 heads and fewer, not for 8; of a B300 nothing is known.
+    KnownBad(
+        "torch.sdpa",
+        "attention",
+        (
+            OnDevice("nvidia", only=((10, 0), (10, 3))),
+            dtype_in("q_dtype", "float16", "bfloat16"),
+            Between("num_kv_heads", 1, 7),
+        ),
+        "cuDNN, which torch takes on Blackwell, has been wrong for fewer than 8 KV heads",
+        "https://github.com/pytorch/pytorch/issues/193893",
     ),
 )
