@@ -58,6 +58,24 @@ def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """Row after row from 16 bytes on, with the strides that follow from the shape even where a size is 1."""
+    made = tensor.contiguous()
+    if made.data_ptr() % 16:
+        made = made.clone()
+    strides, apart = [], 1
+    for size in reversed(made.shape):
+        strides.append(apart)
+        apart *= size
+    wanted = tuple(reversed(strides))
+    return made if made.stride() == wanted else made.as_strided(made.shape, wanted)
+
+
+def lies_plain(tensor: Tensor) -> bool:
+    """A result can be written to the tensor itself."""
+    return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+
+
 def mismatch(registered: Any, name: str, schema: str) -> str | None:
     """How a registered schema differs from the one that is called; None if the calls fit it."""
     wanted = torch._C.parse_schema(f"{name}{schema}")

@@ -122,6 +122,7 @@ NOT_RUN = {
     *(f"flashinfer.{name}" for name in _FLASHINFER),
     *(f"cutlass.{name}" for name in ("vllm_scaled_mm", "vllm_blockwise", "vllm_fp4")),
     *(f"cutlass.{name}" for name in ("sgl_fp8_scaled_mm", "sgl_fp8_blockwise")),
+    *(f"marlin.{name}" for name in ("nvfp4_bfloat16", "nvfp4_float16", "mxfp4")),
     *(f"deep_gemm.{name}_ue8m0" for name in ("fp8_blocks", "fp8_masked", "fp8_contiguous")),
 }
 
