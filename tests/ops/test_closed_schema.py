@@ -121,6 +121,7 @@ NOT_RUN = {
     "flash_attn.fa4",
     "flash_attn.vllm_fa2",
     "flash_attn.vllm_fa3",
+    "torch.varlen_attn",
     *(f"flashinfer.{name}" for name in _FLASHINFER),
     *(f"cutlass.{name}" for name in ("vllm_scaled_mm", "vllm_blockwise", "vllm_fp4")),
     *(f"cutlass.{name}" for name in ("sgl_fp8_scaled_mm", "sgl_fp8_blockwise")),

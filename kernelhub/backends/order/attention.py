@@ -11,6 +11,7 @@ _NOT_RUN = (
     "flash_attn.fa4",
     "flashinfer.fa3_ragged",
     "flashinfer.fa2_ragged",
+    "torch.varlen_attn",
 )
 
 
