@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernelhub.probes.library import Library, find_library
 
+_VECTOR_BYTES = 16
 _files: dict[str, str] = {}  # namespace -> the file that was loaded here; a process can have but one
 
 
@@ -74,6 +75,23 @@ def plain(tensor: Tensor) -> Tensor:
 def lies_plain(tensor: Tensor) -> bool:
     """A result can be written to the tensor itself."""
     return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it that a library can read."""
+    return tensor if is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """The elements of a row lie side by side, and every row begins at a multiple of 16 bytes of its own.
+
+    A stride of zero will not do: descriptors of the tensor memory accelerator are not made for it.
+    """
+    width = _VECTOR_BYTES // tensor.itemsize
+    *outer, inner = tensor.stride()
+    if inner != 1 or tensor.data_ptr() % _VECTOR_BYTES:
+        return False
+    return all(stride > 0 and stride % width == 0 for stride in outer)
 
 
 def mismatch(registered: Any, name: str, schema: str) -> str | None:

@@ -30,6 +30,7 @@ PACKAGES = {
     "flashinfer": "0.6.18.post1",
     "vllm": "0.33.0",
     "sgl_kernel": "0.3.21",
+    "xformers": "0.0.35",
 }
 FA3 = {name: PACKAGES[name] for name in ("triton", "flash_attn", "flash_attn_interface")}
 MACHINE = SimulatedMachine(PACKAGES, variables={"TRITON_INTERPRET": "1"})
@@ -122,6 +123,8 @@ NOT_RUN = {
     "flash_attn.vllm_fa2",
     "flash_attn.vllm_fa3",
     "torch.varlen_attn",
+    "xformers.flash",
+    "xformers.cutlass",
     *(f"flashinfer.{name}" for name in _FLASHINFER),
     *(f"cutlass.{name}" for name in ("vllm_scaled_mm", "vllm_blockwise", "vllm_fp4")),
     *(f"cutlass.{name}" for name in ("sgl_fp8_scaled_mm", "sgl_fp8_blockwise")),

@@ -12,6 +12,8 @@ _NOT_RUN = (
     "flashinfer.fa3_ragged",
     "flashinfer.fa2_ragged",
     "torch.varlen_attn",
+    "xformers.flash",
+    "xformers.cutlass",
 )
 
 

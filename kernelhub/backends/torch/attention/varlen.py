@@ -15,7 +15,7 @@ from torch import Tensor
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.runtime.operators import mismatch
+from kernelhub.runtime.operators import mismatch, readable
 
 _NAME = "_flash_attention_forward"
 # As torch 2.11, 2.13 and 2.14 declare it, up to what is passed.
@@ -26,7 +26,6 @@ SCHEMA = (
     "Tensor debug_attn_mask)"
 )
 _NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
-_VECTOR_BYTES = 16
 
 
 class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
@@ -76,9 +75,9 @@ class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
             q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
         left, right = (min(side, _NO_LIMIT) for side in (values.window_left, values.window_right))
         made, found, *_ = self._forward(
-            _readable(q),
-            _readable(k),
-            _readable(v),
+            readable(q),
+            readable(k),
+            readable(v),
             *offsets,
             max(2, bounds[0]),
             bounds[1],
@@ -106,11 +105,3 @@ def _every(length: int, count: int, like: Tensor) -> Tensor:
 def _bound(given: int | None, tokens: int) -> int:
     """Most tokens that a sequence may have: what the caller said, or all there are."""
     return max(1, tokens if given is None else min(given, tokens))
-
-
-def _readable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy, whose rows each begin at a multiple of 16 bytes, element beside element."""
-    width = _VECTOR_BYTES // tensor.itemsize
-    *outer, inner = tensor.stride()
-    plain = inner == 1 and tensor.data_ptr() % _VECTOR_BYTES == 0 and all(s > 0 and s % width == 0 for s in outer)
-    return tensor if plain else tensor.clone(memory_format=torch.contiguous_format)
