@@ -57,15 +57,19 @@ def marlin_gemm(
         assert scales.shape == (k // 16, n)
         assert global_scale is not None
         assert global_scale.dtype is torch.float32
-        left = global_scale.flatten()[0].double()
+        left = global_scale.flatten()[0]
     else:
         assert scales.dtype is E8M0
         assert scales.shape == (k // 32, n)
         assert a.dtype is torch.bfloat16
         assert global_scale is None
-        left = torch.ones(()).double()
+        left = torch.ones(())
     assert (atomic, float32, zp_float) == (False, True, False)
-    sums = a.double() @ weights(codes, scales, a.dtype, n, k).double().t()
+    # float32 sums, one product after the other, subnormals kept as tensor cores keep them; then the global scale.
+    held = weights(codes, scales, a.dtype, n, k).float()
+    sums = torch.zeros(m, n)
+    for column in range(k):
+        sums += a[:, column, None].float() * held[None, :, column]
     return c.copy_(sums * left)
 
 

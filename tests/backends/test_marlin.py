@@ -163,6 +163,17 @@ class TestNvfp4Bfloat16(Packed):
             assert back.shape == value.shape
             assert torch.equal(back, value)
 
+    def test_small_activations_keep_their_bits_far_below_those_of_models(self) -> None:
+        """Of normal numbers: down to 2^-24 of them. Sums in float32 are too small 2^-40 of them down, as documented."""
+        for exponent in (-8, -16, -24):
+            arguments = self.inputs(n=64)
+            arguments["a"] = (arguments["a"].double() * 2.0**exponent).to(arguments["a"].dtype)
+            self.check(self.run(arguments), arguments)
+        if self.kernel == "fake.nvfp4_bfloat16":
+            arguments["a"] = (arguments["a"].double() * 2.0**-16).to(arguments["a"].dtype)
+            with pytest.raises(AssertionError):
+                self.check(self.run(arguments), arguments)
+
     def test_a_weight_of_zeros_is_zero(self) -> None:
         arguments = self.inputs()
         arguments |= {"b_scale": torch.zeros_like(arguments["b_scale"].view(torch.uint8)).view(E4M3)}
