@@ -125,6 +125,22 @@ class TestMachine:
         decision = next(d for d in kernelhub.attention.explain(**arguments).decisions if d.kernel == name)
         assert "Requires Flash-Attention" in decision.reason
 
+    @pytest.mark.parametrize(
+        ("file", "old", "new", "match"),
+        [
+            ("_cpp_lib.py", "_built_with_cuda = True", "_built_with_cuda = False", "cannot load its own library"),
+            ("ops/fmha/flash.py", "return True", "return False", "xformers has no fa2F"),
+        ],
+    )
+    def test_a_library_that_would_refuse_every_call_is_told_before_any(self, site, file, old, new, match) -> None:
+        path = site / "xformers" / file
+        path.write_text(path.read_text().replace(old, new))
+        from kernelhub.backends.xformers.attention import Flash
+
+        problem = kernelhub.explain("attention", device="H200", q_len="many").problem
+        with pytest.raises(ImportError, match=match):
+            Flash(problem)
+
 
 @pytest.mark.parametrize(
     ("variant", "device", "facets", "code"),

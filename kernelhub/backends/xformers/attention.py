@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from xformers import _cpp_lib
 from xformers.ops.fmha import (
     cutlass,
     flash,
@@ -34,6 +35,16 @@ class Xformers(AttentionAdapter[AttentionProblem, DenseStep]):
 
     operator: Any
     repeats = False
+
+    def __init__(self, problem: AttentionProblem) -> None:
+        super().__init__(problem)
+        if problem.device.type == "cuda" and not _cpp_lib._built_with_cuda:
+            raise ImportError(
+                "xformers cannot load its own library beside this torch, and then refuses every call on a GPU, those "
+                f"of torch's kernels too ({_cpp_lib._cpp_library_load_exception!r}); install a build for this torch"
+            )
+        if not self.operator.is_available():
+            raise ImportError(f"xformers has no {self.operator.NAME} with this torch")
 
     def begin(self, step: DenseStep) -> None:
         if step.cu_seqlens_q is not None:

@@ -47,3 +47,14 @@ def test_the_bound_of_packed_queries_may_be_raised(version) -> None:
     assert "    max_seqlen: int\n" in text
     assert "attn_bias.q_seqinfo.max_seqlen" in (folder / "flash.py").read_text()
     assert "attn_bias.q_seqinfo.max_seqlen" in (folder / "cutlass.py").read_text()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_it_says_whether_its_library_was_loaded(version) -> None:
+    """Where it was not, operators that need nothing of it are refused as well, so the adapter looks there first."""
+    folder = files(version) / "xformers"
+    text = (folder / "_cpp_lib.py").read_text()
+    assert "\n_built_with_cuda = (" in text
+    assert "\n_cpp_library_load_exception = None" in text
+    assert "and not _built_with_cuda" in (folder / "ops" / "fmha" / "common.py").read_text()
+    assert "def is_available(cls)" in (folder / "ops" / "common.py").read_text()
