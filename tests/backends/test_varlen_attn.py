@@ -107,6 +107,13 @@ def test_an_operator_with_other_parameters_is_told(on_the_cpu, monkeypatch) -> N
         kernelhub.attention(**arguments, backend="fake.varlen_attn")
 
 
+def test_it_is_not_taken_for_what_a_user_put_in_its_place(on_the_cpu, monkeypatch) -> None:
+    monkeypatch.setattr("kernelhub.backends.torch.attention.varlen.current_flash_attention_impl", lambda: "FA4")
+    arguments = attention_inputs(AttentionModel("grouped", 6, 2, 64, 64), q_tokens=20)
+    with pytest.raises(NoKernel, match="FA4 has been activated in torch"):
+        kernelhub.attention(**arguments, backend="fake.varlen_attn")
+
+
 @pytest.mark.parametrize(
     ("device", "facets", "code"),
     [

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.attention import current_flash_attention_impl
 
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
@@ -37,6 +38,9 @@ class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
         reason = mismatch(self._forward._schema, f"aten::{_NAME}", SCHEMA)
         if reason is not None:
             raise ImportError(f"torch.ops.aten.{_NAME} {reason}")
+        other = current_flash_attention_impl()
+        if other is not None:
+            raise ImportError(f"{other} has been activated in torch, and answers in place of FlashAttention-2")
 
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values, out: Tensor, lse: Tensor | None
