@@ -35,10 +35,10 @@ from kernelhub.ops.mla.concat.inputs import concat_inputs
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from tests.backends.fake import flash_mla
 
-BACKENDS = ("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_mla", "flashinfer")
+BACKENDS = ("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_mla", "flashinfer", "marlin", "xformers")
 PACKAGES = (
     *("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface", "flash_mla", "flashinfer"),
-    *("quack", "sgl_kernel", "tvm_ffi", "vllm"),
+    *("quack", "sgl_kernel", "tvm_ffi", "vllm", "xformers"),
 )
 # How the import of a library fails: what it raises, and what is then said.
 FAULTS: dict[str, tuple[BaseException | None, str]] = {

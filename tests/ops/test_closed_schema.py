@@ -30,6 +30,7 @@ PACKAGES = {
     "flashinfer": "0.6.18.post1",
     "vllm": "0.33.0",
     "sgl_kernel": "0.3.21",
+    "xformers": "0.0.35",
 }
 FA3 = {name: PACKAGES[name] for name in ("triton", "flash_attn", "flash_attn_interface")}
 MACHINE = SimulatedMachine(PACKAGES, variables={"TRITON_INTERPRET": "1"})
@@ -111,9 +112,10 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+_MARLIN = ("nvfp4_bfloat16", "nvfp4_float16", "mxfp4")
 # Kernels that nothing reaches unasked, since on the GPU that measured them another one is always faster, while what that
 # one needs is always there. Whoever has another GPU may ask for them.
-BY_CHOICE = {"deep_gemm.logits", "deep_gemm.fp8_contiguous"}
+BY_CHOICE = {"deep_gemm.logits", "deep_gemm.fp8_contiguous", *(f"marlin.{name}" for name in _MARLIN)}
 # Kernels that nothing reaches unasked: they have not run on a GPU here yet, and stand behind those that have.
 _FLASHINFER = ("fa2_decode", "fa2_decode_tc", "fa2_prefill", "fa3_prefill", "xqa", "trtllm_gen")
 _FLASHINFER += ("fa2_ragged", "fa3_ragged", "mla_fa2", "mla_fa3", "concat")
@@ -124,6 +126,11 @@ _FLASHINFER += ("groupwise", "cutlass_experts", "cutlass_experts_fp8")
 NOT_RUN = {
     "flash_attn.fa2",
     "flash_attn.fa4",
+    "flash_attn.vllm_fa2",
+    "flash_attn.vllm_fa3",
+    "torch.varlen_attn",
+    "xformers.flash",
+    "xformers.cutlass",
     *(f"flashinfer.{name}" for name in _FLASHINFER),
     *(f"cutlass.{name}" for name in ("vllm_blockwise", "vllm_fp4")),
     *(f"cutlass.{name}" for name in ("sgl_fp8_scaled_mm", "sgl_fp8_blockwise")),
