@@ -24,6 +24,7 @@ import kernelhub
 from kernelhub.dispatch.constraint import Anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
@@ -85,6 +86,8 @@ def _anywhere(kernel: Kernel) -> Kernel:
         band=Band.PLUGIN,
         constraints=(Anything(tuple(schema.structural)),),
         features=frozenset(schema.features),
+        layouts=(CHECKPOINT,),  # a weight is packed once an adapter is there
+        packs_to=None,
     )
 
 
@@ -100,6 +103,8 @@ def _install(root: Path, fault: BaseException | None) -> None:
     for file in (
         "deep_gemm/_C.cpython-312.so",
         "vllm/_C_stable_libtorch.abi3.so",
+        "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
+        "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
         "sgl_kernel/sm90/common_ops.abi3.so",
         "sgl_kernel/sm100/common_ops.abi3.so",
     ):

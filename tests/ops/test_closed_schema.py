@@ -113,8 +113,8 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
 
 
 _MARLIN = ("nvfp4_bfloat16", "nvfp4_float16", "mxfp4")
-# Kernels that nothing reaches unasked, since on the GPU that measured them another one is always faster, while what that
-# one needs is always there. Whoever has another GPU may ask for them.
+# Kernels that nothing reaches unasked, since on the GPU that measured them another one is faster or serves more, and
+# what that one needs is always there. Whoever has another GPU may ask for them.
 BY_CHOICE = {"deep_gemm.logits", "deep_gemm.fp8_contiguous", *(f"marlin.{name}" for name in _MARLIN)}
 # Kernels that nothing reaches unasked: they have not run on a GPU here yet, and stand behind those that have.
 _FLASHINFER = ("fa2_decode", "fa2_decode_tc", "fa2_prefill", "fa3_prefill", "xqa", "trtllm_gen")
