@@ -112,16 +112,21 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+_PRODUCTS = ("fp8_blocks", "fp8_cublas", "bmm_cublas", "segments", "dequantize")
 _MARLIN = ("nvfp4_bfloat16", "nvfp4_float16", "mxfp4")
 # Kernels that nothing reaches unasked, since on the GPU that measured them another one is faster or serves more, and
 # what that one needs is always there. Whoever has another GPU may ask for them.
-BY_CHOICE = {"deep_gemm.logits", "deep_gemm.fp8_contiguous", *(f"marlin.{name}" for name in _MARLIN)}
+BY_CHOICE = {
+    *("deep_gemm.logits", "deep_gemm.fp8_contiguous", "cutlass.vllm_blockwise"),
+    *(f"marlin.{name}" for name in _MARLIN),
+    *(f"flashinfer.{name}" for name in _PRODUCTS),
+}
 # Kernels that nothing reaches unasked: they have not run on a GPU here yet, and stand behind those that have.
 _FLASHINFER = ("fa2_decode", "fa2_decode_tc", "fa2_prefill", "fa3_prefill", "xqa", "trtllm_gen")
 _FLASHINFER += ("fa2_ragged", "fa3_ragged", "mla_fa2", "mla_fa3", "concat")
-_FLASHINFER += ("fp8_blocks", "groupwise_cutlass", "groupwise_trtllm")
-_FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cublas", "cudnn", "cutlass"))
-_FLASHINFER += ("fp4_cutlass", "fp4_trtllm", "fp4_cudnn", "mx_cutlass", "mx_cudnn", "segments", "dequantize")
+_FLASHINFER += ("groupwise_cutlass", "groupwise_trtllm")
+_FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cudnn", "cutlass"))
+_FLASHINFER += ("fp4_cutlass", "fp4_trtllm", "fp4_cudnn", "mx_cutlass", "mx_cudnn")
 _FLASHINFER += ("groupwise", "cutlass_experts", "cutlass_experts_fp8")
 NOT_RUN = {
     "flash_attn.fa2",
@@ -132,8 +137,7 @@ NOT_RUN = {
     "xformers.flash",
     "xformers.cutlass",
     *(f"flashinfer.{name}" for name in _FLASHINFER),
-    *(f"cutlass.{name}" for name in ("vllm_blockwise", "vllm_fp4")),
-    *(f"cutlass.{name}" for name in ("sgl_fp8_scaled_mm", "sgl_fp8_blockwise")),
+    *(f"cutlass.{name}" for name in ("vllm_fp4", "sgl_fp8_scaled_mm", "sgl_fp8_blockwise")),
     *(f"deep_gemm.{name}_ue8m0" for name in ("fp8_blocks", "fp8_masked", "fp8_contiguous")),
 }
 
