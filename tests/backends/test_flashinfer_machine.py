@@ -12,7 +12,13 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
-from kernelhub.backends.flashinfer.requirements import built_ahead, compiler_of_modules, cubins
+from kernelhub.backends.flashinfer.requirements import (
+    RunsNvcc,
+    built_ahead,
+    compiler_of_kernels,
+    compiler_of_modules,
+    cubins,
+)
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
@@ -157,6 +163,41 @@ class TestModules:
         assert compiler_of_modules().code == "toolkit_missing"
 
 
+class TestNvccAtRunTime:
+    """`fp8_blocks` runs nvcc for each class of shapes, also where its module is built ahead."""
+
+    @pytest.fixture(autouse=True)
+    def without_the_users_own(self, machine, monkeypatch):
+        monkeypatch.delenv("TRTLLM_DG_NVCC_COMPILER", raising=False)
+        monkeypatch.setenv("TRTLLM_DG_CACHE_DIR", str(machine / "kernels"))
+
+    def test_it_is_looked_for_where_the_library_does(self, machine, monkeypatch) -> None:
+        assert compiler_of_kernels().code == "toolkit_missing"
+        tools(machine, "nvcc")
+        assert compiler_of_kernels().code == "compiler_missing"
+        tools(machine, "g++")
+        assert compiler_of_kernels().ok
+        monkeypatch.setenv("TRTLLM_DG_NVCC_COMPILER", str(machine / "none" / "nvcc"))
+        assert "none/nvcc is no command" in compiler_of_kernels().reason
+        monkeypatch.delenv("TRTLLM_DG_NVCC_COMPILER")
+        monkeypatch.delenv("CUDA_HOME")
+        assert "nvcc is no command" in compiler_of_kernels().reason
+
+    def test_where_kernels_are_kept_must_be_writable(self, machine, monkeypatch) -> None:
+        tools(machine, "nvcc", "g++")
+        (machine / "file").write_text("")
+        monkeypatch.setenv("TRTLLM_DG_CACHE_DIR", str(machine / "file"))
+        assert compiler_of_kernels().code == "cache_unwritable"
+        assert "TRTLLM_DG_CACHE_DIR" in compiler_of_kernels().remedy
+
+    def test_the_record_asks_for_it(self, machine) -> None:
+        kernel = next(kernel for kernel in records.KERNELS if kernel.name == "flashinfer.fp8_blocks")
+        asked = next(item for item in kernel.constraints if isinstance(item, RunsNvcc))
+        found = asked.reject(None, Machine())
+        assert found is not None
+        assert found.code == "toolkit_missing"
+
+
 class TestCubins:
     def test_they_are_not_downloaded_but_asked_for(self, machine) -> None:
         finding = cubins()
@@ -182,58 +223,6 @@ def kernels_of_binaries() -> tuple[str, ...]:
 
 
 class TestKnownBad:
-    @pytest.mark.parametrize(("page_size", "bad"), [(64, False), (128, False), (256, True)])
-    def test_large_pages_of_trtllm_gen(self, page_size, bad) -> None:
-        entry = records.KNOWN_BAD[0]
-        problem = PagedAttentionProblem(device=simulated("B200"), page_size=page_size)
-        kernels = {kernel.name for kernel in records.KERNELS if kernel.op == entry.op and kernel.matches(entry.kernel)}
-        assert kernels == {"flashinfer.trtllm_gen", "flashinfer.trtllm_context"}
-        assert all(item.reject(problem, Machine()) is None for item in entry.where) is bad
-        assert entry.issue.startswith("https://")
-
-    @pytest.mark.parametrize(
-        ("op", "kernel", "device", "facets", "issue"),
-        [
-            ("paged_attention", "trtllm_context", "B200", {"q_len": "many", "causal": True}, "TensorRT-LLM/pull/18925"),
-            (
-                "attention",
-                "trtllm_ragged",
-                "B300",
-                {"head_dim_qk": 192, "head_dim_vo": 128},
-                "flashinfer/issues/5252",
-            ),
-            (
-                "mla_attention",
-                "mla_trtllm",
-                "B200",
-                {"q_len": "few", "causal": True, "num_heads": 16},
-                "flashinfer/pull/4059",
-            ),
-        ],
-    )
-    def test_what_is_known_to_be_wrong_is_refused_even_if_asked_for(self, op, kernel, device, facets, issue) -> None:
-        machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
-        verdict = kernelhub.explain(op, device=device, machine=machine, backend=f"flashinfer.{kernel}", **facets)
-        assert verdict.selected is None
-        (decision,) = [item for item in verdict.decisions if item.kernel == f"flashinfer.{kernel}"]
-        (rejection,) = decision.rejections
-        assert rejection.code == "known_bad"
-        assert issue in rejection.reason
-
-    @pytest.mark.parametrize(
-        ("op", "kernel", "device", "facets"),
-        [
-            ("attention", "trtllm_ragged", "B200", {"head_dim_qk": 192, "head_dim_vo": 128}),
-            ("mla_attention", "mla_trtllm", "B200", {"q_len": "few", "causal": True, "num_heads": 64}),
-            ("mla_attention", "mla_trtllm", "B300", {"num_heads": 16}),
-            ("mla_attention", "mla_trtllm_listed", "B300", {"sparse": True, "num_heads": 64, "q_len": "many"}),
-        ],
-    )
-    def test_elsewhere_they_are_taken(self, op, kernel, device, facets) -> None:
-        machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
-        verdict = kernelhub.explain(op, device=device, machine=machine, backend=f"flashinfer.{kernel}", **facets)
-        assert verdict.selected == f"flashinfer.{kernel}"
-
     def test_binaries_want_a_launcher_and_are_not_downloaded(self, machine) -> None:
         for name in (*kernels_of_binaries(), *(f"flashinfer.{end}" for end in ("trtllm_ragged", "mla_trtllm"))):
             kernel = next(kernel for kernel in records.KERNELS if kernel.name == name)

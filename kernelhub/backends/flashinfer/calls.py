@@ -181,6 +181,21 @@ GROUPWISE = Call(
     ),
 )
 
+GROUPS = Call(
+    f"{_BASE}:group_gemm_fp8_nt_groupwise",
+    (
+        "a",
+        "b",
+        "a_scale",
+        "b_scale",
+        "m_indptr",
+        "scale_granularity_mnk",
+        "scale_major_mode",
+        "mma_sm",
+        "out",
+        "out_dtype",
+    ),
+)
 FP4_GEMM = Call(
     f"{_BASE}:mm_fp4",
     (
@@ -225,9 +240,17 @@ EXPERTS_SPACE = Call(
         "device",
     ),
 )
-# Not in the first release that is admitted: `mm_mxfp8`, masks of the context and an LSE of latent attention, by which
-# the release is told that takes `out` as it is documented, from 0.6.12; sums in a fixed order, a function that tells
-# the workspace, and no look at the lengths of ragged sequences from 0.6.18 on, of those that were read.
+# What loads a module, and the functions of which the adapters take the inner part: it writes where it is told.
+SEGMENTS = Call(f"{_BASE}:get_gemm_sm90_module")
+_QUANTIZATION = "flashinfer.quantization.fp4_quantization"
+DEQUANTIZE_MODULE = Call(f"{_QUANTIZATION}:get_fp4_kv_dequantization_module")
+DEQUANTIZE_NVFP4 = Call(
+    f"{_QUANTIZATION}:nvfp4_kv_dequantize", ("fp4_data", "block_scales", "global_scale", "output_dtype")
+)
+# Not in the first release that is admitted: `mm_mxfp8`, `nvfp4_kv_dequantize`, masks of the context and an LSE of
+# latent attention, by which the release is told that takes `out` as it is documented, from 0.6.12; sums in a fixed
+# order, a function that tells the workspace, and no look at the lengths of ragged sequences from 0.6.18 on, of those
+# that were read.
 NEWER: tuple[Call | tuple[Call, ...], ...] = (
     EXPERTS,
     EXPERTS_SPACE,
@@ -235,6 +258,8 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     TRTLLM_CONTEXT,
     TRTLLM_RAGGED,
     TRTLLM_LATENT,
+    DEQUANTIZE_MODULE,
+    DEQUANTIZE_NVFP4,
 )
 
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
@@ -259,4 +284,6 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     BLOCKS_HOPPER,
     GROUPWISE,
     FP4_GEMM,
+    GROUPS,
+    SEGMENTS,
 )

@@ -11,7 +11,9 @@ _NOT_RUN = (
     "flashinfer.trtllm_context",
     "flashinfer.fa3_sinks",
     "flashinfer.fa2_sinks",
+    "flash_attn.vllm_fa3",
     "flash_attn.fa2",
+    "flash_attn.vllm_fa2",
     "flash_attn.fa4",
 )
 # FlashInfer 0.6.18 on an H200, 64 heads to 8 of 128, pages of 64 tokens; what its plans cost the host is not in it.
