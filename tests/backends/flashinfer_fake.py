@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tests.backends import flashinfer_experts_fake as experts
 from tests.backends import flashinfer_products_fake as products
+from tests.backends import flashinfer_trtllm_fake as trtllm
 
 _ADAPTERS = (
     "kernelhub.backends.flashinfer.attention.paged",
@@ -48,7 +49,7 @@ def installed() -> Iterator[None]:
         ("gemm", ()),
         ("gemm.gemm_base", products.FUNCTIONS),
         ("fused_moe", ()),
-        ("fused_moe.core", experts.FUNCTIONS),
+        ("fused_moe.core", (*experts.FUNCTIONS, *trtllm.FUNCTIONS)),
     ):
         module = fake[f"flashinfer.{name}"] = types.ModuleType(f"flashinfer.{name}")
         for value in values:

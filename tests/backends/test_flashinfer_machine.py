@@ -12,7 +12,7 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
-from kernelhub.backends.flashinfer.requirements import built_ahead, compiler_of_modules, cubins
+from kernelhub.backends.flashinfer.requirements import built_ahead, compiler_of_modules, cubins, products
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
@@ -173,11 +173,26 @@ class TestCubins:
         monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(machine / "elsewhere"))
         assert not cubins().ok, "the variable says where"
 
+    def test_experts_want_batched_products_not_any_binaries(self, machine, monkeypatch) -> None:
+        package = machine / "site" / "flashinfer_cubin"
+        folder = package / "cubins" / "0a1b"
+        (folder / "fmha").mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (folder / "fmha" / "fmha.cubin").touch()
+        assert cubins().ok
+        assert products().code == "cubins_missing", "those are of attention"
+        (folder / "batched_gemm-1-2").mkdir()
+        assert not products().ok, "an empty folder"
+        (folder / "batched_gemm-1-2" / "checksums.txt").touch()
+        assert products().ok
+        monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(machine / "elsewhere"))
+        assert "elsewhere has none" in products().reason
+
 
 class TestKnownBad:
     @pytest.mark.parametrize(("page_size", "bad"), [(64, False), (128, False), (256, True)])
     def test_large_pages_of_trtllm_gen(self, page_size, bad) -> None:
-        (entry,) = records.KNOWN_BAD
+        (entry,) = (entry for entry in records.KNOWN_BAD if entry.op == "paged_attention")
         problem = PagedAttentionProblem(device=simulated("B200"), page_size=page_size)
         assert entry.kernel == "flashinfer.trtllm_gen"
         assert all(item.reject(problem, Machine()) is None for item in entry.where) is bad

@@ -115,7 +115,8 @@ _FLASHINFER = ("fa2_decode", "fa2_decode_tc", "fa2_prefill", "fa3_prefill", "xqa
 _FLASHINFER += ("fa2_ragged", "fa3_ragged", "mla_fa2", "mla_fa3", "concat")
 _FLASHINFER += ("fp8_blocks", "groupwise_cutlass", "groupwise_trtllm")
 _FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cublas", "cudnn", "cutlass"))
-_FLASHINFER += ("fp4_cutlass", "mx_cutlass", "cutlass_experts", "cutlass_experts_fp8")
+_FLASHINFER += ("fp4_cutlass", "mx_cutlass")
+_FLASHINFER += tuple(f"{by}_experts{of}" for by in ("cutlass", "trtllm") for of in ("", "_fp8", "_mxfp4"))
 NOT_RUN = {
     "flash_attn.fa2",
     "flash_attn.fa4",

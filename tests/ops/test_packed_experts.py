@@ -1,4 +1,4 @@
-"""Experts' weights in a kernel's own layout: packed by a plan, both projections with all they have, given back whole."""
+"""Experts' weights in a kernel's own layout: packed by a plan with all they have, given back whole."""
 
 from __future__ import annotations
 
@@ -184,5 +184,5 @@ class TestRefusals:
         ):
             with pytest.raises(InvalidArgument, match=match):
                 plan.pack(**layer(moe_inputs(**SIZES | change)))
-        with pytest.raises(InvalidArgument, match="w13 is PackedWeight|w13 is a"):
+        with pytest.raises(InvalidArgument, match="w13 is"):
             plan.pack(**layer(packed(moe_inputs(**SIZES))))

@@ -17,4 +17,4 @@ BACKEND = Backend(
 
 KERNELS = (*attention.KERNELS, *mla.KERNELS, *gemm.KERNELS, *moe.KERNELS)
 
-KNOWN_BAD = attention.KNOWN_BAD
+KNOWN_BAD = (*attention.KNOWN_BAD, *moe.KNOWN_BAD)

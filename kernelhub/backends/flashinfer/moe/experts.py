@@ -14,6 +14,7 @@ from flashinfer.fused_moe.core import cutlass_fused_moe, cutlass_fused_moe_works
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
+from kernelhub.backends.flashinfer.moe.choices import each_once
 from kernelhub.ops.formats import to_e4m3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
@@ -34,14 +35,15 @@ class Experts(ExpertsAdapter):
             self._load()
 
     def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
-        return w13._replace(weight=_swapped(w13.weight)), w2._replace(weight=whole(w2.weight))
+        return w13._replace(weight=swapped(w13.weight)), w2._replace(weight=whole(w2.weight))
 
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        ids, weights = _each_once(topk_ids, topk_weights, self.problem.num_experts)
-        direct = lies_whole(out) and out.data_ptr() != x.data_ptr()
-        made = whole(out) if direct else out.new_empty(out.shape)
+        ids, weights = each_once(topk_ids, topk_weights, self.problem.num_experts)
+        width = w2.weight.shape[1]
+        direct = lies_whole(out) and out.data_ptr() != x.data_ptr() and out.shape[1] == width
+        made = whole(out) if direct else out.new_empty((out.shape[0], width))
         cutlass_fused_moe(
             whole(self._tokens(x, values)),
             ids,
@@ -52,9 +54,10 @@ class Experts(ExpertsAdapter):
             self._scales(w13, w2, values),
             output=made,
             use_fused_finalize=False,
+            **self._more(w13, w2, values),
         )
         if not direct:
-            out.copy_(made)
+            out.copy_(made[:, : out.shape[1]])
 
     def workspace_bytes(self, num_tokens: int) -> int:
         """As the library has it; tokens, choices and a result without gaps."""
@@ -84,6 +87,10 @@ class Experts(ExpertsAdapter):
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
         """What the library takes as `quant_scales`."""
         return []
+
+    def _more(self, w13: Matrix, w2: Matrix, values: Values) -> dict[str, Any]:
+        """Further arguments of the library."""
+        return {}
 
     def _load(self) -> None:
         width, dtype = _SMALLEST, self.weight_dtype or self._dtype
@@ -121,16 +128,8 @@ class ExpertsFp8(Experts):
         return [w13.channel_scale[:, 0] * a1, a2.reciprocal(), w2.channel_scale[:, 0] * a2, a1]
 
 
-def _swapped(matrices: Tensor) -> Tensor:
+def swapped(matrices: Tensor) -> Tensor:
     """[E, 2I, ...] with the halves of each in the other order."""
     half = matrices.shape[1] // 2
     raw: Any = matrices.view(torch.uint8) if matrices.element_size() == 1 else matrices
     return whole(torch.cat([raw[:, half:], raw[:, :half]], 1).view(matrices.dtype))
-
-
-def _each_once(ids: Tensor, weights: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Choices of a token with no expert twice: the first bears the weight of all, others are outside of the experts."""
-    same = ids.unsqueeze(2) == ids.unsqueeze(1)
-    summed = torch.where(same, weights.unsqueeze(1), 0.0).sum(2)
-    again = same.tril(-1).any(2)
-    return torch.where(again, num_experts, ids.clamp(-1, num_experts)).int(), summed
