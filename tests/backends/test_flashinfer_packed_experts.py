@@ -116,6 +116,17 @@ class TestPackedExperts(OnFake):
             check(out, arguments | {"topk_ids": ids})
             assert not out[2].any()
 
+    def test_a_map_says_which_experts_are_here(self, kernel) -> None:
+        arguments = inputs(kernel, tokens=9)
+        experts = arguments["w13"].shape[0]
+        table = torch.full((experts + 3,), -1, dtype=torch.int32)
+        table[[2, 0, experts + 2]] = torch.tensor([1, 3, 0], dtype=torch.int32)
+        table[1] = experts + 4  # which is nowhere
+        ids = torch.randint(-2, experts + 5, arguments["topk_ids"].shape, dtype=torch.int32)
+        mapped = arguments | {"expert_map": table, "topk_ids": ids}
+        mapped["topk_ids"][0] = torch.tensor([2, 0], dtype=torch.int32)
+        check(run(kernel, mapped), mapped)
+
     def test_operands_may_have_any_strides(self, kernel) -> None:
         arguments = inputs(kernel)
         want = run(kernel, arguments)
@@ -275,7 +286,7 @@ def test_features_that_the_kernels_lack_are_refused() -> None:
         record = next(record for record in records.KERNELS if record.name == f"flashinfer.{name}")
         about = {"device": "B200", "machine": machine, "backend": record.name, "weight_layout": record.packs_to}
         assert kernelhub.explain("fused_moe", **about, **facets).selected == record.name
-        for lacking in ("residual", "expert_map", "apply_router_weight_on_input"):
+        for lacking in ("residual", "apply_router_weight_on_input"):
             assert kernelhub.explain("fused_moe", **about, **facets, **{lacking: True}).selected is None
         for layout in ("checkpoint", "experts.other.v1"):
             assert kernelhub.explain("fused_moe", **about | {"weight_layout": layout}, **facets).selected is None

@@ -14,7 +14,7 @@ from flashinfer.fused_moe.core import cutlass_fused_moe, cutlass_fused_moe_works
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
-from kernelhub.backends.flashinfer.moe.choices import each_once
+from kernelhub.backends.flashinfer.moe.choices import choices_of
 from kernelhub.ops.formats import to_e4m3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
@@ -40,7 +40,7 @@ class Experts(ExpertsAdapter):
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        ids, weights = each_once(topk_ids, topk_weights, self.problem.num_experts)
+        ids, weights = choices_of(topk_ids, topk_weights, self.problem.num_experts, values.expert_map)
         width = w2.weight.shape[1]
         direct = lies_whole(out) and out.data_ptr() != x.data_ptr() and out.shape[1] == width
         made = whole(out) if direct else out.new_empty((out.shape[0], width))

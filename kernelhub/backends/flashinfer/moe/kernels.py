@@ -42,6 +42,7 @@ _COMPILED = "compiled at first use, for an hour, unless built ahead"
 _ARRANGED = "a plan keeps a copy of w13 with up before gate, a call makes one"
 _ON = OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3)))
 _HALVES = ("float16", "bfloat16")
+_MAPPED = frozenset({"expert_map"})
 _CALLS = (calls.EXPERTS, calls.EXPERTS_SPACE)
 
 
@@ -112,6 +113,7 @@ KERNELS = (
             *_CHOICES,
             *_widths(8, "rows of whole 16 bytes are taken"),
         ),
+        features=_MAPPED,
         source=_SOURCE,
     ),
     Kernel(
@@ -130,7 +132,7 @@ KERNELS = (
             *_CHOICES,
             *_widths(16, "rows of whole 16 bytes are taken"),
         ),
-        features=frozenset({"static_scales"}),
+        features=_MAPPED | {"static_scales"},
         source=_SOURCE,
     ),
     Kernel(
@@ -149,7 +151,7 @@ KERNELS = (
             *_CHOICES,
             _ANY_WIDTH,
         ),
-        features=frozenset({"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"}),
+        features=_MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
         **_layout("experts.mxfp4.cutlass_sm90.v1"),
         source=_SOURCE,
     ),
@@ -162,6 +164,7 @@ KERNELS = (
         constraints=_trtllm(
             calls.TRTLLM_BF16, OneOf("weights", (PLAIN,)), _WIDE_TOKENS, *_widths(128, "K lies in whole blocks")
         ),
+        features=_MAPPED,
         **_layout("experts.bf16.trtllm.v1"),
         source=_SOURCE,
     ),
@@ -178,7 +181,7 @@ KERNELS = (
             OneOf("static_scales", (True,), why="tokens are quantised with one scale"),
             *_widths(128, "scratch is counted in whole 128"),
         ),
-        features=frozenset({"static_scales"}),
+        features=_MAPPED | {"static_scales"},
         **_layout("experts.fp8.trtllm.v1"),
         source=_SOURCE,
     ),
@@ -189,7 +192,7 @@ KERNELS = (
         summary=f"TensorRT-LLM's products of MXFP4 by bfloat16, which come as binaries; {_PACKED}",
         band=Band.TUNED,
         constraints=_trtllm(calls.TRTLLM_FP4, OneOf("weights", (MXFP4,)), _WIDE_TOKENS, _BOTH_BIASES, _ANY_WIDTH),
-        features=frozenset({"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"}),
+        features=_MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
         **_layout("experts.mxfp4.trtllm.v1"),
         source=_SOURCE,
     ),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
-from kernelhub.backends.flashinfer.moe.choices import each_once
+from kernelhub.backends.flashinfer.moe.choices import choices_of
 from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0
 from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.formats import E4M3
@@ -48,7 +48,7 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
         width = self._out_width
         direct = lies_whole(out) and out.data_ptr() != x.data_ptr() and out.shape[1] == width
         made = whole(out) if direct else out.new_empty((out.shape[0], width))
-        choices = each_once(topk_ids, topk_weights, self.problem.num_experts)
+        choices = choices_of(topk_ids, topk_weights, self.problem.num_experts, values.expert_map)
         with device_of(x):
             self.run(whole(x), w13, w2, choices, values, made)
         if not direct:
