@@ -70,17 +70,6 @@ class Cubins:
 
 
 @dataclass(frozen=True)
-class Products:
-    """TensorRT-LLM's batched products, which experts are made of; the binaries of attention do not help."""
-
-    fields = ()
-
-    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask("flashinfer batched products", products)
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
-
-
-@dataclass(frozen=True)
 class Cuda:
     """A torch that is built for this CUDA or a newer one; some modules lack kernels with an older."""
 
@@ -111,6 +100,17 @@ class TakesOne:
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         finding = machine.ask(self, lambda: takes_one(self.calls))
+        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+@dataclass(frozen=True)
+class Products:
+    """TensorRT-LLM's batched products, which experts are made of; the binaries of attention do not help."""
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.ask("flashinfer batched products", products)
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 

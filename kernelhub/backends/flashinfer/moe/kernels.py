@@ -1,9 +1,8 @@
 """Records of FlashInfer's mixtures of experts.
 
-Its NVFP4 kernels quantise tokens to NVFP4 too, which is not what `fused_moe` says of such weights. Those of sm_90 for
-float8 weights with a scale for each expert sum in 14 bits throughout, which is not exact enough. Those for float8
-weights in blocks round gate and up to bfloat16 before they quantise what comes of them: in a model of that, results
-were off by up to 1.8 times what `fused_moe` allows.
+Those that are no kernels here quantise more than `fused_moe` says: `tests/backends/test_flashinfer_experts_refused.py`
+has what each rounds, and how far off that is. Those of sm_90 for float8 weights with a scale for each expert sum in 14
+bits throughout, which is not exact enough.
 """
 
 from __future__ import annotations
