@@ -36,6 +36,9 @@ def check_sizes(x, num_experts, top_k, intermediate_size, n_group, topk_group, o
     assert x.data_ptr() % 16 == 0
     assert output.is_contiguous()
     assert output.dtype is torch.bfloat16
+    assert output.shape[0] == x.shape[0]
+    assert output.shape[1] % 8 == 0
+    assert output.shape[1] <= x.shape[1]
     assert output.data_ptr() != x.data_ptr(), "tokens are read while results are written"
     assert num_experts % 4 == 0
     assert num_experts > top_k
@@ -63,10 +66,10 @@ def summed(topk_ids, x: Tensor, top_k: int, experts: int, output: Tensor, expert
     """Each expert's part in bfloat16, summed in float32 in the order of choices."""
     weights = topk_ids[1]
     for token, chosen in enumerate(choices_of(topk_ids, len(x), top_k, experts)):
-        total = torch.zeros(output.shape[1])
+        total = torch.zeros(1)
         for expert, place in chosen:
-            total += weights[token, place] * expert_gives(expert, x[token]).bfloat16().float()
-        output[token] = total.bfloat16()
+            total = total + weights[token, place] * expert_gives(expert, x[token]).bfloat16().float()
+        output[token] = total[: output.shape[1]].bfloat16()  # of 0.6.18 on, narrower ones are filled
 
 
 def trtllm_bf16_routed_moe(

@@ -132,6 +132,23 @@ class TestExperts(OnFake):
         assert seen[0] != arguments["w13"].data_ptr()
         assert plan.workspace_bytes(num_tokens=64) >= 64 * 2 * (256 + 128) * 2
 
+    def test_packed_weights_give_the_same_bits_and_come_back(self, kernel) -> None:
+        arguments = inputs(kernel)
+        plan = kernelhub.fused_moe.prepare(**arguments, backend=kernel)
+        assert (plan.layout, plan.needs_packing) == ("experts.up_gate.v1", False)
+        layer = [name for name in arguments if name in ("w13", "w2", "w13_scale", "w2_scale")]
+        w13, w2 = plan.pack(**{name: arguments[name] for name in layer})
+        packed = {name: item for name, item in arguments.items() if name not in layer} | {"w13": w13, "w2": w2}
+        assert torch.equal(run(kernel, packed), run(kernel, arguments))
+        again = kernelhub.fused_moe.prepare(**packed, backend=kernel)
+        step = (arguments["x"], arguments["topk_weights"], arguments["topk_ids"])
+        assert torch.equal(again.run(*step), plan.run(*step))
+        for side, weight in (("w13", w13), ("w2", w2)):
+            got, scale, *nothing = weight.unpack()
+            assert torch.equal(got.view(torch.uint8), arguments[side].view(torch.uint8))
+            assert scale is arguments.get(f"{side}_scale")
+            assert nothing == [None, None]
+
 
 def rejections(name: str, device: str, **facets: Any) -> set[str]:
     kernel = next(kernel for kernel in records.KERNELS if kernel.name == f"flashinfer.cutlass_experts{name}")

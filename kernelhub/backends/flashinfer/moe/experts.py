@@ -1,12 +1,13 @@
 """`fused_moe` by the library's CUTLASS kernels.
 
-They have up before gate, so the halves of `w13` change places first: once for a plan, at each call else. A token that
-chooses an expert twice is given once, with both weights, since the library drops the second of such choices when
-tokens are many.
+They have up before gate, so the halves of `w13` change places first: as weights are packed, else once for a plan, else
+at each call. A token that chooses an expert twice is given once, with both weights, since the library drops the second
+of such choices when tokens are many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,15 +16,17 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
 from kernelhub.backends.flashinfer.moe.choices import choices_of
+from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.formats import to_e4m3
-from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
+from kernelhub.ops.moe.experts.adapter import W13, ExpertsAdapter, PackingExperts, Values
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
+from kernelhub.ops.packed import PackedWeight, Tensors
 
 _SMALLEST = 128  # width of the layer by which the module is loaded
 
 
-class Experts(ExpertsAdapter):
+class Experts(ExpertsAdapter, PackingExperts):
     """Weights in the dtype of the tokens."""
 
     weight_dtype: torch.dtype | None = None  # that of the tokens
@@ -35,7 +38,15 @@ class Experts(ExpertsAdapter):
             self._load()
 
     def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
+        if self.problem.weight_layout != CHECKPOINT:
+            return w13, w2
         return w13._replace(weight=swapped(w13.weight)), w2._replace(weight=whole(w2.weight))
+
+    def pack(
+        self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
+    ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
+        made = swapped(weight) if side == W13 else whole(weight)
+        return {"weight": made, "scale": scale, "global_scale": None, "bias": None}, unpack
 
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
@@ -126,6 +137,13 @@ class ExpertsFp8(Experts):
         assert values.a2_scale is not None
         a1, a2 = values.a1_scale.reshape(()), values.a2_scale.reshape(())
         return [w13.channel_scale[:, 0] * a1, a2.reciprocal(), w2.channel_scale[:, 0] * a2, a1]
+
+
+def unpack(packed: PackedWeight) -> Tensors:
+    """Weight, scale, global scale and bias as `pack` was given them."""
+    weight = packed.tensors["weight"]
+    assert weight is not None
+    return swapped(weight) if packed.facts["side"] == W13 else weight, packed.tensors["scale"], None, None
 
 
 def swapped(matrices: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from kernelhub.backends.flashinfer.gemm.operands import whole
 from kernelhub.backends.flashinfer.moe.experts import Experts, swapped
 from kernelhub.backends.flashinfer.moe.mixed import deinterleaved, folded, interleaved, unfolded
 from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0, Padded, cut, padded, up_to
-from kernelhub.ops.moe.experts.adapter import W2, W13, PackingExperts, Values
+from kernelhub.ops.moe.experts.adapter import W2, W13, Values
 from kernelhub.ops.moe.experts.check import refuse
 from kernelhub.ops.moe.experts.problem import SWIGLU_OAI
 from kernelhub.ops.moe.experts.weights import FP4_GROUP, Matrix, matrix
@@ -28,13 +28,10 @@ WIDE = 128
 _FEW = 4  # experts of the layer by which the module is loaded
 
 
-class ExpertsMxfp4(Experts, PackingExperts):
+class ExpertsMxfp4(Experts):
     """Up before gate, codes interleaved, scales folded."""
 
     weight_dtype = torch.uint8
-
-    def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
-        return w13, w2  # they are packed
 
     def pack(
         self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None

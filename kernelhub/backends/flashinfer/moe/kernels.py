@@ -31,6 +31,7 @@ from kernelhub.dispatch.constraint import (
     dtype_in,
 )
 from kernelhub.dispatch.kernel import Band, Kernel, KnownBad
+from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.moe.experts.problem import FP8, FP8_TENSOR, MXFP4, PLAIN, SWIGLU_OAI, ExpertsProblem
 from kernelhub.probes.signature import Call
 
@@ -41,6 +42,7 @@ _COMPILED = "compiled at first use, for an hour, unless built ahead"
 _ARRANGED = "a plan keeps a copy of w13 with up before gate, a call makes one"
 _ON = OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3)))
 _HALVES = ("float16", "bfloat16")
+_UP_FIRST = "experts.up_gate.v1"
 _MAPPED = frozenset({"expert_map"})
 _CALLS = (calls.EXPERTS, calls.EXPERTS_SPACE)
 
@@ -113,6 +115,8 @@ KERNELS = (
             *_widths(8, "rows of whole 16 bytes are taken"),
         ),
         features=_MAPPED,
+        layouts=(CHECKPOINT, _UP_FIRST),
+        packs_to=_UP_FIRST,
         source=_SOURCE,
     ),
     Kernel(
@@ -132,6 +136,8 @@ KERNELS = (
             *_widths(16, "rows of whole 16 bytes are taken"),
         ),
         features=_MAPPED | {"static_scales"},
+        layouts=(CHECKPOINT, _UP_FIRST),
+        packs_to=_UP_FIRST,
         source=_SOURCE,
     ),
     Kernel(

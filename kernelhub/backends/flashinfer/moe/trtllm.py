@@ -45,17 +45,17 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        width = self._out_width
-        direct = lies_whole(out) and out.data_ptr() != x.data_ptr() and out.shape[1] == width
-        made = whole(out) if direct else out.new_empty((out.shape[0], width))
+        direct = lies_whole(out) and out.data_ptr() != x.data_ptr()
+        made = whole(out) if direct else out.new_empty(out.shape)
         choices = choices_of(topk_ids, topk_weights, self.problem.num_experts, values.expert_map)
         with device_of(x):
             self.run(whole(x), w13, w2, choices, values, made)
         if not direct:
-            out.copy_(made[:, : out.shape[1]])
+            out.copy_(made)
 
     @property
-    def _out_width(self) -> int:
+    def _width(self) -> int:
+        """Of a token as it is multiplied."""
         return self.problem.hidden_size
 
     @property
@@ -72,9 +72,9 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
         problem = self.problem
         choices = num_tokens * problem.top_k
         rows = choices + min(choices, problem.num_experts) * (MOST_TILE - 1)
-        inner, hidden = (max(_LEAST_BYTES, 2 * rows * width) for width in (2 * self._inner_width, self._out_width))
+        inner, hidden = (max(_LEAST_BYTES, 2 * rows * width) for width in (2 * self._inner_width, self._width))
         tables = 4 * (4 * rows + 4 * problem.num_experts + 512) + choices * (12 + 2 * problem.top_k)
-        return inner + hidden + tables + 6 * num_tokens * self._out_width
+        return inner + hidden + tables + 6 * num_tokens * self._width
 
     def _load(self) -> None:
         """Pack and run a layer of few and small experts."""

@@ -1,6 +1,7 @@
 """`fused_moe` of MXFP4 weights by bfloat16 tokens, with biases and clamps (gpt-oss), by TensorRT-LLM's kernels.
 
-They want widths of whole 256. Packing fills weights up with zeros; tokens are filled up, and results cut, at each call.
+They want widths of whole 256. Packing fills weights up with zeros, and tokens are filled up at each call; the library
+cuts results to the width of what it is given for them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TrtllmMxfp4(TrtllmExperts):
     """Codes [E, N, K / 2] with rows shuffled, scales in tiles of 128 rows by 4 groups, float32 biases."""
 
     @property
-    def _out_width(self) -> int:
+    def _width(self) -> int:
         return up_to(self.problem.hidden_size, WIDE)
 
     @property
@@ -59,7 +60,7 @@ class TrtllmMxfp4(TrtllmExperts):
     ) -> None:
         assert w13.scale is not None
         assert w2.scale is not None
-        missing = self._out_width - x.shape[1]
+        missing = self._width - x.shape[1]
         trtllm_fp4_block_scale_routed_moe(
             choices,
             None,
