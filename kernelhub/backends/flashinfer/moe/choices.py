@@ -22,4 +22,5 @@ def each_once(ids: Tensor, weights: Tensor, num_experts: int) -> tuple[Tensor, T
     same = ids.unsqueeze(2) == ids.unsqueeze(1)
     summed = torch.where(same, weights.unsqueeze(1), 0.0).sum(2)
     again = same.tril(-1).any(2)
-    return torch.where(again, num_experts, ids.clamp(-1, num_experts)).int(), summed
+    once = torch.where(again, num_experts, ids.clamp(-1, num_experts)).int()
+    return once.contiguous(), summed.contiguous()

@@ -7,10 +7,22 @@ neighbours before that: up first, then gate.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 ROWS = 32
 BLOCK_BYTES = 128  # of a row that lie together where K is blocked
+
+
+def each(move: Callable[[Tensor], Tensor], experts: Tensor) -> Tensor:
+    """What `move` makes of experts [E, ...], one by one: of all at once there would be several copies."""
+    first = move(experts[:1])
+    made = first.new_empty((experts.shape[0], *first.shape[1:]))
+    made[0] = first[0]
+    for place in range(1, experts.shape[0]):
+        made[place] = move(experts[place : place + 1])[0]
+    return made
 
 
 def shuffled(rows: Tensor) -> Tensor:

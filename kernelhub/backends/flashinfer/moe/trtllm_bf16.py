@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import whole
 from kernelhub.backends.flashinfer.moe.layouts import (
+    each,
     in_blocks,
     in_turn,
     one_after_the_other,
@@ -31,9 +32,11 @@ class TrtllmBf16(TrtllmExperts):
     def pack(
         self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
     ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
-        raw = weight.contiguous().view(torch.uint8)
-        rows = shuffled(in_turn(raw) if side == W13 else raw)
-        made = in_blocks(rows).view(torch.bfloat16)
+        def moved(expert: Tensor) -> Tensor:
+            raw = expert.contiguous().view(torch.uint8)
+            return in_blocks(shuffled(in_turn(raw) if side == W13 else raw))
+
+        made = each(moved, weight).view(torch.bfloat16)
         return {"weight": made, "scale": None, "global_scale": None, "bias": None}, unpack
 
     def run(
@@ -56,6 +59,9 @@ def unpack(packed: PackedWeight) -> Tensors:
     """Weight, scale, global scale and bias as `pack` was given them."""
     blocks = packed.tensors["weight"]
     assert blocks is not None
-    rows = unshuffled(out_of_blocks(blocks.view(torch.uint8)))
-    raw = one_after_the_other(rows) if packed.facts["side"] == W13 else rows
-    return raw.contiguous().view(packed.dtype), None, None, None
+
+    def back(expert: Tensor) -> Tensor:
+        rows = unshuffled(out_of_blocks(expert))
+        return one_after_the_other(rows) if packed.facts["side"] == W13 else rows
+
+    return each(back, blocks.view(torch.uint8)).view(packed.dtype), None, None, None

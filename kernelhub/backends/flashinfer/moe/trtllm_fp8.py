@@ -12,7 +12,7 @@ from flashinfer.fused_moe.core import trtllm_fp8_per_tensor_scale_routed_moe
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import whole
-from kernelhub.backends.flashinfer.moe.layouts import in_turn, one_after_the_other, shuffled, unshuffled
+from kernelhub.backends.flashinfer.moe.layouts import each, in_turn, one_after_the_other, shuffled, unshuffled
 from kernelhub.backends.flashinfer.moe.trtllm import RENORMALIZE, TrtllmExperts
 from kernelhub.ops.formats import to_e4m3
 from kernelhub.ops.moe.experts.adapter import W13, Values
@@ -26,8 +26,10 @@ class TrtllmFp8(TrtllmExperts):
     def pack(
         self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
     ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
-        raw = weight.view(torch.uint8)
-        made = shuffled(in_turn(raw) if side == W13 else raw).contiguous().view(weight.dtype)
+        def moved(expert: Tensor) -> Tensor:
+            return shuffled(in_turn(expert) if side == W13 else expert)
+
+        made = each(moved, weight.view(torch.uint8)).view(weight.dtype)
         return {"weight": made, "scale": scale, "global_scale": None, "bias": None}, unpack
 
     def run(
@@ -59,6 +61,9 @@ def unpack(packed: PackedWeight) -> Tensors:
     """Weight, scale, global scale and bias as `pack` was given them."""
     made = packed.tensors["weight"]
     assert made is not None
-    rows = unshuffled(made.view(torch.uint8))
-    raw = one_after_the_other(rows) if packed.facts["side"] == W13 else rows
-    return raw.contiguous().view(packed.dtype), packed.tensors["scale"], None, None
+
+    def back(expert: Tensor) -> Tensor:
+        rows = unshuffled(expert)
+        return one_after_the_other(rows) if packed.facts["side"] == W13 else rows
+
+    return each(back, made.view(torch.uint8)).view(packed.dtype), packed.tensors["scale"], None, None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernelhub.backends.flashinfer.gemm.operands import tiled, whole
-from kernelhub.backends.flashinfer.moe.layouts import in_turn, one_after_the_other, shuffled, unshuffled
+from kernelhub.backends.flashinfer.moe.layouts import each, in_turn, one_after_the_other, shuffled, unshuffled
 from kernelhub.backends.flashinfer.moe.padding import Padded, cut, padded, up_to
 from kernelhub.backends.flashinfer.moe.trtllm import RENORMALIZE, TrtllmExperts
 from kernelhub.ops.formats import E4M3
@@ -48,7 +48,7 @@ class TrtllmMxfp4(TrtllmExperts):
 
         exponents = moved(made.scale)
         tensors: dict[str, Tensor | None] = {
-            "weight": whole(moved(made.codes)),
+            "weight": each(moved, made.codes),
             "scale": tiled(exponents.flatten(0, 1)).view(exponents.shape),
             "global_scale": None,
             "bias": None if made.bias is None else whole(moved(made.bias.float())),
@@ -102,4 +102,4 @@ def unpack(packed: PackedWeight) -> Tensors:
         rows = unshuffled(shuffled_rows)
         return one_after_the_other(rows) if packed.facts["side"] == W13 else rows
 
-    return cut(packed, Padded(back(codes), back(exponents), None if bias is None else back(bias)))
+    return cut(packed, Padded(each(back, codes), back(exponents), None if bias is None else back(bias)))
