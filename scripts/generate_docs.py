@@ -25,6 +25,7 @@ import verification_page  # noqa: E402
 
 import kernelhub  # noqa: E402
 from kernelhub.cli import matrix  # noqa: E402
+from kernelhub.cli.defects import kernels_of, words  # noqa: E402
 from kernelhub.compat.env.attention import ATTENTION  # noqa: E402
 from kernelhub.compat.env.experts import EXPERTS  # noqa: E402
 from kernelhub.compat.env.gemm import GEMM  # noqa: E402
@@ -174,12 +175,12 @@ HEADLINES = (
 def headlines() -> str:
     """A few cases of each benchmark on an H200, beside the best that plain torch has."""
     rows = []
-    for words, benchmark, case in HEADLINES:
+    for what, benchmark, case in HEADLINES:
         row = next(row for row in results(f"{benchmark}_h200.json")["rows"] if row["case"] == case)
         ms, best = row["kernels_ms"][row["chosen"]], min(row["torch_ms"].values())
         share = f"{100 * row['roof_ms'] / ms:.0f} %"
         rows.append(
-            (words, f"`{row['op']}`", f"`{row['chosen']}`", f"{ms:.3g}", f"{best:.3g}", f"{best / ms:.2g} x", share)
+            (what, f"`{row['op']}`", f"`{row['chosen']}`", f"{ms:.3g}", f"{best:.3g}", f"{best / ms:.2g} x", share)
         )
     return table(("on an H200", "op", "chosen", "ms", "torch's best, ms", "", "of the roof"), rows)
 
@@ -251,6 +252,22 @@ def matrix_of_ops() -> str:
     return "\n\n".join(parts)
 
 
+def defects() -> str:
+    """What is known of wrong numbers, from the records."""
+    _ = HUB.settings
+    rows = []
+    for registered in HUB.registry.backends.values():
+        for entry in registered.known_bad:
+            ops = dict.fromkeys(f"`{kernel.op}`" for kernel in kernels_of(entry, registered.kernels))
+            number = "/".join(entry.issue.split("/")[3:5]) + "#" + entry.issue.rpartition("/")[2]
+            remedy = f"`{entry.remedy}`" if entry.remedy else ""
+            where = words(entry.where)
+            rows.append(
+                (f"`{entry.kernel}`", ", ".join(ops), where, entry.symptom, f"[{number}]({entry.issue})", remedy)
+            )
+    return table(("kernel", "of", "where", "what goes wrong", "report", "what mends it"), rows)
+
+
 def codes() -> str:
     """Stable codes of decisions, with what each means."""
     meanings = {
@@ -300,6 +317,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "choices": choices,
     "explanation": explanation,
     "codes": codes,
+    "known defects": defects,
     "machines of the records": lambda: verification_page.machines(table),
     "what was run": lambda: verification_page.tested(every_kernel(), table),
     "what libraries gave": lambda: verification_page.libraries(table),

@@ -12,7 +12,7 @@ export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 PYTHON=${PYTHON:-python3}
 WORKERS=${WORKERS:-14}
 # With their seconds. All of them measured whole would take 8 minutes: name fewer, with more, to have those whole.
-BENCHMARKS=${BENCHMARKS:-moe:55 gemm:50 mla:45 grouped_gemm:50 attention:45 dispatch:25 indexer:18 quant:15}
+BENCHMARKS=${BENCHMARKS:-moe:50 gemm:45 mla:40 grouped_gemm:40 attention:40 dispatch:25 indexer:15 quant:12}
 STARTED=$SECONDS
 
 part() {  # part NAME SECONDS COMMAND...
@@ -26,7 +26,7 @@ part() {  # part NAME SECONDS COMMAND...
 }
 
 tests=("$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
-part gpu_tests 230 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$RUN/gpu_tests.xml"
+part gpu_tests 240 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$RUN/gpu_tests.xml"
 for named in $BENCHMARKS; do
     part "${named%:*}" "${named#*:}" "$PYTHON" "benchmarks/${named%:*}.py" --out "$RUN/${named%:*}.json"
 done

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from kernelhub.cli.defects import defects
 from kernelhub.cli.env import file_words
 from kernelhub.cli.facets import AnyOp, ops
 from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
@@ -67,6 +68,19 @@ def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
             yield _library(registered, finding, verdicts)
         else:
             yield Fact(OK if finding.ok else NOTE, finding.reason, "", finding.remedy)
+
+
+def known_defects(variables: Variables) -> Iterator[Fact]:
+    """Where kernels that could run here give wrong numbers, each once, and what mends it."""
+    told = dict.fromkeys(
+        defect
+        for device in devices()
+        for registered in variables.registry.backends.values()
+        for defect in defects(registered, device)
+    )
+    for kernel, entry, problems in told:
+        where = f"never chosen where {problems}" if problems else "never chosen"
+        yield Fact(NOTE, f"known defect of {kernel.name}", f"{entry.symptom}; {where} ({entry.issue})", entry.remedy)
 
 
 def plugins(variables: Variables) -> Iterator[Fact]:

@@ -54,6 +54,8 @@ def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
         can_choose = devices_answer and not variables.wrong
         yield from dispatch_facts.engines(variables)
         yield from dispatch_facts.libraries(variables, can_choose)
+        if can_choose:
+            yield from dispatch_facts.known_defects(variables)
         yield from dispatch_facts.plugins(variables)
         if can_choose:
             yield from dispatch_facts.verdicts()

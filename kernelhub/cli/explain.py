@@ -12,8 +12,10 @@ import kernelhub
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.facets import add_facets, given, op_named, ops
 from kernelhub.cli.models import family_of
+from kernelhub.dispatch.machine import ABSENT
 from kernelhub.dispatch.problem import as_dict
 from kernelhub.dispatch.select import Decision, Selection
+from kernelhub.errors import ConfigurationError
 from kernelhub.probes.device import SIMULATED
 
 
@@ -39,6 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         type=_package,
         action="append",
         help="answer for a machine with exactly these packages; may be repeated",
+    )
+    parser.add_argument(
+        "--without",
+        choices=tuple(ABSENT),
+        action="append",
+        default=[],
+        help="what the machine of --with lacks: a CUDA toolkit, a C++ compiler, modules or binaries of libraries; "
+        "may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, and nothing else")
     asked = next((word for word in words if word in ops()), None)
@@ -91,7 +101,13 @@ def _verdict(arguments: argparse.Namespace) -> Selection[Any]:
     family = family_of(function.op.contract)
     if family is not None and arguments.model is not None:
         facets = family.with_model(arguments.model, function.op.contract, facets)
-    machine = None if arguments.packages is None else kernelhub.SimulatedMachine(dict(arguments.packages))
+    machine = None
+    if arguments.packages is not None:
+        machine = kernelhub.SimulatedMachine(dict(arguments.packages), lacks=arguments.without)
+    elif arguments.without:
+        raise ConfigurationError(
+            "--without speaks of the machine of --with: name its packages, e.g. --with triton=3.7.1"
+        )
     return kernelhub.explain(function, device=arguments.device, backend=arguments.backend, machine=machine, **facets)
 
 

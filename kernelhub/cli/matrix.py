@@ -5,7 +5,7 @@ Devices are simulated and every library is taken to be installed, so the answer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class Furnished(Machine):
     def variable(self, name: str) -> str:
         return ""
 
-    def ask(self, key: Hashable, probe: Callable[[], Finding]) -> Finding:
+    def ask(self, key: Hashable, probe: Callable[[], Finding], kind: str = "") -> Finding:
         return found(str(key), None, "taken to be there")
 
 
@@ -89,7 +89,7 @@ def rows(function: AnyOp) -> list[Row]:
         Row(
             kernel,
             {name: _takes(kernel, problem) for name, problem in problems.items()},
-            tuple(_limits(kernel.constraints)),
+            tuple(filter(None, map(limit_of, kernel.constraints))),
             tuple(f"{package.name} {package.versions}".strip() for package in packages_of(kernel.constraints)),
             tuple(sorted(contract.schema.features - kernel.features)),
         )
@@ -111,18 +111,19 @@ def _takes(kernel: Kernel, problem: Problem) -> str:
     return answer
 
 
-def _limits(constraints: Iterable[Constraint]) -> Iterator[str]:
-    for constraint in constraints:
-        if isinstance(constraint, OneOf):
-            yield f"{constraint.field}: {', '.join(map(str, constraint.values))}"
-        elif isinstance(constraint, Between):
-            yield f"{constraint.field}: {constraint.low} to {constraint.high}"
-        elif isinstance(constraint, MultipleOf):
-            yield f"{constraint.field}: multiples of {constraint.divisor}"
-        elif isinstance(constraint, SameValue):
-            yield f"{constraint.field} = {constraint.other}"
-        elif isinstance(constraint, Rule):
-            yield f"a rule on {', '.join(constraint.reads)}"
+def limit_of(constraint: Constraint) -> str:
+    """What a constraint asks of a problem, in words; empty if it asks something of the machine."""
+    if isinstance(constraint, OneOf):
+        return f"{constraint.field}: {', '.join(map(str, constraint.values))}"
+    if isinstance(constraint, Between):
+        return f"{constraint.field}: {constraint.low} to {constraint.high}"
+    if isinstance(constraint, MultipleOf):
+        return f"{constraint.field}: multiples of {constraint.divisor}"
+    if isinstance(constraint, SameValue):
+        return f"{constraint.field} = {constraint.other}"
+    if isinstance(constraint, Rule):
+        return f"a rule on {', '.join(constraint.reads)}"
+    return ""
 
 
 def text(row: Row) -> tuple[str, ...]:

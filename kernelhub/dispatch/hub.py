@@ -267,7 +267,7 @@ class Hub:
         make = load_attribute(kernel.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])
         try:
             adapter = make(problem)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # some libraries are imported here, and leave where there is no GPU
             raise LoadFailure(
                 "load_failed",
                 f"preparing it raised {type(error).__name__}: {error}",

@@ -115,6 +115,7 @@ class KnownBad:
         where: all of these must *hold* for the entry to apply.
         symptom: what goes wrong, as a sentence.
         issue: link to the report.
+        remedy: what gets rid of it; empty if nothing does yet.
     """
 
     kernel: str
@@ -122,3 +123,4 @@ class KnownBad:
     where: tuple[Constraint, ...]
     symptom: str
     issue: str
+    remedy: str = ""

@@ -6,15 +6,25 @@ A `Machine` is handed to the pure selector, so that a test or `explain` can hand
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.constraint import Package, Rejection
+from kernelhub.errors import ConfigurationError
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import fits, package
 
 if TYPE_CHECKING:
     from kernelhub.probes.device import DeviceFacts
+
+
+# What a machine may be said to lack: the code of such a finding, what is said of it, and what to do.
+ABSENT: dict[str, tuple[str, str, str]] = {
+    "nvcc": ("toolkit_missing", "it would be compiled, but there is no CUDA toolkit", "install a CUDA toolkit"),
+    "c++": ("compiler_missing", "it would be compiled, but there is no C++ compiler", "install g++ or clang++"),
+    "modules": ("symbol_missing", "none of its modules is built ahead", "install the library's modules built ahead"),
+    "cubins": ("cubins_missing", "its binaries are not here", "install the library's binaries"),
+}
 
 
 class Machine:
@@ -47,8 +57,14 @@ class Machine:
         """An environment variable of another project that a record depends on, as it was first seen."""
         return self.ask(("variable", name), lambda: found(name, os.environ.get(name), name)).value or ""
 
-    def ask(self, key: Hashable, probe: Callable[[], Finding]) -> Finding:
-        """The finding of `probe`, remembered under `key`."""
+    def ask(self, key: Hashable, probe: Callable[[], Finding], kind: str = "") -> Finding:
+        """The finding of `probe`, remembered under `key`.
+
+        Args:
+            key: what is asked.
+            probe: finds the answer.
+            kind: which of `ABSENT` is looked for, if one is: a machine that is not here may be said to lack it.
+        """
         finding = self._findings.get(key)
         if finding is None:
             finding = self._findings[key] = probe()
@@ -68,6 +84,14 @@ class SimulatedMachine(Machine):
         packages: import name to version.
         variables: environment variables, as `Machine.variable` would see them.
         findings: answers of other probes by their key; a probe not listed here finds what it asks for.
+        lacks: which of ``"nvcc"`` (a CUDA toolkit), ``"c++"`` (a compiler), ``"modules"`` (libraries' own, built ahead)
+            and ``"cubins"`` (libraries' own binaries) are not there.
+
+    Example:
+        >>> import kernelhub
+        >>> machine = kernelhub.SimulatedMachine({"deep_gemm": "2.5.0"}, lacks={"nvcc"})
+        >>> kernelhub.explain("fp8_gemm", device="H200", machine=machine, backend="deep_gemm").selected is None
+        True
     """
 
     def __init__(
@@ -75,11 +99,16 @@ class SimulatedMachine(Machine):
         packages: Mapping[str, str],
         variables: Mapping[str, str] | None = None,
         findings: Mapping[Hashable, Finding] | None = None,
+        lacks: Collection[str] = (),
     ) -> None:
         super().__init__()
+        unknown = sorted(set(lacks) - set(ABSENT))
+        if unknown:
+            raise ConfigurationError(f"lacks: {unknown[0]!r} is not one of {', '.join(ABSENT)}")
         self._packages = dict(packages)
         self._variables = dict(variables or {})
         self._given = dict(findings or {})
+        self._lacks = frozenset(lacks)
 
     def package(self, wanted: Package) -> Finding:
         version = self._packages.get(wanted.name)
@@ -94,5 +123,8 @@ class SimulatedMachine(Machine):
     def variable(self, name: str) -> str:
         return self._variables.get(name, "")
 
-    def ask(self, key: Hashable, probe: Callable[[], Finding]) -> Finding:
-        return self._given.get(key) or found(str(key), None, "simulated")
+    def ask(self, key: Hashable, probe: Callable[[], Finding], kind: str = "") -> Finding:
+        given = self._given.get(key)
+        if given is not None:
+            return given
+        return lacking(str(key), *ABSENT[kind]) if kind in self._lacks else found(str(key), None, "simulated")

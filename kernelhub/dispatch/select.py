@@ -303,7 +303,7 @@ def _rejections(
         found.append(Rejection("batch_variant", "a row's bits may depend on the rest of the batch"))
     for entry in known_bad:
         if all(condition.reject(problem, machine) is None for condition in entry.where):
-            found.append(Rejection("known_bad", f"{entry.symptom} ({entry.issue})"))
+            found.append(Rejection("known_bad", f"{entry.symptom} ({entry.issue})", entry.remedy))
     return tuple(found)
 
 

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from tests.backends import flashinfer_experts_fake as experts
+from tests.backends import flashinfer_groups_fake as groups
 from tests.backends import flashinfer_products_fake as products
+from tests.backends import flashinfer_quantisers_fake as quantisers
 from tests.backends import flashinfer_trtllm_fake as trtllm
 
 _ADAPTERS = (
@@ -31,7 +33,10 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.gemm.fp4",
     "kernelhub.backends.flashinfer.gemm.mx",
     "kernelhub.backends.flashinfer.gemm.tensorwise",
+    "kernelhub.backends.flashinfer.grouped.groupwise",
+    "kernelhub.backends.flashinfer.grouped.segments",
     "kernelhub.backends.flashinfer.moe.experts",
+    "kernelhub.backends.flashinfer.quant.nvfp4",
 )
 WRAPPERS: list[Any] = []
 SMALL_SCRATCH = 0  # scratch below which a plan fails
@@ -47,7 +52,9 @@ def installed() -> Iterator[None]:
         ("mla", (BatchMLAPagedAttentionWrapper,)),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),
-        ("gemm.gemm_base", products.FUNCTIONS),
+        ("gemm.gemm_base", (*products.FUNCTIONS, *groups.FUNCTIONS)),
+        ("quantization", ()),
+        ("quantization.fp4_quantization", (quantisers.get_fp4_kv_dequantization_module,)),
         ("fused_moe", ()),
         ("fused_moe.core", (*experts.FUNCTIONS, *trtllm.FUNCTIONS)),
     ):

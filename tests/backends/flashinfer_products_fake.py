@@ -88,24 +88,40 @@ def mm_fp4(
         assert tensor.is_contiguous(), "CHECK_INPUT"
         assert tensor.data_ptr() % 16 == 0, "16 bytes"
     assert a.dtype is b.dtype is a_descale.dtype is b_descale.dtype is torch.uint8
-    assert alpha.shape == (1,)
-    assert alpha.dtype is torch.float32
-    assert (block_size, use_8x4_sf_layout, backend, use_nvfp4, out.dtype) == (16, False, "cutlass", True, out_dtype)
+    assert (block_size, use_8x4_sf_layout, out.dtype) == (16 if use_nvfp4 else 32, False, out_dtype)
+    assert backend in ("cutlass", "trtllm", "cudnn")
+    assert use_nvfp4 or backend == "cudnn"
+    if use_nvfp4:
+        assert alpha.shape == (1,)
+        assert alpha.dtype is torch.float32
+    else:
+        assert alpha is None
     (m, half), n = a.shape, weight.shape[0]
-    assert n % 32 == 2 * half % 32 == 0
-    left, right = (in_floats(codes, at) for codes, at in ((a, a_descale), (weight, scale)))
+    assert n % 128 == 2 * half % 128 == 0
+    left, right = (in_floats(codes, at, block_size) for codes, at in ((a, a_descale), (weight, scale)))
+    if backend == "trtllm":
+        assert out_dtype is torch.bfloat16
+        assert 2 * half % 256 == 0
+        right = right[row_indices(n).argsort()]
     assert out.shape == (m, n)
-    out.copy_((left @ right.t()) * alpha)
+    out.copy_((left @ right.t()) * (1 if alpha is None else alpha))
     return out
 
 
-def in_floats(codes: Tensor, scale: Tensor) -> Tensor:
+def row_indices(rows: int) -> Tensor:
+    """Which row of the weight lies where, as `get_shuffle_matrix_a_row_indices` tells for tiles of 128."""
+    blocks = torch.arange(rows).view(-1, 32)
+    return torch.cat([block[[i * 4 + j for j in range(4) for i in range(8)]] for block in blocks])
+
+
+def in_floats(codes: Tensor, scale: Tensor, group: int) -> Tensor:
     """What codes and scales mean."""
-    factors = at_their_places(scale, codes.shape[0], codes.shape[1] // 8).view(E4M3).float()
+    factors = at_their_places(scale, codes.shape[0], codes.shape[1] * 2 // group)
+    factors = factors.view(E4M3 if group == 16 else torch.float8_e8m0fnu).float()
     table = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
     nibbles = torch.stack([codes & 15, codes >> 4], 2).flatten(1).long()
     values = table[nibbles & 7] * torch.where(nibbles >= 8, -1.0, 1.0)
-    return values * factors.repeat_interleave(16, 1)
+    return values * factors.repeat_interleave(group, 1)
 
 
 def at_their_places(scale: Tensor, rows: int, groups: int) -> Tensor:
@@ -124,7 +140,8 @@ def mm_mxfp8(a, b, a_descale, b_descale, out=None, out_dtype=torch.bfloat16, use
     n, k = weight.shape
     assert n >= 128
     assert k >= 128
-    assert (use_8x4_sf_layout, backend, out.dtype) == (False, "cutlass", out_dtype)
+    assert (use_8x4_sf_layout, out.dtype) == (False, out_dtype)
+    assert backend in ("cutlass", "cudnn")
     operands = []
     for codes, scale in ((a, a_descale), (weight, b_descale)):
         assert scale.dtype is torch.uint8

@@ -140,6 +140,13 @@ def test_it_serves_ragged_prefill_where_it_is_installed() -> None:
         assert kernelhub.explain("attention", device="A100", machine=machine, **facets).selected == "triton.prefill"
 
 
+def test_a_graph_is_for_many_queries() -> None:
+    """One for a single query leaves the LSE of most heads unwritten (NVIDIA/cudnn-frontend#1083)."""
+    with installed():
+        graphs = importlib.import_module("kernelhub.backends.cudnn.graphs")
+        assert [graphs.bound(tokens) for tokens in (0, 1, 2, 128, 129)] == [128, 128, 128, 128, 256]
+
+
 def test_an_old_cudnn_gives_way_with_its_reason() -> None:
     args, kwargs = split(ragged((9, 4), (9, 6)))
     with installed(backend=90700):

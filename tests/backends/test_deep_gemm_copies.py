@@ -98,6 +98,13 @@ def test_a_function_that_is_gone_and_one_that_changed_are_told_apart(tmp_path, t
         assert other.accepted  # only the kernels that need it suffer
 
 
+def test_a_release_whose_logits_miss_waits_is_told_by_a_name_that_it_lacks(tmp_path, toolkit_here) -> None:
+    write(tmp_path, FAKE.replace("def fp8_fp4_mqa_logits", "def another"))
+    with installed(tmp_path):
+        assert decision("mqa_logits", "deep_gemm.logits").code == "known_bad"
+        assert codes() == set()
+
+
 @pytest.mark.parametrize("name", ["nvcc", "cuobjdump"])
 def test_a_toolkit_without_a_program_is_refused(tmp_path, toolkit_here, name: str) -> None:
     write(tmp_path)

@@ -12,7 +12,14 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
-from kernelhub.backends.flashinfer.requirements import built_ahead, compiler_of_modules, cubins, products
+from kernelhub.backends.flashinfer.requirements import (
+    RunsNvcc,
+    built_ahead,
+    compiler_of_kernels,
+    compiler_of_modules,
+    cubins,
+    products,
+)
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
@@ -157,6 +164,41 @@ class TestModules:
         assert compiler_of_modules().code == "toolkit_missing"
 
 
+class TestNvccAtRunTime:
+    """`fp8_blocks` runs nvcc for each class of shapes, also where its module is built ahead."""
+
+    @pytest.fixture(autouse=True)
+    def without_the_users_own(self, machine, monkeypatch):
+        monkeypatch.delenv("TRTLLM_DG_NVCC_COMPILER", raising=False)
+        monkeypatch.setenv("TRTLLM_DG_CACHE_DIR", str(machine / "kernels"))
+
+    def test_it_is_looked_for_where_the_library_does(self, machine, monkeypatch) -> None:
+        assert compiler_of_kernels().code == "toolkit_missing"
+        tools(machine, "nvcc")
+        assert compiler_of_kernels().code == "compiler_missing"
+        tools(machine, "g++")
+        assert compiler_of_kernels().ok
+        monkeypatch.setenv("TRTLLM_DG_NVCC_COMPILER", str(machine / "none" / "nvcc"))
+        assert "none/nvcc is no command" in compiler_of_kernels().reason
+        monkeypatch.delenv("TRTLLM_DG_NVCC_COMPILER")
+        monkeypatch.delenv("CUDA_HOME")
+        assert "nvcc is no command" in compiler_of_kernels().reason
+
+    def test_where_kernels_are_kept_must_be_writable(self, machine, monkeypatch) -> None:
+        tools(machine, "nvcc", "g++")
+        (machine / "file").write_text("")
+        monkeypatch.setenv("TRTLLM_DG_CACHE_DIR", str(machine / "file"))
+        assert compiler_of_kernels().code == "cache_unwritable"
+        assert "TRTLLM_DG_CACHE_DIR" in compiler_of_kernels().remedy
+
+    def test_the_record_asks_for_it(self, machine) -> None:
+        kernel = next(kernel for kernel in records.KERNELS if kernel.name == "flashinfer.fp8_blocks")
+        asked = next(item for item in kernel.constraints if isinstance(item, RunsNvcc))
+        found = asked.reject(None, Machine())
+        assert found is not None
+        assert found.code == "toolkit_missing"
+
+
 class TestCubins:
     def test_they_are_not_downloaded_but_asked_for(self, machine) -> None:
         finding = cubins()
@@ -190,15 +232,7 @@ class TestCubins:
 
 
 class TestKnownBad:
-    @pytest.mark.parametrize(("page_size", "bad"), [(64, False), (128, False), (256, True)])
-    def test_large_pages_of_trtllm_gen(self, page_size, bad) -> None:
-        (entry,) = (entry for entry in records.KNOWN_BAD if entry.op == "paged_attention")
-        problem = PagedAttentionProblem(device=simulated("B200"), page_size=page_size)
-        assert entry.kernel == "flashinfer.trtllm_gen"
-        assert all(item.reject(problem, Machine()) is None for item in entry.where) is bad
-        assert entry.issue.startswith("https://")
-
-    def test_it_is_not_chosen_for_them_nor_are_sinks_given_to_what_drops_them(self) -> None:
+    def test_it_is_not_chosen_there_nor_are_sinks_given_to_what_drops_them(self) -> None:
         machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
         for device, facets in (("B200", {"page_size": 256}), ("H200", {"sinks": True}), ("B200", {"sinks": True})):
             verdict = kernelhub.explain("paged_attention", device=device, machine=machine, **facets)

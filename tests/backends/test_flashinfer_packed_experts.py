@@ -290,15 +290,3 @@ def test_features_that_the_kernels_lack_are_refused() -> None:
             assert kernelhub.explain("fused_moe", **about, **facets, **{lacking: True}).selected is None
         for layout in ("checkpoint", "experts.other.v1"):
             assert kernelhub.explain("fused_moe", **about | {"weight_layout": layout}, **facets).selected is None
-
-
-@pytest.mark.parametrize(
-    ("version", "bad"), [("0.6.9", False), ("0.6.12", True), ("0.6.15.post1", True), ("0.6.18.post1", False)]
-)
-def test_tiles_that_are_wrong_now_and_then_are_known(version, bad) -> None:
-    about = {"device": "H200", "machine": SimulatedMachine({"flashinfer": version})}
-    name = "flashinfer.cutlass_experts_mxfp4"
-    layout = "experts.mxfp4.cutlass_sm90.v1"
-    verdict = kernelhub.explain("fused_moe", **about, **FP4, weight_layout=layout, backend=name)
-    assert ("5438" in str(verdict)) is bad
-    assert (verdict.selected == name) is not bad

@@ -70,6 +70,10 @@ class TestMx(Product):
     ]
 
 
+class TestMxCudnn(TestMx):
+    kernel = "flashinfer.mx_cudnn"
+
+
 class Tensorwise(Product):
     plain: ClassVar[dict[str, Any]] = {"scaling": "tensor", "n": 192, "k": 256}
     cases: ClassVar[list[Case]] = [
@@ -170,6 +174,8 @@ class TestLimits:
             ("mx_cutlass", "B200", MXFP8, set()),
             ("mx_cutlass", "H200", MXFP8, {"capability"}),
             ("mx_cutlass", "B200", {**MXFP8, "k": 192}, {"divisibility"}),
+            ("mx_cudnn", "RTX5090", MXFP8, {"capability"}),
+            ("mx_cudnn", "B200", {**MXFP8, "n": 192}, {"divisibility"}),
             ("fp8_cutlass", "H200", {"scaling": "tensor"}, {"capability"}),
             ("fp8_cutlass", "B200", {"scaling": "row"}, {"value"}),
             ("fp8_cudnn", "RTX5090", {"scaling": "tensor"}, {"capability"}),
@@ -178,6 +184,12 @@ class TestLimits:
     )
     def test_each_is_told(self, name, device, facets, codes) -> None:
         assert rejections(name, device, **facets) == codes
+
+    def test_mxfp8_of_cudnn_is_asked_of_newer_releases(self) -> None:
+        for version, kernel in (("0.6.12", None), ("0.6.18.post1", "flashinfer.mx_cudnn")):
+            machine = SimulatedMachine({"flashinfer": version, "cudnn": "1.32.0"})
+            asked = {"device": "B200", "machine": machine, "backend": "flashinfer.mx_cudnn"}
+            assert kernelhub.explain("fp8_gemm", **asked, **MXFP8).selected == kernel
 
     def test_cudnn_is_asked_for(self) -> None:
         machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})

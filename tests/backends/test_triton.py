@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from kernelhub.backends.triton.gemm.fp4 import adapter as fp4_adapter
+from kernelhub.backends.triton.gemm.fp4 import decoded as fp4_decoded
 from tests.contract.attention import Case, DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.concat import ConcatContract
@@ -141,3 +144,20 @@ class TestBmmFp8(BmmFp8Contract):
 
 class TestFp4Gemm(Fp4GemmContract):
     kernel = "triton.fp4_gemm"
+
+
+class TestFp4GemmDecoded(Fp4GemmContract):
+    """As for many rows, which all of these cases have not: the weight decoded once, in stretches of 1024 rows."""
+
+    kernel = "triton.fp4_gemm"
+
+    @pytest.fixture(autouse=True)
+    def few_are_many(self, monkeypatch):
+        monkeypatch.setattr(fp4_adapter, "DECODED_FROM", 1)
+        monkeypatch.setattr(fp4_decoded, "_MOST_BYTES", 1)
+
+    def test_a_weight_of_several_stretches(self) -> None:
+        for n in (2050, 2080):
+            arguments = self.inputs(n=n, k=32, tokens=3, bias=True)
+            self.check(self.run(arguments), arguments)
+            assert torch.equal(self.run(self.packed(arguments)), self.run(arguments))

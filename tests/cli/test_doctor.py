@@ -11,6 +11,7 @@ import pytest
 import kernelhub
 from kernelhub.cli import machine_facts
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from tests.conftest import DEVICE
 
@@ -112,6 +113,36 @@ class TestWithAGpu:
         fact = about(answer, "paged_attention on NVIDIA H200")
         assert (fact["status"], fact["what"].rpartition(": ")[2]) == ("problem", "no kernel")
         assert "remove it from KERNELHUB_DISABLE" in fact["remedy"]
+
+
+@pytest.mark.usefixtures("an_h200")
+class TestKnownDefects:
+    """Of kernels that could run here: each is a note with the report and what mends it."""
+
+    @staticmethod
+    def told(ask, monkeypatch, packages):
+        HUB.restore()
+        monkeypatch.setattr(HUB, "machine", SimulatedMachine({"torch": "2.11.0", "triton": "3.7.1", **packages}))
+        found = facts(ask("doctor", "--json"), "note")
+        return {fact["what"].rpartition(" ")[2]: fact for fact in found if fact["what"].startswith("known defect of ")}
+
+    def test_those_of_what_is_installed_are_told(self, ask, monkeypatch):
+        told = self.told(ask, monkeypatch, {"flashinfer": "0.6.10"})
+        assert set(told) == {
+            f"flashinfer.{name}" for name in ("fa2_prefill", "fa2_ragged", "xqa", "mla_fa2", "mla_fa3")
+        }
+        assert "https://github.com/flashinfer-ai/flashinfer/issues/3130" in told["flashinfer.mla_fa3"]["meaning"]
+        assert "flashinfer-python>=0.6.11" in told["flashinfer.mla_fa3"]["remedy"]
+        assert "never chosen where window_left: True; causal: False" in told["flashinfer.fa2_prefill"]["meaning"]
+
+    def test_a_version_without_them_lacks_the_notes(self, ask, monkeypatch):
+        assert set(self.told(ask, monkeypatch, {"flashinfer": "0.6.18"})) == {
+            "flashinfer.fa2_prefill",
+            "flashinfer.fa2_ragged",
+        }
+
+    def test_those_of_what_is_not_installed_or_of_other_devices_are_not(self, ask, monkeypatch):
+        assert self.told(ask, monkeypatch, {}) == {}
 
 
 class TestADriverThatTorchCannotUse:

@@ -189,3 +189,27 @@ class TestWeights:
         assert (answer.code, answer.json["selected"]) == (1, None)
         for decision in answer.json["decisions"]:
             assert "layout" in {reason["code"] for reason in (decision, *decision.get("also", ()))}
+
+
+def test_a_known_defect_is_told_with_its_report_and_what_mends_it(ask):
+    answer = ask("explain", "paged_attention", "--device", "H200", "--with", "flashinfer=0.6.16.post4", "--json")
+    decision = next(item for item in answer.json["decisions"] if item["kernel"] == "flashinfer.xqa")
+    assert decision["code"] == "known_bad"
+    assert "https://github.com/flashinfer-ai/flashinfer/pull/4161" in decision["reason"]
+    assert "flashinfer-python>=0.6.17" in decision["remedy"]
+    people = ask("explain", "paged_attention", "--device", "H200", "--with", "flashinfer=0.6.16.post4").out
+    assert "known_bad" in people
+
+
+def test_a_machine_may_lack_a_toolkit_or_binaries(ask):
+    words = ("explain", "paged_attention", "--device", "B200", "--backend", "flashinfer", "--with", "flashinfer=0.6.18")
+    assert ask(*words, "--json").json["selected"] == "flashinfer.trtllm_gen"
+    assert ask(*words, "--without", "cubins", "--json").json["selected"] == "flashinfer.xqa"
+    bare = ask(*words, "--without", "cubins", "--without", "nvcc", "--without", "modules", "--json")
+    assert (bare.code, bare.json["selected"]) == (1, None)
+    codes = {item["kernel"]: item["code"] for item in bare.json["decisions"]}
+    assert codes["flashinfer.trtllm_gen"] == "cubins_missing"
+    assert codes["flashinfer.fa2_prefill"] == "toolkit_missing"
+    alone = ask("explain", "paged_attention", "--without", "nvcc")
+    assert alone.code != 0
+    assert "--with" in alone.err

@@ -1,13 +1,15 @@
 """kernelhub as an attention backend of vLLM, against a vLLM of the same interface whose cache writer is plain torch.
 
 That the interface is the real one is checked on a real vLLM where UNPACKED_VLLM names the folder of one that is
-unpacked (of 0.33.0: the folder ``vllm`` of its wheel); its wheel is too large for a test to download.
+unpacked (of 0.33.0: the folder ``vllm`` of its wheel or source distribution); they are too large for a test to
+download.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 
 import kernelhub
 from kernelhub.compat.vllm import plugin
+from tests.providers.subclasses import differences
 
 BACKEND = """
 from enum import Enum
@@ -320,11 +323,21 @@ class TestRealVllm:
     def root(self) -> Path:
         given = os.environ.get("UNPACKED_VLLM")
         if not given:
-            pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 2 cases")
+            pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 3 cases")
         return Path(given)
 
     def test_its_interface_fits(self, root) -> None:
         assert plugin.interface(root).ok
+
+    def test_the_backend_has_the_methods_of_its_base_classes(self, root) -> None:
+        ours = Path(plugin.__file__).with_name("attention.py")
+        called_by_layers = ["AttentionImpl has no do_kv_cache_update, which KernelhubImpl has"]
+        assert differences(ours, root / "v1/attention/backend.py") == called_by_layers
+        text = (root / "model_executor/layers/attention/attention.py").read_text()
+        call = (
+            r"impl\.do_kv_cache_update\(\s*(#.*)?\s*attn_layer,\s*key,\s*value,\s*kv_cache,\s*layer_slot_mapping,\s*\)"
+        )
+        assert re.search(call, text)
 
     def test_its_names_are_those_of_the_table(self, root) -> None:
         from kernelhub.probes.signature import _header

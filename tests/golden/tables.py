@@ -4,6 +4,9 @@
 
 Two files per op. In the first each block is one set of installed packages, each row one model and phase, each
 column one device, and a cell names the chosen kernel. The second gives the code of every kernel's decision.
+
+``toolchains.txt`` is of libraries that compile or download their kernels: which of them is the first that can, asked
+for by the library's name, on machines that lack a CUDA toolkit, modules built ahead, or binaries.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from kernelhub.ops import functions
 CONTRACTS = {function.op.contract.name: function.op.contract for function in functions()}
 HERE = Path(__file__).parent
 DEVICES = ("CPU", "A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090", "MI300X", "sm_75", "sm_137")
+FP8 = "float8_e4m3fn"
 FLASH_ATTENTION = {"flash_attn": "2.8.3", "flash_attn_interface": "3.0.0", "cutlass": "4.8.0"}
 INSTALLED: tuple[dict[str, str], ...] = (
     {"triton": "3.7.1"},
@@ -33,6 +37,40 @@ INSTALLED: tuple[dict[str, str], ...] = (
     {"triton": "3.7.1", "flashinfer": "0.6.18.post1"},
     {"triton": "3.7.1", "vllm": "0.33.0", "sgl_kernel": "0.3.21"},
 )
+# A library, what its machine lacks, and the ops of which it has kernels.
+TOOLCHAINS: tuple[tuple[str, str, tuple[tuple[str, ...], ...], tuple[str, ...]], ...] = (
+    (
+        "flashinfer",
+        "0.6.18.post1",
+        ((), ("nvcc",), ("modules",), ("nvcc", "modules"), ("cubins",), ("nvcc", "modules", "cubins")),
+        (
+            "attention",
+            "paged_attention",
+            "mla_attention",
+            "concat_mla_k",
+            "fp8_gemm",
+            "bmm_fp8",
+            "fp4_gemm",
+            "fused_moe",
+        ),
+    ),
+    ("deep_gemm", "2.5.0", ((), ("nvcc",)), ("fp8_gemm", "grouped_gemm", "mqa_logits", "paged_mqa_logits")),
+)
+MORE: dict[str, dict[str, dict[str, Any]]] = {
+    "fp4_gemm": {"nvfp4 a, no bias": {"a_format": "nvfp4"}},
+    "fp8_gemm": {"ue8m0": {"a_scale_dtype": "float8_e8m0fnu", "b_scale_dtype": "float8_e8m0fnu"}},
+    "grouped_gemm": {
+        "fp8 blocks": {"a_dtype": FP8, "b_dtype": FP8, "a_scale": "group", "b_scale": "block", "bias": False},
+        "fp8 blocks, ue8m0": {
+            "a_dtype": FP8,
+            "b_dtype": FP8,
+            "a_scale": "group_e8m0",
+            "b_scale": "block_e8m0",
+            "bias": False,
+        },
+    },
+}
+COMPILED_ON = ("A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090")
 
 
 PHASES: dict[str, dict[str, dict[str, Any]]] = {
@@ -173,6 +211,35 @@ def reasons(op: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def toolchains() -> str:
+    """The whole text of ``toolchains.txt``."""
+    lines = [
+        "# the first kernel of a library that can, by phase and device; -: none; phases without any are left out. "
+        "Written by python -m tests.golden.tables --write"
+    ]
+    for library, version, sets, ops in TOOLCHAINS:
+        phases = {
+            f"{op}, {phase}": (op, facets) for op in ops for phase, facets in (PHASES[op] | MORE.get(op, {})).items()
+        }
+        taken: set[str] = set()
+        for lacks in sets:
+            without = f"without {', '.join(lacks)}" if lacks else "with everything"
+            lines += ["", f"## {library} {version}, {without}", _row("", COMPILED_ON)]
+            machine = SimulatedMachine({"triton": "3.7.1", "cudnn": "1.32.0", library: version}, lacks=lacks)
+            for label, (op, facets) in phases.items():
+                names = [_first_of(library, op, device, machine, facets) for device in COMPILED_ON]
+                if not lacks and set(names) != {"-"}:
+                    taken.add(label)
+                if label in taken:
+                    lines.append(_row(label, names))
+    return "\n".join(lines) + "\n"
+
+
+def _first_of(library: str, op: str, device: str, machine: SimulatedMachine, facets: dict[str, Any]) -> str:
+    verdict = kernelhub.explain(op, device=device, machine=machine, backend=library, **facets)
+    return (verdict.selected or "-").removeprefix(f"{library}.")
+
+
 def _row(head: str, cells: Any) -> str:
     return (f"{head:<40}" + "".join(f"{cell:<16} " for cell in cells)).rstrip()
 
@@ -181,6 +248,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the files; otherwise they are printed")
     options = parser.parse_args()
+    if options.write:
+        (HERE / "toolchains.txt").write_text(toolchains())
+    else:
+        print(toolchains())
     for op in PHASES:
         if options.write:
             (HERE / f"{op}.txt").write_text(table(op))

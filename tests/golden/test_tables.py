@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.golden.tables import HERE, PHASES, reasons, table
+from tests.golden.tables import HERE, PHASES, reasons, table, toolchains
 
 
 @pytest.mark.parametrize("op", PHASES)
@@ -17,3 +17,8 @@ def test_selection_is_what_the_golden_table_says(op: str) -> None:
 def test_reasons_are_what_the_golden_table_says(op: str) -> None:
     written = (HERE / f"{op}.reasons.txt").read_text()
     assert reasons(op) == written, "if this is meant: python -m tests.golden.tables --write, and review the diff"
+
+
+def test_what_a_library_can_without_its_toolchain_is_what_the_golden_table_says() -> None:
+    written = (HERE / "toolchains.txt").read_text()
+    assert toolchains() == written, "if this is meant: python -m tests.golden.tables --write, and review the diff"

@@ -59,6 +59,11 @@ class OnThisGpu(Contract):
     def installed(self) -> None:
         need(self.op, self.kernel, **self.facets)
 
+    def test_takes_enough_cases(self) -> None:
+        lost = sum("softcap" in case.features for case in self.cases)
+        has_softcap = why_not(self.op, self.kernel, softcap=True, **self.facets) is None
+        assert len(self.accepted_cases()) >= self.fewest_cases - (0 if has_softcap else lost)
+
 
 class TestFa3(OnThisGpu, DenseContract):
     kernel = "flash_attn.fa3"

@@ -11,14 +11,20 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.tolerance import compare as compare_experts
 from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import Case, Fp8GemmContract
+from tests.contract.grouped_gemm import CASES as GROUPED
+from tests.contract.grouped_gemm import Case as GroupedCase
+from tests.contract.grouped_gemm import GroupedGemmContract
+from tests.contract.quant import same
 from tests.gpu.test_attention_on_gpu import captured
 
 pytestmark = pytest.mark.gpu
@@ -95,6 +101,10 @@ class TestMx(Product):
     more = ({"n": 128, "k": 128}, {"out_dtype": torch.float16}, {"n": 4096, "k": 4096})
 
 
+class TestMxCudnn(TestMx):
+    kernel = "flashinfer.mx_cudnn"
+
+
 class TestCublas(Product):
     kernel = "flashinfer.fp8_cublas"
     plain: ClassVar[dict[str, Any]] = WHOLE
@@ -132,13 +142,107 @@ def test_the_longest_sums_that_are_admitted_are_exact_enough() -> None:
         assert agreement.ok, str(agreement)
 
 
+class TestSegments(GroupedGemmContract):
+    """CUTLASS on sm_90: float16 and bfloat16, contiguous and masked."""
+
+    kernel = "flashinfer.segments"
+    device = "cuda"
+    formats = ("bfloat16", "float16")
+    fewest_cases = 25
+
+    @classmethod
+    def accepted_cases(cls) -> list[GroupedCase]:
+        able = {"device": "H200", "machine": SimulatedMachine({"flashinfer": "0.6.18.post1"}), "backend": cls.kernel}
+        return [case for case in GROUPED if kernelhub.explain("grouped_gemm", **able, **case.facets).selected]
+
+    @pytest.fixture(autouse=True)
+    def runs_here(self) -> None:
+        need(kernelhub.grouped_gemm.explain(**self.inputs(), backend=self.kernel), self.kernel)
+
+    @pytest.mark.parametrize("format", ["bfloat16", "float16"])
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_a_graph_reads_the_lengths_of_each_replay(self, masked: bool, format: str) -> None:
+        how = {"format": format, "masked": masked, "spare": 0, "n": 1536, "k": 2048}
+        arguments = self.inputs(sizes=(40, 0, 7, 13), **how)
+        shape = (*arguments["a"].shape[:-1], 1536)
+        out = torch.zeros(shape, device="cuda", dtype=getattr(torch, format))
+        graph = captured(lambda: self.run(arguments, out=out))
+        name = "group_sizes" if masked else "offsets"
+        for lengths in ((0, 0, 40, 40), (0, 0, 0, 0), (3, 40, 40, 40)) if masked else ((0, 0, 60, 60), (9, 9, 9, 50)):
+            arguments[name].copy_(torch.tensor(lengths))
+            out.fill_(torch.nan)
+            graph.replay()
+            self.check(out, arguments)
+            assert torch.equal(~out.isnan(), ~kernelhub.grouped_gemm.reference(**arguments).isnan())
+
+    @pytest.mark.parametrize("rows", [8, 300])
+    def test_sizes_of_real_experts(self, rows: int) -> None:
+        for masked in (False, True):
+            sizes = tuple(rows * i % (2 * rows) for i in range(16))
+            arguments = grouped_gemm_inputs(sizes=sizes, n=1536, k=2048, masked=masked, device="cuda")
+            self.check(self.run(arguments), arguments)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("powers_of_two", [False, True])
+def test_groups_in_blocks(powers_of_two: bool, masked: bool) -> None:
+    kernel = "flashinfer.groupwise"
+    contract = GroupedGemmContract()
+    contract.device, contract.kernel = "cuda", kernel
+    for sizes in ((1, 0, 5, 30), (0, 0, 0, 0), (300, 128, 127, 129)):
+        how = {"format": "block", "powers_of_two": powers_of_two, "masked": masked, "device": "cuda"}
+        arguments = grouped_gemm_inputs(sizes=sizes, n=256, k=512, **how)
+        need(kernelhub.grouped_gemm.explain(**arguments, backend=kernel), kernel)
+        contract.check(contract.run(arguments), arguments)
+
+
+class TestDequantize:
+    """`dequantize_nvfp4` to float16, bit for bit."""
+
+    kernel = "flashinfer.dequantize"
+
+    @pytest.fixture(autouse=True)
+    def runs_here(self) -> None:
+        given = (torch.zeros(1, 8, dtype=torch.uint8), torch.ones(1, 1).to(torch.float8_e4m3fn), torch.ones(1))
+        on_gpu = [part.cuda() for part in given]
+        how = {"out_dtype": torch.float16, "backend": self.kernel}
+        need(kernelhub.dequantize_nvfp4.explain(*on_gpu, **how), self.kernel)
+
+    @pytest.mark.parametrize("factor", [0.0, 1.0, 0.37, 2.0**-25, 2.0**-117, 1e-40, 3e38, torch.inf, torch.nan])
+    def test_every_code_by_every_scale(self, factor: float) -> None:
+        codes = torch.arange(128, dtype=torch.uint8).repeat(256, 1)
+        codes[1::2] += 128
+        scale = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 16).view(torch.float8_e4m3fn)
+        for swapped in (codes, codes.flip(0)):
+            given = (swapped, scale, torch.tensor([factor]))
+            out = kernelhub.dequantize_nvfp4(
+                *(part.cuda() for part in given), out_dtype=torch.float16, backend=self.kernel
+            )
+            want = kernelhub.dequantize_nvfp4.reference(*given, out_dtype=torch.float16)
+            assert same(out.cpu(), want)
+
+    @pytest.mark.parametrize("shape", [(16,), (1, 2032), (4096, 7168), (3, (1 << 19) + 16), (70000, 32768)])
+    def test_other_shapes(self, shape: tuple[int, ...]) -> None:
+        """The last has more elements than an int counts."""
+        half, groups = (*shape[:-1], shape[-1] // 2), (*shape[:-1], shape[-1] // 16)
+        codes = torch.randint(0, 256, half, dtype=torch.uint8, device="cuda")
+        scale = torch.randint(0, 127, groups, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
+        given = (codes, scale, torch.tensor([0.01], device="cuda"))
+        out = kernelhub.dequantize_nvfp4(*given, out_dtype=torch.float16, backend=self.kernel)
+        other = kernelhub.dequantize_nvfp4(*given, out_dtype=torch.float16, backend="triton.dequantize")
+        assert torch.equal(out.view(-1), other.view(-1))
+
+
 @pytest.mark.parametrize("tokens", [1, 33, 128, 300])
-def test_fp4(tokens: int) -> None:
-    kernel = "flashinfer.fp4_cutlass"
+@pytest.mark.parametrize(
+    ("runner", "format"), [("cutlass", "nvfp4"), ("trtllm", "nvfp4"), ("cudnn", "nvfp4"), ("cudnn", "mxfp4")]
+)
+def test_fp4(runner: str, format: str, tokens: int) -> None:
+    kernel = f"flashinfer.fp4_{runner}"
     contract = Fp4GemmContract()
     contract.kernel = kernel
-    for n, k in ((128, 128), (384, 1024), (4096, 4096)):
-        formats = {"a_format": "nvfp4", "b_format": "nvfp4"}
+    for n, k in ((128, 256), (384, 1024), (4096, 4096)):
+        formats = {"a_format": format, "b_format": format}
         arguments = fp4_gemm_inputs(tokens=tokens, n=n, k=k, device="cuda", **formats)
         need(kernelhub.fp4_gemm.explain(**arguments, backend=kernel), kernel)
         out = contract.run(arguments)

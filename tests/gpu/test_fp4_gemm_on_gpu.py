@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.triton.gemm.fp4.decode import decode_kernel, finish_kernel
 from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.ops.gemm.fp4.inputs import MODELS, fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
@@ -36,16 +37,18 @@ def agrees(got: torch.Tensor, arguments: dict[str, Any]) -> None:
 
 class TestNumbers:
     @pytest.mark.parametrize("layer", [name for name, layer in MODELS.items() if layer.n * layer.k < 1 << 28])
-    @pytest.mark.parametrize("tokens", [1, 16, 24, 48, 300])
-    def test_at_the_shapes_of_models(self, layer: str, tokens: int) -> None:
+    def test_at_the_shapes_of_models(self, layer: str) -> None:
         shape = MODELS[layer]
-        arguments = fp4_gemm_inputs(tokens=tokens, n=shape.n, k=shape.k, b_format=shape.b_format, device="cuda")
-        got = kernelhub.fp4_gemm(**arguments, backend=KERNEL)
-        agrees(got, arguments)
-        assert torch.equal(kernelhub.fp4_gemm(**packed(arguments), backend=KERNEL), got)
+        most = fp4_gemm_inputs(tokens=600, n=shape.n, k=shape.k, b_format=shape.b_format, device="cuda")
+        in_tiles = packed(most)
+        for tokens in (1, 16, 24, 48, 300, 600):
+            arguments = most | {"a": most["a"][:tokens]}
+            got = kernelhub.fp4_gemm(**arguments, backend=KERNEL)
+            agrees(got, arguments)
+            assert torch.equal(kernelhub.fp4_gemm(**in_tiles | {"a": arguments["a"]}, backend=KERNEL), got)
 
     @pytest.mark.parametrize(("a_format", "b_format"), itertools.product(A_FORMATS, B_FORMATS))
-    @pytest.mark.parametrize("tokens", [3, 32, 64, 500])
+    @pytest.mark.parametrize("tokens", [3, 32, 64, 500, 700])
     def test_of_every_format(self, a_format: str, b_format: str, tokens: int) -> None:
         for n, k in ((1024, 2048), (1000, 2080)):
             more = {"bias": True, "out_dtype": torch.float32} if n == 1000 else {}
@@ -73,7 +76,7 @@ class TestNumbers:
 
 class TestSteps:
     @pytest.mark.parametrize("pack", [False, True], ids=["checkpoint", "packed"])
-    @pytest.mark.parametrize("tokens", [4, 100])
+    @pytest.mark.parametrize("tokens", [4, 100, 600])
     def test_a_captured_call_sees_new_operands(self, tokens: int, pack: bool) -> None:
         arguments = fp4_gemm_inputs(tokens=tokens, n=1024, k=4096, device="cuda")
         call = packed(arguments) if pack else arguments
@@ -92,7 +95,7 @@ class TestSteps:
         graph.replay()
         agrees(out, arguments)
 
-    @pytest.mark.parametrize("tokens", [4, 100])
+    @pytest.mark.parametrize("tokens", [4, 100, 600])
     def test_no_call_waits_for_the_gpu(self, tokens: int) -> None:
         calls = []
         for a_format in A_FORMATS:
@@ -108,14 +111,17 @@ class TestSteps:
             torch.cuda.set_sync_debug_mode("default")
 
     def test_another_number_of_tokens_compiles_nothing(self) -> None:
-        def compiled() -> int:
-            return sum(len(cache[0]) for kernel in (gemm_kernel, sum_kernel) for cache in kernel.device_caches.values())
+        kernels = (gemm_kernel, sum_kernel, decode_kernel, finish_kernel)
 
-        arguments = fp4_gemm_inputs(tokens=1000, n=1024, k=4096, device="cuda")
-        a = arguments["a"]
-        for tokens in (16, 32, 64, 128):
+        def compiled() -> int:
+            return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+        # 40000 rows of activations leave room for 1024 rows of the weight at a time.
+        arguments = fp4_gemm_inputs(tokens=4, n=2048, k=4096, device="cuda")
+        a = arguments["a"].repeat(10000, 1)
+        for tokens in (16, 32, 64, 128, 512):
             kernelhub.fp4_gemm(**{**arguments, "a": a[:tokens]}, backend=KERNEL)
         before = compiled()
-        for tokens in (1, 2, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1000):
+        for tokens in (1, 2, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1000, 40000):
             kernelhub.fp4_gemm(**{**arguments, "a": a[:tokens]}, backend=KERNEL)
         assert compiled() == before

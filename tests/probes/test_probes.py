@@ -10,8 +10,10 @@ import torch
 
 from kernelhub.dispatch.constraint import Package
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
+from kernelhub.errors import ConfigurationError
 from kernelhub.probes import cache, device, toolkit
 from kernelhub.probes.device import DeviceFacts
+from kernelhub.probes.finding import Finding, found
 from kernelhub.probes.package import fits, package
 
 
@@ -189,3 +191,19 @@ class TestMachine:
         assert machine.package(Package("triton", ">=3.6")).ok
         assert machine.package(Package("torch")).code == "package_missing"
         assert (machine.variable("X"), machine.variable("HOME")) == ("1", "")
+
+    def test_it_may_lack_what_libraries_compile_with_or_bring(self) -> None:
+        machine = SimulatedMachine({}, lacks={"nvcc", "cubins"})
+        assert machine.ask("compiler of one", _found, "nvcc").code == "toolkit_missing"
+        assert machine.ask("compiler of another", _found, "nvcc").remedy
+        assert machine.ask("binaries", _found, "cubins").code == "cubins_missing"
+        assert machine.ask("modules", _found, "modules").ok
+        assert machine.ask("anything else", _found).ok
+
+    def test_a_word_that_means_nothing_is_an_error(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"'gcc' is not one of nvcc, c\+\+, modules, cubins"):
+            SimulatedMachine({}, lacks=["gcc"])
+
+
+def _found() -> Finding:
+    return found("x", None, "it is here")

@@ -19,7 +19,7 @@ class Compiler:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         if problem.device.type != "cpu":
             return None
-        finding = machine.ask("C++ compiler", compiler.cxx_compiler)
+        finding = machine.ask("C++ compiler", compiler.cxx_compiler, "c++")
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 

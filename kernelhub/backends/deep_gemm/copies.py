@@ -119,6 +119,20 @@ def offers(calls: tuple[Call, ...], copy: Copy | None = None) -> Finding:
     return lacking(copy.module, "symbol_missing", f"{copy.module} at {copy.folder} has no {names}", INSTALL)
 
 
+def names(name: str) -> Finding:
+    """Does the copy that would be loaded name this function, whatever it takes?"""
+    copy = find()
+    if isinstance(copy, Finding):
+        return copy
+    try:
+        known = headers(copy)
+    except (OSError, SyntaxError, ValueError) as error:
+        return lacking(copy.module, "package_broken", f"the source of {copy.module} cannot be read: {error}", INSTALL)
+    if name in known:
+        return found(name, None, f"{copy.module} has {name}")
+    return lacking(copy.module, "symbol_missing", f"{copy.module} at {copy.folder} has no {name}", INSTALL)
+
+
 def name_of(call: Call) -> str:
     """The function that a call is of."""
     return call.target.partition(":")[2]

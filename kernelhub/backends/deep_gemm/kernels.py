@@ -7,9 +7,9 @@ by M), which takes some seconds, into DG_JIT_CACHE_DIR (by default ~/.deep_gemm)
 
 from __future__ import annotations
 
-from kernelhub.backends.deep_gemm.requirements import BLACKWELL, BOTH, HOPPER, machine_for
+from kernelhub.backends.deep_gemm.requirements import BLACKWELL, BOTH, HOPPER, INSTALL, Lacks, machine_for
 from kernelhub.dispatch.constraint import MultipleOf, OneOf, anything, dtype_in
-from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
+from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT
 from kernelhub.ops.gemm.grouped.problem import FP8
 from kernelhub.ops.indexer.problem import FP8 as INDEXER_FP8
@@ -173,5 +173,17 @@ KERNELS = (
         features=frozenset({"k_scale"}),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+    ),
+)
+
+KNOWN_BAD = (
+    # 2.4.2 brought the name by which they are told apart; the waits were mended in releases before it (#229, #285).
+    KnownBad(
+        "deep_gemm.logits",
+        "*",
+        (Lacks("fp8_fp4_mqa_logits"),),
+        "before 2.4.2 waits are missing in its kernels, and scores may be summed before they are there",
+        "https://github.com/deepseek-ai/DeepGEMM/issues/392",
+        INSTALL,
     ),
 )

@@ -24,7 +24,8 @@ HOPPER: Constraint = OnDevice("nvidia", only=((9, 0),))
 BLACKWELL: Constraint = OnDevice("nvidia", only=((10, 0), (10, 3)))
 BOTH: Constraint = OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3)))
 
-_INSTALLED = AnyOf((Package("deep_gemm", install=copies.INSTALL), Package("vllm", install=copies.INSTALL)))
+INSTALL = copies.INSTALL
+_INSTALLED = AnyOf((Package("deep_gemm", install=INSTALL), Package("vllm", install=INSTALL)))
 _OLDEST_TOOLKIT = {9: (12, 3), 10: (12, 9)}  # by generation, as the library asserts
 _PROGRAMS = ("nvcc", "cuobjdump")  # it compiles with the first and finds the kernel's name with the second
 
@@ -101,6 +102,22 @@ class Offers:
 
 
 @dataclass(frozen=True)
+class Lacks:
+    """A whole copy that has no function of this name, by which old releases are told."""
+
+    name: str
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.ask(("deep_gemm names", self.name), functools.partial(copies.names, self.name))
+        return None if finding.code == "symbol_missing" else Rejection("rule", finding.reason)
+
+    def __str__(self) -> str:
+        return f"deep_gemm without {self.name}"
+
+
+@dataclass(frozen=True)
 class Toolkit:
     """A CUDA toolkit, since the library compiles every kernel when it is first needed."""
 
@@ -110,7 +127,7 @@ class Toolkit:
         oldest = _OLDEST_TOOLKIT.get(problem.device.capability[0])
         if oldest is None:
             return None  # no device of the library's
-        return _rejection(machine.ask(("deep_gemm toolkit", oldest), lambda: toolkit(oldest)))
+        return _rejection(machine.ask(("deep_gemm toolkit", oldest), lambda: toolkit(oldest), "nvcc"))
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,21 @@ GROUPWISE = Call(
     ),
 )
 
+GROUPS = Call(
+    f"{_BASE}:group_gemm_fp8_nt_groupwise",
+    (
+        "a",
+        "b",
+        "a_scale",
+        "b_scale",
+        "m_indptr",
+        "scale_granularity_mnk",
+        "scale_major_mode",
+        "mma_sm",
+        "out",
+        "out_dtype",
+    ),
+)
 FP4_GEMM = Call(
     f"{_BASE}:mm_fp4",
     (
@@ -154,6 +169,13 @@ EXPERTS_SPACE = Call(
         "use_fused_finalize",
         "device",
     ),
+)
+# What loads a module, and the functions of which the adapters take the inner part: it writes where it is told.
+SEGMENTS = Call(f"{_BASE}:get_gemm_sm90_module")
+_QUANTIZATION = "flashinfer.quantization.fp4_quantization"
+DEQUANTIZE_MODULE = Call(f"{_QUANTIZATION}:get_fp4_kv_dequantization_module")
+DEQUANTIZE_NVFP4 = Call(
+    f"{_QUANTIZATION}:nvfp4_kv_dequantize", ("fp4_data", "block_scales", "global_scale", "output_dtype")
 )
 _SIZES = (
     "num_experts",
@@ -238,9 +260,20 @@ EXPERTS_FP4 = Call(
 EXPERTS_FP4_SPACE = Call(
     EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_w4_group_scaling")
 )
-# Not in the first release that is admitted: `mm_mxfp8` from 0.6.12, sums in a fixed order, a function that tells the
-# workspace and a routing in float32 from 0.6.18 on, of those that were read.
-NEWER = (EXPERTS, EXPERTS_SPACE, EXPERTS_FP4, EXPERTS_FP4_SPACE, CHOICES, TRTLLM_BF16, TRTLLM_FP8, MX_GEMM)
+# Not in the first release that is admitted: `mm_mxfp8` and `nvfp4_kv_dequantize` from 0.6.12, sums in a fixed order, a
+# function that tells the workspace and a routing in float32 from 0.6.18 on, of those that were read.
+NEWER = (
+    EXPERTS,
+    EXPERTS_SPACE,
+    EXPERTS_FP4,
+    EXPERTS_FP4_SPACE,
+    CHOICES,
+    TRTLLM_BF16,
+    TRTLLM_FP8,
+    MX_GEMM,
+    DEQUANTIZE_MODULE,
+    DEQUANTIZE_NVFP4,
+)
 
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
     DECODE,
@@ -262,5 +295,7 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     BLOCKS_HOPPER,
     GROUPWISE,
     FP4_GEMM,
+    GROUPS,
+    SEGMENTS,
     TRTLLM_FP4,
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from kernelhub.backends.flashinfer.attention import kernels as attention
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
+from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
+from kernelhub.backends.flashinfer.quant import kernels as quant
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend(
@@ -15,6 +17,6 @@ BACKEND = Backend(
     homepage="https://github.com/flashinfer-ai/flashinfer",
 )
 
-KERNELS = (*attention.KERNELS, *mla.KERNELS, *gemm.KERNELS, *moe.KERNELS)
+KERNELS = (*attention.KERNELS, *mla.KERNELS, *gemm.KERNELS, *grouped.KERNELS, *moe.KERNELS, *quant.KERNELS)
 
-KNOWN_BAD = (*attention.KNOWN_BAD, *moe.KNOWN_BAD)
+KNOWN_BAD = (*attention.KNOWN_BAD, *mla.KNOWN_BAD, *gemm.KNOWN_BAD, *moe.KNOWN_BAD)

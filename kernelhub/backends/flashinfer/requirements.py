@@ -48,11 +48,11 @@ class Module:
         return self.reads
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        compiles = machine.ask("flashinfer compiler", compiler_of_modules)
+        compiles = machine.ask("flashinfer compiler", compiler_of_modules, "nvcc")
         if compiles.ok:
             return None
         names = self.names(problem)
-        ahead = machine.ask(("flashinfer module", names), lambda: built_ahead(names))
+        ahead = machine.ask(("flashinfer module", names), lambda: built_ahead(names), "modules")
         if ahead.ok:
             return None
         return Rejection(compiles.code, f"{ahead.reason}; {compiles.reason}", compiles.remedy)
@@ -65,7 +65,18 @@ class Cubins:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask("flashinfer cubins", cubins)
+        finding = machine.ask("flashinfer cubins", cubins, "cubins")
+        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+@dataclass(frozen=True)
+class RunsNvcc:
+    """A module that runs nvcc itself, for each class of shapes and wherever it was built: with what, and into where."""
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.ask("flashinfer compiler of kernels", compiler_of_kernels)
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 
@@ -153,6 +164,31 @@ def compiler_of_modules() -> Finding:
     if not kept.ok:
         return lacking(subject, kept.code, f"it would be compiled, but {kept.reason}", kept.remedy)
     return found(subject, nvcc, f"compiled by {nvcc} at first use")
+
+
+def compiler_of_kernels() -> Finding:
+    """nvcc as TensorRT-LLM's DeepGEMM looks for it, the C++ compiler that nvcc runs, and the folder it fills."""
+    subject = "nvcc of FlashInfer's DeepGEMM"
+    root = os.environ.get("CUDA_HOME")
+    nvcc = os.environ.get("TRTLLM_DG_NVCC_COMPILER") or (str(Path(root, "bin", "nvcc")) if root else "nvcc")
+    remedy = "install a CUDA toolkit and set CUDA_HOME, or give its nvcc as TRTLLM_DG_NVCC_COMPILER"
+    path = shutil.which(nvcc)
+    if path is None:
+        reason = f"each class of shapes is compiled by nvcc when it is first met, and {nvcc} is no command"
+        return lacking(subject, "toolkit_missing", reason, remedy)
+    made = compiler.cxx_compiler()
+    if not made.ok:
+        return lacking(subject, made.code, f"nvcc needs a C++ compiler, but {made.reason}", made.remedy)
+    kept = cache.writable(kernels_folder(), "TRTLLM_DG_CACHE_DIR")
+    if not kept.ok:
+        return lacking(subject, kept.code, kept.reason, kept.remedy)
+    return found(subject, path, f"compiled by {path} when a class of shapes is first met")
+
+
+def kernels_folder() -> Path:
+    """Where TensorRT-LLM's form of DeepGEMM keeps what it compiles."""
+    named = os.environ.get("TRTLLM_DG_CACHE_DIR")
+    return Path(named) if named else Path(os.path.expanduser("~"), ".tensorrt_llm")
 
 
 def cache_folder() -> Path:

@@ -4,7 +4,17 @@ from kernelhub.dispatch.order import Line
 
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/attention_h200.json)"
 # These keep the op's contract against a model of their library; they have not run on a GPU here yet.
-_NOT_RUN = ("flash_attn.fa2", "flash_attn.fa4", "flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
+_NOT_RUN = (
+    "flash_attn.vllm_fa3",
+    "flash_attn.fa2",
+    "flash_attn.vllm_fa2",
+    "flash_attn.fa4",
+    "flashinfer.fa3_ragged",
+    "flashinfer.fa2_ragged",
+    "torch.varlen_attn",
+    "xformers.flash",
+    "xformers.cutlass",
+)
 
 
 LINES = (

@@ -2,4 +2,12 @@
 
 from kernelhub.dispatch.order import Line
 
-LINES = (Line("cpu", "*", ("torch.dequantize", "triton.dequantize"), "Triton is only interpreted on a CPU"),)
+LINES = (
+    Line("cpu", "*", ("torch.dequantize", "triton.dequantize"), "Triton is only interpreted on a CPU"),
+    Line(
+        "*",
+        "*",
+        ("triton.dequantize", "flashinfer.dequantize", "torch.dequantize"),
+        "FlashInfer's has not run here yet",
+    ),
+)

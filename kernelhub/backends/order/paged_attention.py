@@ -13,7 +13,9 @@ _NOT_RUN = (
     "flashinfer.fa2_decode",
     "flashinfer.fa3_prefill",
     "flashinfer.fa2_prefill",
+    "flash_attn.vllm_fa3",
     "flash_attn.fa2",
+    "flash_attn.vllm_fa2",
     "flash_attn.fa4",
 )
 

@@ -28,3 +28,5 @@ KERNELS = (
     *moe.KERNELS,
     *quant.KERNELS,
 )
+
+KNOWN_BAD = (*attention.KNOWN_BAD, *fp8_gemm.KNOWN_BAD)

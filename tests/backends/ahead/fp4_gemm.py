@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.backends.triton.gemm.fp4.adapter import Fp4Gemm
+from kernelhub.backends.triton.gemm.fp4.adapter import DECODED_FROM, Fp4Gemm
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, Fp4GemmProblem
@@ -42,7 +42,14 @@ def _launch(facets: dict[str, Any], rows: int, device: DeviceFacts) -> None:
     out = _empty(rows, n, dtype=getattr(torch, problem.out_dtype))
     nvfp4_a = one if form == "nvfp4" else None
     nvfp4_b = one if problem.b_format == "nvfp4" else None
-    Fp4Gemm(problem).launch(Activations(a, a_scale, nvfp4_a), Weights(codes, scale, nvfp4_b), bias, out)
+    weights = Weights(codes, scale, nvfp4_b)
+    adapter = Fp4Gemm(problem)
+    if rows < DECODED_FROM or adapter.decoded is None:
+        adapter.launch(Activations(a, a_scale, nvfp4_a), weights, bias, out)
+        return
+    # All but the product, which is torch's, and which a build without CUDA cannot ask for.
+    adapter.decoded.decode_rows(weights, 0, n, _empty(n, k, dtype=a.dtype))
+    adapter.decoded.finish_columns(_empty(rows, n, dtype=torch.float32), weights, bias, out)
 
 
 def _cases() -> list[Case]:
@@ -58,7 +65,7 @@ def _cases() -> list[Case]:
     return [
         Case(f"fp4 gemm {rows}, {name}", functools.partial(_launch, facets, rows))
         for name, facets in kinds.items()
-        for rows in (16, 32, 64, 512)
+        for rows in (16, 32, 64, 256, 512)
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from pathlib import Path
 from typing import Any, Optional, Union
 
 import pytest
@@ -12,9 +13,12 @@ import torch
 from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.attention import kernels as attention
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
+from kernelhub.backends.flashinfer.gemm.operands import shuffled
+from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
 from kernelhub.backends.flashinfer.moe import layouts, mixed
+from kernelhub.backends.flashinfer.quant import kernels as quant
 from kernelhub.backends.flashinfer.requirements import PACKAGE, Module, takes_one
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.probes.device import simulated
@@ -77,9 +81,10 @@ class TestReleases:
     @pytest.mark.parametrize("call", calls.NEWER, ids=name_of)
     def test_newer_calls_are_refused_where_they_are_not_taken(self, call, version) -> None:
         finding = takes(call, root=wheel("flashinfer-python", version) / "flashinfer")
-        older = ("0.6.1",) if call is calls.MX_GEMM else ("0.6.1", "0.6.12")
+        from_0_6_12 = (calls.MX_GEMM, calls.DEQUANTIZE_MODULE, calls.DEQUANTIZE_NVFP4)
+        older = ("0.6.1",) if call in from_0_6_12 else ("0.6.1", "0.6.12")
         if version in older:
-            assert finding.code in ("signature_changed", "symbol_missing")
+            assert finding.code in ("signature_changed", "symbol_missing", "symbol_unknown")
         else:
             assert finding.ok, finding.reason
 
@@ -98,6 +103,47 @@ class TestReleases:
         assert names == {*ours, "fp8_blockscale_gemm_90"}
         here = names - ({"mxfp8_gemm_cutlass"} if version == "0.6.1" else set())
         assert all(f'"{name}"' in source for name in here)
+
+    def test_modules_of_segments_and_of_the_dequantiser_are_called_so(self, version) -> None:
+        jit = wheel("flashinfer-python", version) / "flashinfer/jit"
+        assert '"gemm_sm90"' in (jit / "gemm/core.py").read_text()
+        source = (jit.parent / "gemm/gemm_base.py").read_text()
+        assert "get_gemm_sm100_module().group_gemm_fp8_nt_groupwise(" in source
+        if version != "0.6.1":
+            assert '"fp4_kv_dequant"' in (jit / "fp4_kv_dequantization.py").read_text()
+
+    def test_functions_of_modules_take_what_adapters_give(self, version) -> None:
+        """They are made when a module is loaded, within another function; `compiled.taking` looks at them then."""
+        package = wheel("flashinfer-python", version) / "flashinfer"
+        assert parameters(package / "gemm/gemm_base.py", "cutlass_segment_gemm_sm90") == of_adapter("grouped/segments")
+        if version != "0.6.1":
+            path = package / "quantization/fp4_quantization.py"
+            assert parameters(path, "nvfp4_kv_dequant") == of_adapter("quant/nvfp4")
+
+    def test_rows_of_weights_are_shuffled_in_this_order(self, version) -> None:
+        """The functions of the library, cut out of a file that cannot be imported here."""
+        tree = ast.parse((wheel("flashinfer-python", version) / "flashinfer/utils.py").read_text())
+        maps = ("srcToDstBlk16RowMap", "srcToDstBlk32RowMap")
+        functions = ("get_shuffle_block_size", "get_shuffle_matrix_a_row_indices")
+        parts = [
+            item
+            for item in tree.body
+            if (isinstance(item, ast.FunctionDef) and item.name in functions)
+            or (isinstance(item, ast.Assign) and getattr(item.targets[0], "id", "") in maps)
+        ]
+        assert len(parts) == 4
+        space = {"torch": torch}
+        exec(compile(ast.Module(parts, []), "flashinfer/utils.py", "exec"), space)
+        numbers = torch.arange(384)[:, None]
+        order = space["get_shuffle_matrix_a_row_indices"](numbers, 128)
+        assert torch.equal(numbers[order], shuffled(numbers))
+
+    def test_products_of_float4_and_mxfp8_have_the_backends_that_are_asked_for(self, version) -> None:
+        source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
+        bodies = {name: source.partition(f"\ndef {name}(")[2].partition("\n@")[0] for name in ("mm_fp4", "mm_mxfp8")}
+        for backend in ("cutlass", "trtllm", "cudnn"):
+            assert f'"{backend}": lambda' in bodies["mm_fp4"]
+        assert ('"cudnn": lambda' in bodies["mm_mxfp8"]) == (version in ("0.6.18.post1", "0.7.2.post1"))
 
     def test_products_have_the_runners_that_are_asked_for(self, version) -> None:
         source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
@@ -180,6 +226,24 @@ def test_codes_for_sm_90_are_interleaved_as_the_library_s_kernel_does() -> None:
     assert bits == list(range(32))
 
 
+def parameters(path: Path, function: str) -> tuple[str, ...]:
+    """Of a function inside another."""
+    tree = ast.parse(path.read_text())
+    found = next(item for item in ast.walk(tree) if isinstance(item, ast.FunctionDef) and item.name == function)
+    return tuple(argument.arg for argument in found.args.args)
+
+
+def of_adapter(name: str) -> tuple[str, ...]:
+    """What an adapter says that a function takes, read without importing it, since it would import the library."""
+    tree = ast.parse((Path(inspect.getfile(calls)).parent / f"{name}.py").read_text())
+    said = next(
+        item.value
+        for item in tree.body
+        if isinstance(item, ast.Assign) and getattr(item.targets[0], "id", "") == "_TAKES"
+    )
+    return tuple(ast.literal_eval(said))
+
+
 def _module_names(constraint: object) -> tuple[str, ...]:
     """Of a problem on an sm_100."""
     if not isinstance(constraint, Module):
@@ -193,7 +257,7 @@ def test_an_older_release_is_refused_by_its_version() -> None:
 
 
 def test_every_call_of_the_table_is_held_by_a_record() -> None:
-    held = "".join(map(inspect.getsource, (attention, mla, gemm, moe)))
+    held = "".join(map(inspect.getsource, (attention, mla, gemm, grouped, moe, quant)))
     for name, value in vars(calls).items():
         if value in (*calls.CALLS, *calls.NEWER):
             assert f"calls.{name}" in held, f"{name} is held by no record"

@@ -16,7 +16,7 @@ from kernelhub.backends.flashinfer.requirements import (
     dtype_part,
     requirements,
 )
-from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Rule, SameValue, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Package, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.attention.problem import ANY, FEW, FP8, MANY, ONE, AttentionProblem, PagedAttentionProblem
 
@@ -272,6 +272,11 @@ KERNELS = (
     ),
 )
 
+_NEEDS_0_6_17 = 'pip install "flashinfer-python>=0.6.17,<0.7.3"'
+_OPEN_ENDED = (OneOf("window_left", (True,)), OneOf("causal", (False,)), OneOf("q_len", (FEW, MANY, ANY)))
+_SPLIT = "of a window without a causal mask, queries get wrong sums where keys are split among blocks"
+_ISSUES = "https://github.com/flashinfer-ai/flashinfer"
+
 # What the library takes and drops, sinks given to the planned wrappers, is no entry here: no record lists the feature.
 KNOWN_BAD = (
     KnownBad(
@@ -279,6 +284,25 @@ KNOWN_BAD = (
         "paged_attention",
         (Between("page_size", 129, 1 << 16),),
         "pages of more than 128 tokens are read as smaller ones",
-        "https://github.com/flashinfer-ai/flashinfer/issues/4347",
+        f"{_ISSUES}/issues/4347",
+    ),
+    # So it stands in the scheduler of 0.6.0 to 0.7.2: window_left + a tile of queries, whatever the mask.
+    KnownBad("flashinfer.fa2_prefill", "paged_attention", _OPEN_ENDED, _SPLIT, f"{_ISSUES}/issues/4972"),
+    KnownBad("flashinfer.fa2_ragged", "attention", _OPEN_ENDED, _SPLIT, f"{_ISSUES}/issues/4972"),
+    # Seen on sm_121, and with windows; in the source of 0.6.16 every block writes, on every device.
+    KnownBad(
+        "flashinfer.xqa",
+        "paged_attention",
+        (Package("flashinfer", "<0.6.17", distribution="flashinfer-python"),),
+        "a block that summed part of the keys may write its part over the sum of all",
+        f"{_ISSUES}/pull/4161",
+        _NEEDS_0_6_17,
+    ),
+    KnownBad(
+        "flashinfer.xqa",
+        "paged_attention",
+        (OnDevice("nvidia", only=((12, 1),)),),
+        "on sm_121 results of long contexts are garbage, seen from 120,000 tokens on with 0.6.17",
+        "https://github.com/sgl-project/sglang/pull/36806",
     ),
 )

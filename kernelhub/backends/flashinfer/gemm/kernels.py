@@ -12,17 +12,19 @@ from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.requirements import (
     DATACENTRE_BLACKWELL,
     HOPPER,
+    INSTALL,
     Cubins,
     Cuda,
     Module,
+    RunsNvcc,
     requirements,
 )
 from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
-from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.ops.gemm.fp4.problem import NVFP4, Fp4GemmProblem
+from kernelhub.ops.gemm.fp4.problem import MXFP4, NVFP4, Fp4GemmProblem
 from kernelhub.ops.gemm.fp8.batched.problem import TENSOR as WHOLE
-from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, MX, TENSOR
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FEW, FLOAT, MX, TENSOR
 
 _HERE = "kernelhub.backends.flashinfer.gemm"
 _COMPILED = "compiled at first use unless built ahead"
@@ -38,6 +40,15 @@ _FLOATS = (dtype_in("a_scale_dtype", FLOAT), dtype_in("b_scale_dtype", FLOAT))
 _EXACT = (dtype_in("a_scale_dtype", FLOAT, E8M0), dtype_in("b_scale_dtype", FLOAT, E8M0))
 _BLOCKS = MultipleOf("k", 128, why="a scale is for 128 columns, none cut short")
 _WHOLE_BLOCKS = (_BLOCKS, MultipleOf("n", 128, why="a scale is for 128 columns, none cut short"))
+_MX = (
+    OneOf("scaling", (MX,)),
+    _HALVES,
+    dtype_in("a_scale_dtype", E8M0),
+    dtype_in("b_scale_dtype", E8M0),
+    MultipleOf("n", 128, why="scales are read in tiles of 128 rows"),
+    MultipleOf("k", 128, why="scales are read in tiles of 4 groups"),
+    anything("rows"),
+)
 _BF16 = dtype_in("out_dtype", "bfloat16", why="the kernel gives nothing else")
 
 
@@ -78,6 +89,22 @@ def _fp4_module(problem: Fp4GemmProblem) -> tuple[str, ...]:
 
 
 _SCALES_IN_TILES = "fp4.scales128x4.v1"
+_SHUFFLED = "fp4.shuffled32.scales128x4.v1"  # rows in TensorRT-LLM's order besides
+_TILES = tuple(
+    MultipleOf(name, 128, why=why)
+    for name, why in (
+        ("n", "scales are read in tiles of 128 rows"),
+        ("k", "scales are read in tiles of 4 groups, codes in whole 128"),
+    )
+)
+_BOTH_NVFP4 = (OneOf("a_format", (NVFP4,), why="both operands are of one format"), OneOf("b_format", (NVFP4,)))
+
+
+def _one_format(problem: Fp4GemmProblem) -> str | None:
+    if problem.a_format == problem.b_format:
+        return None
+    return f"a_format is {problem.a_format} and b_format {problem.b_format}; both operands are of one format"
+
 
 KERNELS = (
     Kernel(
@@ -89,11 +116,9 @@ KERNELS = (
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.FP4_GEMM),
             Module(("device",), _fp4_module),
-            OneOf("a_format", (NVFP4,), why="both operands are of one format"),
-            OneOf("b_format", (NVFP4,)),
+            *_BOTH_NVFP4,
             _HALVES,
-            MultipleOf("n", 128, why="scales are read in tiles of 128 rows"),
-            MultipleOf("k", 128, why="scales are read in tiles of 4 groups, codes in whole 128"),
+            *_TILES,
         ),
         layouts=(CHECKPOINT, _SCALES_IN_TILES),
         packs_to=_SCALES_IN_TILES,
@@ -101,15 +126,54 @@ KERNELS = (
         source=_SOURCE,
     ),
     Kernel(
+        op="fp4_gemm",
+        name="flashinfer.fp4_trtllm",
+        target=f"{_HERE}.fp4:Fp4Trtllm",
+        summary="TensorRT-LLM's product of NVFP4 by NVFP4 for sm_100 and sm_103, which comes as binaries",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.FP4_GEMM),
+            Module((), lambda _: ("trtllm_gemm",)),
+            Cubins(),
+            *_BOTH_NVFP4,
+            _BF16,
+            MultipleOf("n", 128, why="rows are in the order of tiles of 128"),
+            MultipleOf("k", 256, why="a tile is of 256 elements of a row"),
+        ),
+        layouts=(CHECKPOINT, _SHUFFLED),
+        packs_to=_SHUFFLED,
+        source="TensorRT-LLM",
+    ),
+    Kernel(
+        op="fp4_gemm",
+        name="flashinfer.fp4_cudnn",
+        target=f"{_HERE}.fp4:Fp4Cudnn",
+        summary="cuDNN's product of NVFP4 by NVFP4 or MXFP4 by MXFP4, a plan made for each number of rows",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.FP4_GEMM),
+            _CUDNN,
+            OneOf("a_format", (NVFP4, MXFP4), why="both operands are of one format"),
+            OneOf("b_format", (NVFP4, MXFP4)),
+            Rule(("a_format", "b_format"), _one_format, "value"),
+            _HALVES,
+            *_TILES,
+        ),
+        layouts=(CHECKPOINT, _SCALES_IN_TILES),
+        packs_to=_SCALES_IN_TILES,
+        source="cuDNN",
+    ),
+    Kernel(
         op="fp8_gemm",
         name="flashinfer.fp8_blocks",
         target=f"{_HERE}.blocks:BlocksHopper",
-        summary=f"TensorRT-LLM's DeepGEMM for sm_90; {_COMPILED}, then by NVRTC at the first call of a shape class",
+        summary=f"TensorRT-LLM's DeepGEMM for sm_90; {_COMPILED}, then by nvcc at the first call of a class of shapes",
         band=Band.SPECIALISED,
         constraints=(
             *requirements(HOPPER, calls.BLOCKS_HOPPER),
             Cuda("12.8"),
             Module((), lambda _: ("fp8_blockscale_gemm_90",)),
+            RunsNvcc(),
             OneOf("scaling", (BLOCK,)),
             _BF16,
             *_EXACT,
@@ -167,16 +231,24 @@ KERNELS = (
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.MX_GEMM),
             Module((), lambda _: ("mxfp8_gemm_cutlass",)),
-            OneOf("scaling", (MX,)),
-            _HALVES,
-            dtype_in("a_scale_dtype", E8M0),
-            dtype_in("b_scale_dtype", E8M0),
-            MultipleOf("n", 128, why="scales are read in tiles of 128 rows"),
-            MultipleOf("k", 128, why="scales are read in tiles of 4 groups"),
-            anything("rows"),
+            *_MX,
         ),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="flashinfer.mx_cudnn",
+        target=f"{_HERE}.mx:MxCudnn",
+        summary="cuDNN's product of MXFP8, a plan made for each number of rows",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.MX_GEMM),
+            Package("flashinfer", ">=0.6.18", distribution="flashinfer-python", install=INSTALL),
+            _CUDNN,
+            *_MX,
+        ),
+        source="cuDNN",
     ),
     *(
         Kernel(
@@ -208,5 +280,16 @@ KERNELS = (
             source=_SOURCE,
         )
         for runner, adapter, summary, graph in _RUNNERS
+    ),
+)
+
+KNOWN_BAD = (
+    # 0.6.2 is the first with a kernel for up to 32 rows; 0.7.2 still has it.
+    KnownBad(
+        "flashinfer.groupwise_cutlass",
+        "fp8_gemm",
+        (OneOf("rows", (FEW,)), Package("flashinfer", ">=0.6.2", distribution="flashinfer-python")),
+        "the kernel for up to 32 rows may use a scale before it is loaded, which now and then spoils a row",
+        "https://github.com/flashinfer-ai/flashinfer/issues/4396",
     ),
 )

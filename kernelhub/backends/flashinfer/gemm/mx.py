@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from flashinfer.gemm.gemm_base import mm_mxfp8
 from torch import Tensor
@@ -18,6 +20,8 @@ _SMALLEST = 256  # N and K of the product by which the module is loaded
 class MxCutlass(Fp8GemmAdapter):
     """CUTLASS on Blackwell. Scales are brought into tiles, told as one dimension: two would mean another layout."""
 
+    runner: ClassVar[str] = "cutlass"
+
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)
         if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
@@ -31,7 +35,7 @@ class MxCutlass(Fp8GemmAdapter):
         made = whole(out) if direct else out.new_empty(out.shape)
         scales = (tiled(a_scale).view(-1), tiled(b_scale).view(-1))
         with device_of(out):
-            mm_mxfp8(whole(a), whole(b).t(), *scales, made, out.dtype, False, "cutlass")
+            mm_mxfp8(whole(a), whole(b).t(), *scales, made, out.dtype, False, self.runner)
         if not direct:
             out.copy_(made)
 
@@ -40,3 +44,9 @@ class MxCutlass(Fp8GemmAdapter):
         n, k = self.problem.n, self.problem.k
         groups = k // GROUP[MX] + TILE_GROUPS
         return 2 * groups * (num_tokens + n + 2 * TILE_ROWS) + num_tokens * (k + 2 * n) + n * k
+
+
+class MxCudnn(MxCutlass):
+    """cuDNN: a graph for each number of rows, kept once made."""
+
+    runner = "cudnn"

@@ -67,3 +67,22 @@ def tiled(scale: Tensor) -> Tensor:
         raw = padded
     tiles = raw.reshape(high, 4, 32, wide, TILE_GROUPS).permute(0, 3, 2, 1, 4)
     return tiles.contiguous().view(high * TILE_ROWS, wide * TILE_GROUPS)
+
+
+def untiled(tiles: Tensor, rows: int, groups: int) -> Tensor:
+    """Scales [rows, groups] as bytes, of which `tiled` made these."""
+    high, wide = tiles.shape[0] // TILE_ROWS, tiles.shape[1] // TILE_GROUPS
+    plain = tiles.view(high, wide, 32, 4, TILE_GROUPS).permute(0, 3, 2, 1, 4).reshape(tiles.shape)
+    return plain[:rows, :groups].contiguous()
+
+
+def shuffled(rows: Tensor) -> Tensor:
+    """Of each 32 rows, the r-th at 8 (r mod 4) + r div 4: the order of TensorRT-LLM's tiles of 128 rows."""
+    blocks: Tensor = rows.unflatten(0, (-1, 8, 4))
+    return blocks.transpose(1, 2).reshape(rows.shape)
+
+
+def unshuffled(rows: Tensor) -> Tensor:
+    """The rows of which `shuffled` made these."""
+    blocks: Tensor = rows.unflatten(0, (-1, 4, 8))
+    return blocks.transpose(1, 2).reshape(rows.shape)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.requirements import HOPPER, SM80_ON, Module, dtype_part, requirements
-from kernelhub.dispatch.constraint import Between, OneOf, Rule, anything, dtype_in
-from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.constraint import Between, OneOf, Package, Rule, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.mla.concat.problem import ConcatProblem
@@ -86,5 +86,16 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+    ),
+)
+
+KNOWN_BAD = (
+    KnownBad(
+        "flashinfer.mla_*",
+        "mla_attention",
+        (Package("flashinfer", "<0.6.11", distribution="flashinfer-python"),),
+        "pages are found by 32 bits: beyond 2^32 elements of a cache others are read, and results are zeros",
+        "https://github.com/flashinfer-ai/flashinfer/issues/3130",
+        'pip install "flashinfer-python>=0.6.11,<0.7.3"',
     ),
 )

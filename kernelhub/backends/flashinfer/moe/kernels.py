@@ -210,5 +210,6 @@ KNOWN_BAD = (
         (Package("flashinfer", ">=0.6.10,<0.6.16", distribution="flashinfer-python"),),
         "now and then a tile of one expert is off by up to a third: descriptors change under loads that still run",
         "https://github.com/flashinfer-ai/flashinfer/issues/5438",
+        'pip install "flashinfer-python>=0.6.18,<0.7.3"',
     ),
 )

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-ROWS = 32
+from kernelhub.backends.flashinfer.gemm import operands
+
 BLOCK_BYTES = 128  # of a row that lie together where K is blocked
 
 
@@ -27,14 +28,12 @@ def each(move: Callable[[Tensor], Tensor], experts: Tensor) -> Tensor:
 
 def shuffled(rows: Tensor) -> Tensor:
     """Rows [E, N, ...] with each 32 in the order of the epilogue; N is a multiple of 32."""
-    experts, count = rows.shape[:2]
-    return rows.reshape(experts, count // ROWS, ROWS // 4, 4, -1).transpose(2, 3).reshape(rows.shape)
+    return operands.shuffled(rows.flatten(0, 1)).view(rows.shape)
 
 
 def unshuffled(rows: Tensor) -> Tensor:
     """What `shuffled` was given."""
-    experts, count = rows.shape[:2]
-    return rows.reshape(experts, count // ROWS, 4, ROWS // 4, -1).transpose(2, 3).reshape(rows.shape)
+    return operands.unshuffled(rows.flatten(0, 1)).view(rows.shape)
 
 
 def in_turn(rows: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from flashinfer.fused_moe.core import trtllm_fp4_block_scale_routed_moe
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernelhub.backends.flashinfer.gemm.operands import tiled, whole
+from kernelhub.backends.flashinfer.gemm.operands import tiled, untiled, whole
 from kernelhub.backends.flashinfer.moe.layouts import each, in_turn, one_after_the_other, shuffled, unshuffled
 from kernelhub.backends.flashinfer.moe.padding import Padded, cut, padded, up_to
 from kernelhub.backends.flashinfer.moe.trtllm import RENORMALIZE, TrtllmExperts
@@ -94,9 +94,8 @@ def unpack(packed: PackedWeight) -> Tensors:
     codes, tiles, bias = (packed.tensors[name] for name in ("weight", "scale", "bias"))
     assert codes is not None
     assert tiles is not None
-    experts, rows, groups = tiles.shape
-    high, wide = experts * rows // 128, groups // 4
-    exponents = tiles.view(high, wide, 32, 4, 4).permute(0, 3, 2, 1, 4).reshape(tiles.shape)
+    flat = tiles.flatten(0, 1)
+    exponents = untiled(flat, *flat.shape).view(tiles.shape)
 
     def back(shuffled_rows: Tensor) -> Tensor:
         rows = unshuffled(shuffled_rows)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.torch.devices import ANYWHERE, CPU
-from kernelhub.dispatch.constraint import SameValue, anything, dtype_in
-from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.backends.torch.devices import ANYWHERE, CPU, Torch
+from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, SameValue, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.attention.problem import FLOATS, FP8
 
 _ANY_KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, FP8))
@@ -50,6 +50,27 @@ KERNELS = (
     ),
     Kernel(
         op="attention",
+        name="torch.varlen_attn",
+        target="kernelhub.backends.torch.attention.varlen:VarlenAttn",
+        summary="FlashAttention-2 that torch ships, of ragged sequences; batches go as ragged ones",
+        band=Band.PORTABLE,
+        constraints=(
+            OnDevice("nvidia", only=((8, 0), (8, 6), (8, 9), (9, 0))),
+            Torch("2.11", "12.6"),
+            dtype_in("q_dtype", "bfloat16", "float16"),
+            SameValue("q_dtype", "kv_dtype", why="the operator takes one dtype"),
+            _HEADS,
+            Between("head_dim_qk", 8, 256, why="the width of its widest tiles"),
+            MultipleOf("head_dim_qk", 8, why="rows are read 16 bytes at a time"),
+            _ONE_WIDTH,
+        ),
+        features=_MASKS | {"lse"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="torch.nn.attention.varlen",
+    ),
+    Kernel(
+        op="attention",
         name="torch.blocked",
         target="kernelhub.backends.torch.attention.blocked:Blocked",
         summary="every feature in float32, a block of queries at a time",
@@ -79,5 +100,20 @@ KERNELS = (
         constraints=(ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH, anything("page_size")),
         features=_MASKS | _SUMS | _KV_SCALES | _PAGES | {"softcap"},
         reads_lengths=True,
+    ),
+)
+
+KNOWN_BAD = (
+    # Seen on a B200 with torch 2.11 and 2.13, for 4 heads and fewer, not for 8; of a B300 nothing is known.
+    KnownBad(
+        "torch.sdpa",
+        "attention",
+        (
+            OnDevice("nvidia", only=((10, 0), (10, 3))),
+            dtype_in("q_dtype", "float16", "bfloat16"),
+            Between("num_kv_heads", 1, 7),
+        ),
+        "cuDNN, which torch takes on Blackwell, has been wrong for fewer than 8 KV heads",
+        "https://github.com/pytorch/pytorch/issues/193893",
     ),
 )

@@ -232,7 +232,6 @@ class _Dequantize(DequantizeAdapter):
             "FP4": self.fp4,
             "SCALE": self.scale,
             "HAS_GLOBAL": self.scale == "e4m3",
-            "SCALE_ROWS": self.scale_rows,
             "NATIVE": has_float8(device),
             **_groups(self.group, _BACK_TILE),
         }
@@ -263,6 +262,7 @@ class _Dequantize(DequantizeAdapter):
                 by_matrix,
                 by_row,
                 by_column,
+                self.scale_rows,
             )
 
 

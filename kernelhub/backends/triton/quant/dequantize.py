@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernelhub.backends.triton.formats import e2m1_to_float, e4m3_to_float, e8m0_to_float
 
-_VARYING = ["rows", "stride_sb", "stride_sr", "stride_sc"]
+_VARYING = ["rows", "stride_sb", "stride_sr", "stride_sc", "scale_rows"]
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["scale", "global_scale"])
@@ -32,22 +32,26 @@ def dequantize_kernel(
     stride_sb,
     stride_sr,
     stride_sc,
+    scale_rows,
     FP4: tl.constexpr,
     SCALE: tl.constexpr,
     HAS_GLOBAL: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     GROUPS: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """SCALE is the scales' dtype: float32, e4m3 or e8m0. `columns` counts elements."""
+    """SCALE is the scales' dtype: float32, e4m3 or e8m0. `columns` counts elements.
+
+    That many rows share scales. No constant, since of one row nothing tells a block's scales from a group's: what was
+    warmed up with many rows must serve it too.
+    """
     chunks = tl.cdiv(tl.cdiv(columns, GROUP), GROUPS)
     program = tl.program_id(0)
     row = (program // chunks % rows).to(tl.int64)
     matrix = (program // chunks // rows).to(tl.int64)
     group = program % chunks * GROUPS + tl.arange(0, GROUPS)
-    at_scale = matrix * stride_sb + row // SCALE_ROWS * stride_sr + group.to(tl.int64) * stride_sc
+    at_scale = matrix * stride_sb + row // scale_rows * stride_sr + group.to(tl.int64) * stride_sc
     factor = tl.load(scale + at_scale, group * GROUP < columns, other=0)
     if SCALE == "e4m3":
         factor = e4m3_to_float(factor, tl.float32, NATIVE)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kernelhub.backends.torch.devices import ANYWHERE, Torch
-from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Rule, anything, dtype_in
-from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.gemm.fp8.batched.problem import SCALINGS as BATCH_SCALINGS
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, FLOATS, ROW, SCALINGS, TENSOR, Fp8GemmProblem
 
@@ -107,5 +107,16 @@ KERNELS = (
             anything("n", "k"),
         ),
         graph=GraphLevel.FULL,
+    ),
+)
+
+KNOWN_BAD = (
+    KnownBad(
+        "torch.scaled_mm_rowwise",
+        "fp8_gemm",
+        (OnDevice("nvidia", only=((8, 9),)), Package("torch", "<2.12")),
+        "on sm_89 the kernel does not run on the current stream: it may read operands before they are there",
+        "https://github.com/pytorch/pytorch/issues/177651",
+        'pip install "torch>=2.12"',
     ),
 )

@@ -1,0 +1,252 @@
+"""kernelhub as an attention backend of SGLang (from 0.5.23 on): `paged_attention` over SGLang's pool of slots.
+
+SGLang imports this module once the backend has been chosen; it imports SGLang. A pool's ``[slots, H, D]`` is a paged
+cache ``[slots / page_size, page_size, H, D]``, and nothing is copied; a request's row of the token table is a row of
+the block table by every page_size-th entry. The pool is written by SGLang itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
+from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
+
+from kernelhub.dispatch.kernel import GraphLevel
+from kernelhub.ops.attention.paged_attention import paged_attention
+
+_FP8 = torch.float8_e4m3fn
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, _FP8)
+
+
+@dataclass
+class KernelhubMetadata:
+    """What the layers of one step share.
+
+    Attributes:
+        block_table: int32 ``[num_seqs, max_pages]``.
+        seq_lens: int32 ``[num_seqs]``, KV tokens of each sequence.
+        cu_seqlens_q: int32 ``[num_seqs + 1]``, where the queries of each sequence begin; None for decode.
+        max_seqlen_q: most queries of one sequence; None for decode.
+        num_tokens: query tokens; rows of q past them are padding.
+        captured: the step is being captured in a CUDA graph.
+    """
+
+    block_table: Tensor
+    seq_lens: Tensor
+    cu_seqlens_q: Tensor | None
+    max_seqlen_q: int | None
+    num_tokens: int
+    captured: bool = False
+
+
+class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
+    """Decoders' dense attention, for decode, extend and mixed steps."""
+
+    needs_cpu_seq_lens: bool = True
+
+    def __init__(self, model_runner: Any) -> None:
+        super().__init__()
+        pool = model_runner.token_to_kv_pool
+        refusal = _refusal(model_runner, pool)
+        if refusal is not None:
+            raise NotImplementedError(f"kernelhub's backend {refusal}")
+        self.forward_metadata: KernelhubMetadata | None = None
+        self._pool = pool
+        self._page = int(model_runner.page_size)
+        self._tokens = model_runner.req_to_token_pool.req_to_token
+        self._captured_table: Tensor | None = None
+        self._captured_lens: Tensor | None = None
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """The metadata of a step that is not in a graph."""
+        mode = forward_batch.forward_mode
+        if mode.is_idle():
+            self.forward_metadata = None
+            return
+        _refuse_step(forward_batch)
+        table = self._block_table(forward_batch)
+        lens = forward_batch.seq_lens.to(torch.int32)
+        if mode.is_decode():
+            self.forward_metadata = KernelhubMetadata(table, lens, None, None, lens.shape[0])
+            return
+        if not mode.is_extend():
+            raise NotImplementedError(f"kernelhub's backend has no steps of mode {mode}")
+        starts = torch.nn.functional.pad(torch.cumsum(forward_batch.extend_seq_lens, 0, dtype=torch.int32), (1, 0))
+        counts = forward_batch.extend_seq_lens_cpu
+        if counts is None:
+            counts = forward_batch.extend_seq_lens.tolist()
+        counts = [int(count) for count in counts]
+        self.forward_metadata = KernelhubMetadata(table, lens, starts, max(counts, default=0), sum(counts))
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """The metadata of a step of decode that is captured or replayed, in tensors that stay where they are."""
+        mode = forward_batch.forward_mode
+        if mode.is_idle():
+            self.forward_metadata = None
+            return
+        _refuse_step(forward_batch)
+        if not mode.is_decode():
+            raise NotImplementedError(
+                f"kernelhub's backend is captured in graphs of decode, not of {mode}: "
+                "leave --cuda-graph-backend-prefill away from full"
+            )
+        if self._captured_table is None or self._captured_lens is None:
+            raise RuntimeError("init_cuda_graph_state was not called before a graph was captured")
+        count = forward_batch.seq_lens.shape[0]
+        table, lens = self._captured_table[:count], self._captured_lens[:count]
+        pages = self._block_table(forward_batch)
+        table[:, : pages.shape[1]].copy_(pages)
+        lens.copy_(forward_batch.seq_lens)
+        self.forward_metadata = KernelhubMetadata(table, lens, None, None, count, in_capture)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Make the tensors that graphs read."""
+        pages = -(-self._tokens.shape[1] // self._page)
+        self._captured_table = torch.zeros((max_bs, pages), dtype=torch.int32, device=self._tokens.device)
+        self._captured_lens = torch.ones(max_bs, dtype=torch.int32, device=self._tokens.device)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def forward_decode(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
+        **more: Any,
+    ) -> Tensor:
+        """One query for each sequence: q ``[num_seqs, H * D]``."""
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, sinks, more)
+
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
+        **more: Any,
+    ) -> Tensor:
+        """Several queries for a sequence, its last tokens: q ``[T, H * D]``."""
+        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, sinks, more)
+
+    def _forward(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool,
+        sinks: Tensor | None,
+        more: dict[str, Any],
+    ) -> Tensor:
+        """Write the step's keys and values, then attend to the pool."""
+        _refuse_layer(layer, more)
+        step = self.forward_metadata
+        assert step is not None
+        if k is not None and save_kv_cache:
+            self._pool.set_kv_buffer(
+                layer, KVWriteLoc.for_batch(forward_batch), k, v, layer.k_scale, layer.v_scale
+            )  # divides k and v in place, which nothing reads after it
+        heads, width = layer.tp_q_head_num, layer.v_head_dim
+        out = q.new_empty((q.shape[0], heads, width))
+        k_cache, v_cache = self._caches(layer)
+        quantized = k_cache.dtype == _FP8
+        arguments = (
+            q[: step.num_tokens].contiguous().view(-1, heads, layer.qk_head_dim),
+            k_cache,
+            v_cache,
+            step.block_table,
+            step.seq_lens,
+            step.cu_seqlens_q,
+            step.max_seqlen_q,
+            True,
+            layer.sliding_window_size if layer.sliding_window_size > -1 else None,
+            layer.logit_cap or None,
+            sinks,
+            layer.scaling,
+            (1.0 if layer.k_scale is None else layer.k_scale) if quantized else None,
+            (1.0 if layer.v_scale is None else layer.v_scale) if quantized else None,
+        )
+        if step.captured:
+            _refuse_capture(arguments)
+        paged_attention(*arguments, out=out[: step.num_tokens])
+        if step.num_tokens < q.shape[0]:
+            out[step.num_tokens :].zero_()
+        return out.view(-1, heads * width)
+
+    def _caches(self, layer: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[pages, page_size, H, D]``."""
+        keys, values = self._pool.get_key_buffer(layer.layer_id), self._pool.get_value_buffer(layer.layer_id)
+        return keys.unflatten(0, (-1, self._page)), values.unflatten(0, (-1, self._page))
+
+    def _block_table(self, batch: Any) -> Tensor:
+        """The pages of a step's requests, as far as its longest one reaches."""
+        longest: int = self._tokens.shape[1]
+        if batch.seq_lens_cpu is not None and len(batch.seq_lens_cpu):
+            longest = min(longest, max(1, int(batch.seq_lens_cpu.max())))
+        firsts: Tensor = self._tokens[:, : longest : self._page]
+        return (firsts[batch.req_pool_indices] // self._page).to(torch.int32)
+
+
+def _refusal(runner: Any, pool: Any) -> str | None:
+    """What of a model or a server the backend is not for."""
+    if runner.use_mla_backend:
+        return "has no latent attention"
+    if not runner.spec_algorithm.is_none():
+        return "has no speculative decoding: its masks are trees"
+    if get_parallel().dcp_enabled:
+        return "has no context parallelism of decode"
+    if type(pool) is not MHATokenToKVPool:
+        hint = ": --disable-hybrid-swa-memory gives every layer the same pool" if runner.is_hybrid_swa else ""
+        return f"reads a pool of keys and values per slot, not {type(pool).__name__}{hint}"
+    if runner.kv_index_translator.is_translating:
+        return "reads slots as the token table has them, not through a table of the unified pool"
+    if pool.kv_cache_layout != "nhd" or pool.is_quantized_kv_cache:
+        return f"reads a pool in layout nhd without scales of blocks, not {pool.kv_cache_layout}"
+    if pool.dtype not in _DTYPES:
+        return f"has no cache of {pool.dtype}: --kv-cache-dtype auto or fp8_e4m3"
+    return None
+
+
+def _refuse_step(batch: Any) -> None:
+    """A step that the backend has nothing for is an error, and no step of it runs."""
+    mode = batch.forward_mode
+    if mode.is_target_verify() or mode.is_draft_extend_v2():
+        raise NotImplementedError("kernelhub's backend has no speculative decoding: its masks are trees")
+    if mode.is_dllm_extend():
+        raise NotImplementedError("kernelhub's backend has no diffusion of tokens")
+    if getattr(batch, "attn_cp_metadata", None) is not None:  # a view of a batch has fewer fields
+        raise NotImplementedError("kernelhub's backend has no context parallelism")
+
+
+def _refuse_layer(layer: Any, more: dict[str, Any]) -> None:
+    if layer.is_cross_attention or layer.attn_type != AttentionType.DECODER:
+        raise NotImplementedError(f"kernelhub's backend is for decoders, not for attention of type {layer.attn_type}")
+    if layer.use_irope or layer.xai_temperature_len > 0 or layer.pos_encoding_mode != "NONE":
+        raise NotImplementedError("kernelhub's backend has no chunks, temperatures or positions of its own")
+    if layer.logit_cap and layer.logit_capping_method != "tanh":
+        raise NotImplementedError(f"kernelhub's backend caps scores by tanh, not by {layer.logit_capping_method}")
+    given = [name for name, value in more.items() if value is not None and value is not False]
+    if given:
+        raise NotImplementedError(f"kernelhub's backend takes no {', '.join(given)}")
+
+
+def _refuse_capture(arguments: tuple[Any, ...]) -> None:
+    plan = paged_attention.prepare(*arguments)
+    if plan.graph is GraphLevel.NONE:
+        remedy = f"--disable-cuda-graph, or KERNELHUB_DISABLE={plan.kernel}"
+        raise NotImplementedError(f"{plan.kernel} may not be captured in a CUDA graph: {remedy}")

@@ -1,0 +1,111 @@
+"""kernelhub as a plugin of SGLang: its attention becomes the backend that SGLang calls kernelhub.
+
+SGLang calls `register`, the entry point ``sglang.srt.plugins``, in each of its processes. It changes nothing by itself:
+``--attention-backend kernelhub`` chooses the backend. Where SGLang's interface is not the one that kernelhub was
+written for, which is read from SGLang's source and signatures, nothing is registered, and a warning says what differs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from kernelhub.probes.finding import Finding, found
+from kernelhub.probes.signature import Call, takes
+from kernelhub.probes.symbol import defines
+
+NAME = "kernelhub"
+
+_REGISTRY = "sglang.srt.layers.attention.attention_registry"
+_CHOICES = "sglang.srt.arg_groups.choices"
+_BASE = "sglang.srt.layers.attention.base_attn_backend:AttentionBackend"
+_POOL = "sglang.srt.mem_cache.memory_pool"
+_BATCH = "sglang.srt.model_executor.forward_batch_info"
+_LAYER = "sglang.srt.layers.radix_attention"
+_BACKEND = "kernelhub.compat.sglang.attention"
+_FORWARD = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
+
+# What kernelhub calls of SGLang, and what SGLang calls of kernelhub with the parameters of its own base class.
+CALLS = (
+    Call(f"{_REGISTRY}:register_attention_backend", positional=("name",)),
+    Call(f"{_BASE}.init_forward_metadata", positional=("forward_batch",)),
+    Call(f"{_BASE}.init_forward_metadata_out_graph", positional=("forward_batch", "in_capture")),
+    Call(f"{_BASE}.init_forward_metadata_in_graph", positional=("forward_batch",)),
+    Call(f"{_BASE}.init_cuda_graph_state", positional=("max_bs", "max_num_tokens")),
+    Call(f"{_BASE}.get_cuda_graph_seq_len_fill_value"),
+    Call(f"{_BASE}.forward_decode", positional=_FORWARD),
+    Call(f"{_BASE}.forward_extend", positional=_FORWARD),
+    Call(f"{_POOL}:KVWriteLoc.for_batch", positional=("forward_batch",)),
+    Call(
+        f"{_POOL}:MHATokenToKVPool.set_kv_buffer",
+        positional=("layer", "loc_info", "cache_k", "cache_v", "k_scale", "v_scale"),
+    ),
+    Call(f"{_POOL}:MHATokenToKVPool.get_key_buffer", positional=("layer_id",)),
+    Call(f"{_POOL}:MHATokenToKVPool.get_value_buffer", positional=("layer_id",)),
+    Call("sglang.srt.runtime_context:get_parallel"),
+)
+_NAMES = (
+    f"{_REGISTRY}:ATTENTION_BACKENDS",
+    f"{_CHOICES}:ATTENTION_BACKEND_CHOICES",
+    f"{_BASE}.needs_cpu_seq_lens",
+    f"{_POOL}:MHATokenToKVPool.is_quantized_kv_cache",
+    *(
+        f"{_BATCH}:ForwardMode.{name}"
+        for name in ("is_decode", "is_idle", "is_extend", "is_target_verify", "is_draft_extend_v2", "is_dllm_extend")
+    ),
+    *(
+        f"{_BATCH}:ForwardBatch.{name}"
+        for name in (
+            *("forward_mode", "req_pool_indices", "seq_lens", "seq_lens_cpu", "extend_seq_lens", "extend_seq_lens_cpu"),
+            "attn_cp_metadata",
+        )
+    ),
+    f"{_LAYER}:AttentionType.DECODER",
+    *(
+        f"{_LAYER}:RadixAttention.self.{name}"
+        for name in (
+            *("tp_q_head_num", "tp_k_head_num", "qk_head_dim", "v_head_dim", "scaling", "layer_id", "logit_cap"),
+            *("logit_capping_method", "sliding_window_size", "is_cross_attention", "attn_type", "k_scale", "v_scale"),
+            *("use_irope", "pos_encoding_mode", "xai_temperature_len"),
+        )
+    ),
+)
+
+logger = logging.getLogger("kernelhub.compat")
+
+
+def register() -> None:
+    """Make kernelhub's attention one of SGLang's backends, unless something else already has its name."""
+    fits = interface()
+    if not fits.ok:
+        logger.warning("kernelhub is not registered as an attention backend of SGLang: %s", fits.reason)
+        return
+    registry = importlib.import_module(_REGISTRY)
+    there = registry.ATTENTION_BACKENDS.get(NAME)
+    if there is not None and there is not create:
+        logger.warning("kernelhub is not registered with SGLang: another backend is already called %s", NAME)
+        return
+    registry.register_attention_backend(NAME)(create)
+    choices = importlib.import_module(_CHOICES).ATTENTION_BACKEND_CHOICES
+    if NAME not in choices:
+        choices.append(NAME)
+
+
+def create(runner: Any) -> Any:
+    """SGLang makes its backend."""
+    return importlib.import_module(_BACKEND).KernelhubAttnBackend(runner)
+
+
+def interface(root: Path | None = None) -> Finding:
+    """Does SGLang's attention interface fit? Read from the source of the SGLang installed, or of that in `root`."""
+    for call in CALLS:
+        finding = takes(call, root=root)
+        if not finding.ok:
+            return finding
+    for name in _NAMES:
+        finding = defines(name, root=root)
+        if not finding.ok:
+            return finding
+    return found("SGLang", None, "its attention interface fits")

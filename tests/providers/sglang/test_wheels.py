@@ -1,0 +1,56 @@
+"""SGLang's released wheels have the interface that kernelhub's backend is written for, or are left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernelhub.compat.sglang import plugin
+from tests.providers.subclasses import differences
+from tests.providers.wheels import wheel
+
+_OURS = Path(plugin.__file__).with_name("attention.py")
+_BASE = "srt/layers/attention/base_attn_backend.py"
+
+
+def test_a_release_of_the_interface_fits() -> None:
+    finding = plugin.interface(wheel("sglang", "0.5.23") / "sglang")
+    assert finding.ok, finding.reason
+
+
+def test_an_older_release_is_left_alone_with_what_differs() -> None:
+    finding = plugin.interface(wheel("sglang", "0.5.10.post1") / "sglang")
+    assert not finding.ok
+    assert "AttentionBackend without init_forward_metadata_out_graph" in finding.reason
+
+
+def test_a_release_runs_plugins_before_it_reads_its_arguments() -> None:
+    folder = wheel("sglang", "0.5.23") / "sglang"
+    assert 'GENERAL_PLUGINS_GROUP = "sglang.srt.plugins"' in (folder / "srt/plugins/__init__.py").read_text()
+    for entry, arguments in (("cli/serve.py", "backend.run(request)"), ("launch_server.py", "prepare_server_args(sys")):
+        text = (folder / entry).read_text()
+        assert 0 <= text.index("    load_plugins()\n") < text.index(arguments, text.index("    load_plugins()\n"))
+
+
+def test_the_backend_has_the_methods_of_a_release_s_base_class() -> None:
+    assert differences(_OURS, wheel("sglang", "0.5.23") / "sglang" / _BASE) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "def forward_decode(\n        self,\n        q:",
+            "def forward_decode(\n        self,\n        query:",
+            "takes",
+        ),
+        ("def get_cuda_graph_seq_len_fill_value", "def fill_value", "has no get_cuda_graph_seq_len_fill_value"),
+        ("def forward_mixed(", "@abstractmethod\n    def forward_mixed(", "has no forward_mixed"),
+    ],
+)
+def test_another_base_class_would_be_noticed(tmp_path, old, new, told) -> None:
+    text = (wheel("sglang", "0.5.23") / "sglang" / _BASE).read_text()
+    assert old in text
+    (tmp_path / "base.py").write_text(text.replace(old, new))
+    assert any(told in difference for difference in differences(_OURS, tmp_path / "base.py"))
