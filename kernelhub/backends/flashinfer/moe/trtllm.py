@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,13 +24,18 @@ from kernelhub.ops.moe.experts.weights import FP4_GROUP, Matrix, matrix
 from kernelhub.probes.device import facts_of
 
 RENORMALIZE = 1  # a routing that no kernel runs, as ids are given; but its limits are checked
-MOST_TILE = 256  # rows that an expert's tokens are filled up to, at most
 _LEAST_BYTES = 128 << 10  # of an intermediate
 _SMALLEST, _FEW = 256, 8  # width and experts of the layer by which the module is loaded
 
 
 class TrtllmExperts(ExpertsAdapter, PackingExperts):
-    """One of the library's entry points, which `run` calls."""
+    """One of the library's entry points, which `run` calls.
+
+    Attributes:
+        most_tile: rows to whole multiples of which an expert's tokens are filled up, at most.
+    """
+
+    most_tile: ClassVar[int]
 
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
@@ -71,7 +77,7 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
         """Both intermediates, each expert's tokens filled up to whole tiles; the routing's tables; copies."""
         problem = self.problem
         choices = num_tokens * problem.top_k
-        rows = choices + min(choices, problem.num_experts) * (MOST_TILE - 1)
+        rows = choices + min(choices, problem.num_experts) * (self.most_tile - 1)
         inner, hidden = (max(_LEAST_BYTES, 2 * rows * width) for width in (2 * self._inner_width, self._width))
         tables = 4 * (4 * rows + 4 * problem.num_experts + 512) + choices * (12 + 2 * problem.top_k)
         return inner + hidden + tables + 6 * num_tokens * self._width

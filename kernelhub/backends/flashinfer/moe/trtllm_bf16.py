@@ -29,6 +29,8 @@ _BLOCK_MAJOR_K = 2  # flashinfer.tllm_enums.WeightLayout
 class TrtllmBf16(TrtllmExperts):
     """Weights [E, K / 64, N, 64], rows shuffled."""
 
+    most_tile = 128
+
     def pack(
         self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
     ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:

@@ -23,6 +23,8 @@ from kernelhub.ops.packed import PackedWeight, Tensors
 class TrtllmFp8(TrtllmExperts):
     """Weights [E, N, K], rows shuffled."""
 
+    most_tile = 128
+
     def pack(
         self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
     ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:

@@ -29,6 +29,8 @@ WIDE = 256
 class TrtllmMxfp4(TrtllmExperts):
     """Codes [E, N, K / 2] with rows shuffled, scales in tiles of 128 rows by 4 groups, float32 biases."""
 
+    most_tile = 64
+
     @property
     def _width(self) -> int:
         return up_to(self.problem.hidden_size, WIDE)
