@@ -21,6 +21,7 @@ from tests.backends import flashinfer_experts_fake as experts
 from tests.backends import flashinfer_groups_fake as groups
 from tests.backends import flashinfer_products_fake as products
 from tests.backends import flashinfer_quantisers_fake as quantisers
+from tests.backends import flashinfer_trtllm_fake as trtllm
 
 _ADAPTERS = (
     "kernelhub.backends.flashinfer.attention.paged",
@@ -55,7 +56,7 @@ def installed() -> Iterator[None]:
         ("quantization", ()),
         ("quantization.fp4_quantization", (quantisers.get_fp4_kv_dequantization_module,)),
         ("fused_moe", ()),
-        ("fused_moe.core", experts.FUNCTIONS),
+        ("fused_moe.core", (*experts.FUNCTIONS, *trtllm.FUNCTIONS)),
     ):
         module = fake[f"flashinfer.{name}"] = types.ModuleType(f"flashinfer.{name}")
         for value in values:

@@ -19,4 +19,4 @@ BACKEND = Backend(
 
 KERNELS = (*attention.KERNELS, *mla.KERNELS, *gemm.KERNELS, *grouped.KERNELS, *moe.KERNELS, *quant.KERNELS)
 
-KNOWN_BAD = (*attention.KNOWN_BAD, *mla.KNOWN_BAD, *gemm.KNOWN_BAD)
+KNOWN_BAD = (*attention.KNOWN_BAD, *mla.KNOWN_BAD, *gemm.KNOWN_BAD, *moe.KNOWN_BAD)
