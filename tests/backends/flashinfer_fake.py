@@ -21,6 +21,7 @@ from tests.backends import flashinfer_groups_fake as groups
 from tests.backends import flashinfer_products_fake as products
 from tests.backends import flashinfer_quantisers_fake as quantisers
 from tests.backends import flashinfer_trtllm_fake as trtllm
+from tests.backends.fake import flashinfer_trtllm as blackwell
 from tests.backends.fake.flashinfer_attention import attend, check_out, check_rows, paged
 
 _ADAPTERS = (
@@ -53,16 +54,16 @@ def installed() -> Iterator[None]:
     fake = {"flashinfer": types.ModuleType("flashinfer")}
     for name, values in (
         ("decode", (BatchDecodeWithPagedKVCacheWrapper, *_FUNCTIONS)),
-        ("prefill", (BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, *trtllm.PREFILL)),
+        ("prefill", (BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, *blackwell.PREFILL)),
         ("attention", (BatchAttentionWithAttentionSinkWrapper,)),
-        ("mla", (BatchMLAPagedAttentionWrapper, *trtllm.LATENT)),
+        ("mla", (BatchMLAPagedAttentionWrapper, *blackwell.LATENT)),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),
         ("gemm.gemm_base", (*products.FUNCTIONS, *groups.FUNCTIONS)),
         ("quantization", ()),
         ("quantization.fp4_quantization", (quantisers.get_fp4_kv_dequantization_module,)),
         ("fused_moe", ()),
-        ("fused_moe.core", experts.FUNCTIONS),
+        ("fused_moe.core", (*experts.FUNCTIONS, *trtllm.FUNCTIONS)),
     ):
         module = fake[f"flashinfer.{name}"] = types.ModuleType(f"flashinfer.{name}")
         for value in values:

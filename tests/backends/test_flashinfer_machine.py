@@ -18,6 +18,7 @@ from kernelhub.backends.flashinfer.requirements import (
     compiler_of_kernels,
     compiler_of_modules,
     cubins,
+    products,
 )
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
@@ -213,6 +214,21 @@ class TestCubins:
         assert cubins().ok
         monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(machine / "elsewhere"))
         assert not cubins().ok, "the variable says where"
+
+    def test_experts_want_batched_products_not_any_binaries(self, machine, monkeypatch) -> None:
+        package = machine / "site" / "flashinfer_cubin"
+        folder = package / "cubins" / "0a1b"
+        (folder / "fmha").mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (folder / "fmha" / "fmha.cubin").touch()
+        assert cubins().ok
+        assert products().code == "cubins_missing", "those are of attention"
+        (folder / "batched_gemm-1-2").mkdir()
+        assert not products().ok, "an empty folder"
+        (folder / "batched_gemm-1-2" / "checksums.txt").touch()
+        assert products().ok
+        monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(machine / "elsewhere"))
+        assert "elsewhere has none" in products().reason
 
 
 _OF_BINARIES = ("trtllm_gen", "trtllm_context")

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 FLASHINFER = "https://github.com/flashinfer-ai/flashinfer"
 _192 = {"head_dim_qk": 192, "head_dim_vo": 128}
+PACKED_MXFP4: dict[str, Any] = {"weights": "mxfp4", "weight_layout": "experts.mxfp4.cutlass_sm90.v1"}
 WINDOW: dict[str, Any] = {"window_left": True, "q_len": "many"}
 OLD_DEEP_GEMM = {("deep_gemm names", "fp8_fp4_mqa_logits"): lacking("deep_gemm", "symbol_missing", "has it not", "")}
 
@@ -151,6 +152,13 @@ KNOWN = (
         f"{FLASHINFER}/issues/4396",
         bad=(flashinfer("0.6.2", "B200", rows="few"), flashinfer("0.7.2.post1", "B300", rows="few")),
         beside=(flashinfer("0.6.1", "B200", rows="few"), flashinfer("0.7.2.post1", "B300", rows="many")),
+    ),
+    Known(
+        "fused_moe",
+        "flashinfer.cutlass_experts_mxfp4",
+        f"{FLASHINFER}/issues/5438",
+        bad=(flashinfer("0.6.10", **PACKED_MXFP4), flashinfer("0.6.15.post1", **PACKED_MXFP4)),
+        beside=(flashinfer("0.6.9", **PACKED_MXFP4), flashinfer("0.6.18.post1", **PACKED_MXFP4)),
     ),
     *(
         Known(

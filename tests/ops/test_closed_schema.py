@@ -131,8 +131,8 @@ _FLASHINFER = ("trtllm_gen", "trtllm_context", "trtllm_ragged", "fa2_sinks", "fa
 _FLASHINFER += ("mla_trtllm", "mla_trtllm_listed", "mla_xqa")
 _FLASHINFER += ("groupwise_cutlass", "groupwise_trtllm")
 _FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cudnn", "cutlass"))
-_FLASHINFER += ("fp4_cutlass", "fp4_trtllm", "fp4_cudnn", "mx_cutlass", "mx_cudnn")
-_FLASHINFER += ("groupwise", "cutlass_experts", "cutlass_experts_fp8")
+_FLASHINFER += ("fp4_cutlass", "fp4_trtllm", "fp4_cudnn", "mx_cutlass", "mx_cudnn", "groupwise")
+_FLASHINFER += tuple(f"{by}_experts{of}" for by in ("cutlass", "trtllm") for of in ("", "_fp8", "_mxfp4"))
 NOT_RUN = {
     "flash_attn.fa2",
     "flash_attn.fa4",

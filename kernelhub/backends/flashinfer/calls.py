@@ -247,13 +247,101 @@ DEQUANTIZE_MODULE = Call(f"{_QUANTIZATION}:get_fp4_kv_dequantization_module")
 DEQUANTIZE_NVFP4 = Call(
     f"{_QUANTIZATION}:nvfp4_kv_dequantize", ("fp4_data", "block_scales", "global_scale", "output_dtype")
 )
+_SIZES = (
+    "num_experts",
+    "top_k",
+    "n_group",
+    "topk_group",
+    "intermediate_size",
+    "local_expert_offset",
+    "local_num_experts",
+    "routed_scaling_factor",
+)
+# Where it is, entry points for a routing that was made elsewhere take ids and weights apart, the weights in float32.
+CHOICES = Call("flashinfer.fused_moe.core:_split_precomputed_routing", ("topk_ids",))
+TRTLLM_BF16 = Call(
+    "flashinfer.fused_moe.core:trtllm_bf16_routed_moe",
+    (
+        "topk_ids",
+        "hidden_states",
+        "gemm1_weights",
+        "gemm2_weights",
+        *_SIZES,
+        "routing_method_type",
+        "use_shuffled_weight",
+        "weight_layout",
+    ),
+    ("output",),
+)
+TRTLLM_FP8 = Call(
+    "flashinfer.fused_moe.core:trtllm_fp8_per_tensor_scale_routed_moe",
+    (
+        "topk_ids",
+        "routing_bias",
+        "hidden_states",
+        "gemm1_weights",
+        "output1_scales_scalar",
+        "output1_scales_gate_scalar",
+        "gemm2_weights",
+        "output2_scales_scalar",
+        *_SIZES,
+        "use_routing_scales_on_input",
+        "routing_method_type",
+    ),
+    ("output",),
+)
+TRTLLM_FP4 = Call(
+    "flashinfer.fused_moe.core:trtllm_fp4_block_scale_routed_moe",
+    (
+        "topk_ids",
+        "routing_bias",
+        "hidden_states",
+        "hidden_states_scale",
+        "gemm1_weights",
+        "gemm1_weights_scale",
+        "gemm1_bias",
+        "gemm1_alpha",
+        "gemm1_beta",
+        "gemm1_clamp_limit",
+        "gemm2_weights",
+        "gemm2_weights_scale",
+        "gemm2_bias",
+        "output1_scale_scalar",
+        "output1_scale_gate_scalar",
+        "output2_scale_scalar",
+        *_SIZES,
+        "routing_method_type",
+    ),
+    ("output",),
+)
+EXPERTS_FP4 = Call(
+    EXPERTS.target,
+    EXPERTS.positional,
+    (
+        *EXPERTS.keywords,
+        "fc1_expert_biases",
+        "fc2_expert_biases",
+        "swiglu_alpha",
+        "swiglu_beta",
+        "swiglu_limit",
+        "use_w4_group_scaling",
+    ),
+)
+EXPERTS_FP4_SPACE = Call(
+    EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_w4_group_scaling")
+)
 # Not in the first release that is admitted: `mm_mxfp8`, `nvfp4_kv_dequantize`, masks of the context and an LSE of
 # latent attention, by which the release is told that takes `out` as it is documented, from 0.6.12; sums in a fixed
-# order, a function that tells the workspace, and no look at the lengths of ragged sequences from 0.6.18 on, of those
-# that were read.
+# order, a function that tells the workspace, a routing in float32, and no look at the lengths of ragged sequences from
+# 0.6.18 on, of those that were read.
 NEWER: tuple[Call | tuple[Call, ...], ...] = (
     EXPERTS,
     EXPERTS_SPACE,
+    EXPERTS_FP4,
+    EXPERTS_FP4_SPACE,
+    CHOICES,
+    TRTLLM_BF16,
+    TRTLLM_FP8,
     MX_GEMM,
     TRTLLM_CONTEXT,
     TRTLLM_RAGGED,
@@ -286,4 +374,5 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     FP4_GEMM,
     GROUPS,
     SEGMENTS,
+    TRTLLM_FP4,
 )

@@ -28,4 +28,4 @@ KERNELS = (
     *quant.KERNELS,
 )
 
-KNOWN_BAD = (*attention.KNOWN_BAD, *mla.KNOWN_BAD, *trtllm.KNOWN_BAD, *gemm.KNOWN_BAD)
+KNOWN_BAD = (*attention.KNOWN_BAD, *mla.KNOWN_BAD, *trtllm.KNOWN_BAD, *gemm.KNOWN_BAD, *moe.KNOWN_BAD)

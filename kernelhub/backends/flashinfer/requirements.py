@@ -123,6 +123,17 @@ class TakesOne:
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 
+@dataclass(frozen=True)
+class Products:
+    """TensorRT-LLM's batched products, which experts are made of; the binaries of attention do not help."""
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.ask("flashinfer batched products", products)
+        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
 def requirements(device: OnDevice, *calls: Call | tuple[Call, ...]) -> tuple[Constraint, ...]:
     """Device, package, and the calls; a tuple of calls stands for the first of them that the library defines."""
     held = tuple(TakesOne(call) if isinstance(call, tuple) else Takes(call, INSTALL) for call in calls)
@@ -218,6 +229,26 @@ def cubins() -> Finding:
         subject,
         "cubins_missing",
         "the kernels are binaries that would be downloaded at the first call",
+        "install the flashinfer-cubin of the same version, or run `flashinfer download-cubin`",
+    )
+
+
+def products() -> Finding:
+    """Batched products where the library looks: in a folder that is named, else in flashinfer-cubin or its cache."""
+    subject = "FlashInfer's batched products"
+    named = os.environ.get("FLASHINFER_CUBIN_DIR")
+    places = [Path(named)] if named else [Path(root, "cubins") for root in folders("flashinfer_cubin")]
+    if not named:
+        places += [*cache_folder().glob("*/cubins"), cache_folder() / "cubins"]
+    for folder in places:
+        first = next(folder.glob("*/batched_gemm-*/*"), None)  # <hash of a release>/batched_gemm-<those of its sources>
+        if first is not None:
+            return found(subject, str(first.parent), f"batched products in {first.parent}")
+    where = f"FLASHINFER_CUBIN_DIR={named} has none" if named else "there are none here"
+    return lacking(
+        subject,
+        "cubins_missing",
+        f"batched products are binaries that would be downloaded at the first call, and {where}",
         "install the flashinfer-cubin of the same version, or run `flashinfer download-cubin`",
     )
 
