@@ -14,7 +14,7 @@ import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
 from kernelhub.backends.flashinfer.requirements import (
     RunsNvcc,
-    built_ahead,
+    built_module,
     compiler_of_kernels,
     compiler_of_modules,
     cubins,
@@ -107,13 +107,14 @@ class TestPackage:
     def test_a_parameter_that_is_missing_is_told(self, machine) -> None:
         install(machine, o_data_type="")
         tools(machine, "nvcc", "ninja", "g++")
-        assert list(rejections()) == ["signature_changed"]
+        assert list(rejections()) == ["signature_changed", "not_built"]
         assert "o_data_type" in rejections()["signature_changed"]
 
     def test_all_that_is_asked_for_is_enough_and_nothing_is_imported(self, machine) -> None:
         install(machine)
         tools(machine, "nvcc", "ninja", "g++")
-        assert rejections() == {}
+        assert list(rejections()) == ["not_built"], "which holds only where nobody asks for the kernel"
+        assert "flashinfer-jit-cache" in rejections()["not_built"]
         assert "flashinfer" not in sys.modules
 
 
@@ -131,7 +132,7 @@ class TestModules:
         install(machine)
         tools(machine, *have)
         assert list(rejections()) == [code]
-        assert "not built ahead" in rejections()[code]
+        assert "is not built" in rejections()[code]
 
     def test_a_cache_that_cannot_be_written_is_told(self, machine, monkeypatch) -> None:
         install(machine)
@@ -159,8 +160,35 @@ class TestModules:
         assert list(rejections(window_left=True)) == ["jit_disabled"], "another module"
         assert list(rejections(q_dtype="float16", kv_dtype="float16")) == ["jit_disabled"]
 
+    def test_a_module_that_was_compiled_here_before_is_built(self, machine) -> None:
+        install(machine)
+        tools(machine, "nvcc", "ninja", "g++")
+        kept = machine / "cache" / ".cache" / "flashinfer"
+        for version, arch in (("0.6.17", "90a"), ("0.6.18.post1", "80")):
+            folder = kept / version / arch / "cached_ops" / MODULE
+            folder.mkdir(parents=True)
+            (folder / f"{MODULE}.so").touch()
+            assert list(rejections()) == ["not_built"], "of another release, or for another device"
+        folder = kept / "0.6.18.post1" / "90a" / "cached_ops" / MODULE
+        folder.mkdir(parents=True)
+        assert list(rejections()) == ["not_built"], "a build that was broken off"
+        (folder / f"{MODULE}.so").touch()
+        assert rejections() == {}
+
+    def test_nobody_waits_for_a_compiler_who_has_not_asked(self) -> None:
+        lacking = SimulatedMachine({"triton": "3.7.1", "flashinfer": "0.6.18.post1"}, lacks={"modules"})
+        facets = {"device": "H200", "machine": lacking, "q_len": "many", "causal": True}
+        unasked = kernelhub.explain("paged_attention", **facets)
+        assert unasked.selected == "triton.prefill"
+        assert next(d for d in unasked.decisions if d.kernel == "flashinfer.fa3_prefill").code == "not_built"
+        assert kernelhub.explain("paged_attention", backend="flashinfer", **facets).selected == "flashinfer.fa3_prefill"
+        with kernelhub.use(paged_attention="flashinfer"):
+            assert kernelhub.explain("paged_attention", **facets).selected == "flashinfer.fa3_prefill"
+        with kernelhub.use(prefer="flashinfer"):
+            assert kernelhub.explain("paged_attention", **facets).selected == "flashinfer.fa3_prefill"
+
     def test_no_module_is_found_where_there_is_no_library(self, machine) -> None:
-        assert built_ahead((MODULE,)).code == "symbol_missing"
+        assert built_module((MODULE,), "90").code == "symbol_missing"
         assert compiler_of_modules().code == "toolkit_missing"
 
 

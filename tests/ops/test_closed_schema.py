@@ -122,7 +122,7 @@ _MARLIN = ("nvfp4_bfloat16", "nvfp4_float16", "mxfp4")
 # Kernels that nothing reaches unasked, since on the GPU that measured them another one is faster or serves more, and
 # what that one needs is always there. Whoever has another GPU may ask for them.
 BY_CHOICE = {
-    *("deep_gemm.logits", "deep_gemm.fp8_contiguous", "cutlass.vllm_blockwise"),
+    *("deep_gemm.logits", "deep_gemm.fp8_contiguous", "cutlass.vllm_blockwise", "torch.varlen_attn"),
     *(f"marlin.{name}" for name in _MARLIN),
     *(f"flashinfer.{name}" for name in _PRODUCTS),
 }
@@ -137,8 +137,6 @@ NOT_RUN = {
     "flash_attn.fa2",
     "flash_attn.fa4",
     "flash_attn.vllm_fa2",
-    "flash_attn.vllm_fa3",
-    "torch.varlen_attn",
     "xformers.flash",
     "xformers.cutlass",
     *(f"flashinfer.{name}" for name in _FLASHINFER),

@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 
-from kernelhub.dispatch.constraint import Constraint, OnDevice, Package, Rejection, Takes
+from kernelhub.dispatch.constraint import NOT_BUILT, Constraint, OnDevice, Package, Rejection, Takes
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.probes import cache, compiler
 from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.package import fits, folders
+from kernelhub.probes.package import fits, folders, package
 from kernelhub.probes.signature import Call, takes
 
 INSTALL = 'pip install "kernelhub[flashinfer]"'
+_BUILD = (
+    "install the flashinfer-jit-cache of the same version; or ask for the kernel or prefer it, which compiles it once"
+)
 # From 0.6.0 on `plan` takes o_data_type and nothing that we give has moved; 0.7.2 is the newest that was read.
 PACKAGE = Package("flashinfer", ">=0.6,<0.7.3", distribution="flashinfer-python", install=INSTALL)
 
@@ -38,7 +41,9 @@ _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3"}  # as 
 
 @dataclass(frozen=True)
 class Module:
-    """The compiled module that runs the problem: built ahead, or what it takes to compile it at first use.
+    """The compiled module that runs the problem: built already, or what it takes to compile it at first use.
+
+    Compiling takes from half a minute to ten, so a kernel that is not built is taken only where it is asked for.
 
     Args:
         reads: the facets that `names` reads.
@@ -50,17 +55,18 @@ class Module:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return self.reads
+        return (*self.reads, "device")
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        names, arch = self.names(problem), "{}{}".format(*problem.device.capability)
+        built = machine.ask(("flashinfer module", names, arch), lambda: built_module(names, arch), "modules")
+        if built.ok:
+            return None
         compiles = machine.ask("flashinfer compiler", compiler_of_modules, "nvcc")
-        if compiles.ok:
-            return None
-        names = self.names(problem)
-        ahead = machine.ask(("flashinfer module", names), lambda: built_ahead(names), "modules")
-        if ahead.ok:
-            return None
-        return Rejection(compiles.code, f"{ahead.reason}; {compiles.reason}", compiles.remedy)
+        if not compiles.ok:
+            return Rejection(compiles.code, f"{built.reason}; {compiles.reason}", compiles.remedy)
+        reason = f"{built.reason}: it would be {compiles.reason}, which takes half a minute to ten"
+        return Rejection(NOT_BUILT, reason, _BUILD)
 
 
 @dataclass(frozen=True)
@@ -205,8 +211,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or os.path.expanduser("~")) / ".cache" / "flashinfer"
 
 
-def built_ahead(names: tuple[str, ...]) -> Finding:
-    """One of the modules in the package itself or in flashinfer-jit-cache."""
+def built_module(names: tuple[str, ...], arch: str) -> Finding:
+    """One of the modules in the package itself, in flashinfer-jit-cache, or compiled here before for `arch`, as 90."""
     places = [Path(root, "data", "aot") for root in folders("flashinfer")]
     places += [Path(root, "jit_cache") for root in folders("flashinfer_jit_cache")]
     for folder in places:
@@ -214,7 +220,11 @@ def built_ahead(names: tuple[str, ...]) -> Finding:
             path = folder / name / f"{name}.so"
             if path.is_file():
                 return found(name, str(path), f"{path} is built")
-    return lacking(names[0], "symbol_missing", f"the module {names[0]} is not built ahead", INSTALL)
+    version = package("flashinfer", distribution="flashinfer-python").value or "*"
+    for name in names:
+        for path in cache_folder().glob(f"{version}/*{arch}*/cached_ops/{name}/{name}.so"):
+            return found(name, str(path), f"{path} is built")
+    return lacking(names[0], "symbol_missing", f"the module {names[0]} is not built", INSTALL)
 
 
 def cubins() -> Finding:
