@@ -117,17 +117,17 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-_PRODUCTS = ("fp8_blocks", "fp8_cublas", "bmm_cublas", "segments", "dequantize")
+_OUTRANKED = ("fp8_blocks", "fp8_cublas", "bmm_cublas", "segments", "dequantize", "fa2_sinks", "fa3_sinks")
 _MARLIN = ("nvfp4_bfloat16", "nvfp4_float16", "mxfp4")
 # Kernels that nothing reaches unasked, since on the GPU that measured them another one is faster or serves more, and
 # what that one needs is always there. Whoever has another GPU may ask for them.
 BY_CHOICE = {
     *("deep_gemm.logits", "deep_gemm.fp8_contiguous", "cutlass.vllm_blockwise", "torch.varlen_attn"),
     *(f"marlin.{name}" for name in _MARLIN),
-    *(f"flashinfer.{name}" for name in _PRODUCTS),
+    *(f"flashinfer.{name}" for name in _OUTRANKED),
 }
 # Kernels that nothing reaches unasked: they have not run on a GPU here yet, and stand behind those that have.
-_FLASHINFER = ("trtllm_gen", "trtllm_context", "trtllm_ragged", "fa2_sinks", "fa3_sinks")
+_FLASHINFER = ("trtllm_gen", "trtllm_context", "trtllm_ragged")
 _FLASHINFER += ("mla_trtllm", "mla_trtllm_listed", "mla_xqa")
 _FLASHINFER += ("groupwise_cutlass", "groupwise_trtllm")
 _FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cudnn", "cutlass"))
