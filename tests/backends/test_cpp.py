@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -326,9 +325,8 @@ class TestFailures:
 
     def test_without_any_folder_to_write_it_is_refused_with_a_remedy(self, tmp_path: Path, monkeypatch) -> None:
         (tmp_path / "file").write_text("")
-        for name in ("KERNELHUB_CACHE_DIR", "XDG_CACHE_HOME"):
+        for name in ("KERNELHUB_CACHE_DIR", "XDG_CACHE_HOME", "TMPDIR"):
             monkeypatch.setenv(name, str(tmp_path / "file"))
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
         (rejection,) = self.decision().rejections
         assert rejection.code == "cache_not_a_folder"
         assert str(tmp_path / "file") in rejection.reason
@@ -345,7 +343,7 @@ class TestFailures:
         assert self.decision().accepted
         assert self.call(backend="cpp").shape == (2, 64)
         assert len(list((tmp_path / "xdg" / "kernelhub" / "cpp").rglob("*.so"))) == 1
-        (notice,) = notices.notices()
+        (notice,) = notices.cache_notices()
         assert notice.code == "cache_not_a_folder"
         assert str(tmp_path / "file") in notice.sentence
 

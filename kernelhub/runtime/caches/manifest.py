@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import stat
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,8 +43,19 @@ def describe(kind: str, name: str, fingerprint: Fingerprint) -> dict[str, Any]:
         "sm": fingerprint.sm,
         "fingerprint": fingerprint.digest,
         "parts": dict(fingerprint.parts),
-        "made": {"host": socket.gethostname(), "pid": os.getpid(), "user": _user(), "unix_time": round(time.time(), 3)},
+        "made": {
+            "kernelhub": version(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "user": _user(),
+            "unix_time": round(time.time(), 3),
+        },
     }
+
+
+def version() -> str:
+    """Of the kernelhub that runs."""
+    return str(getattr(sys.modules["kernelhub"], "__version__", "unknown"))
 
 
 def sealed(content: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ CODES = {
         "free space (`kernelhub cache list` says what lies where), or set KERNELHUB_CACHE_DIR",
     ),
     "cache_other_user": (
-        "The folder belongs to another user, so it is neither trusted nor filled; the next place is taken.",
+        "The folder belongs to another user. A default place is then neither read nor filled, a named one is read.",
         "set KERNELHUB_CACHE_DIR to a folder of this user; a shared folder is taken if it is named there",
     ),
     "cache_no_home": (
@@ -126,13 +126,13 @@ def say(code: str, subject: object, sentence: str) -> Notice:
     return notice
 
 
-def notices() -> tuple[Notice, ...]:
+def cache_notices() -> tuple[Notice, ...]:
     """Everything the caches of this process have said, in order.
 
     Example:
         >>> import kernelhub
-        >>> [notice.code for notice in kernelhub.cache_notices() if notice.code == "cache_full"]
-        []
+        >>> any(notice.code == "cache_full" for notice in kernelhub.cache_notices())
+        False
     """
     with _guard:
         return tuple(_said.values())

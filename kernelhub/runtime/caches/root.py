@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +70,9 @@ class Place:
         if not os.access(nearest, os.W_OK | os.X_OK):
             if mount.f_flag & os.ST_RDONLY:
                 return self._bad("cache_read_only", f"{nearest} is on a read-only file system")
+            owner = nearest.stat().st_uid
+            if nearest == self.path and owner != os.geteuid():
+                return self._bad("cache_other_user", f"{nearest} belongs to user {owner}, this is {os.geteuid()}")
             return self._bad("cache_unwritable", f"{nearest} is not writable for user {os.geteuid()}")
         if executable and mount.f_flag & getattr(os, "ST_NOEXEC", 0):
             return self._bad("cache_noexec", f"{nearest} is on a file system mounted noexec")
@@ -96,14 +98,14 @@ class Place:
     def _foreign_owner(self, folder: Path) -> int | None:
         """User whose folder this is, where that keeps us from it.
 
-        A folder that the user named may be shared. In the temporary folder anybody can make what we look for, so
+        A folder that the user named may be anybody's. In the temporary folder anybody can make what we look for, so
         there a link, or a folder that others can write, is foreign too.
         """
+        if self.origin == VARIABLE:
+            return None
         told = folder.lstat() if self.origin == "temporary" else folder.stat()
         mine = told.st_uid == os.geteuid()
-        if self.origin == VARIABLE:
-            return None if mine or os.access(folder, os.W_OK | os.R_OK) else told.st_uid
-        if folder != self.path:  # the place itself is yet to be made
+        if folder != self.path:  # the place itself is yet to be made; a superuser would fill another user's home
             return None if mine or os.geteuid() != 0 else told.st_uid
         if self.origin == "temporary":
             mine = mine and stat.S_ISDIR(told.st_mode) and not told.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -124,15 +126,18 @@ def places(environ: Mapping[str, str] | None = None) -> tuple[Place, ...]:
         result.append(Place(Path(environ["XDG_CACHE_HOME"], "kernelhub"), "XDG_CACHE_HOME"))
     elif home is not None:
         result.append(Place(home / ".cache" / "kernelhub", "home"))
-    with contextlib.suppress(FileNotFoundError):  # where there is no temporary folder either
-        result.append(Place(Path(tempfile.gettempdir(), f"kernelhub-{os.geteuid()}"), "temporary"))
-    return tuple(dict.fromkeys(result))
+    result.append(Place(_temporary_folder(environ) / f"kernelhub-{os.geteuid()}", "temporary"))
+    return tuple(result)
 
 
 def home_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     """The user's home: HOME, else that of the user's account; None where neither is an absolute path."""
     environ = os.environ if environ is None else environ
-    path = environ.get("HOME") or os.path.expanduser("~")
+    path = environ.get("HOME", "")
+    with contextlib.suppress(KeyError, ImportError):  # a user without an account, as containers have
+        import pwd
+
+        path = path if os.path.isabs(path) else pwd.getpwuid(os.getuid()).pw_dir
     return Path(path) if os.path.isabs(path) else None
 
 
@@ -141,7 +146,7 @@ def usable(*, executable: bool = False) -> Iterator[Place]:
     if home_folder() is None and not os.environ.get(VARIABLE):
         say("cache_no_home", "HOME", "neither HOME nor this user's account names a home")
     for place in places():
-        finding = _judged(place, executable)
+        finding = judged(place, executable)
         if finding.ok:
             yield place
         else:
@@ -155,14 +160,12 @@ def readable() -> list[Place]:
 
 def best(*, executable: bool = False) -> Finding:
     """The place that would be written, or why the first cannot be. Says nothing, writes nothing."""
-    answers = [_judged(place, executable) for place in places()]
+    answers = [judged(place, executable) for place in places()]
     good = next((answer for answer in answers if answer.ok), None)
     if good is not None:
         return good
-    if not answers:
-        return lacking("kernelhub cache", "cache_no_home", "there is no home and no temporary folder", _NAME_ONE)
     first, others = answers[0], "".join(f"; {answer.reason}" for answer in answers[1:])
-    return lacking(first.subject, first.code, first.reason + others, _NAME_ONE)
+    return lacking(first.subject, first.code, first.reason + others, f"set {VARIABLE} to a writable folder")
 
 
 def keeps(kind: str, *, executable: bool = False) -> Finding:
@@ -179,12 +182,16 @@ def code_of(error: OSError) -> str | None:
     return PLACE_ERRORS.get(error.errno or 0)
 
 
-_NAME_ONE = f"set {VARIABLE} to a writable folder"
-
-
-def _judged(place: Place, executable: bool) -> Finding:
+def judged(place: Place, executable: bool) -> Finding:
+    """As `Place.judge`, also of a place that does not answer."""
     try:
         return place.judge(executable=executable)
     except OSError as error:  # a mount that has gone away answers nothing
         code = code_of(error) or "cache_unwritable"
         return lacking(str(place.path), code, f"{place.path}: {error.strerror or error}", CODES[code][1])
+
+
+def _temporary_folder(environ: Mapping[str, str]) -> Path:
+    """As `tempfile` takes it from the environment, but without trying to write."""
+    named = (environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
+    return Path(next((path for path in named if os.path.isabs(path)), "/tmp"))
