@@ -29,6 +29,7 @@ from kernelhub.runtime.caches.notices import say
 STALE_AFTER_S = 120.0  # without a sign of life of a holder elsewhere; NFS keeps attributes for up to 60
 _BEAT_S = 15.0
 _UNREADABLE_AFTER_S = 10.0  # the longest that a file may be without contents where there is no link(2)
+_BREAKER_S = 10.0  # the longest that taking a dead holder's lock away may last
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 _SAY_AFTER_S = 5.0
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -106,7 +107,7 @@ def _acquire(path: Path, begun: float, timeout_s: float, stale_after_s: float, o
                 continue
             dead = _dead(path, holder, age_s, stale_after_s)
             if dead is not None:
-                if _break(path, holder):
+                if _break(path, own, me, holder):
                     say(dead[0], path, dead[1])
                     after = holder.token if holder is not None else None
                 continue
@@ -159,20 +160,26 @@ def _dead(path: Path, holder: Holder | None, age_s: float, stale_after_s: float)
     return None
 
 
-def _break(path: Path, holder: Holder | None) -> bool:
-    """Take a dead holder's lock away, and only that one: of those who try, one does."""
-    grave = path.with_name(f".{path.name}-broken-{uuid.uuid4().hex}")
-    try:
-        os.rename(path, grave)
-    except FileNotFoundError:
+def _break(path: Path, own: Path, me: Holder, holder: Holder | None) -> bool:
+    """Take a dead holder's lock away, and only that one. One process at a time may, by a lock of the same kind.
+
+    Renaming the file away and looking whose it was would not do: if it is the next holder's by then, that one cannot
+    find its lock when it gives it up, and nobody ever does.
+    """
+    breaker = path.with_name(f".{path.name}-breaker")
+    if not _taken(own, breaker, me):
+        age_s = _age_s(breaker, own)
+        if age_s is not None and age_s > _BREAKER_S:  # it was ended in these few lines
+            breaker.unlink(missing_ok=True)
+        time.sleep(_FIRST_PAUSE_S)
         return False
-    found = Holder.read(grave)
-    right = found is None if holder is None else found is not None and found.token == holder.token
-    if not right:  # somebody was quicker, and this is the lock of the next holder: give it back
-        with contextlib.suppress(FileExistsError):
-            os.link(grave, path)
-    grave.unlink()
-    return right
+    try:
+        right = Holder.read(path) == holder
+        if right:
+            path.unlink(missing_ok=True)
+        return right
+    finally:
+        breaker.unlink(missing_ok=True)
 
 
 def _release(held: Held) -> None:

@@ -33,7 +33,7 @@ from kernelhub.runtime.caches.manifest import Flaw
 from kernelhub.runtime.caches.variables import LIBRARIES, NOTE
 
 _DIGEST = re.compile(r"[0-9a-f]{24}")
-_OF_A_WRITER = re.compile(r"\..+\.(making|bad)-[0-9a-f]{32}|\..+\.lock-([0-9a-f]{32}|broken-[0-9a-f]{32})")
+_OF_A_WRITER = re.compile(r"\..+\.(making|bad)-[0-9a-f]{32}|\..+\.lock-([0-9a-f]{32}|breaker)")
 
 
 def caches(*, thorough: bool = False) -> list[Cache]:

@@ -80,9 +80,15 @@ class Place:
             return self._bad("cache_full", f"{nearest} has {mount.f_bavail * mount.f_frsize} free bytes")
         return found(str(self.path), str(self.path), f"{self.path} is writable")
 
-    def trusted(self) -> bool:
-        """Whether what lies here may be read: a default place of another user may not, since code is loaded from it."""
+    def trusted(self, *, executable: bool = False) -> bool:
+        """Whether what lies here may be read: a default place of another user may not, since code is loaded from it.
+
+        Args:
+            executable: whether it is loaded as code, which ``noexec`` forbids.
+        """
         try:
+            if executable and os.statvfs(self.path).f_flag & getattr(os, "ST_NOEXEC", 0):
+                return False
             return self.path.is_dir() and self._foreign_owner(self.path) is None
         except OSError:
             return False
@@ -153,9 +159,9 @@ def usable(*, executable: bool = False) -> Iterator[Place]:
             say(finding.code, place.path, f"nothing can be kept in {place.path}: {finding.reason}")
 
 
-def readable() -> list[Place]:
-    """Places that are there and may be read, best first."""
-    return [place for place in places() if place.trusted()]
+def readable(*, executable: bool = False) -> list[Place]:
+    """Places that are there and may be read, or loaded from, best first."""
+    return [place for place in places() if place.trusted(executable=executable)]
 
 
 def best(*, executable: bool = False) -> Finding:
@@ -171,7 +177,11 @@ def best(*, executable: bool = False) -> Finding:
 def keeps(kind: str, *, executable: bool = False) -> Finding:
     """Could things of a kind be had: made and kept, or found in a place that was filled before? Writes nothing."""
     finding = best(executable=executable)
-    filled = None if finding.ok else next((place for place in readable() if (place.path / kind).is_dir()), None)
+    filled = (
+        None
+        if finding.ok
+        else next((place for place in readable(executable=executable) if (place.path / kind).is_dir()), None)
+    )
     if filled is None:
         return finding
     return found(str(filled.path), str(filled.path), f"{filled.path} was filled before; {finding.reason}")

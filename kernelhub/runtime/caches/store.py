@@ -169,11 +169,11 @@ class Store:
     ) -> Entry:
         folder = self._folder(place)
         with alone(place, folder, _checked(name), patience_s, on_wait) as held:
+            if held is not None and held.after is not None:
+                shutil.rmtree(_making(folder, name, held.after), ignore_errors=True)
             found = self.find(name)  # whoever was waited for may have made it
             if found is not None:
                 return found
-            if held is not None and held.after is not None:
-                shutil.rmtree(_making(folder, name, held.after), ignore_errors=True)
             token = held.token if held is not None else uuid.uuid4().hex
             making = _making(folder, name, token)
             try:
@@ -261,7 +261,7 @@ class Store:
             yield place
 
     def _readable(self) -> list[Place]:
-        return readable() if self.folder is None else [Place(self.folder, VARIABLE)]
+        return readable(executable=self.executable) if self.folder is None else [Place(self.folder, VARIABLE)]
 
     def _folder(self, place: Place) -> Path:
         return place.path / _checked(self.kind) / _checked(self.fingerprint.sm) / self.fingerprint.digest
