@@ -127,8 +127,8 @@ def set_cache_variables(*, offline: bool = False, environ: MutableMapping[str, s
         root can be written, which ``finding`` tells.
 
     Example:
-        >>> import kernelhub
-        >>> environment = {"KERNELHUB_CACHE_DIR": "/tmp/kernels", "TRITON_CACHE_DIR": "/mine"}
+        >>> import kernelhub, tempfile
+        >>> environment = {"KERNELHUB_CACHE_DIR": tempfile.mkdtemp(), "TRITON_CACHE_DIR": "/mine"}
         >>> told = kernelhub.set_cache_variables(offline=True, environ=environment)
         >>> environment["FLASHINFER_NO_DOWNLOAD"], environment["TRITON_CACHE_DIR"]
         ('1', '/mine')
