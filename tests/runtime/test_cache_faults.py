@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelhub.probes.compiler import cxx_compiler
 from tests.runtime.caches import PRELUDE, STRANGER, child, clean, mount_namespace
 
 KEEP = """
@@ -218,6 +219,55 @@ def test_the_library_that_compiles_works_without_the_named_folder(tmp_path: Path
     assert done.stdout.strip() == "['cache_not_a_folder']", done.stderr
     assert done.stderr.count("cache_not_a_folder: ") == 1
     assert len(list((tmp_path / "xdg" / "kernelhub" / "cpp").rglob("*.so"))) == 1
+
+
+FIRST_USE = """
+import os, sys, threading, torch, kernelhub
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+torch.set_num_threads(1)
+given = fp8_gemm_inputs(tokens=2, n=64, k=64)
+def call():
+    return kernelhub.fp8_gemm(**given, backend="cpp")
+"""
+SIXTEEN_THREADS = """
+barrier, results = threading.Barrier(16), []
+def work():
+    barrier.wait()
+    results.append(call())
+threads = [threading.Thread(target=work) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(results), all(torch.equal(result, results[0]) for result in results))
+"""
+EIGHT_FORKS = """
+children = []
+for _ in range(8):
+    forked = os.fork()
+    if forked == 0:
+        try:
+            os._exit(0 if call().isfinite().all() else 1)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(2)
+    children.append(forked)
+print(8, all(os.waitpid(forked, 0)[1] == 0 for forked in children))
+"""
+
+
+@pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: 2 cases")
+@pytest.mark.parametrize(("users", "count"), [(SIXTEEN_THREADS, 16), (EIGHT_FORKS, 8)], ids=["threads", "forks"])
+def test_many_at_first_use_compile_once(tmp_path: Path, users: str, count: int) -> None:
+    """Sixteen threads, or eight children forked after the import, call an op whose kernel was never compiled."""
+    counting = tmp_path / "g++"
+    counting.write_text(f'#!/bin/sh\necho >>{tmp_path}/count\nexec {cxx_compiler().value} "$@"\n')
+    counting.chmod(0o755)
+    environment = clean(KERNELHUB_CACHE_DIR=str(tmp_path / "cache"), CXX=str(counting))
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_USE + users], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert done.stdout.strip() == f"{count} True", done.stderr
+    assert [line for line in done.stderr.splitlines() if not line.startswith("lock_wait: ")] == [], "but for slow ones"
+    assert (tmp_path / "count").read_text() == "\n"
 
 
 def test_the_prelude_of_these_tests_says_nothing() -> None:

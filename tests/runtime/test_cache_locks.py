@@ -25,7 +25,7 @@ from kernelhub.runtime.caches import lock as locks
 from kernelhub.runtime.caches.fingerprint import fingerprint
 from kernelhub.runtime.caches.lock import lock
 from kernelhub.runtime.caches.store import Store
-from tests.runtime.caches import PRELUDE, clean
+from tests.runtime.caches import PRELUDE, child, clean, mount_namespace
 
 HOLD = """
 import sys, time
@@ -256,17 +256,31 @@ class TestDeadHolders:
         assert path.exists()
 
 
+@pytest.mark.skipif(mount_namespace() is None, reason="no leave to mount file systems here: 1 case")
+def test_a_mount_that_becomes_read_only_under_the_holder_is_said_and_nothing_is_lost(tmp_path) -> None:
+    (tmp_path / "named").mkdir()
+    code = f"""
+import subprocess
+from kernelhub.runtime.caches.lock import lock
+with lock(Path("{tmp_path}/named/entry.lock"), timeout_s=5):
+    subprocess.run(["mount", "-o", "remount,ro", "{tmp_path}/named"], check=True)
+answer(survived=True)
+"""
+    told = child(code, clean(), mounts=(f"mount -t tmpfs tmpfs {tmp_path}/named",))
+    assert (told["survived"], told["said"]) == (True, ["lock_left"])
+
+
 class TestForks:
     def test_a_child_of_the_holder_neither_holds_nor_ends_it(self, path) -> None:
         with lock(path, timeout_s=1) as held:
-            child = os.fork()
-            if child == 0:
+            forked = os.fork()
+            if forked == 0:
                 try:
                     with lock(path, timeout_s=0.1):
                         os._exit(1)
                 except LockTimeout as error:
                     os._exit(0 if f"process {os.getppid()} on" in str(error) else 2)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
             assert held.still()
 
     def test_children_forked_while_threads_are_at_work_can_work(self, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import pytest
 from kernelhub.errors import CacheError
 from kernelhub.runtime.caches import manifest, notices
 from kernelhub.runtime.caches.fingerprint import Fingerprint, file_digest, fingerprint, library
-from kernelhub.runtime.caches.store import Entry, Store
+from kernelhub.runtime.caches.store import Entry, Store, before_making
 
 H200 = fingerprint("sm_90a", cuda="13.0", nvrtc="13.0.88")
 
@@ -87,6 +88,40 @@ class TestEntries:
         with pytest.raises(CacheError, match=r"kept anywhere: .*file"):
             Store("nvrtc", H200, folder=tmp_path / "file").get("kernel", make())
         assert codes() == ["cache_not_a_folder", "cache_unavailable"]
+
+    def test_who_watches_may_forbid_that_anything_is_made(self, store) -> None:
+        store.get("there", make())
+        seen = []
+
+        def forbid(*what: str) -> None:
+            seen.append(what)
+            raise PermissionError("sealed")
+
+        end = before_making(forbid)
+        try:
+            assert text_of(store.get("there", make("again"))) == "made"
+            with pytest.raises(PermissionError, match="sealed"):
+                store.get("kernel", make())
+        finally:
+            end()
+        assert seen == [("nvrtc", "kernel")]
+        assert text_of(store.get("kernel", make())) == "made"
+
+    def test_a_stale_handle_is_a_miss(self, store, monkeypatch) -> None:
+        """As NFS gives it for a file that another machine replaced; there is no NFS here to give it."""
+        store.get("kernel", make())
+        real = Path.open
+
+        def stale(path: Path, *arguments: object, **named: object):
+            if path.name == "kernel.cubin":
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return real(path, *arguments, **named)
+
+        monkeypatch.setattr(Path, "open", stale)
+        assert store.find("kernel") is None
+        assert codes() == ["entry_unreadable"]
+        monkeypatch.undo()
+        assert text_of(store.get("kernel", make("again"))) == "made"
 
     def test_sixteen_threads_at_first_use_make_it_once(self, store) -> None:
         made, found, barrier = [], [], threading.Barrier(16)

@@ -183,9 +183,13 @@ def _break(path: Path, own: Path, me: Holder, holder: Holder | None) -> bool:
 
 
 def _release(held: Held) -> None:
-    if held.still():
-        with contextlib.suppress(FileNotFoundError):
-            held.path.unlink()
+    """Give it up. What was made under it stands, so a folder that cannot be written any more is said, not raised."""
+    if not held.still():
+        return
+    try:
+        held.path.unlink(missing_ok=True)
+    except OSError as error:
+        say("lock_left", held.path, f"{held.path} cannot be removed: {error.strerror or error}")
 
 
 def _beat(held: Held, ended: threading.Event) -> None:

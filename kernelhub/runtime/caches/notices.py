@@ -47,22 +47,22 @@ CODES = {
         "No place can be written, and what was asked for needs a file.",
         "set KERNELHUB_CACHE_DIR to a writable folder",
     ),
-    "manifest_missing": ("An entry without its manifest is a miss.", "nothing; it is made again"),
+    "manifest_missing": ("An entry without its manifest is a miss.", "nothing to do: it is made again"),
     "manifest_unreadable": (
         "A manifest that is truncated, or is not one, is a miss.",
-        "nothing; it is made again",
+        "nothing to do: it is made again",
     ),
     "manifest_edited": (
         "A manifest or document whose own digest does not hold was changed after it was written: a miss.",
-        "nothing; it is made again",
+        "nothing to do: it is made again",
     ),
     "manifest_foreign": (
         "An entry made for another source, compiler, library, device or format, which was copied here, is a miss.",
-        "nothing; it is made again",
+        "nothing to do: it is made again",
     ),
-    "file_missing": ("A file that the manifest lists is not there: a miss.", "nothing; it is made again"),
-    "file_truncated": ("A file is shorter or longer than it was made: a miss.", "nothing; it is made again"),
-    "file_edited": ("A file's contents are not those that were made: a miss.", "nothing; it is made again"),
+    "file_missing": ("A file that the manifest lists is not there: a miss.", "nothing to do: it is made again"),
+    "file_truncated": ("A file is shorter or longer than it was made: a miss.", "nothing to do: it is made again"),
+    "file_edited": ("A file's contents are not those that were made: a miss.", "nothing to do: it is made again"),
     "entry_symlink": (
         "An entry, or a file in it, is a symbolic link, which the caches never make: a miss.",
         "remove the link",
@@ -71,22 +71,26 @@ CODES = {
         "An entry cannot be read (permissions, an I/O error, a stale NFS handle): a miss.",
         "check the folder's permissions and the file system",
     ),
-    "lock_wait": ("Another process makes the entry; this one waits for it.", "nothing; the wait has a time-out"),
+    "lock_wait": ("Another process makes the entry; this one waits for it.", "nothing to do: the wait has a time-out"),
     "lock_dead_holder": (
         "The process that held a lock on this machine is gone: its lock was taken over.",
-        "nothing; what it had begun is made again",
+        "nothing to do: what it had begun is made again",
     ),
     "lock_reused_pid": (
         "A lock's process id belongs to another process by now: the lock was taken over.",
-        "nothing; what its holder had begun is made again",
+        "nothing to do: what its holder had begun is made again",
     ),
     "lock_expired": (
         "The holder of a lock, on another machine or in another container, has given no sign of life: taken over.",
-        "nothing; if it still runs, both make the same entry and either is good",
+        "nothing to do: if it still runs, both make the same entry and either is good",
     ),
     "lock_unreadable": (
         "A lock file that does not say whose it is, and is old, was taken over.",
-        "nothing; its writer died, or the disk was full",
+        "nothing to do: its writer died, or the disk was full",
+    ),
+    "lock_left": (
+        "A lock could not be removed when it was given up; others take it over when this process has ended.",
+        "check why the folder can no longer be written",
     ),
     "lock_timeout": (
         "A lock was not given up in time: the entry is made without it, beside the holder.",

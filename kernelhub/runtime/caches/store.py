@@ -47,6 +47,19 @@ _memory: dict[tuple[str, str, str], tuple[int, Any]] = {}  # documents of a proc
 _memory_guard = threading.Lock()
 
 
+_watchers: list[Callable[[str, str], object]] = []
+
+
+def before_making(notify: Callable[[str, str], object]) -> Callable[[], None]:
+    """Have `notify` called with kind and name before an entry is made or waited for; what it raises prevents it.
+
+    Returns:
+        A function that ends this.
+    """
+    _watchers.append(notify)
+    return lambda: _watchers.remove(notify)
+
+
 @dataclass(frozen=True)
 class Entry:
     """Files that were made and verified.
@@ -119,6 +132,8 @@ class Store:
         found = self.find(name)
         if found is not None:
             return found
+        for notify in tuple(_watchers):
+            notify(self.kind, name)
         reasons = []
         for place in self._usable():
             try:
