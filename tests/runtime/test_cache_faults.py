@@ -58,6 +58,18 @@ class TestPlaces:
             (folders / "named" / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
         )
 
+    def test_a_folder_that_is_named_is_filled_whatever_lies_elsewhere(self, folders, environment) -> None:
+        """An image is made by naming a folder that becomes part of it."""
+        (folders / "file").write_text("")
+        self.check(
+            child(keep(), environment | {"KERNELHUB_CACHE_DIR": str(folders / "file")}),
+            folders / "xdg",
+            ["cache_not_a_folder"],
+        )
+        self.check(child(keep(), environment), folders / "named", [])
+        code = 'answer(found=Store("kind", fingerprint("sm_90a", cuda="13.0")).find("entry").path)'
+        assert child(code, environment)["found"].startswith(str(folders / "named"))
+
     def test_a_path_under_a_file(self, folders, environment) -> None:
         (folders / "file").write_text("")
         told = child(keep(), environment | {"KERNELHUB_CACHE_DIR": str(folders / "file" / "below")})

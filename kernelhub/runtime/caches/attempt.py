@@ -13,7 +13,7 @@ from kernelhub.errors import LockTimeout
 from kernelhub.runtime.caches.lock import Held, OnWait, lock
 from kernelhub.runtime.caches.manifest import synchronise
 from kernelhub.runtime.caches.notices import say
-from kernelhub.runtime.caches.root import PLACE_ERRORS, Place, code_of
+from kernelhub.runtime.caches.root import PLACE_ERRORS, Place, code_of, fails
 
 # What a maker may suffer from the place that it writes to; of any other error it is the cause itself.
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ESTALE, errno.EIO)
@@ -33,7 +33,8 @@ class PlaceError(Exception):
         self.place, self.code, self.reason = place, code, reason
 
     def say(self) -> None:
-        """Tell it, once for each place."""
+        """Tell it, once for each place, and have the places behind it read from now on."""
+        fails(self.place)
         say(self.code, self.place.path, f"nothing can be kept in {self.place.path}: {self.reason}")
 
 

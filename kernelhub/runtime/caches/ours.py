@@ -42,7 +42,7 @@ def caches(*, thorough: bool = False) -> list[Cache]:
     Args:
         thorough: verify the contents of every file, not only the manifests.
     """
-    there = root.readable() or [place for place in root.places() if place.judge().ok][:1]
+    there = root.present() or [place for place in root.places() if place.judge().ok][:1]
     return [
         Cache("kernelhub", place.path, root.VARIABLE, manifest.version(), weighed(_items(place, thorough)))
         for place in there

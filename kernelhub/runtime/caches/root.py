@@ -1,7 +1,7 @@
 """Where things are kept: the folder the user names, else the user's cache, else the user's own temporary folder.
 
-A place is judged from permissions and mounts, without writing; it is made when something is first kept in it. All
-places are read, the first that can be is written.
+A place is judged from permissions and mounts, without writing; it is made when something is first kept in it. The
+first that can be written is; those before it are read too.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ PLACE_ERRORS = {
     errno.ESTALE: "cache_unwritable",
     errno.EIO: "cache_unwritable",
 }
+
+
+_failed: set[Path] = set()  # places that failed in use, in this process
 
 
 @dataclass(frozen=True)
@@ -160,8 +163,27 @@ def usable(*, executable: bool = False) -> Iterator[Place]:
 
 
 def readable(*, executable: bool = False) -> list[Place]:
-    """Places that are there and may be read, or loaded from, best first."""
-    return [place for place in places() if place.trusted(executable=executable)]
+    """Places that are read, best first: as far as the first that can be written, so that what is there decides.
+
+    A folder that is named and can be filled is filled, whatever lies in the user's own; one that cannot is read first.
+    """
+    result = []
+    for place in places():
+        if place.trusted(executable=executable):
+            result.append(place)
+        if place.path not in _failed and judged(place, executable).ok:
+            break
+    return result
+
+
+def present() -> list[Place]:
+    """Every place that is there and may be read."""
+    return [place for place in places() if place.trusted()]
+
+
+def fails(place: Place) -> None:
+    """Note that writing failed, though nothing had spoken against it: from now on what lies behind it is read too."""
+    _failed.add(place.path)
 
 
 def best(*, executable: bool = False) -> Finding:
@@ -180,7 +202,9 @@ def keeps(kind: str, *, executable: bool = False) -> Finding:
     filled = (
         None
         if finding.ok
-        else next((place for place in readable(executable=executable) if (place.path / kind).is_dir()), None)
+        else next(
+            (place for place in places() if place.trusted(executable=executable) and (place.path / kind).is_dir()), None
+        )
     )
     if filled is None:
         return finding

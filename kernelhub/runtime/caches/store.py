@@ -35,6 +35,7 @@ from kernelhub.runtime.caches.attempt import OF_THE_DISK, PlaceError, alone, rep
 from kernelhub.runtime.caches.fingerprint import Fingerprint
 from kernelhub.runtime.caches.lock import OnWait
 from kernelhub.runtime.caches.manifest import Flaw
+from kernelhub.runtime.caches.monitor import announce
 from kernelhub.runtime.caches.notices import say
 from kernelhub.runtime.caches.root import VARIABLE, Place, best, readable, usable
 
@@ -45,19 +46,6 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,120}")
 
 _memory: dict[tuple[str, str, str], tuple[int, Any]] = {}  # documents of a process that can write nowhere
 _memory_guard = threading.Lock()
-
-
-_watchers: list[Callable[[str, str], object]] = []
-
-
-def before_making(notify: Callable[[str, str], object]) -> Callable[[], None]:
-    """Have `notify` called with kind and name before an entry is made or waited for; what it raises prevents it.
-
-    Returns:
-        A function that ends this.
-    """
-    _watchers.append(notify)
-    return lambda: _watchers.remove(notify)
 
 
 @dataclass(frozen=True)
@@ -101,14 +89,8 @@ class Store:
 
     def find(self, name: str) -> Entry | None:
         """The entry, its files verified; None if there is none, or none that holds, which is said."""
-        for place in self._readable():
-            path = self._folder(place) / _checked(name)
-            if os.path.lexists(path):
-                content = manifest.verify(path, self.fingerprint)
-                if not isinstance(content, Flaw):
-                    return Entry(path, content)
-                say(content.code, path, content.sentence)
-        return None
+        found = (self._found_in(place, name) for place in self._readable())
+        return next((entry for entry in found if entry is not None), None)
 
     def get(
         self,
@@ -132,8 +114,7 @@ class Store:
         found = self.find(name)
         if found is not None:
             return found
-        for notify in tuple(_watchers):
-            notify(self.kind, name)
+        announce(self.kind, name)
         reasons = []
         for place in self._usable():
             try:
@@ -179,6 +160,16 @@ class Store:
         self._write(name, document, revision + 1)
         return document
 
+    def _found_in(self, place: Place, name: str) -> Entry | None:
+        path = self._folder(place) / _checked(name)
+        if not os.path.lexists(path):
+            return None
+        content = manifest.verify(path, self.fingerprint)
+        if not isinstance(content, Flaw):
+            return Entry(path, content)
+        say(content.code, path, content.sentence)
+        return None
+
     def _made_in(
         self, place: Place, name: str, make: Callable[[Path], object], patience_s: float, on_wait: OnWait | None
     ) -> Entry:
@@ -186,7 +177,7 @@ class Store:
         with alone(place, folder, _checked(name), patience_s, on_wait) as held:
             if held is not None and held.after is not None:
                 shutil.rmtree(_making(folder, name, held.after), ignore_errors=True)
-            found = self.find(name)  # whoever was waited for may have made it
+            found = self._found_in(place, name)  # whoever was waited for may have made it
             if found is not None:
                 return found
             token = held.token if held is not None else uuid.uuid4().hex
