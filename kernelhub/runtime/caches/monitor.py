@@ -1,4 +1,4 @@
-"""Who wants to know, or to forbid, that something is about to be made: a warm-up that counts, an engine that is sealed."""
+"""Who wants to know, or to forbid, that something is made: a warm-up that counts, an engine that is sealed."""
 
 from __future__ import annotations
 
