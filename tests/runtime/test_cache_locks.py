@@ -155,7 +155,7 @@ class TestDeadHolders:
         begun = time.monotonic()
         with lock(path, timeout_s=30) as held:
             assert held.after is not None
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < locks.STALE_AFTER_S / 4
         process.communicate()
         (notice,) = notices.cache_notices()
         assert notice.code == "lock_dead_holder"
@@ -209,13 +209,13 @@ class TestDeadHolders:
             found = holder.Holder.read(path)
             assert found is not None
             assert (found.host, found.is_here()) == (socket.gethostname(), False)
-            with pytest.raises(LockTimeout), lock(path, timeout_s=1.5, stale_after_s=0.7):
+            with pytest.raises(LockTimeout), lock(path, timeout_s=4, stale_after_s=2.5):
                 raise AssertionError
             assert codes() == []
         finally:
             process.kill()
             process.communicate()
-        with lock(path, timeout_s=30, stale_after_s=0.7):
+        with lock(path, timeout_s=30, stale_after_s=2.5):
             pass
         assert codes() == ["lock_expired"]
 
@@ -319,7 +319,7 @@ answer(ends=ends, entries=sorted(path.name for path in threads_store._folder(roo
         told = json.loads(done.stdout)
         assert told["ends"] == [0] * 4, done.stderr
         assert told["entries"] == [f"entry{number}" for number in range(8)]
-        assert told["said"] == []
+        assert set(told["said"]) <= {"lock_wait"}, "a slow machine waits long"
 
 
 class TestStoreAndLocks:
@@ -405,7 +405,8 @@ def test_sixteen_processes_compile_the_same_and_the_one_that_does_is_killed(tmp_
     assert [item["seven"] for item in told] == [7] * 15, answers
     assert len({item["path"] for item in told}) == 1
     assert len(list(begun.glob("compiler-*"))) == 2, "the killed one and one other compiled"
-    assert Counter(code for item in told for code in item["said"]) == {"lock_dead_holder": 1}
+    said = Counter(code for item in told for code in item["said"] if code != "lock_wait")  # a slow machine waits long
+    assert said == {"lock_dead_holder": 1}
     folder = Path(told[0]["path"]).parents[1]
     assert [entry.name for entry in folder.iterdir()] == ["seven"]
     assert re.fullmatch(r"[0-9a-f]{24}", folder.name)
