@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from kernelhub.ops.quant.nvfp4 import dequantize_nvfp4 as dequantize_nvfp4
     from kernelhub.ops.quant.nvfp4 import quantize_nvfp4 as quantize_nvfp4
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
+    from kernelhub.runtime.caches.notices import cache_notices as cache_notices
+    from kernelhub.runtime.caches.variables import set_cache_variables as set_cache_variables
 
 __version__ = "0.1.0"
 
@@ -89,6 +91,8 @@ _HOMES = {
     "Selection": "kernelhub.dispatch.select",
     "DeviceFacts": "kernelhub.probes.device",
     "SimulatedMachine": "kernelhub.dispatch.machine",
+    "cache_notices": "kernelhub.runtime.caches.notices",
+    "set_cache_variables": "kernelhub.runtime.caches.variables",
 }
 
 __all__ = ["__version__", "errors", *_HOMES]

@@ -50,3 +50,23 @@ class ConfigurationError(KernelhubError, ValueError):
 
 class RegistrationError(KernelhubError, ValueError):
     """A kernel record, backend or op contradicts the schema it is registered under."""
+
+
+class CacheError(KernelhubError, OSError):
+    """A file has to be kept, and there is no place for it: every place and what is wrong with it."""
+
+
+class LockTimeout(KernelhubError, TimeoutError):
+    """A lock was not given up in time.
+
+    Attributes:
+        path: the lock's file.
+        holder: who holds it, as words: process, machine, command.
+        waited_s: seconds waited.
+    """
+
+    def __init__(self, path: object, holder: str, waited_s: float) -> None:
+        self.path, self.holder, self.waited_s = path, holder, waited_s
+        super().__init__(
+            f"waited {waited_s:.0f} s for {path}, held by {holder}; look at that process, and end it if it hangs"
+        )

@@ -32,6 +32,7 @@ from kernelhub.compat.env.gemm import GEMM  # noqa: E402
 from kernelhub.dispatch.hub import HUB  # noqa: E402
 from kernelhub.dispatch.settings import VARIABLES  # noqa: E402
 from kernelhub.ops import functions  # noqa: E402
+from kernelhub.runtime.caches.notices import CODES  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- ([a-z0-9_ ]+): made by scripts/generate_docs.py -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -303,6 +304,11 @@ def codes() -> str:
         "compiler_missing": "it needs a C compiler, and none was found",
         "headers_missing": "it needs Python's headers, and none were found",
         "cache_unwritable": "what it compiles could not be kept",
+        "cache_not_a_folder": "what it compiles could not be kept: a file is where a folder should be",
+        "cache_read_only": "what it compiles could not be kept: the file system is read-only",
+        "cache_full": "what it compiles could not be kept: the disk is full",
+        "cache_other_user": "what it compiles could not be kept: the folder is another user's",
+        "cache_noexec": "what it compiles could be kept but not loaded: the file system is mounted noexec",
         "interpreter_off": "on a CPU it runs under Triton's interpreter only, which is off",
         "load_failed": "importing or preparing it failed; the reason says how",
         "load_timeout": "importing it took longer than KERNELHUB_LOAD_TIMEOUT_S",
@@ -311,8 +317,14 @@ def codes() -> str:
     return table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in meanings.items()])
 
 
+def cache_codes() -> str:
+    rows = [(f"`{code}`", meaning, remedy) for code, (meaning, remedy) in CODES.items()]
+    return table(("code", "meaning", "what to do"), rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "variables": variables,
+    "cache codes": cache_codes,
     "engines": engines,
     "choices": choices,
     "explanation": explanation,

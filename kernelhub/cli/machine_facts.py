@@ -17,12 +17,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
-from kernelhub.probes.cache import kernelhub_cache_folder, triton_cache_folder, writable
+from kernelhub.probes.cache import triton_cache_folder, writable
 from kernelhub.probes.compiler import c_compiler, cxx_compiler, python_headers
 from kernelhub.probes.device import DeviceFacts, facts
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import package
 from kernelhub.probes.toolkit import driver, nvcc
+from kernelhub.runtime.caches import root
 
 _GET_TORCH = "install a CUDA build of torch, see https://pytorch.org/get-started/locally"
 
@@ -81,10 +82,9 @@ def toolchain() -> Iterator[Fact]:
 def caches() -> list[Fact]:
     """Folders that compilers write to."""
     found = writable(triton_cache_folder(), "TRITON_CACHE_DIR")
-    ours = writable(kernelhub_cache_folder(), "KERNELHUB_CACHE_DIR")
     return [
         _fact(found, "Triton keeps compiled kernels there", "Triton kernels are not chosen on a GPU"),
-        _fact(ours, "compiled kernels for this CPU are kept there", "torch's operators run on this CPU"),
+        _our_cache(),
     ]
 
 
@@ -156,6 +156,16 @@ def _cpu() -> Fact:
     device = facts(torch.device("cpu"))
     threads = torch.get_num_threads()
     return Fact(OK, f"CPU: {device}, {device.num_sms} cores", f"tensors on the CPU are served by {threads} threads")
+
+
+def _our_cache() -> Fact:
+    """Where compiled kernels for this CPU are kept, and why not in the first place that was wanted."""
+    ours, wanted = root.best(executable=True), next(iter(root.places()), None)
+    meaning = "compiled kernels for this CPU are kept there"
+    if not ours.ok or wanted is None or ours.value == str(wanted.path):
+        return _fact(ours, meaning, "torch's operators run on this CPU")
+    finding = wanted.judge(executable=True)
+    return Fact(NOTE, ours.reason, f"{meaning}, since {finding.reason}", finding.remedy)
 
 
 def _fact(found: Finding, good: str, bad: str) -> Fact:

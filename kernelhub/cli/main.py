@@ -40,6 +40,10 @@ COMMANDS = {
         "kernelhub explain paged_attention --device H200 --model llama-3.1-8b",
     ),
     "env": Command("list every KERNELHUB_* variable, its value and where that came from", "kernelhub env"),
+    "cache": Command(
+        "list, check and clear what is compiled and measured, ours and the libraries', and say where it lies",
+        "kernelhub cache list",
+    ),
 }
 
 _EXIT_CODES = "exit codes: 0 fine; 1 the answer is no: no kernel, a wrong result, a problem; 2 wrong usage or setting"

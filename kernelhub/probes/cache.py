@@ -17,15 +17,6 @@ def triton_cache_folder() -> Path:
     return Path(home) / ".triton" / "cache"
 
 
-def kernelhub_cache_folder() -> Path:
-    """Where kernelhub keeps what it compiles: KERNELHUB_CACHE_DIR, else kernelhub under XDG_CACHE_HOME or ~/.cache."""
-    explicit = os.environ.get("KERNELHUB_CACHE_DIR")
-    if explicit:
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path(os.path.expanduser("~")) / ".cache") / "kernelhub"
-
-
 def writable(folder: Path, variable: str) -> Finding:
     """Could `folder` be written, or made and then written?
 

@@ -30,6 +30,7 @@ from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.probes.compiler import cxx_compiler
 from kernelhub.probes.device import facts
+from kernelhub.runtime.caches import notices
 from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.experts import ExpertsContract
 from tests.contract.fp8_gemm import EveryScaling
@@ -257,17 +258,21 @@ class TestBuild:
         monkeypatch.setattr(subprocess, "run", None)  # a second compilation would call it
         assert build.built(SOURCE, tmp_path) == first
         assert first.stat().st_mtime_ns == made
-        assert [path.name for path in first.parent.iterdir()] == [first.name]
+        assert sorted(path.name for path in first.parent.iterdir()) == [first.name, "manifest.json"]
+        assert list(first.parent.parent.iterdir()) == [first.parent]
 
     def test_other_sources_flags_compilers_and_cpus_are_other_files(self, tmp_path: Path, monkeypatch) -> None:
-        command = [cxx_compiler().value, *build.flags()]
-        names = {build._digest(SOURCE, command), build._digest(SOURCE, [*command[:-1], "-O0", command[-1]])}
+        def made_for(source: Path, command: list[str]) -> str:
+            return build.made_for(source, command).digest
+
+        command = [cxx_compiler().value, *build.flags(), "-I."]
+        names = {made_for(SOURCE, command), made_for(SOURCE, [*command[:-1], "-O0", command[-1]])}
         changed = tmp_path / SOURCE.name
         changed.write_text(SOURCE.read_text() + "\n")
-        names.add(build._digest(changed, command))
-        names.add(build._digest(SOURCE, [str(shutil.which("sh")), *command[1:]]))
+        names.add(made_for(changed, command))
+        names.add(made_for(SOURCE, [str(shutil.which("sh")), *command[1:]]))
         monkeypatch.setattr(build, "_cpu", lambda: "another")
-        names.add(build._digest(SOURCE, command))
+        names.add(made_for(SOURCE, command))
         assert len(names) == 5
 
     def test_processes_that_compile_at_once_do_not_disturb_each_other(self, tmp_path: Path) -> None:
@@ -285,7 +290,7 @@ class TestBuild:
         answers = {process.communicate(timeout=300)[0] for process in running}
         assert len(answers) == 1
         assert "" not in answers
-        assert len(list((tmp_path / "cpp").iterdir())) == 1
+        assert len(list((tmp_path / "cpp").rglob("*.so"))) == 1
 
 
 class TestFailures:
@@ -318,13 +323,29 @@ class TestFailures:
         with pytest.raises(NoKernel, match="CXX=no-such-compiler is no command"):
             self.call(backend="cpp")
 
-    def test_a_folder_that_cannot_be_written_is_a_reason(self, tmp_path: Path, monkeypatch) -> None:
+    def test_without_any_folder_to_write_it_is_refused_with_a_remedy(self, tmp_path: Path, monkeypatch) -> None:
         (tmp_path / "file").write_text("")
-        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path / "file"))
+        for name in ("KERNELHUB_CACHE_DIR", "XDG_CACHE_HOME", "TMPDIR"):
+            monkeypatch.setenv(name, str(tmp_path / "file"))
         (rejection,) = self.decision().rejections
-        assert rejection.code == "cache_unwritable"
+        assert rejection.code == "cache_not_a_folder"
+        assert str(tmp_path / "file") in rejection.reason
         assert "KERNELHUB_CACHE_DIR" in rejection.remedy
         assert self.call().shape == (2, 64)
+
+    def test_where_the_named_folder_cannot_be_written_it_is_kept_in_the_next_best(
+        self, tmp_path: Path, monkeypatch
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path / "file"))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        notices.forget()
+        assert self.decision().accepted
+        assert self.call(backend="cpp").shape == (2, 64)
+        assert len(list((tmp_path / "xdg" / "kernelhub" / "cpp").rglob("*.so"))) == 1
+        (notice,) = notices.cache_notices()
+        assert notice.code == "cache_not_a_folder"
+        assert str(tmp_path / "file") in notice.sentence
 
     @pytest.mark.parametrize("script", ["echo 'x.cpp: error: no such thing' >&2; exit 1", "exit 0", "kill -9 $$"])
     def test_a_compiler_that_fails_is_passed_over_and_reported(self, tmp_path: Path, script: str, monkeypatch) -> None:
@@ -337,7 +358,7 @@ class TestFailures:
         assert (fallback.kernel, fallback.code) == ("cpp.fp8_gemm", "load_failed")
         assert "cannot compile fp8_gemm.cpp" in fallback.reason
         assert self.decision().rejections[0].code == "load_failed"
-        assert [path for path in (tmp_path / "cache" / "cpp").iterdir() if path.suffix == ".so"] == []
+        assert [path for path in (tmp_path / "cache" / "cpp").rglob("*") if path.suffix == ".so"] == []
         kernelhub.reload()
         with kernelhub.strict(), pytest.raises(KernelUnavailable, match="cannot compile"):
             self.call()
@@ -346,7 +367,7 @@ class TestFailures:
         assert self.decision().accepted
         assert not (tmp_path / "cache").exists()
         assert self.call().shape == (2, 64)
-        assert len(list((tmp_path / "cache" / "cpp").glob("*.so"))) == 1
+        assert len(list((tmp_path / "cache" / "cpp").rglob("*.so"))) == 1
 
 
 def test_sources_travel_in_the_wheel() -> None:

@@ -1,21 +1,21 @@
-"""Compiling a C++ source of ours for this CPU, once per source, compiler and CPU, into kernelhub's cache folder.
+"""Compiling a C++ source of ours for this CPU, once per source, compiler and CPU, into kernelhub's cache.
 
-The library's name is a digest of all that it depends on, so nothing in the folder can be out of date, and it is made
-under another name and renamed, so nothing in it is half written. A folder may be shared by machines and processes.
+`kernelhub.runtime.caches` keeps it: what is loaded was verified, one process compiles while others wait, and a folder
+may be shared by machines of several kinds.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
-import hashlib
-import os
 import platform
 import subprocess
-import tempfile
 from pathlib import Path
 
-from kernelhub.probes import cache, compiler
+from kernelhub.probes import compiler
+from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, fingerprint
+from kernelhub.runtime.caches.store import Store
 
 _HERE = Path(__file__).parent
 _TIMEOUT_S = 300.0
@@ -31,63 +31,66 @@ def library(source: str) -> ctypes.CDLL:
 
     Raises:
         BuildError: there is no compiler, or it fails.
-        OSError: the cache folder cannot be written, or what was compiled cannot be loaded.
+        CacheError: no folder can be written.
+        OSError: what was compiled cannot be loaded.
     """
     return ctypes.CDLL(str(built(_HERE / source)))
 
 
 def built(source: Path, folder: Path | None = None) -> Path:
-    """Path of the compiled source, compiled now if it was not yet."""
+    """Path of the compiled source, compiled now if it was not yet.
+
+    Args:
+        source: path of the source.
+        folder: where to keep it, instead of kernelhub's cache.
+    """
     finding = compiler.cxx_compiler()
     if finding.value is None:
         raise BuildError(f"{finding.reason}; {finding.remedy}")
-    command = [finding.value, *flags()]
-    folder = (cache.kernelhub_cache_folder() if folder is None else folder) / "cpp"
-    target = folder / f"{source.stem}-{_digest(source, command)}.so"
-    if not target.is_file():
-        _compile(command, source, target)
-    return target
+    command = [finding.value, *flags(), f"-I{_HERE}"]
+    name = f"{source.stem}.so"
+    store = Store("cpp", made_for(source, command), folder, executable=True)
+    entry = store.get(source.stem, lambda making: _compile(command, source, making / name), patience_s=2 * _TIMEOUT_S)
+    return entry.file(name)
 
 
 def flags() -> tuple[str, ...]:
     """For the CPU that this runs on: nothing compiled here runs elsewhere."""
     native = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
-    return ("-O3", "-std=c++17", native, "-shared", "-fPIC", "-pthread", f"-I{_HERE}")
+    return ("-O3", "-std=c++17", native, "-shared", "-fPIC", "-pthread")
+
+
+def made_for(source: Path, command: list[str]) -> Fingerprint:
+    """Everything that decides what comes out: sources, flags, the compiler's file, the CPU, the C library."""
+    return fingerprint(
+        f"cpu-{platform.machine()}",
+        sources=(source, *_HERE.glob("*.h")),
+        flags=command[1:-1],
+        compiler=command[0],
+        cpu=digest_of(_cpu()),
+    )
 
 
 def _compile(command: list[str], source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="making-") as place:
-        made = Path(place) / target.name
-        try:
-            answer = subprocess.run(
-                [*command, str(source), "-o", str(made), *_libraries()],
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(f"{command[0]} does not answer: {error}") from error
-        if answer.returncode != 0 or not made.is_file():
-            said = next((line for line in answer.stderr.splitlines() if "error" in line), answer.stderr.strip()[:300])
-            raise BuildError(f"{command[0]} cannot compile {source.name} (exit {answer.returncode}): {said}")
-        os.replace(made, target)
+    try:
+        answer = subprocess.run(
+            [*command, str(source), "-o", str(target), *_libraries()],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} does not answer: {error}") from error
+    if answer.returncode != 0 or not target.is_file():
+        if "No space left on device" in answer.stderr:
+            raise OSError(errno.ENOSPC, f"{command[0]} says: no space left on device", str(target))
+        said = next((line for line in answer.stderr.splitlines() if "error" in line), answer.stderr.strip()[:300])
+        raise BuildError(f"{command[0]} cannot compile {source.name} (exit {answer.returncode}): {said}")
 
 
 def _libraries() -> tuple[str, ...]:
     return ("-ldl",) if platform.system() == "Linux" else ()
-
-
-def _digest(source: Path, command: list[str]) -> str:
-    """Of everything that decides what comes out: sources, flags, the compiler's file, the CPU."""
-    digest = hashlib.sha256()
-    for path in (source, *sorted(_HERE.glob("*.h"))):
-        digest.update(path.read_bytes())
-    executable = Path(command[0]).resolve()
-    told = executable.stat()
-    digest.update(repr((executable, told.st_size, told.st_mtime_ns, command[1:-1], _cpu())).encode())
-    return digest.hexdigest()[:24]
 
 
 def _cpu() -> str:

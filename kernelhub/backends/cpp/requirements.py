@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from kernelhub.dispatch.constraint import OnDevice, Rejection
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
-from kernelhub.probes import cache, compiler
+from kernelhub.probes import compiler
+from kernelhub.runtime.caches import root
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,14 @@ class Compiler:
 
 @dataclass(frozen=True)
 class WritableCache:
-    """A folder that keeps what was compiled."""
+    """A folder that keeps what was compiled: the one that is named, the next best, or one filled before."""
 
     fields = ("device",)
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         if problem.device.type != "cpu":
             return None
-        finding = machine.ask(
-            "kernelhub cache", lambda: cache.writable(cache.kernelhub_cache_folder(), "KERNELHUB_CACHE_DIR")
-        )
+        finding = machine.ask("kernelhub cache", lambda: root.keeps("cpp", executable=True))
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 

@@ -1,7 +1,7 @@
 """Variables that FlashInfer and DeepGEMM read by themselves, and vLLM's word on FlashInfer's cubins.
 
 None of them chooses a kernel of kernelhub: they are shown beside those that do, and what is wrong with them is told
-before the library stumbles over it. kernelhub sets none of them.
+before the library stumbles over it. kernelhub sets none of them, unless `kernelhub.set_cache_variables` is called.
 """
 
 from __future__ import annotations

@@ -1,0 +1,254 @@
+"""The caches of Triton, FlashInfer, DeepGEMM, vLLM and torch's inductor: where they are and how their entries look.
+
+As their sources of 2025 and 2026 lay them out. An entry is told by its form, so a variable that points at a folder of
+other things makes nothing in it an entry.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelhub.probes.package import package
+from kernelhub.runtime.caches.inventory import (
+    BROKEN,
+    CURRENT,
+    STALE,
+    UNKNOWN,
+    Cache,
+    Item,
+    entries,
+    folders,
+    unfinished,
+    weighed,
+)
+from kernelhub.runtime.caches.root import home_folder
+
+_TRITON_KEY = re.compile(r"[A-Z2-7]{52}|[0-9a-f]{64}")
+_VERSION = re.compile(r"\d+(\.\d+)+([._+-]?[A-Za-z0-9]+)*")
+_BINARIES = (".so", ".cubin", ".hsaco")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A library's cache.
+
+    Attributes:
+        name: of the cache.
+        package: import name of the library.
+        distribution: name of the library on the package index.
+        variable: environment variable that moves it.
+        where: the folder, from the environment; None without a home.
+        items: its entries, given the folder and the installed version.
+    """
+
+    name: str
+    package: str
+    distribution: str
+    variable: str
+    where: Callable[[Mapping[str, str]], Path | None]
+    items: Callable[[Path, str | None], Iterator[Item]]
+
+    def read(self, environ: Mapping[str, str] | None = None) -> Cache | None:
+        """The cache as it is; None where there is no home for it."""
+        path = self.where(os.environ if environ is None else environ)
+        if path is None:
+            return None
+        path = Path(os.path.abspath(path))
+        installed = package(self.package, distribution=self.distribution).value
+        if path in (Path("/"), home_folder(environ)):
+            problem = f"{self.variable} names {path}, which is no cache"
+            return Cache(self.name, path, self.variable, installed, (), problem)
+        return Cache(self.name, path, self.variable, installed, weighed(self.items(path, installed)))
+
+
+def _named(variable: str, *below_home: str) -> Callable[[Mapping[str, str]], Path | None]:
+    def where(environ: Mapping[str, str]) -> Path | None:
+        home = home_folder(environ)
+        if environ.get(variable):
+            return Path(environ[variable]).expanduser()
+        return None if home is None else home.joinpath(*below_home)
+
+    return where
+
+
+def _triton_folder(environ: Mapping[str, str]) -> Path | None:
+    if environ.get("TRITON_CACHE_DIR"):
+        return Path(environ["TRITON_CACHE_DIR"])
+    home = Path(environ["TRITON_HOME"]) if environ.get("TRITON_HOME") else home_folder(environ)
+    return None if home is None else home / ".triton" / "cache"
+
+
+def _flashinfer_folder(environ: Mapping[str, str]) -> Path | None:
+    base = environ.get("FLASHINFER_WORKSPACE_BASE") or home_folder(environ)
+    return None if base is None else Path(base) / ".cache" / "flashinfer"
+
+
+def _vllm_folder(environ: Mapping[str, str]) -> Path | None:
+    if environ.get("VLLM_CACHE_ROOT"):
+        return Path(environ["VLLM_CACHE_ROOT"]).expanduser()
+    base = environ.get("XDG_CACHE_HOME") or home_folder(environ)
+    if base is None:
+        return None
+    return Path(base) / "vllm" if environ.get("XDG_CACHE_HOME") else Path(base) / ".cache" / "vllm"
+
+
+def _inductor_folder(environ: Mapping[str, str]) -> Path:
+    if environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(environ["TORCHINDUCTOR_CACHE_DIR"])
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        user = f"uid_{os.getuid()}"
+    return Path(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+
+
+def _triton(path: Path, installed: str | None) -> Iterator[Item]:
+    """A folder for each key; the kernel's metadata tell Triton's version."""
+    for folder in folders(path):
+        if not _TRITON_KEY.fullmatch(folder.name):
+            continue
+        files = entries(folder)
+        empty = _empty_binary(files)
+        if all(file.name.startswith("tmp.pid_") for file in files):
+            yield unfinished(folder, "its writer was ended before anything was in it")
+        elif empty is not None:
+            yield Item(folder, BROKEN, f"{empty.name} is empty")
+        else:
+            yield _triton_entry(folder, files, installed)
+
+
+def _triton_entry(folder: Path, files: list[Path], installed: str | None) -> Item:
+    version = None
+    for file in files:
+        if file.suffix != ".json":
+            continue
+        told = _json(file)
+        if told is None:
+            return Item(folder, BROKEN, f"{file.name} is not JSON")
+        if file.name.startswith("__grp__"):
+            paths = told.get("child_paths", {})
+            lost = [name for name, path in paths.items() if not os.path.exists(path)] if isinstance(paths, dict) else []
+            if lost:
+                return Item(folder, BROKEN, f"{file.name} leads to {lost[0]}, which is not there")
+        version = told.get("triton_version", version)
+    if version is None:
+        return Item(folder, UNKNOWN)
+    if installed is not None and version != installed:
+        return Item(folder, STALE, f"made by Triton {version}, {installed} is installed")
+    return Item(folder, CURRENT)
+
+
+def _flashinfer(path: Path, installed: str | None) -> Iterator[Item]:
+    """``<version>/<architectures>/cached_ops/<module>``; of another version than is installed, all of it."""
+    for version in folders(path):
+        if not _VERSION.fullmatch(version.name):
+            continue
+        if installed is not None and version.name != installed:
+            yield Item(version, STALE, f"made by FlashInfer {version.name}, {installed} is installed")
+            continue
+        for module in (module for arch in folders(version) for module in folders(arch / "cached_ops")):
+            if module.name == "tmp":
+                continue
+            libraries = [file for file in entries(module) if file.suffix == ".so"]
+            empty = _empty_binary(libraries)
+            if not libraries:
+                yield unfinished(module, "a build that did not end: there is no library")
+            elif empty is not None:
+                yield Item(module, BROKEN, f"{empty.name} is empty")
+            else:
+                yield Item(module, CURRENT if installed else UNKNOWN)
+
+
+def _deep_gemm(path: Path, installed: str | None) -> Iterator[Item]:
+    """``cache/kernel.<name>.<digest>``; the digest holds source and compiler, so other versions share no entry."""
+    for folder in folders(path / "cache"):
+        if not folder.name.startswith("kernel."):
+            continue
+        binaries = [file for file in entries(folder) if file.suffix in _BINARIES]
+        empty = _empty_binary(binaries)
+        if not binaries:
+            yield unfinished(folder, "a build that did not end: there is no cubin")
+        elif empty is not None:
+            yield Item(folder, BROKEN, f"{empty.name} is empty")
+        else:
+            yield Item(folder, UNKNOWN)
+    for folder in folders(path / "tmp"):
+        if re.fullmatch(r"[0-9a-f-]{8,40}", folder.name):
+            yield unfinished(folder, "a build that did not end")
+
+
+def _vllm(path: Path, installed: str | None) -> Iterator[Item]:
+    """Compiled graphs by digest, DeepGEMM's kernels, and FlashInfer's tactics by version."""
+    graphs = path / "torch_compile_cache"
+    for folder in (*folders(graphs), *folders(graphs / "torch_aot_compile")):
+        if re.fullmatch(r"[0-9a-f]{10}|[0-9a-f]{64}", folder.name):
+            yield Item(folder, UNKNOWN)
+    yield from _deep_gemm(path / "deep_gemm", installed)
+    flashinfer = package("flashinfer", distribution="flashinfer-python").value
+    for version in folders(path / "flashinfer_autotune_cache"):
+        if not _VERSION.fullmatch(version.name):
+            continue
+        if flashinfer is not None and version.name != flashinfer:
+            yield Item(version, STALE, f"tuned with FlashInfer {version.name}, {flashinfer} is installed")
+        else:
+            yield Item(version, CURRENT if flashinfer else UNKNOWN)
+
+
+def _inductor(path: Path, installed: str | None) -> Iterator[Item]:
+    """Sources and libraries in folders named by two letters of their files' names, and what torch.compile found."""
+    for folder in folders(path):
+        files = entries(folder)
+        if re.fullmatch(r"[a-z2-7]{2}", folder.name) and all(file.name[1:3] == folder.name for file in files):
+            empty = _empty_binary(files)
+            yield Item(folder, UNKNOWN) if empty is None else Item(folder, BROKEN, f"{empty.name} is empty")
+    for folder in (entry for letters in folders(path / "fxgraph") for entry in folders(letters)):
+        if re.fullmatch(r"f[a-z2-7]{51}", folder.name):
+            yield Item(folder, UNKNOWN)
+    for folder in folders(path / "aotautograd"):
+        if re.fullmatch(r"a[a-z2-7]{51}", folder.name):
+            yield Item(folder, UNKNOWN)
+    triton = package("triton").value
+    for device in folders(path / "triton"):
+        yield from _triton(device, triton)
+
+
+def _empty_binary(files: list[Path]) -> Path | None:
+    return next((file for file in files if file.suffix in _BINARIES and file.lstat().st_size == 0), None)
+
+
+def _json(path: Path) -> dict[str, object] | None:
+    try:
+        told = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+KNOWN = (
+    Known("triton", "triton", "triton", "TRITON_CACHE_DIR", _triton_folder, _triton),
+    Known(
+        "flashinfer",
+        "flashinfer",
+        "flashinfer-python",
+        "FLASHINFER_WORKSPACE_BASE",
+        _flashinfer_folder,
+        _flashinfer,
+    ),
+    Known(
+        "deep_gemm",
+        "deep_gemm",
+        "deep_gemm",
+        "DG_JIT_CACHE_DIR",
+        _named("DG_JIT_CACHE_DIR", ".deep_gemm"),
+        _deep_gemm,
+    ),
+    Known("vllm", "vllm", "vllm", "VLLM_CACHE_ROOT", _vllm_folder, _vllm),
+    Known("inductor", "torch", "torch", "TORCHINDUCTOR_CACHE_DIR", _inductor_folder, _inductor),
+)

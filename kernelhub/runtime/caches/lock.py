@@ -1,0 +1,232 @@
+"""A lock that says who holds it, that ends with its holder, and that holds on NFS.
+
+It is a file that appears by link(2), which is atomic on every file system that has it, NFS included, where flock may
+be a no-op and O_EXCL was not atomic. Its contents name the holder: host, boot, container, process and the time that
+process started. So a holder that died on this machine is known at once, also if its process id was given away; one
+elsewhere is told by age, since a holder touches its lock every few seconds. Ages are differences of two times that the
+file system gave, so clocks that disagree do no harm.
+
+What a lock protects must be published by an atomic rename: if a holder that was taken for dead comes back, two
+processes make the same thing, and either is good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelhub.errors import LockTimeout
+from kernelhub.runtime.caches.holder import Holder, myself
+from kernelhub.runtime.caches.notices import say
+
+STALE_AFTER_S = 120.0  # without a sign of life of a holder elsewhere; NFS keeps attributes for up to 60
+_BEAT_S = 15.0
+_UNREADABLE_AFTER_S = 10.0  # the longest that a file may be without contents where there is no link(2)
+_BREAKER_S = 10.0  # the longest that taking a dead holder's lock away may last
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+_SAY_AFTER_S = 5.0
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+OnWait = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lock that this thread holds.
+
+    Attributes:
+        token: unlike that of any other hold.
+        after: token of the dead holder that it was taken from, or None.
+    """
+
+    path: Path
+    token: str
+    after: str | None
+
+    def still(self) -> bool:
+        """Whether nobody has taken it over."""
+        holder = Holder.read(self.path)
+        return holder is not None and holder.token == self.token
+
+
+@contextlib.contextmanager
+def lock(
+    path: Path, *, timeout_s: float, stale_after_s: float = STALE_AFTER_S, on_wait: OnWait | None = None
+) -> Iterator[Held]:
+    """Hold the lock `path` among threads, processes and machines.
+
+    Args:
+        path: the file, in a folder that is there.
+        timeout_s: longest wait.
+        stale_after_s: after how long without a sign of life a holder on another machine counts as dead.
+        on_wait: called several times a second while waiting, with the holder as words and the seconds waited.
+
+    Raises:
+        LockTimeout: it is held by somebody else, who is named.
+        OSError: the folder cannot be written.
+    """
+    begun = time.monotonic()
+    mine = _thread_lock(str(path))
+    if not mine.acquire(timeout=max(timeout_s, 0.0)):
+        raise LockTimeout(path, "another thread of this process", time.monotonic() - begun)
+    try:
+        held = _acquire(path, begun, timeout_s, stale_after_s, on_wait)
+        ended = threading.Event()
+        beat = threading.Thread(target=_beat, args=(held, ended), name=f"holds {path.name}", daemon=True)
+        beat.start()
+        process = os.getpid()
+        try:
+            yield held
+        finally:
+            if os.getpid() == process:  # a child that was forked meanwhile holds nothing
+                ended.set()
+                beat.join()
+                _release(held)
+    finally:
+        mine.release()
+
+
+def _acquire(path: Path, begun: float, timeout_s: float, stale_after_s: float, on_wait: OnWait | None) -> Held:
+    """Wait for the lock. A file of our own beside it is what gets linked, and what tells the file system's time."""
+    me = myself(uuid.uuid4().hex)
+    own = path.with_name(f".{path.name}-{me.token}")
+    pause, after = _FIRST_PAUSE_S, None
+    try:
+        own.write_text(me.to_text())
+        while not _taken(own, path, me):
+            os.utime(own)
+            holder, age_s = Holder.read(path), _age_s(path, own)
+            if age_s is None:  # given up meanwhile
+                continue
+            dead = _dead(path, holder, age_s, stale_after_s)
+            if dead is not None:
+                if _break(path, own, me, holder):
+                    say(dead[0], path, dead[1])
+                    after = holder.token if holder is not None else None
+                continue
+            waited_s = time.monotonic() - begun
+            words = f"{holder or 'somebody who is not named'}, {age_s:.0f} s ago last seen"
+            if waited_s >= timeout_s:
+                raise LockTimeout(path, words, waited_s)
+            if on_wait is not None:
+                on_wait(words, waited_s)
+            if waited_s > _SAY_AFTER_S:
+                say("lock_wait", path, f"waiting for {path}, held by {words}, for at most {timeout_s:g} s")
+            time.sleep(min(pause, max(timeout_s - waited_s, 0.001)))
+            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+    finally:
+        with contextlib.suppress(OSError):
+            own.unlink()
+    return Held(path, me.token, after)
+
+
+def _taken(own: Path, path: Path, me: Holder) -> bool:
+    """One attempt. The answer of link(2) may be lost on NFS, so the number of links decides."""
+    try:
+        os.link(own, path)
+        return True
+    except FileExistsError:
+        return own.stat().st_nlink == 2
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    try:  # no hard links here, as on some FUSE mounts
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except FileExistsError:
+        return False
+    with open(descriptor, "w") as file:
+        file.write(me.to_text())
+    return True
+
+
+def _dead(path: Path, holder: Holder | None, age_s: float, stale_after_s: float) -> tuple[str, str] | None:
+    """Why the holder is dead, as code and sentence; None if it may live."""
+    if holder is None:
+        if age_s > _UNREADABLE_AFTER_S:
+            return "lock_unreadable", f"{path} names no holder and is {age_s:.0f} s old"
+        return None
+    if holder.is_here():
+        ended = holder.ended()
+        return None if ended is None else (ended, f"{path} was held by {holder}, which is gone")
+    if age_s > stale_after_s:
+        return "lock_expired", f"{path} is held by {holder}, without a sign of life for {age_s:.0f} s"
+    return None
+
+
+def _break(path: Path, own: Path, me: Holder, holder: Holder | None) -> bool:
+    """Take a dead holder's lock away, and only that one. One process at a time may, by a lock of the same kind.
+
+    Renaming the file away and looking whose it was would not do: if it is the next holder's by then, that one cannot
+    find its lock when it gives it up, and nobody ever does.
+    """
+    breaker = path.with_name(f".{path.name}-breaker")
+    if not _taken(own, breaker, me):
+        age_s = _age_s(breaker, own)
+        if age_s is not None and age_s > _BREAKER_S:  # it was ended in these few lines
+            breaker.unlink(missing_ok=True)
+        time.sleep(_FIRST_PAUSE_S)
+        return False
+    try:
+        right = Holder.read(path) == holder
+        if right:
+            path.unlink(missing_ok=True)
+        return right
+    finally:
+        breaker.unlink(missing_ok=True)
+
+
+def _release(held: Held) -> None:
+    """Give it up. What was made under it stands, so a folder that cannot be written any more is said, not raised."""
+    if not held.still():
+        return
+    try:
+        held.path.unlink(missing_ok=True)
+    except OSError as error:
+        say("lock_left", held.path, f"{held.path} cannot be removed: {error.strerror or error}")
+
+
+def _beat(held: Held, ended: threading.Event) -> None:
+    """Signs of life, until the lock is given up or lost."""
+    while not ended.wait(_BEAT_S):
+        try:
+            if not held.still():
+                return
+            os.utime(held.path)
+        except OSError:  # a file system that fails for a moment; the next beat may get through
+            continue
+
+
+def _age_s(path: Path, own: Path) -> float | None:
+    """Seconds since the holder's last sign of life, by the file system's clock; None if the lock is gone."""
+    try:
+        with path.open("rb") as file:  # NFS asks for fresh attributes when a file is opened
+            return max(own.stat().st_mtime - os.fstat(file.fileno()).st_mtime, 0.0)
+    except FileNotFoundError:
+        return None
+
+
+_thread_locks: dict[str, threading.Lock] = {}
+_thread_locks_guard = threading.Lock()
+
+
+def _thread_lock(path: str) -> threading.Lock:
+    with _thread_locks_guard:
+        return _thread_locks.setdefault(path, threading.Lock())
+
+
+def _renew() -> None:
+    """After a fork: the threads that held these are not here, their locks in files are the parent's."""
+    global _thread_locks_guard
+    _thread_locks_guard = threading.Lock()
+    _thread_locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

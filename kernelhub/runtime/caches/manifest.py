@@ -1,0 +1,184 @@
+"""Whether what lies in the cache is what was put there.
+
+An entry is a folder with files and a ``manifest.json`` that lists each file's size and SHA-256, for what it was made
+(every part of the fingerprint), by whom, and a digest of itself. A document is one JSON file of the same form with
+the document in it. Whatever does not hold is a `Flaw`, never loaded.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, file_digest
+
+NAME = "manifest.json"
+FORMAT = 1
+_MOST_BYTES = 256 << 20  # of a manifest or document; what is longer was not written by us
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Why an entry is a miss: a key of `notices.CODES` and a sentence."""
+
+    code: str
+    sentence: str
+
+
+def describe(kind: str, name: str, fingerprint: Fingerprint) -> dict[str, Any]:
+    """What manifests and documents say first: for what, by whom, when."""
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "name": name,
+        "sm": fingerprint.sm,
+        "fingerprint": fingerprint.digest,
+        "parts": dict(fingerprint.parts),
+        "made": {
+            "kernelhub": version(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "user": _user(),
+            "unix_time": round(time.time(), 3),
+        },
+    }
+
+
+def version() -> str:
+    """Of the kernelhub that runs."""
+    return str(getattr(sys.modules["kernelhub"], "__version__", "unknown"))
+
+
+def sealed(content: Mapping[str, Any]) -> str:
+    """The text of a manifest or document, with the digest of all else that it says.
+
+    Raises:
+        ValueError: a number in it is not finite.
+        TypeError: it holds what JSON does not.
+    """
+    return json.dumps({**content, "sha256": _own_digest(content)}, indent=1, sort_keys=True, allow_nan=False)
+
+
+def write(folder: Path, kind: str, name: str, fingerprint: Fingerprint) -> None:
+    """List the files of a folder in its manifest, and have all of it on disk before this returns."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    listed = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        for path in files
+    }
+    (folder / NAME).write_text(sealed({**describe(kind, name, fingerprint), "files": listed}))
+    for path in (*files, folder / NAME, folder):
+        synchronise(path)
+
+
+def verify(folder: Path, fingerprint: Fingerprint | None = None) -> dict[str, Any] | Flaw:
+    """The manifest of an entry in which everything holds, or what does not.
+
+    Args:
+        folder: the entry.
+        fingerprint: for what it must have been made; by default for whatever it says.
+    """
+    if folder.is_symlink():
+        return Flaw("entry_symlink", f"{folder} is a symbolic link")
+    try:
+        content = read(folder / NAME, fingerprint)
+        if isinstance(content, Flaw):
+            return content
+        for name, told in content["files"].items():
+            flaw = _file_flaw(folder, name, int(told["bytes"]), str(told["sha256"]))
+            if flaw is not None:
+                return flaw
+    except OSError as error:
+        return Flaw("entry_unreadable", f"{error.filename or folder}: {error.strerror or error}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Flaw("manifest_unreadable", f"{folder / NAME} lists its files in no known way: {error!r}")
+    return content
+
+
+def read(path: Path, fingerprint: Fingerprint | None = None) -> dict[str, Any] | Flaw:
+    """The contents of a manifest or document in which everything holds, or what does not.
+
+    Raises:
+        OSError: it is there and cannot be read.
+    """
+    if path.is_symlink():
+        return Flaw("entry_symlink", f"{path} is a symbolic link")
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        return Flaw("manifest_missing", f"there is no {path}")
+    try:
+        content = json.loads(raw.decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        return Flaw("manifest_unreadable", f"{path} ({len(raw)} bytes) is not JSON: {error}")
+    if not isinstance(content, dict) or not isinstance(content.get("parts"), dict) or "sha256" not in content:
+        return Flaw("manifest_unreadable", f"{path} is JSON, but no manifest")
+    if content["sha256"] != _own_digest({key: value for key, value in content.items() if key != "sha256"}):
+        return Flaw("manifest_edited", f"{path} was changed after it was written")
+    return _foreign(path, content, fingerprint) or content
+
+
+def synchronise(path: Path) -> None:
+    """Have a file or folder on disk, so that after a crash, or on another machine, there is all of it or nothing."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _foreign(path: Path, content: dict[str, Any], fingerprint: Fingerprint | None) -> Flaw | None:
+    if content.get("format") != FORMAT:
+        return Flaw("manifest_foreign", f"{path} has format {content.get('format')}, this version reads {FORMAT}")
+    if fingerprint is None:
+        told = Fingerprint(str(content.get("sm")), tuple(sorted(content["parts"].items())))
+        folder = path.parent.parent if path.name == NAME else path.parent
+        if told.digest == content.get("fingerprint") == folder.name and told.sm == folder.parent.name:
+            return None
+        return Flaw("manifest_foreign", f"{path} was made for {told.sm}/{content.get('fingerprint')} and copied here")
+    differs = fingerprint.difference(content["parts"])
+    if content.get("sm") != fingerprint.sm:
+        differs = f"sm {content.get('sm')}, not {fingerprint.sm}"
+    return Flaw("manifest_foreign", f"{path} was made for {differs}") if differs else None
+
+
+def _file_flaw(folder: Path, name: str, num_bytes: int, sha256: str) -> Flaw | None:
+    path = folder / name
+    if os.path.isabs(name) or ".." in Path(name).parts:
+        return Flaw("manifest_foreign", f"{folder / NAME} lists {name}, which is outside of the entry")
+    try:
+        told = path.lstat()
+    except FileNotFoundError:
+        return Flaw("file_missing", f"there is no {path}")
+    if not stat.S_ISREG(told.st_mode):
+        return Flaw("entry_symlink", f"{path} is no ordinary file")
+    if told.st_size != num_bytes:
+        return Flaw("file_truncated", f"{path} has {told.st_size} bytes, {num_bytes} were made")
+    if file_digest(path) != sha256:
+        return Flaw("file_edited", f"{path} does not hold what was made")
+    return None
+
+
+def _own_digest(content: Mapping[str, Any]) -> str:
+    return digest_of(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False))
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is no number that we write")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a user without an account, as containers have
+        return str(os.getuid())
