@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from kernelhub.ops.quant.nvfp4 import dequantize_nvfp4 as dequantize_nvfp4
     from kernelhub.ops.quant.nvfp4 import quantize_nvfp4 as quantize_nvfp4
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
+    from kernelhub.runtime.health import health as health
+    from kernelhub.runtime.seal import seal as seal
+    from kernelhub.runtime.seal import unseal as unseal
+    from kernelhub.runtime.warm import warm as warm
 
 __version__ = "0.1.0"
 
@@ -89,6 +93,10 @@ _HOMES = {
     "Selection": "kernelhub.dispatch.select",
     "DeviceFacts": "kernelhub.probes.device",
     "SimulatedMachine": "kernelhub.dispatch.machine",
+    "health": "kernelhub.runtime.health",
+    "seal": "kernelhub.runtime.seal",
+    "unseal": "kernelhub.runtime.seal",
+    "warm": "kernelhub.runtime.warm",
 }
 
 __all__ = ["__version__", "errors", *_HOMES]

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from kernelhub.dispatch.work import JOURNAL
 from kernelhub.probes import cache, compiler
 
 _HERE = Path(__file__).parent
@@ -56,6 +57,11 @@ def flags() -> tuple[str, ...]:
 
 
 def _compile(command: list[str], source: Path, target: Path) -> None:
+    with JOURNAL.doing("compile", source.name, "cpp"):
+        _run(command, source, target)
+
+
+def _run(command: list[str], source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="making-") as place:
         made = Path(place) / target.name

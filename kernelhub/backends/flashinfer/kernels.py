@@ -8,13 +8,17 @@ from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
 from kernelhub.backends.flashinfer.quant import kernels as quant
-from kernelhub.dispatch.kernel import Backend
+from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(
     "flashinfer",
     "FlashInfer's kernels, compiled at first use unless they were built ahead",
     package="flashinfer",
     homepage="https://github.com/flashinfer-ai/flashinfer",
+    watches=(
+        Watch("flashinfer", "kernelhub.backends.flashinfer.watch:watch"),
+        Watch("flashinfer.autotuner", "kernelhub.backends.flashinfer.watch:watch_tuner"),
+    ),
 )
 
 KERNELS = (*attention.KERNELS, *mla.KERNELS, *gemm.KERNELS, *grouped.KERNELS, *moe.KERNELS, *quant.KERNELS)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
@@ -99,13 +100,18 @@ class PagedAttentionPlan(PagedPlan):
         super().__init__(bound, traced_as(run, self._traced), k_cache.shape[0])
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
-        launch, values = self.adapter.launch, self._values
+        adapter, values = self.adapter, self._values
+        launch = adapter.launch
         width = self.selection.problem.head_dim_vo
 
         def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Tensor:
             if out is None:
                 out = q.new_empty((*q.shape[:-1], width))
-            launch(q, k_cache, v_cache, step, values, out, None)
+            try:
+                launch(q, k_cache, v_cache, step, values, out, None)
+            except Exception as error:
+                failed(adapter, error)
+                raise
             return out
 
         def run_with_lse(
@@ -114,7 +120,11 @@ class PagedAttentionPlan(PagedPlan):
             if out is None:
                 out = q.new_empty((*q.shape[:-1], width))
             lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
-            launch(q, k_cache, v_cache, step, values, out, lse)
+            try:
+                launch(q, k_cache, v_cache, step, values, out, lse)
+            except Exception as error:
+                failed(adapter, error)
+                raise
             return out, lse
 
         def traced(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Any:

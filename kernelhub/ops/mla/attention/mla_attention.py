@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
@@ -92,7 +93,8 @@ class MlaAttentionPlan(PagedPlan):
         super().__init__(bound, traced_as(run, self._traced), arguments[1].shape[0])
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
-        launch, values, problem = self.adapter.launch, self._values, self.selection.problem
+        adapter, values, problem = self.adapter, self._values, self.selection.problem
+        launch = adapter.launch
         value_dim, sparse, returns_lse = problem.value_dim, problem.sparse, problem.lse
 
         def run(q: Tensor, kv_cache: Tensor, topk_indices: Tensor | None = None, *, out: Tensor | None = None) -> Any:
@@ -102,7 +104,11 @@ class MlaAttentionPlan(PagedPlan):
             if out is None:
                 out = q.new_empty((*q.shape[:-1], value_dim))
             lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32) if returns_lse else None
-            launch(q, rows_of(kv_cache), flat(topk_indices), step, values, out, lse)
+            try:
+                launch(q, rows_of(kv_cache), flat(topk_indices), step, values, out, lse)
+            except Exception as error:
+                failed(adapter, error)
+                raise
             return out if lse is None else (out, lse)
 
         def traced(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
@@ -184,7 +185,11 @@ def _start_of(adapter: Any, tick: Callable[[], int]) -> Callable[..., Tensor]:
             if residual is not None:
                 values = values._replace(residual=residual)
             tick()
-            launch(x, w13, w2, topk_weights, topk_ids, values, out)
+            try:
+                launch(x, w13, w2, topk_weights, topk_ids, values, out)
+            except Exception as error:
+                failed(adapter, error)
+                raise
         return out
 
     return start
