@@ -22,7 +22,7 @@ from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.foreign import read_foreign
 from kernelhub.dispatch.gate import GATE, Caller
-from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.kernel import Kernel, Watch
 from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import line_for, ranked
@@ -85,7 +85,7 @@ class Hub:
         self._fallbacks: dict[tuple[str, str, str], Fallback] = {}
         self._alive: weakref.WeakValueDictionary[int, Bound] = weakref.WeakValueDictionary()
         self.plans: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._watched: set[tuple[str, str]] = set()
+        self._watched: set[Watch] = set()  # libraries that tell, which they do until the process ends
         JOURNAL.caller = self.caller
 
     @property
@@ -200,8 +200,8 @@ class Hub:
                 said = frame.f_locals
                 kernel = said.get("kernel")
                 return Caller(said["op"], kernel.name if kernel else "", said["problem"], None, frame)
-            for name in ("self", "adapter"):
-                holder = frame.f_locals.get(name)
+            said = frame.f_locals
+            for holder in (said.get("self"), said.get("adapter"), getattr(said.get("launch"), "__self__", None)):
                 bound = None if holder is None else self.bound_of(holder)
                 if bound is not None:
                     verdict = bound.selection
@@ -211,12 +211,10 @@ class Hub:
 
     def watch(self) -> None:
         """Have those backends' libraries that are imported by now tell of what they compile; imports none of them."""
-        for registered in self.registry.backends.values():
-            for watch in registered.backend.watches if registered.backend else ():
-                place = (watch.module, watch.target)
-                if place not in self._watched and is_imported(watch.module):
-                    self._watched.add(place)
-                    load_attribute(watch.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])(watch.module, JOURNAL)
+        for watch in self.registry.watches:
+            if watch.module in sys.modules and watch not in self._watched and is_imported(watch.module):
+                self._watched.add(watch)
+                load_attribute(watch.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])(watch.module, JOURNAL)
 
     def configure(self, layer: Layer) -> None:
         """Replace what `configure` said, and forget every choice made under it."""

@@ -55,8 +55,12 @@ def is_final(error: BaseException) -> bool:
     return any(phrase in text for phrase in _FINAL) and not any(phrase in text for phrase in _OUT_OF_MEMORY)
 
 
-def failed(adapter: Any, error: Exception) -> None:
+def failed(method: Any, error: Exception) -> None:
     """Look at what a launch raised; the caller raises it again when this returns.
+
+    Args:
+        method: the method of the adapter that raised.
+        error: what it raised.
 
     Raises:
         DeviceLost: the device was lost before.
@@ -65,7 +69,7 @@ def failed(adapter: Any, error: Exception) -> None:
     refusal = JOURNAL.swallowed()
     if refusal is not None and error is not refusal and not isinstance(error, KernelhubError):
         raise refusal from error
-    bound = HUB.bound_of(adapter)
+    bound = HUB.bound_of(getattr(method, "__self__", None))
     if bound is None or not is_final(error):
         return
     if bound.device in GATE.lost:

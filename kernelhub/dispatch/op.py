@@ -71,7 +71,6 @@ class Op(Generic[ProblemT]):
         self.table: dict[Key, Run] = {}
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
         self._bound: dict[tuple[Names | None, Layers, Key, int], Bound] = {}
-        self._ready: dict[tuple[Names | None, Layers, ProblemT, int], Bound] = {}
         self._asked: dict[Key, dict[str, Any]] = {}  # forms of the arguments that plans were prepared with
         HUB.on_change(self._forget)
 
@@ -118,19 +117,16 @@ class Op(Generic[ProblemT]):
         with HUB.lock:
             bound = self._bound.get((names, contexts, key, device))
             if bound is None:
-                problem = self.contract.problem_of(key, device)
-                bound = self._ready.get((names, contexts, problem, device))  # another key may mean the same
-                if bound is None:
-                    bound = self._commit(problem, names, contexts, key, device, backend)
-                    self._ready[names, contexts, problem, device] = bound
+                bound = self._commit(names, contexts, key, device, backend)
                 self._bound[names, contexts, key, device] = bound
         return bound
 
-    def _commit(
-        self, problem: ProblemT, names: Names | None, contexts: Layers, key: Key, device: int, backend: Backend
-    ) -> Bound:
-        op = self.contract.name
+    def _commit(self, names: Names | None, contexts: Layers, key: Key, device: int, backend: Backend) -> Bound:
+        op, problem = self.contract.name, self.contract.problem_of(key, device)
         if GATE.refuse is not None:
+            for said, layers, _, index, other in self._decided():  # another key may mean the same
+                if (said, layers, index) == (names, contexts, device) and other.selection.problem == problem:
+                    return other
             raise GATE.refuse("decide", "which kernel runs", Caller(op, "", problem, key, sys._getframe(1)))
         policy = HUB.policy(op, names, contexts)
 
@@ -141,7 +137,10 @@ class Op(Generic[ProblemT]):
 
     def ready(self) -> tuple[ProblemT, ...]:
         """The problems that were decided and made ready, oldest first."""
-        return tuple(problem for _, _, problem, _ in self._ready)
+        return tuple(dict.fromkeys(bound.selection.problem for *_, bound in self._decided()))
+
+    def _decided(self) -> list[tuple[Names | None, Layers, Key, int, Bound]]:
+        return [(*place, bound) for place, bound in self._bound.items()]
 
     def forms_of(self, key: Key, bound: Bound | None) -> dict[str, Any]:
         """Forms of the arguments that `prepare` was called with for a key, or for one of those that are bound so."""
@@ -177,7 +176,6 @@ class Op(Generic[ProblemT]):
         self.table.clear()
         self._overrides.clear()
         self._bound.clear()
-        self._ready.clear()
         self._asked.clear()
 
 

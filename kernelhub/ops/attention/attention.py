@@ -157,31 +157,30 @@ class AttentionPlan(Plan):
         return AttentionStep(self._runner(step), step)
 
     def _runner(self, step: DenseStep) -> Callable[..., Any]:
-        adapter, values = self.adapter, self._values
-        launch, compute = adapter.launch, adapter.compute
+        launch, compute, values = self.adapter.launch, self.adapter.compute, self._values
         width = self.selection.problem.head_dim_vo
 
         def run(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
-            try:
+            try:  # around all: inside the body it costs Python 3.11 10 ns
                 if out is None:
                     result: Tensor = compute(q, k, v, step, values)
                     return result
                 launch(q, k, v, step, values, out, None)
+                return out
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
-            return out
 
         def run_with_lse(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            if out is None:
-                out = q.new_empty((*q.shape[:-1], width))
-            lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
             try:
+                if out is None:
+                    out = q.new_empty((*q.shape[:-1], width))
+                lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
                 launch(q, k, v, step, values, out, lse)
+                return out, lse
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
-            return out, lse
 
         def traced(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
             return self._traced(

@@ -155,7 +155,7 @@ def begin(
     try:
         adapter.begin(step)
     except Exception as error:
-        failed(adapter, error)
+        failed(adapter.begin, error)
         raise
     return step
 
@@ -234,7 +234,7 @@ def bind(
                 try:
                     return compute(q, k, v, step, values)
                 except Exception as error:
-                    failed(adapter, error)
+                    failed(compute, error)
                     raise
             out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
         elif out.shape != out_shape or out.dtype is not dtype or out.data_ptr() == q.data_ptr():
@@ -245,7 +245,7 @@ def bind(
             try:
                 launch(q, k, v, step, values, out, lse)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out if lse is None else (out, lse)
 

@@ -100,32 +100,31 @@ class PagedAttentionPlan(PagedPlan):
         super().__init__(bound, traced_as(run, self._traced), k_cache.shape[0])
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
-        adapter, values = self.adapter, self._values
-        launch = adapter.launch
+        launch, values = self.adapter.launch, self._values
         width = self.selection.problem.head_dim_vo
 
         def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Tensor:
-            if out is None:
-                out = q.new_empty((*q.shape[:-1], width))
-            try:
+            try:  # around all: inside the body it costs Python 3.11 10 ns
+                if out is None:
+                    out = q.new_empty((*q.shape[:-1], width))
                 launch(q, k_cache, v_cache, step, values, out, None)
+                return out
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
-            return out
 
         def run_with_lse(
             q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
-            if out is None:
-                out = q.new_empty((*q.shape[:-1], width))
-            lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
             try:
+                if out is None:
+                    out = q.new_empty((*q.shape[:-1], width))
+                lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
                 launch(q, k_cache, v_cache, step, values, out, lse)
+                return out, lse
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
-            return out, lse
 
         def traced(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Any:
             return self._traced(

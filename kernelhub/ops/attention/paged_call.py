@@ -182,7 +182,7 @@ def begin(
     try:
         adapter.begin(step)
     except Exception as error:
-        failed(adapter, error)
+        failed(adapter.begin, error)
         raise
     return step
 
@@ -304,7 +304,7 @@ def bind(
             try:
                 launch(q, k_cache, v_cache, step, values, out, lse)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out if lse is None else (out, lse)
 

@@ -120,7 +120,7 @@ def bind(
             try:
                 launch(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out
 

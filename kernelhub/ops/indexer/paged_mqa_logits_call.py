@@ -211,7 +211,7 @@ def bind(
             try:
                 launch(q, k_cache, k_scale_cache, weights, block_table, seq_lens, out)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out
 

@@ -94,7 +94,7 @@ def bind(
             try:
                 launch(logits, row_starts, row_ends, out)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out
 

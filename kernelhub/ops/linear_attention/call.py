@@ -184,7 +184,7 @@ def bind(
             try:
                 launch(q, k, v, decay, scale, cu_seqlens, States(state, state_indices, out_state, after_at), out)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return (out, out_state) if keeps else out
 

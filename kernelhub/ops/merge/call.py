@@ -141,7 +141,7 @@ def bind(
             try:
                 launch(outs, lses, out, out_lse)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out if out_lse is None else (out, out_lse)
 

@@ -155,7 +155,7 @@ def bind_dequantize(op: str) -> Callable[..., Run]:
                 try:
                     launch(any_rows(x, block), areas, global_scale, values)
                 except Exception as error:
-                    failed(adapter, error)
+                    failed(launch, error)
                     raise
             return out
 

@@ -140,7 +140,7 @@ def bind_fp8(
             try:
                 launch(any_rows(x, block), codes, areas, None)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         elif not problem.static:
             scale.fill_(LEAST_SCALE)

@@ -60,7 +60,7 @@ def bind_mx(op: str) -> Callable[..., Run]:
                 try:
                     launch(any_rows(x, False), codes, scale, None)
                 except Exception as error:
-                    failed(adapter, error)
+                    failed(launch, error)
                     raise
             return out, out_scale
 

@@ -85,7 +85,7 @@ def bind_nvfp4(
             try:
                 launch(any_rows(x, False), codes, scale, global_scale)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         elif not problem.static:
             global_scale.fill_(LEAST_GLOBAL_SCALE)

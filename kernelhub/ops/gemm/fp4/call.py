@@ -86,7 +86,7 @@ def bind(
             try:
                 launch(_activations(a, a_scale, a_global_scale), _weights(b, b_scale, b_global_scale), bias, rows)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out
 

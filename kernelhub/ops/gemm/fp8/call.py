@@ -149,7 +149,7 @@ def bind(
             try:
                 launch(a, b, a_scale, b_scale, bias, out)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out
 

@@ -219,12 +219,12 @@ def bind(
             try:
                 return compute(GroupedOperands(*operands))
             except Exception as error:
-                failed(adapter, error)
+                failed(compute, error)
                 raise
         try:
             launch(GroupedOperands(*operands), out)
         except Exception as error:
-            failed(adapter, error)
+            failed(launch, error)
             raise
         return out
 

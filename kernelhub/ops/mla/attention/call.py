@@ -249,7 +249,7 @@ def bind(
             try:
                 launch(q, rows_of(kv_cache), flat(topk_indices), step, values, out, lse)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out if lse is None else (out, lse)
 

@@ -176,7 +176,7 @@ def bind(
             try:
                 launch(kv_c, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, rows, slot_mapping, kv_scale)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return kv_cache
 

@@ -119,7 +119,7 @@ def bind(
                     None if stands_in(k_nope, out) else k_nope, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, out
                 )
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out
 

@@ -188,7 +188,7 @@ def _start_of(adapter: Any, tick: Callable[[], int]) -> Callable[..., Tensor]:
             try:
                 launch(x, w13, w2, topk_weights, topk_ids, values, out)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out
 

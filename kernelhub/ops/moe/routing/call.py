@@ -189,7 +189,7 @@ def bind(
             try:
                 launch(logits, correction_bias, float(scaling_factor), out_weights, out_ids)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out_weights, out_ids
 

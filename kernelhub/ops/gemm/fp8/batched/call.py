@@ -117,7 +117,7 @@ def bind(
             try:
                 launch(a, b, a_scale, b_scale, out)
             except Exception as error:
-                failed(adapter, error)
+                failed(launch, error)
                 raise
         return out
 
