@@ -257,6 +257,8 @@ class Hub:
         with self.lock:
             GATE.open()
             GATE.lost.clear()
+            self._alive.clear()
+            self.plans.clear()
             self.configured = Layer()
             self.machine.forget()
             self._settings = None

@@ -149,6 +149,8 @@ class Op(Generic[ProblemT]):
 
     def ask(self, backend: Backend, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Asked:
         """How the op's function reads these arguments."""
+        if type(backend) is list:
+            backend = tuple(backend)
         asked: Asked = self.function(*args, **kwargs, backend=Ask(backend))
         if asked.key not in self._asked:
             given = inspect.signature(self.function).bind(*args, **kwargs).arguments

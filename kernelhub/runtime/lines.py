@@ -61,18 +61,19 @@ def _forms(caller: Caller, function: Any, device: torch.device) -> dict[str, Any
         if frame.f_code is inspect.unwrap(function).__code__ and not isinstance(said.get("backend"), Ask):
             return _changed(written({name: said[name] for name in parameters}, device), defaults)
         if str(frame.f_globals.get("__name__", "")).startswith(_OPS):
-            met |= _tensors(said, parameters)
+            met = _tensors(frame, parameters)  # the outermost is the plan's own, whose arguments are called as the op's
         frame = frame.f_back
     forms = dict(function.op.forms_of(caller.key, caller.bound))
-    known = {name: value for name, value in met.items() if caller.bound is not None}
-    return _changed(forms | written(known, device), defaults)
+    return _changed(forms | written(met if caller.bound is not None else {}, device), defaults)
 
 
-def _tensors(said: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors of a plan's run by the names of the op's parameters; those of its step too."""
+def _tensors(frame: FrameType, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors that a plan's run was given, by the names of the op's parameters; those of its step too."""
+    code, said = frame.f_code, frame.f_locals
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     step = said.get("step")
     of_step = {name: getattr(step, name, None) for name in parameters} if step is not None else {}
-    found = {**of_step, **{name: said.get(name) for name in parameters if said.get(name) is not None}}
+    found = {**of_step, **{name: said.get(name) for name in names if name in parameters}}
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 

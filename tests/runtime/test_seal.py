@@ -1,0 +1,209 @@
+"""After `seal()` a call runs at once or says what was missing; nothing is launched, and nothing else is chosen."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from kernelhub.errors import ConfigurationError, NotWarmed
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from tests.dispatch.backends import Ones, qkv, record, register
+
+
+class TestSealed:
+    def test_a_ready_call_runs_and_a_new_one_says_so(self) -> None:
+        kernelhub.attention(*qkv())
+        with kernelhub.seal():
+            assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
+            with pytest.raises(NotWarmed, match="decide which kernel runs") as refused:
+                kernelhub.attention(*qkv(), softcap=2.0)
+        error = refused.value
+        assert (error.op, error.kind) == ("attention", "decide")
+        assert error.line.startswith("kernelhub.warm('attention', q='float32[1, 4, 4, 16]'")
+        assert "softcap=2.0" in error.line
+        assert "differs in softcap=True (ready: False)" in str(error)
+
+    def test_nothing_is_launched_and_nothing_is_counted(self) -> None:
+        register("ones", record("ones.k", "Ones"))
+        kernelhub.attention(*qkv())
+        launches, rows = Ones.launches, kernelhub.report().rows
+        with kernelhub.seal(), pytest.raises(NotWarmed):
+            kernelhub.attention(*qkv(), causal=True)
+        assert (Ones.launches, kernelhub.report().rows) == (launches, rows)
+
+    def test_a_plan_is_prepared_only_where_it_is_ready(self) -> None:
+        plan = kernelhub.attention.prepare(*qkv())
+        with kernelhub.seal():
+            assert kernelhub.attention.prepare(*qkv()).kernel == plan.kernel
+            plan.run(*qkv())
+            with pytest.raises(NotWarmed) as refused:
+                kernelhub.attention.prepare(*qkv(), window=3)
+        assert "window=3" in refused.value.line
+
+    def test_explain_goes_on(self) -> None:
+        with kernelhub.seal():
+            assert kernelhub.explain("attention", device="H200", head_dim_qk=96).selected
+
+    def test_keys_that_mean_the_same_are_ready_together(self) -> None:
+        """A bound that the caller gives is no new configuration where the bucket is the same."""
+        q = torch.zeros(8, 4, 16)
+        cache = torch.zeros(4, 16, 2, 16)
+        table, lengths = torch.zeros(2, 4, dtype=torch.int32), torch.full((2,), 9, dtype=torch.int32)
+        offsets = torch.tensor([0, 4, 8], dtype=torch.int32)
+        kernelhub.paged_attention(q, cache, cache, table, lengths, offsets, max_seqlen_q=4)
+        with kernelhub.seal():
+            kernelhub.paged_attention(q, cache, cache, table, lengths, offsets, max_seqlen_q=7)
+
+    def test_a_context_is_part_of_what_is_warmed(self) -> None:
+        kernelhub.attention(*qkv())
+        said = kernelhub.use(deterministic=True, disable="triton")
+        with kernelhub.seal(), said, pytest.raises(NotWarmed) as refused:
+            kernelhub.attention(*qkv())
+        assert refused.value.line.startswith("with kernelhub.use(disable={'*': ('triton',)}, deterministic=True): ")
+        exec(refused.value.line, {"kernelhub": kernelhub})
+        with kernelhub.seal(), kernelhub.use(deterministic=True, disable="triton"):
+            kernelhub.attention(*qkv())
+
+    def test_no_choice_falls_to_another_kernel(self) -> None:
+        """A kernel that cannot be loaded gives way before seal, and not after."""
+        register("gone", record("gone.k", "no_such_module_anywhere:Kernel"))
+        kernelhub.attention(*qkv())
+        assert [item.kernel for item in kernelhub.report().fallbacks] == ["gone.k"]
+        HUB.forget_choices()
+        HUB.machine.load_failures.clear()
+        with kernelhub.seal(), pytest.raises(NotWarmed):
+            kernelhub.attention(*qkv())
+
+    @pytest.mark.parametrize("word", ["configure", "reload", "register_backend", "remove"])
+    def test_what_would_undo_every_choice_is_refused(self, word: str) -> None:
+        handle = register("ones", record("ones.k", "Ones"))
+        act = {
+            "configure": lambda: kernelhub.configure(prefer="torch"),
+            "reload": kernelhub.reload,
+            "register_backend": lambda: register("twos", record("twos.k", "Twos")),
+            "remove": handle.remove,
+        }[word]
+        kernelhub.attention(*qkv())
+        with kernelhub.seal():
+            with pytest.raises(ConfigurationError, match=f"{word}.*sealed"):
+                act()
+            assert float(kernelhub.attention(*qkv()).mean()) == 1.0
+        act()
+
+    def test_warm_is_for_before(self) -> None:
+        with kernelhub.seal(), pytest.raises(ConfigurationError, match="before seal"):
+            kernelhub.warm("attention", device="cpu")
+
+    def test_all_threads_are_sealed(self) -> None:
+        kernelhub.attention(*qkv())
+        answers: list[object] = []
+
+        def call(**more: object) -> None:
+            try:
+                answers.append(kernelhub.attention(*qkv(), **more).shape)
+            except NotWarmed as error:
+                answers.append(error.kind)
+
+        with kernelhub.seal():
+            threads = [threading.Thread(target=call, kwargs=more) for more in ({}, {"causal": True})]
+            for thread in threads:
+                thread.start()
+                thread.join()
+        assert answers == [(1, 4, 4, 16), "decide"]
+
+    def test_unseal_allows_all(self) -> None:
+        kernelhub.seal()
+        assert kernelhub.report().sealed
+        kernelhub.unseal()
+        kernelhub.attention(*qkv())
+        assert not kernelhub.report().sealed
+
+    def test_under_torch_compile_too(self) -> None:
+        q, k, v = qkv()
+        compiled = torch.compile(lambda q, k, v: kernelhub.attention(q, k, v) + 1, backend="eager", fullgraph=True)
+        compiled(q, k, v)
+        with kernelhub.seal():
+            compiled(q, k, v)
+            with pytest.raises(NotWarmed), kernelhub.use(backend="torch.blocked"):
+                compiled(q, k, v)
+
+
+class TestPacking:
+    def test_a_weight_is_not_packed_while_serving(self) -> None:
+        call = fp4_gemm_inputs(tokens=4, n=64, k=128)
+        weight = {name: call[name] for name in ("b", "b_scale", "b_global_scale")}
+        plan = kernelhub.fp4_gemm.prepare(**call, backend="triton")
+        assert plan.layout == "checkpoint" or plan.pack(**weight)
+        packed = [item for item in kernelhub.report().work if item.kind == "pack"]
+        if plan.layout == "checkpoint":
+            pytest.skip("the kernel chosen here packs nothing: 1 case")
+        assert [(item.op, item.kernel) for item in packed] == [("fp4_gemm", plan.kernel)]
+        with kernelhub.seal(), pytest.raises(NotWarmed, match="while the model is loaded"):
+            plan.pack(**weight)
+
+
+class TestSyncs:
+    """A tensor without memory stands for one on a device: reading it on the host would wait."""
+
+    def test_lengths_that_are_on_the_device_are_not_read(self) -> None:
+        register("reads", record("reads.k", "tests.runtime.test_seal:ReadsLengths", op="paged_attention"))
+        cache = torch.zeros(4, 16, 2, 16)
+        table, lengths = torch.zeros(2, 4, dtype=torch.int32), torch.full((2,), 9, dtype=torch.int32)
+        plan = kernelhub.paged_attention.prepare(torch.zeros(2, 4, 16), cache, cache, table, lengths)
+        there = (table.to("meta"), lengths.to("meta"))
+        with kernelhub.seal():
+            with pytest.raises(NotWarmed, match="wait for the device to read seq_lens") as refused:
+                plan.begin(*there)
+            plan.begin(*there, seq_lens_cpu=[9, 9])
+        assert (refused.value.op, refused.value.kind) == ("paged_attention", "sync")
+        assert "seq_lens_cpu=" in str(refused.value)
+
+
+class ReadsLengths(Ones):
+    """Plans with the lengths."""
+
+    def begin(self, step: PagedStep | DenseStep) -> None:
+        assert isinstance(step, PagedStep)
+        step.state = step.lengths()
+
+
+class TestLines:
+    def test_of_a_packed_or_large_call_too(self) -> None:
+        call = moe_inputs("qwen3-30b-a3b", tokens=3, num_experts=4, hidden_size=64, intermediate_size=32, top_k=2)
+        with kernelhub.seal(), pytest.raises(NotWarmed) as refused:
+            kernelhub.fused_moe(**call)
+        exec(refused.value.line, {"kernelhub": kernelhub, "torch": torch})
+        with kernelhub.seal():
+            kernelhub.fused_moe(**call)
+
+    def test_a_warmed_call_gives_its_verdict(self) -> None:
+        shape = "float32[1, 4, 4, 16]"
+        verdict = kernelhub.warm("attention", q=shape, k=shape, v=shape, device="cpu", backend="torch.blocked")
+        assert verdict.selected == "torch.blocked"
+
+
+class TestReport:
+    def test_tells_of_work_as_text_and_json(self) -> None:
+        compiled = torch.compile(lambda x: x.sin() + 1, backend="eager")
+        kernelhub.attention(*qkv())  # what tells of torch.compile hooks it at a decision, once it was imported
+        compiled(torch.ones(3))
+        report = kernelhub.report()
+        graphs = [item for item in report.work if item.by == "torch.compile"]
+        assert len(graphs) == 1
+        assert graphs[0].op is None
+        assert "compile by torch.compile for others: 1" in str(report)
+        assert json.loads(json.dumps(report.to_dict()["work"]))[0]["by"] == "torch.compile"
+
+    def test_foreign_work_after_seal_is_allowed_and_told(self) -> None:
+        torch.compile(lambda x: x + 1, backend="eager")
+        kernelhub.attention(*qkv())
+        with kernelhub.seal():
+            torch.compile(lambda x: x.cos() + 2, backend="eager")(torch.ones(4))
+            assert [item.by for item in kernelhub.report().after_seal] == ["torch.compile"]
