@@ -86,7 +86,7 @@ class Hub:
         self._alive: weakref.WeakValueDictionary[int, Bound] = weakref.WeakValueDictionary()
         self.plans: weakref.WeakSet[Any] = weakref.WeakSet()
         self._watched: set[Watch] = set()  # libraries that tell, which they do until the process ends
-        JOURNAL.caller = self.caller
+        JOURNAL.caller = lambda: caller_on_stack(self)
 
     @property
     def settings(self) -> Settings:
@@ -191,23 +191,6 @@ class Hub:
     def made(self) -> list[Bound]:
         """Every selection made ready that something still holds, oldest first."""
         return list(self._alive.values())
-
-    def caller(self) -> Caller | None:
-        """On behalf of which op the calling code works: told by the adapter whose method is on the stack."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is Hub.commit.__code__:
-                said = frame.f_locals
-                kernel = said.get("kernel")
-                return Caller(said["op"], kernel.name if kernel else "", said["problem"], None, frame)
-            said = frame.f_locals
-            for holder in (said.get("self"), said.get("adapter"), getattr(said.get("launch"), "__self__", None)):
-                bound = None if holder is None else self.bound_of(holder)
-                if bound is not None:
-                    verdict = bound.selection
-                    return Caller(verdict.op, str(verdict.selected), verdict.problem, None, frame, bound)
-            frame = frame.f_back  # type: ignore[assignment]
-        return None
 
     def watch(self) -> None:
         """Have those backends' libraries that are imported by now tell of what they compile; imports none of them."""
@@ -365,6 +348,23 @@ class Hub:
         )
         if known is None:
             fallback_log.warning("%s: falling past %s: %s; %s", op, kernel.name, failure.reason, failure.remedy)
+
+
+def caller_on_stack(hub: Hub) -> Caller | None:
+    """On behalf of which op the calling code works: told by the adapter whose method is on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        said = frame.f_locals
+        if frame.f_code is Hub.commit.__code__:
+            kernel = said.get("kernel")
+            return Caller(said["op"], kernel.name if kernel else "", said["problem"], None, frame)
+        for holder in (said.get("self"), said.get("adapter"), getattr(said.get("launch"), "__self__", None)):
+            bound = None if holder is None else hub.bound_of(holder)
+            if bound is not None:
+                verdict = bound.selection
+                return Caller(verdict.op, str(verdict.selected), verdict.problem, None, frame, bound)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def _ops() -> tuple[Any, ...]:

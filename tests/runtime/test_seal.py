@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,9 @@ import torch
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import ConfigurationError, NotWarmed
+from kernelhub.ops import functions
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
-from kernelhub.ops.moe.experts.inputs import moe_inputs
 from tests.dispatch.backends import Ones, qkv, record, register
 
 
@@ -174,14 +176,61 @@ class ReadsLengths(Ones):
         step.state = step.lengths()
 
 
+SMALL: dict[str, dict[str, Any]] = {
+    "attention": {"q_tokens": 5},
+    "paged_attention": {"seq_lens": (5, 1)},
+    "merge_attention_states": {"tokens": 3, "num_heads": 4},
+    "mla_attention": {"seq_lens": (5, 1), "num_heads": 2},
+    "write_mla_cache": {"tokens": 5},
+    "concat_mla_k": {"tokens": 3, "num_heads": 2},
+    "mqa_logits": {"tokens": 3, "keys": 9},
+    "paged_mqa_logits": {"seq_lens": (70, 3)},
+    "topk_indices": {"tokens": 2, "keys": 40, "k": 8},
+    "linear_attention": {"tokens": 5},
+    **{
+        f"{way}quantize_{form}": {"tokens": 3, "width": 256} for way in ("", "de") for form in ("fp8", "mxfp4", "mxfp8")
+    },
+    **{f"{way}quantize_nvfp4": {"tokens": 3, "width": 256} for way in ("", "de")},
+    "fp4_gemm": {"tokens": 3, "n": 64, "k": 128},
+    "bmm_fp8": {"batch": 2, "tokens": 3, "n": 32, "k": 32},
+    "fp8_gemm": {"tokens": 3, "n": 64, "k": 128},
+    "grouped_gemm": {"sizes": (3, 0, 2), "n": 32, "k": 64},
+    "fused_moe": {"tokens": 3, "num_experts": 4, "hidden_size": 64, "intermediate_size": 32, "top_k": 2},
+    "route_experts": {"tokens": 3},
+}
+
+
+def small_call(function: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of an op: its example's, or for what quantises back, what quantising them gave."""
+    name = str(function.__name__)
+    module, _, example = function.op.contract.example.partition(":")
+    made = getattr(importlib.import_module(module), example)(**SMALL[name])
+    return (getattr(kernelhub, name[2:])(**made), {}) if name.startswith("dequantize") else ((), made)
+
+
 class TestLines:
-    def test_of_a_packed_or_large_call_too(self) -> None:
-        call = moe_inputs("qwen3-30b-a3b", tokens=3, num_experts=4, hidden_size=64, intermediate_size=32, top_k=2)
+    @pytest.mark.parametrize("function", functions(), ids=lambda function: str(function.__name__))
+    def test_of_every_op_makes_it_ready(self, function: Any) -> None:
+        args, kwargs = small_call(function)
         with kernelhub.seal(), pytest.raises(NotWarmed) as refused:
-            kernelhub.fused_moe(**call)
+            function(*args, **kwargs)
+        assert refused.value.op == function.__name__
         exec(refused.value.line, {"kernelhub": kernelhub, "torch": torch})
         with kernelhub.seal():
-            kernelhub.fused_moe(**call)
+            function(*args, **kwargs)
+
+    def test_of_a_packed_weight_too(self) -> None:
+        call = fp4_gemm_inputs(tokens=4, n=64, k=128)
+        weight = {name: call.pop(name) for name in ("b", "b_scale", "b_global_scale")}
+        plan = kernelhub.fp4_gemm.prepare(**call, **weight, backend="triton")
+        packed = plan.pack(**weight)
+        HUB.forget_choices()
+        with kernelhub.seal(), pytest.raises(NotWarmed) as refused:
+            kernelhub.fp4_gemm(call["a"], packed)
+        assert f"'layout': '{packed.layout}'" in refused.value.line
+        exec(refused.value.line, {"kernelhub": kernelhub, "torch": torch})
+        with kernelhub.seal():
+            kernelhub.fp4_gemm(call["a"], packed)
 
     def test_a_warmed_call_gives_its_verdict(self) -> None:
         shape = "float32[1, 4, 4, 16]"
