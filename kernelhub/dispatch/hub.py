@@ -37,6 +37,7 @@ from kernelhub.errors import ConfigurationError, KernelUnavailable, NoKernel
 
 selection_log = logging.getLogger("kernelhub.selection")
 fallback_log = logging.getLogger("kernelhub.fallback")
+watch_log = logging.getLogger("kernelhub.watch")
 
 Layers = tuple[Layer, ...]
 
@@ -197,7 +198,10 @@ class Hub:
         for watch in self.registry.watches:
             if watch.module in sys.modules and watch not in self._watched and is_imported(watch.module):
                 self._watched.add(watch)
-                load_attribute(watch.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])(watch.module, JOURNAL)
+                try:
+                    load_attribute(watch.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])(watch.module, JOURNAL)
+                except Exception as error:  # a library may have changed; calls of it are as good as before
+                    watch_log.warning("what %s compiles is neither counted nor refused: %r", watch.module, error)
 
     def configure(self, layer: Layer) -> None:
         """Replace what `configure` said, and forget every choice made under it."""

@@ -20,6 +20,7 @@ from kernelhub.backends.deep_gemm import watch as deep_gemm
 from kernelhub.backends.deep_gemm.nvcc import VARIABLE
 from kernelhub.backends.flashinfer import watch as flashinfer
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Backend, Watch
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.adapter import AttentionAdapter
@@ -153,7 +154,8 @@ def library(monkeypatch):
         module = made[name] = types.ModuleType(name)
         exec(source, module.__dict__)
         monkeypatch.setitem(sys.modules, name, module)
-    flashinfer.watch("fi", JOURNAL)
+    flashinfer.watch("fi.jit.core", JOURNAL)
+    flashinfer.watch_downloads("fi.jit.cubin_loader", JOURNAL)
     flashinfer.watch_tuner("fi.autotuner", JOURNAL)
     return made
 
@@ -312,6 +314,21 @@ class TestDeepGemm:
 
 
 class TestWatching:
+    @pytest.mark.parametrize("target", [f"{__name__}:stumbles", f"{__name__}:no_such_function", "no_such_module:watch"])
+    def test_one_that_fails_is_said_once_and_takes_no_call_down(self, target: str, monkeypatch, caplog) -> None:
+        backend = Backend("odd", "odd", watches=(Watch("an_odd_library", target),))
+        monkeypatch.setattr(HUB, "_watched", set(HUB._watched))
+        monkeypatch.setitem(sys.modules, "an_odd_library", types.ModuleType("an_odd_library"))
+        kernelhub.register_backend(
+            types.SimpleNamespace(__name__="odd", BACKEND=backend, KERNELS=(record("odd.k", "Ones"),))
+        )
+        for more in ({}, {"causal": True}):
+            assert float(kernelhub.attention(*qkv(), **more).mean()) == 1.0
+        assert [item.kernel for item in kernelhub.report().rows] == ["odd.k", "odd.k"]
+        said = [item.message for item in caplog.records if item.name == "kernelhub.watch"]
+        assert len(said) == 1
+        assert "what an_odd_library compiles is neither counted nor refused" in said[0]
+
     def test_imports_no_library(self) -> None:
         for watch in HUB.registry.watches:
             here = watch.module in sys.modules
@@ -319,8 +336,6 @@ class TestWatching:
             assert (watch.module in sys.modules) == here
 
     def test_a_library_of_a_plugin_is_watched_once_it_is_imported(self, monkeypatch) -> None:
-        from kernelhub.dispatch.kernel import Backend, Watch
-
         monkeypatch.setattr(sys.modules[__name__], "SEEN", [])
         backend = Backend("late", "late", watches=(Watch("a_late_library", f"{__name__}:saw"),))
         kernelhub.register_backend(
@@ -335,6 +350,10 @@ class TestWatching:
 
 
 SEEN: list[str] = []
+
+
+def stumbles(module: str, journal: Any) -> None:
+    raise AttributeError("the library has changed")
 
 
 def saw(module: str, journal: Any) -> None:

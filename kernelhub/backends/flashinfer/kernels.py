@@ -16,7 +16,9 @@ BACKEND = Backend(
     package="flashinfer",
     homepage="https://github.com/flashinfer-ai/flashinfer",
     watches=(
-        Watch("flashinfer", "kernelhub.backends.flashinfer.watch:watch"),
+        Watch("flashinfer.jit.core", "kernelhub.backends.flashinfer.watch:watch"),
+        Watch("flashinfer.jit.cute_dsl_core", "kernelhub.backends.flashinfer.watch:watch"),
+        Watch("flashinfer.jit.cubin_loader", "kernelhub.backends.flashinfer.watch:watch_downloads"),
         Watch("flashinfer.autotuner", "kernelhub.backends.flashinfer.watch:watch_tuner"),
     ),
 )

@@ -25,22 +25,21 @@ _INSIDE = _Inside()
 
 
 def watch(module: str, journal: Journal) -> None:
-    """Hook FlashInfer; `module` is its name."""
-    core: Any = sys.modules[f"{module}.jit.core"]
-    others = [sys.modules.get(f"{module}.jit.cute_dsl_core")]
-    for place in (core, *filter(None, others)):
-        for kind in [one for name, one in vars(place).items() if name.startswith("JitSpec") and isinstance(one, type)]:
-            for method in ("build_and_load", "build"):
-                made = vars(kind).get(method)
-                if made is not None and not hasattr(made, "_kernelhub"):
-                    setattr(kind, method, _building(made, journal))
-    loader = sys.modules.get(f"{module}.jit.cubin_loader")
-    original = getattr(loader, "download_file", None)
-    if original is not None:
-        told = _downloading(original, journal)
-        for name, other in list(sys.modules.items()):
-            if name.startswith(module) and vars(other).get("download_file") is original:
-                other.download_file = told  # type: ignore[attr-defined]
+    """Hook what builds and loads; `module` is the name of one that defines kinds of `JitSpec`."""
+    for kind in [one for one in vars(sys.modules[module]).values() if isinstance(one, type)]:
+        for method in ("build_and_load", "build") if kind.__name__.startswith("JitSpec") else ():
+            made = vars(kind).get(method)
+            if made is not None and not hasattr(made, "_kernelhub"):
+                setattr(kind, method, _building(made, journal))
+
+
+def watch_downloads(module: str, journal: Journal) -> None:
+    """Hook what downloads, wherever it was imported to; `module` is the name of the one that defines it."""
+    original = getattr(sys.modules[module], "download_file", None)
+    told = None if original is None else _downloading(original, journal)
+    for name, other in list(sys.modules.items()):
+        if name.startswith(module.partition(".")[0]) and vars(other).get("download_file") is original is not None:
+            other.download_file = told  # type: ignore[attr-defined]
 
 
 def watch_tuner(module: str, journal: Journal) -> None:

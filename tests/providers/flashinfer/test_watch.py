@@ -70,7 +70,8 @@ def jit(request, monkeypatch, tmp_path: Path):
         monkeypatch.setitem(sys.modules, f"fi.jit.{name}", real(f"fi.jit.{name}", folder / f"{name}.py", monkeypatch))
     core: Any = sys.modules["fi.jit.core"]
     monkeypatch.setattr(core, "get_tmpdir", lambda: tmp_path, raising=False)
-    watch.watch("fi", JOURNAL)
+    watch.watch("fi.jit.core", JOURNAL)
+    watch.watch_downloads("fi.jit.cubin_loader", JOURNAL)
     core.ran = ran
     return core
 
