@@ -51,6 +51,13 @@ FAULTS: dict[str, tuple[BaseException | None, str]] = {
 }
 _SMALL = AttentionModel("small", 4, 2, 64, 64)
 _LIGHT = ("kernels", "requirements", "calls", "copies", "libraries")
+
+
+def _quantised() -> dict[str, Any]:
+    x, scale, global_scale = kernelhub.quantize_nvfp4(torch.ones(2, 64))
+    return {"x": x, "scale": scale, "global_scale": global_scale, "out_dtype": torch.float16}
+
+
 INPUTS: dict[str, dict[str, Any]] = {
     "attention": attention_inputs(_SMALL, q_tokens=3),
     "paged_attention": paged_attention_inputs(_SMALL, seq_lens=(5, 9)),
@@ -59,6 +66,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "fp8_gemm": fp8_gemm_inputs(tokens=2, n=128, k=128),
     "bmm_fp8": bmm_fp8_inputs(batch=2, tokens=2, n=32, k=32),
     "fp4_gemm": fp4_gemm_inputs(tokens=2, n=128, k=128),
+    "dequantize_nvfp4": _quantised(),
     "grouped_gemm": grouped_gemm_inputs(),
     "mqa_logits": logits_inputs(tokens=2, keys=16),
     "paged_mqa_logits": paged_logits_inputs(seq_lens=(20, 6)),
