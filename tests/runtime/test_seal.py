@@ -247,6 +247,7 @@ class TestReport:
     def test_tells_of_work_as_text_and_json(self) -> None:
         compiled = torch.compile(lambda x: x.sin() + 1, backend="eager")
         kernelhub.attention(*qkv())  # what tells of torch.compile hooks it at a decision, once it was imported
+        torch._dynamo.reset()
         compiled(torch.ones(3))
         report = kernelhub.report()
         graphs = [item for item in report.work if item.by == "torch.compile"]

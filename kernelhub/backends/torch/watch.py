@@ -30,5 +30,15 @@ def watch(module: str, journal: Journal) -> None:
             seconds = time.perf_counter() - began.times.pop()
             journal.note("compile", "a graph", "torch.compile", seconds, journal.caller())
 
-    handler.register_start_callback(start)
-    handler.register_end_callback(end)
+    def register() -> None:
+        handler.register_start_callback(start)
+        handler.register_end_callback(end)
+
+    forget = handler.clear
+
+    def clear() -> None:  # what torch._dynamo.reset() calls, which is no wish to lose the count
+        forget()
+        register()
+
+    handler.clear = clear
+    register()
