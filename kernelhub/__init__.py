@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
     from kernelhub.runtime.caches.notices import cache_notices as cache_notices
     from kernelhub.runtime.caches.variables import set_cache_variables as set_cache_variables
+    from kernelhub.runtime.health import health as health
+    from kernelhub.runtime.seal import seal as seal
+    from kernelhub.runtime.seal import unseal as unseal
+    from kernelhub.runtime.warm import warm as warm
 
 __version__ = "0.1.0"
 
@@ -93,6 +97,10 @@ _HOMES = {
     "SimulatedMachine": "kernelhub.dispatch.machine",
     "cache_notices": "kernelhub.runtime.caches.notices",
     "set_cache_variables": "kernelhub.runtime.caches.variables",
+    "health": "kernelhub.runtime.health",
+    "seal": "kernelhub.runtime.seal",
+    "unseal": "kernelhub.runtime.seal",
+    "warm": "kernelhub.runtime.warm",
 }
 
 __all__ = ["__version__", "errors", *_HOMES]

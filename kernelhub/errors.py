@@ -70,3 +70,60 @@ class LockTimeout(KernelhubError, TimeoutError):
         super().__init__(
             f"waited {waited_s:.0f} s for {path}, held by {holder}; look at that process, and end it if it hangs"
         )
+
+
+class NotWarmed(KernelhubError, RuntimeError):
+    """After `kernelhub.seal()`, a call that would compile, load, download, tune, pack, decide or sync; nothing ran.
+
+    Attributes:
+        op: the op that was called.
+        kind: what it would have done: ``"decide"``, ``"compile"``, ``"load"``, ``"download"``, ``"tune"``, ``"pack"``
+            or ``"sync"``.
+        what: of what, e.g. the name of a kernel that is not compiled.
+        line: Python that makes the call ready when it runs before `seal`; empty where no warm-up helps.
+    """
+
+    def __init__(self, op: str, kind: str, what: str, line: str, advice: str) -> None:
+        self.op = op
+        self.kind = kind
+        self.what = what
+        self.line = line
+        super().__init__(
+            f"{op}: kernelhub is sealed, and this call would {_WOULD.get(kind, kind)} {what}; "
+            f"nothing was launched. {advice}"
+        )
+
+
+_WOULD = {"sync": "wait for the device to read"}
+
+
+class DeviceLost(KernelhubError, RuntimeError):
+    """A device error ended the use of a device in this process: every later call on it raises this at once.
+
+    Attributes:
+        device: index of the GPU, -1 for the CPU.
+        op: the op out of whose launch the error came.
+        kernel: the kernel that was launched.
+        first: text of the first error, with its type.
+        since: seconds since the epoch at which it was raised.
+        plans: the plans made ready last on the device, newest first, as "op kernel, calls".
+    """
+
+    def __init__(self, device: int, op: str, kernel: str, first: str, since: float, plans: tuple[str, ...]) -> None:
+        self.device = device
+        self.op = op
+        self.kernel = kernel
+        self.first = first
+        self.since = since
+        self.plans = plans
+        where = "the CPU" if device < 0 else f"cuda:{device}"
+        told = "; ".join(plans)
+        super().__init__(
+            f"{where} is lost to this process: {op} by {kernel} raised {first}. CUDA tells of errors late, so an "
+            f"earlier launch may be at fault; the last plans there: {told}. No call is tried again and no other kernel "
+            "can help: end this process and start another; CUDA_LAUNCH_BLOCKING=1 shows which launch it is"
+        )
+
+    def again(self) -> DeviceLost:
+        """The same, to be raised once more."""
+        return DeviceLost(self.device, self.op, self.kernel, self.first, self.since, self.plans)

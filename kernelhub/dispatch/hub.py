@@ -12,6 +12,7 @@ import itertools
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -20,8 +21,9 @@ from typing import Any
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.foreign import read_foreign
-from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.load import LoadFailure, load_attribute
+from kernelhub.dispatch.gate import GATE, Caller
+from kernelhub.dispatch.kernel import Kernel, Watch
+from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.policy import Layer, Names, Policy, combine
@@ -30,15 +32,17 @@ from kernelhub.dispatch.registry import Registered, Registry
 from kernelhub.dispatch.report import Fallback, Report, Row
 from kernelhub.dispatch.select import Selection, as_wished, select
 from kernelhub.dispatch.settings import Settings, did_you_mean, read_settings
+from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import ConfigurationError, KernelUnavailable, NoKernel
 
 selection_log = logging.getLogger("kernelhub.selection")
 fallback_log = logging.getLogger("kernelhub.fallback")
+watch_log = logging.getLogger("kernelhub.watch")
 
 Layers = tuple[Layer, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Bound:
     """A selection made ready: the adapter's instance and the function that a call runs.
 
@@ -46,6 +50,7 @@ class Bound:
         selection: the verdict it came from.
         adapter: instance of the op's adapter class, made for the problem.
         run: the call, with the op's arguments in the order that the op's module says.
+        device: index of the GPU that it was made for, -1 for the CPU.
         calls: how often `run` was entered.
     """
 
@@ -53,6 +58,7 @@ class Bound:
     adapter: Any
     run: Callable[..., Any]
     counter: Any
+    device: int
 
     @property
     def calls(self) -> int:
@@ -78,6 +84,10 @@ class Hub:
         self._added: dict[str, Any] = {}  # backends registered at run time, which outlive a reload
         self._bound: list[Bound] = []
         self._fallbacks: dict[tuple[str, str, str], Fallback] = {}
+        self._alive: weakref.WeakValueDictionary[int, Bound] = weakref.WeakValueDictionary()
+        self.plans: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._watched: set[Watch] = set()  # libraries that tell, which they do until the process ends
+        JOURNAL.caller = lambda: caller_on_stack(self)
 
     @property
     def settings(self) -> Settings:
@@ -167,13 +177,35 @@ class Hub:
                 continue
             counter = itertools.count()
             run = contract.bind(adapter, problem, device, counter.__next__, elsewhere)
-            bound = Bound(selection, adapter, run, counter)
+            bound = Bound(selection, adapter, run, counter, device)
             self._bound.append(bound)
+            self._alive[id(adapter)] = bound
             selection_log.info("%s: %s for %s (%s)", op, kernel.name, problem, selection.because)
             return bound
 
+    def bound_of(self, adapter: Any) -> Bound | None:
+        """The selection that an adapter was made for."""
+        bound = self._alive.get(id(adapter))
+        return bound if bound is not None and bound.adapter is adapter else None
+
+    @property
+    def made(self) -> list[Bound]:
+        """Every selection made ready that something still holds, oldest first."""
+        return list(self._alive.values())
+
+    def watch(self) -> None:
+        """Have those backends' libraries that are imported by now tell of what they compile; imports none of them."""
+        for watch in self.registry.watches:
+            if watch.module in sys.modules and watch not in self._watched and is_imported(watch.module):
+                self._watched.add(watch)
+                try:
+                    load_attribute(watch.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])(watch.module, JOURNAL)
+                except Exception as error:  # a library may have changed; calls of it are as good as before
+                    watch_log.warning("what %s compiles is neither counted nor refused: %r", watch.module, error)
+
     def configure(self, layer: Layer) -> None:
         """Replace what `configure` said, and forget every choice made under it."""
+        self._refuse_if_sealed("configure")
         with self.lock:
             _ = self.settings
             self.registry.check_layer(layer)
@@ -182,6 +214,7 @@ class Hub:
 
     def reload(self) -> None:
         """Read the environment, the config file and the plugins again, and ask every probe again."""
+        self._refuse_if_sealed("reload")
         with self.lock:
             self.machine.forget()
             self._settings = None
@@ -190,6 +223,7 @@ class Hub:
 
     def add_backend(self, module: Any) -> Registered:
         """Register a backend at run time."""
+        self._refuse_if_sealed("register_backend")
         with self.lock:
             _ = self.settings
             registered = self.registry.add(module)
@@ -199,6 +233,7 @@ class Hub:
 
     def remove_backend(self, name: str) -> None:
         """Forget a backend that `add_backend` registered."""
+        self._refuse_if_sealed("remove")
         with self.lock:
             self.registry.remove(name)
             self._added.pop(name, None)
@@ -207,6 +242,10 @@ class Hub:
     def restore(self) -> None:
         """Back to the state after import: nothing configured, registered, probed, chosen or reported."""
         with self.lock:
+            GATE.open()
+            GATE.lost.clear()
+            self._alive.clear()
+            self.plans.clear()
             self.configured = Layer()
             self.machine.forget()
             self._settings = None
@@ -214,6 +253,13 @@ class Hub:
             self._added.clear()
             self.forget_choices()
             self.forget_report()
+
+    def _refuse_if_sealed(self, word: str) -> None:
+        if GATE.sealed:
+            raise ConfigurationError(
+                f"{word}() would have every choice made again, and kernelhub is sealed; unseal() first, then warm "
+                "up and seal() again"
+            )
 
     def on_change(self, forget: Callable[[], None]) -> None:
         """Have `forget` called whenever choices made so far no longer hold."""
@@ -237,13 +283,14 @@ class Hub:
             Row(op, kernel, count, source, because, as_dict(problem))
             for (op, kernel, source, because, problem), count in calls.items()
         ]
-        return Report(tuple(rows), tuple(self._fallbacks.values()))
+        return Report(tuple(rows), tuple(self._fallbacks.values()), JOURNAL.work, GATE.sealed)
 
     def forget_report(self) -> None:
         """Start the report anew."""
         with self.lock:
             self._bound.clear()
             self._fallbacks.clear()
+            JOURNAL.clear()
 
     def _load(self) -> None:
         settings = read_settings()
@@ -265,6 +312,7 @@ class Hub:
 
     def _adapter(self, kernel: Kernel, contract: Contract[Any], problem: Any) -> Any:
         make = load_attribute(kernel.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])
+        self.watch()
         try:
             adapter = make(problem)
         except (Exception, SystemExit) as error:  # some libraries are imported here, and leave where there is no GPU
@@ -279,6 +327,7 @@ class Hub:
                 f"{kernel.target} gives {type(adapter).__name__}, not a {contract.adapter.__name__}",
                 "mend the backend",
             )
+        self.watch()  # making it may have imported its library
         return adapter
 
     def _note_failure(self, selection: Selection[Any], kernel: Kernel, failure: LoadFailure, policy: Policy) -> None:
@@ -290,9 +339,10 @@ class Hub:
             failed = [k for k in self.registry.candidates(op).kernels if k.backend == kernel.backend]
         for item in failed:
             self.machine.load_failures[op, item.name] = rejection
-        if policy.strict:
+        if policy.strict or GATE.sealed:
+            why = "strict is on" if policy.strict else "kernelhub is sealed"
             raise KernelUnavailable(
-                f"{op}: {kernel.name} was chosen ({selection.because}) but {failure.reason}, and strict is on; "
+                f"{op}: {kernel.name} was chosen ({selection.because}) but {failure.reason}, and {why}; "
                 f"{failure.remedy}"
             ) from failure
         key = (op, kernel.name, failure.code)
@@ -302,6 +352,23 @@ class Hub:
         )
         if known is None:
             fallback_log.warning("%s: falling past %s: %s; %s", op, kernel.name, failure.reason, failure.remedy)
+
+
+def caller_on_stack(hub: Hub) -> Caller | None:
+    """On behalf of which op the calling code works: told by the adapter whose method is on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        said = frame.f_locals
+        if frame.f_code is Hub.commit.__code__:
+            kernel = said.get("kernel")
+            return Caller(said["op"], kernel.name if kernel else "", said["problem"], None, frame)
+        for holder in (said.get("self"), said.get("adapter"), getattr(said.get("launch"), "__self__", None)):
+            bound = None if holder is None else hub.bound_of(holder)
+            if bound is not None:
+                verdict = bound.selection
+                return Caller(verdict.op, str(verdict.selected), verdict.problem, None, frame, bound)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def _ops() -> tuple[Any, ...]:

@@ -89,6 +89,19 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """What makes a library tell of what it compiles, loads, downloads and tunes.
+
+    Attributes:
+        module: the library's module, which is never imported for this.
+        target: ``"module:function"``; called once with that name and the `Journal`, when the module has been imported.
+    """
+
+    module: str
+    target: str
+
+
+@dataclass(frozen=True)
 class Backend:
     """Who provides kernels: the `BACKEND` of a backend's `kernels.py`.
 
@@ -97,12 +110,14 @@ class Backend:
         summary: what it is, in one line.
         package: import name of the library behind it, or "" for kernelhub itself.
         homepage: where to read about the library.
+        watches: what tells of the library's work besides launching.
     """
 
     name: str
     summary: str
     package: str = ""
     homepage: str = ""
+    watches: tuple[Watch, ...] = ()
 
 
 @dataclass(frozen=True)

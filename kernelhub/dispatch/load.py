@@ -38,11 +38,16 @@ def load_attribute(target: str, timeout_s: float) -> Any:
         raise LoadFailure("load_failed", f"{name} has no attribute {attribute}", "reinstall its package") from None
 
 
+def is_imported(name: str) -> bool:
+    """Has a module been imported to its end?"""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
 def load_module(name: str, timeout_s: float) -> ModuleType:
     """Import a module, waiting at most `timeout_s`."""
-    done = sys.modules.get(name)
-    if done is not None and not getattr(getattr(done, "__spec__", None), "_initializing", False):
-        return done
+    if is_imported(name):
+        return sys.modules[name]
     outcome: list[ModuleType | BaseException] = []
 
     def work() -> None:

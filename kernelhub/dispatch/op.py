@@ -12,11 +12,17 @@ device on to the one bound there.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
+import torch
+
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.forms import written
+from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.hub import HUB, Bound, Layers
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.policy import Names
@@ -65,6 +71,7 @@ class Op(Generic[ProblemT]):
         self.table: dict[Key, Run] = {}
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
         self._bound: dict[tuple[Names | None, Layers, Key, int], Bound] = {}
+        self._asked: dict[Key, dict[str, Any]] = {}  # forms of the arguments that plans were prepared with
         HUB.on_change(self._forget)
 
     def override(self, key: Key, backend: Backend | Ask) -> Run | None:
@@ -94,7 +101,14 @@ class Op(Generic[ProblemT]):
         return bound.run
 
     def bound_for(self, key: Key, device: int, backend: Backend) -> Bound:
-        """The verdict on a key on one device, made ready."""
+        """The verdict on a key on one device, made ready.
+
+        Raises:
+            NotWarmed: there is none yet, and kernelhub is sealed.
+            DeviceLost: a device error ended the use of the device.
+        """
+        if GATE.lost:
+            GATE.check_device(device)
         contexts = HUB.contexts.get()
         names = _names(backend)
         bound = self._bound.get((names, contexts, key, device))
@@ -103,19 +117,46 @@ class Op(Generic[ProblemT]):
         with HUB.lock:
             bound = self._bound.get((names, contexts, key, device))
             if bound is None:
-                policy = HUB.policy(self.contract.name, names, contexts)
-                problem = self.contract.problem_of(key, device)
-
-                def elsewhere(other: int) -> Run:
-                    return self.bound_for(key, other, backend).run
-
-                bound = HUB.commit(self.contract.name, problem, policy, device, elsewhere)
+                bound = self._commit(names, contexts, key, device, backend)
                 self._bound[names, contexts, key, device] = bound
         return bound
 
+    def _commit(self, names: Names | None, contexts: Layers, key: Key, device: int, backend: Backend) -> Bound:
+        op, problem = self.contract.name, self.contract.problem_of(key, device)
+        if GATE.refuse is not None:
+            for said, layers, _, index, other in self._decided():  # another key may mean the same
+                if (said, layers, index) == (names, contexts, device) and other.selection.problem == problem:
+                    return other
+            raise GATE.refuse("decide", "which kernel runs", Caller(op, "", problem, key, sys._getframe(1)))
+        policy = HUB.policy(op, names, contexts)
+
+        def elsewhere(other: int) -> Run:
+            return self.bound_for(key, other, backend).run
+
+        return HUB.commit(op, problem, policy, device, elsewhere)
+
+    def ready(self) -> tuple[ProblemT, ...]:
+        """The problems that were decided and made ready, oldest first."""
+        return tuple(dict.fromkeys(bound.selection.problem for *_, bound in self._decided()))
+
+    def _decided(self) -> list[tuple[Names | None, Layers, Key, int, Bound]]:
+        return [(*place, bound) for place, bound in self._bound.items()]
+
+    def forms_of(self, key: Key, bound: Bound | None) -> dict[str, Any]:
+        """Forms of the arguments that `prepare` was called with for a key, or for one of those that are bound so."""
+        keys = [key] if key is not None else [k for (_, _, k, _), other in self._bound.items() if other is bound]
+        return next((self._asked[key] for key in keys if key in self._asked), {})
+
     def ask(self, backend: Backend, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Asked:
         """How the op's function reads these arguments."""
+        if type(backend) is list:
+            backend = tuple(backend)
         asked: Asked = self.function(*args, **kwargs, backend=Ask(backend))
+        if asked.key not in self._asked:
+            given = inspect.signature(self.function).bind(*args, **kwargs).arguments
+            if backend is not None:
+                given["backend"] = backend
+            self._asked[asked.key] = written(given, device_of(asked.device))
         return asked
 
     def select(self, problem: ProblemT, backend: Backend, machine: Any = None) -> Selection[ProblemT]:
@@ -137,6 +178,12 @@ class Op(Generic[ProblemT]):
         self.table.clear()
         self._overrides.clear()
         self._bound.clear()
+        self._asked.clear()
+
+
+def device_of(index: int) -> torch.device:
+    """The device that operands of this index lie on."""
+    return torch.device("cpu") if index < 0 else torch.device("cuda", index)
 
 
 def _names(backend: Backend) -> Names | None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.select import Selection
 
@@ -35,14 +35,17 @@ class Plan:
         selection: the verdict that the plan was made from.
         run: the call; its arguments are said by the op's plan class.
         adapter: the chosen kernel's adapter, made for the problem.
+        bound: the selection made ready.
     """
 
-    __slots__ = ("adapter", "run", "selection")
+    __slots__ = ("__weakref__", "adapter", "bound", "run", "selection")
 
     def __init__(self, bound: Bound, run: Callable[..., Any]) -> None:
+        self.bound = bound
         self.selection: Selection[Any] = bound.selection
         self.adapter: Any = bound.adapter
         self.run: Callable[..., Any] = run
+        HUB.plans.add(self)
 
     @property
     def kernel(self) -> str:

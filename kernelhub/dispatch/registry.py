@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
+from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad, Watch
 from kernelhub.dispatch.load import LoadFailure, load_module
 from kernelhub.dispatch.order import Line
 from kernelhub.dispatch.policy import Layer, Wish
@@ -64,6 +64,7 @@ class Registry:
 
     contracts: dict[str, Contract[Any]] = field(default_factory=dict)
     backends: dict[str, Registered] = field(default_factory=dict)
+    watches: tuple[Watch, ...] = ()
     _candidates: dict[str, Candidates] = field(default_factory=dict)
 
     def load(self, contracts: Iterable[Contract[Any]], plugins: tuple[str, ...], timeout_s: float) -> None:
@@ -105,12 +106,14 @@ class Registry:
         registered = Registered(backend.name, origin, backend, kernels, known_bad)
         self.backends[backend.name] = registered
         self._candidates.clear()
+        self._gather_watches()
         return registered
 
     def remove(self, name: str) -> None:
         """Forget a backend."""
         self.backends.pop(name, None)
         self._candidates.clear()
+        self._gather_watches()
 
     def candidates(self, op: str) -> Candidates:
         """Every record of `op`, with its order lines and known defects."""
@@ -167,6 +170,10 @@ class Registry:
 
     def _is_op(self, pattern: str) -> bool:
         return any(fnmatch.fnmatchcase(op, pattern) for op in self.contracts)
+
+    def _gather_watches(self) -> None:
+        backends = (item.backend for item in self.backends.values() if item.backend is not None)
+        self.watches = tuple(watch for backend in backends for watch in backend.watches)
 
     def _add_plugin(self, entry: EntryPoint, timeout_s: float) -> None:
         """A plugin that cannot be registered is noted with its reason and warned of once; nothing else suffers."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.dispatch.work import Work
+
 
 @dataclass(frozen=True)
 class Row:
@@ -35,15 +37,24 @@ class Report:
 
     rows: tuple[Row, ...]
     fallbacks: tuple[Fallback, ...]
+    work: tuple[Work, ...] = ()
+    sealed: bool = False
+
+    @property
+    def after_seal(self) -> tuple[Work, ...]:
+        """The work done after `kernelhub.seal()`: none of kernelhub's, which is refused, but perhaps of others."""
+        return tuple(item for item in self.work if item.sealed)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "rows": [vars(row) for row in self.rows],
             "fallbacks": [vars(fallback) for fallback in self.fallbacks],
+            "work": [vars(item) for item in self.work],
+            "sealed": self.sealed,
         }
 
     def __str__(self) -> str:
-        if not self.rows:
+        if not self.rows and not self.work:
             return "nothing has run yet"
         lines = [f"{'op':<18} {'kernel':<18} {'calls':>8}  why"]
         for row in self.rows:
@@ -53,7 +64,21 @@ class Report:
         lines += [
             f"fell past {item.kernel} for {item.op}, {item.count} times: {item.reason}" for item in self.fallbacks
         ]
+        lines += self._told_work()
         return "\n".join(lines)
+
+    def _told_work(self) -> list[str]:
+        """What was compiled and so on, counted by op and library."""
+        if not self.work and not self.sealed:
+            return []
+        counts: dict[tuple[str, str, str], list[float]] = {}
+        for item in self.work:
+            counts.setdefault((item.kind, item.by, item.op or "others"), []).append(item.seconds)
+        lines = [
+            f"{kind} by {by} for {op}: {len(seconds)}, {sum(seconds):.2f} s"
+            for (kind, by, op), seconds in counts.items()
+        ]
+        return [*lines, f"sealed, with {len(self.after_seal)} of these after it"] if self.sealed else lines
 
     def _apart(self, row: Row) -> str:
         """The facets that tell a row's problem from those of the other rows of its op."""

@@ -24,6 +24,7 @@ hold the weight's numbers raises `InvalidArgument` when it packs.
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,9 +32,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.gate import Caller
 from kernelhub.dispatch.op import Backend, Op
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.dispatch.work import JOURNAL
 from kernelhub.ops.arguments import describe
 
 Tensors = tuple[Tensor | None, ...]
@@ -156,5 +159,7 @@ class PackingPlan(Plan):
         about = (tuple(first.shape), first.dtype, dict(facts))
         if self.layout == CHECKPOINT:
             return PackedWeight(CHECKPOINT, self.selection.op, self.kernel, dict(weight), *about)
-        tensors, unpacker = self.adapter.pack(*weight.values())
+        caller = Caller(self.selection.op, self.kernel, self.selection.problem, None, sys._getframe(), self.bound)
+        with JOURNAL.doing("pack", f"a weight as {self.layout}", self.kernel, caller=caller):
+            tensors, unpacker = self.adapter.pack(*weight.values())
         return PackedWeight(self.layout, self.selection.op, self.kernel, tensors, *about, unpacker)

@@ -20,7 +20,7 @@ from kernelhub.dispatch.constraint import OnDevice, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.dispatch.machine import SimulatedMachine
-from kernelhub.errors import NoKernel
+from kernelhub.errors import NoKernel, NotWarmed
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
 from tests.backends.fake.cudnn import write
 from tests.conftest import HAS_GPU
@@ -94,6 +94,28 @@ def test_batches_of_one_class_of_sizes_share_a_graph() -> None:
         args, kwargs = split(ragged((300, 1), (300, 1)) | {"max_seqlen_q": 300, "max_seqlen_k": 300})
         kernelhub.attention(*args, backend="fake.sdpa", **kwargs)
         assert built[-1][0][:3] == (2, 4, 512)
+
+
+def test_no_graph_is_built_after_seal_and_the_line_builds_it() -> None:
+    with installed():
+        built = importlib.import_module("cudnn").BUILT
+        calls = {
+            most: split(ragged((most, 7), (most, 7)) | {"max_seqlen_q": most, "max_seqlen_k": most})
+            for most in (100, 300)
+        }
+        kernelhub.attention(*calls[100][0], backend="fake.sdpa", **calls[100][1])
+        told = [(item.kind, item.by, item.op, item.kernel) for item in kernelhub.report().work]
+        assert told == [("compile", "cudnn", "attention", "fake.sdpa")]
+        args, kwargs = calls[300]
+        with kernelhub.seal():
+            kernelhub.attention(*calls[100][0], backend="fake.sdpa", **calls[100][1])
+            with pytest.raises(NotWarmed, match="compile a graph") as refused:
+                kernelhub.attention(*args, backend="fake.sdpa", **kwargs)
+        assert len(built) == 1
+        exec(refused.value.line, {"kernelhub": kernelhub, "torch": torch})
+        assert len(built) == 2
+        with kernelhub.seal():
+            kernelhub.attention(*args, backend="fake.sdpa", **kwargs)
 
 
 def test_rows_of_a_fused_projection_are_read_where_they_lie() -> None:

@@ -13,6 +13,7 @@ import platform
 import subprocess
 from pathlib import Path
 
+from kernelhub.dispatch.work import JOURNAL
 from kernelhub.probes import compiler
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, fingerprint
 from kernelhub.runtime.caches.store import Store
@@ -72,6 +73,11 @@ def made_for(source: Path, command: list[str]) -> Fingerprint:
 
 
 def _compile(command: list[str], source: Path, target: Path) -> None:
+    with JOURNAL.doing("compile", source.name, "cpp"):
+        _run(command, source, target)
+
+
+def _run(command: list[str], source: Path, target: Path) -> None:
     try:
         answer = subprocess.run(
             [*command, str(source), "-o", str(target), *_libraries()],

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.cudnn.requirements import INSTALL, LOWEST_BACKEND
+from kernelhub.dispatch.work import JOURNAL
 from kernelhub.ops.attention.problem import AttentionProblem
 
 _FEWEST_TOKENS = 128
@@ -80,9 +81,10 @@ class Graphs(threading.local):
         handle = self._handles[device]
         made = self._graphs.get((device, shape))
         if made is None:
-            if len(self._graphs) >= _MOST_GRAPHS:
-                self._graphs.clear()
-            made = self._graphs[device, shape] = self.build(shape, handle)
+            with JOURNAL.doing("compile", f"a graph for {shape}", "cudnn"):
+                if len(self._graphs) >= _MOST_GRAPHS:
+                    self._graphs.clear()
+                made = self._graphs[device, shape] = self.build(shape, handle)
         graph, workspace_bytes = made
         if q.is_cuda:
             cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kernelhub.backends.deep_gemm.requirements import BLACKWELL, BOTH, HOPPER, INSTALL, Lacks, machine_for
 from kernelhub.dispatch.constraint import MultipleOf, OneOf, anything, dtype_in
-from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad
+from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad, Watch
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT
 from kernelhub.ops.gemm.grouped.problem import FP8
 from kernelhub.ops.indexer.problem import FP8 as INDEXER_FP8
@@ -18,7 +18,15 @@ _HERE = "kernelhub.backends.deep_gemm"
 _SOURCE = "https://github.com/deepseek-ai/DeepGEMM"
 _JIT = "compiled by nvcc at the first call of a shape class"
 
-BACKEND = Backend("deep_gemm", "DeepSeek's float8 products and indexer, compiled at first use", "deep_gemm", _SOURCE)
+_MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")  # a copy inside vLLM has that name too where it stands alone
+
+BACKEND = Backend(
+    "deep_gemm",
+    "DeepSeek's float8 products and indexer, compiled at first use",
+    "deep_gemm",
+    _SOURCE,
+    watches=tuple(Watch(name, "kernelhub.backends.deep_gemm.watch:watch") for name in _MODULES),
+)
 
 _FP8_SIZES = (
     MultipleOf("n", 64, why="tiles of columns are not cut"),

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kernelhub.backends.deep_gemm import copies
 from kernelhub.backends.deep_gemm.requirements import CALLS
+from kernelhub.backends.deep_gemm.watch import watched
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.signature import Header, mismatch
 
@@ -42,7 +43,7 @@ def function(name: str) -> Callable[..., Any]:
         header = _header(made)
         reason = None if header is None else mismatch(call, header)
         if reason is None:
-            return made
+            return watched(_LIBRARY.__name__, made)
         wrong.append(f"{copies.name_of(call)} {reason}")
     raise ImportError(f"{_LIBRARY.__name__} at {_LIBRARY.__file__} cannot be called: {'; '.join(dict.fromkeys(wrong))}")
 

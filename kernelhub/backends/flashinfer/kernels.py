@@ -9,13 +9,19 @@ from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
 from kernelhub.backends.flashinfer.quant import kernels as quant
 from kernelhub.backends.flashinfer.trtllm import kernels as trtllm
-from kernelhub.dispatch.kernel import Backend
+from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(
     "flashinfer",
     "FlashInfer's kernels, compiled at first use unless they were built ahead",
     package="flashinfer",
     homepage="https://github.com/flashinfer-ai/flashinfer",
+    watches=(
+        Watch("flashinfer.jit.core", "kernelhub.backends.flashinfer.watch:watch"),
+        Watch("flashinfer.jit.cute_dsl_core", "kernelhub.backends.flashinfer.watch:watch"),
+        Watch("flashinfer.jit.cubin_loader", "kernelhub.backends.flashinfer.watch:watch_downloads"),
+        Watch("flashinfer.autotuner", "kernelhub.backends.flashinfer.watch:watch_tuner"),
+    ),
 )
 
 KERNELS = (

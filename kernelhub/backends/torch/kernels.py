@@ -12,9 +12,15 @@ from kernelhub.backends.torch.merge import kernels as merge
 from kernelhub.backends.torch.mla import kernels as mla
 from kernelhub.backends.torch.moe import kernels as moe
 from kernelhub.backends.torch.quant import kernels as quant
-from kernelhub.dispatch.kernel import Backend
+from kernelhub.dispatch.kernel import Backend, Watch
 
-BACKEND = Backend("torch", "operators of PyTorch itself", package="torch", homepage="https://pytorch.org")
+BACKEND = Backend(
+    "torch",
+    "operators of PyTorch itself",
+    package="torch",
+    homepage="https://pytorch.org",
+    watches=(Watch("torch._dynamo.callback", "kernelhub.backends.torch.watch:watch"),),
+)
 
 KERNELS = (
     *attention.KERNELS,

@@ -12,9 +12,15 @@ from kernelhub.backends.triton.merge import kernels as merge
 from kernelhub.backends.triton.mla import kernels as mla
 from kernelhub.backends.triton.moe import kernels as moe
 from kernelhub.backends.triton.quant import kernels as quant
-from kernelhub.dispatch.kernel import Backend
+from kernelhub.dispatch.kernel import Backend, Watch
 
-BACKEND = Backend("triton", "our portable kernels in Triton", package="triton", homepage="https://triton-lang.org")
+BACKEND = Backend(
+    "triton",
+    "our portable kernels in Triton",
+    package="triton",
+    homepage="https://triton-lang.org",
+    watches=(Watch("triton", "kernelhub.backends.triton.watch:watch"),),
+)
 
 KERNELS = (
     *attention.KERNELS,

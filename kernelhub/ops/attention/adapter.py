@@ -24,6 +24,7 @@ from torch import Tensor
 from kernelhub.ops.arguments import dtype_name, refuse
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
+from kernelhub.runtime.host import on_host
 
 
 class _Lent(threading.local):
@@ -83,14 +84,14 @@ class DenseStep:
         """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
         if self._q_offsets is None:
             assert self.cu_seqlens_q is not None
-            self._q_offsets = self.cu_seqlens_q.tolist()
+            self._q_offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
         return self._q_offsets
 
     def k_offsets(self) -> list[int]:
         """The values of cu_seqlens_k on the host; syncs if the caller did not give them."""
         if self._k_offsets is None:
             assert self.cu_seqlens_k is not None
-            self._k_offsets = self.cu_seqlens_k.tolist()
+            self._k_offsets = on_host(self.cu_seqlens_k, "cu_seqlens_k")
         return self._k_offsets
 
 
@@ -140,14 +141,14 @@ class PagedStep:
     def lengths(self) -> list[int]:
         """The values of seq_lens on the host; syncs if the caller did not give them."""
         if self._lengths is None:
-            self._lengths = self.seq_lens.tolist()
+            self._lengths = on_host(self.seq_lens, "seq_lens")
         return self._lengths
 
     def q_offsets(self) -> list[int]:
         """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
         if self._q_offsets is None:
             assert self.cu_seqlens_q is not None
-            self._q_offsets = self.cu_seqlens_q.tolist()
+            self._q_offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
         return self._q_offsets
 
 

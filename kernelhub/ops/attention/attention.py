@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
@@ -138,6 +140,8 @@ class AttentionPlan(Plan):
         Raises:
             InvalidArgument: the offsets contradict each other or the plan.
         """
+        if GATE.lost:
+            GATE.check_device(self.bound.device)
         step = begin(
             self.selection.problem,
             self.adapter,
@@ -157,18 +161,26 @@ class AttentionPlan(Plan):
         width = self.selection.problem.head_dim_vo
 
         def run(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
-            if out is None:
-                result: Tensor = compute(q, k, v, step, values)
-                return result
-            launch(q, k, v, step, values, out, None)
-            return out
+            try:  # around all: inside the body it costs Python 3.11 10 ns
+                if out is None:
+                    result: Tensor = compute(q, k, v, step, values)
+                    return result
+                launch(q, k, v, step, values, out, None)
+                return out
+            except Exception as error:
+                failed(launch, error)
+                raise
 
         def run_with_lse(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            if out is None:
-                out = q.new_empty((*q.shape[:-1], width))
-            lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
-            launch(q, k, v, step, values, out, lse)
-            return out, lse
+            try:
+                if out is None:
+                    out = q.new_empty((*q.shape[:-1], width))
+                lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
+                launch(q, k, v, step, values, out, lse)
+                return out, lse
+            except Exception as error:
+                failed(launch, error)
+                raise
 
         def traced(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
             return self._traced(

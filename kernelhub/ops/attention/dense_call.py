@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, contiguous_format, empty_like, is_grad_enabled
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.adapter import LENT, DenseStep
 from kernelhub.ops.attention.arguments import (
@@ -151,7 +152,11 @@ def begin(
         None if q_offsets is None else list(q_offsets),
         None if k_offsets is None else list(k_offsets),
     )
-    adapter.begin(step)
+    try:
+        adapter.begin(step)
+    except Exception as error:
+        failed(adapter.begin, error)
+        raise
     return step
 
 
@@ -226,14 +231,22 @@ def bind(
         if out is None:
             if compute is not None and 0 not in shape:
                 tick()
-                return compute(q, k, v, step, values)
+                try:
+                    return compute(q, k, v, step, values)
+                except Exception as error:
+                    failed(compute, error)
+                    raise
             out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
         elif out.shape != out_shape or out.dtype is not dtype or out.data_ptr() == q.data_ptr():
             check_out(NAME, out, q, out_shape)
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:
             tick()
-            launch(q, k, v, step, values, out, lse)
+            try:
+                launch(q, k, v, step, values, out, lse)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out if lse is None else (out, lse)
 
     return run

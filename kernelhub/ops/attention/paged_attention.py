@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
@@ -103,19 +104,27 @@ class PagedAttentionPlan(PagedPlan):
         width = self.selection.problem.head_dim_vo
 
         def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Tensor:
-            if out is None:
-                out = q.new_empty((*q.shape[:-1], width))
-            launch(q, k_cache, v_cache, step, values, out, None)
-            return out
+            try:  # around all: inside the body it costs Python 3.11 10 ns
+                if out is None:
+                    out = q.new_empty((*q.shape[:-1], width))
+                launch(q, k_cache, v_cache, step, values, out, None)
+                return out
+            except Exception as error:
+                failed(launch, error)
+                raise
 
         def run_with_lse(
             q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
-            if out is None:
-                out = q.new_empty((*q.shape[:-1], width))
-            lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
-            launch(q, k_cache, v_cache, step, values, out, lse)
-            return out, lse
+            try:
+                if out is None:
+                    out = q.new_empty((*q.shape[:-1], width))
+                lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
+                launch(q, k_cache, v_cache, step, values, out, lse)
+                return out, lse
+            except Exception as error:
+                failed(launch, error)
+                raise
 
         def traced(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Any:
             return self._traced(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, contiguous_format, empty_like, is_grad_enabled
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import (
@@ -178,7 +179,11 @@ def begin(
         None if lengths is None else list(lengths),
         None if q_offsets is None else list(q_offsets),
     )
-    adapter.begin(step)
+    try:
+        adapter.begin(step)
+    except Exception as error:
+        failed(adapter.begin, error)
+        raise
     return step
 
 
@@ -296,7 +301,11 @@ def bind(
             if values is None:
                 values = plain if scale is None else Values(finite_scale(NAME, scale))
             tick()
-            launch(q, k_cache, v_cache, step, values, out, lse)
+            try:
+                launch(q, k_cache, v_cache, step, values, out, lse)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out if lse is None else (out, lse)
 
     return run

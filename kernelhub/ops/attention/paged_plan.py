@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import Bound
 from kernelhub.dispatch.plan import Plan
 from kernelhub.ops.attention.adapter import PagedStep
@@ -68,6 +69,8 @@ class PagedPlan(Plan):
         Raises:
             InvalidArgument: the metadata contradicts itself or the plan.
         """
+        if GATE.lost:
+            GATE.check_device(self.bound.device)
         step = begin(
             self.selection.problem,
             self.adapter,

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
@@ -116,7 +117,11 @@ def bind(
             out = q.new_empty((q.shape[0], k.shape[0]), dtype=float32)
         if out.numel():
             tick()
-            launch(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+            try:
+                launch(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out
 
     return run

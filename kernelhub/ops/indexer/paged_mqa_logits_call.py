@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
@@ -207,7 +208,11 @@ def bind(
             out = q.new_empty((weights.shape[0], max_seq_len), dtype=float32)
         if out.numel():
             tick()
-            launch(q, k_cache, k_scale_cache, weights, block_table, seq_lens, out)
+            try:
+                launch(q, k_cache, k_scale_cache, weights, block_table, seq_lens, out)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out
 
     return run

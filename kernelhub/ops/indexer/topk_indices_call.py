@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, usable
 from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
@@ -90,7 +91,11 @@ def bind(
             out = logits.new_empty((logits.shape[0], k), dtype=int32)
         if out.numel():
             tick()
-            launch(logits, row_starts, row_ends, out)
+            try:
+                launch(logits, row_starts, row_ends, out)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out
 
     return run

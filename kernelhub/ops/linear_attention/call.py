@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, is_grad_enabled
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import (
     Forms,
@@ -180,7 +181,11 @@ def bind(
             after_at = None
         if sequences and (out.numel() or keeps):
             tick()
-            launch(q, k, v, decay, scale, cu_seqlens, States(state, state_indices, out_state, after_at), out)
+            try:
+                launch(q, k, v, decay, scale, cu_seqlens, States(state, state_indices, out_state, after_at), out)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return (out, out_state) if keeps else out
 
     def check_form(q: Tensor, v: Tensor, *given: bool) -> None:

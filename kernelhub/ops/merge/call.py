@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, is_grad_enabled
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, lse_shape
 from kernelhub.ops.merge.problem import MANY, TWO, MergeProblem
@@ -137,7 +138,11 @@ def bind(
             out_lse = torch.empty_like(lses[0], memory_format=torch.contiguous_format)
         if out.numel():
             tick()
-            launch(outs, lses, out, out_lse)
+            try:
+                launch(outs, lses, out, out_lse)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out if out_lse is None else (out, out_lse)
 
     return run

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, describe, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.quant.arguments import (
@@ -151,7 +152,11 @@ def bind_dequantize(op: str) -> Callable[..., Run]:
                     areas = any_rows(scale.unsqueeze(-1) if scale.ndim < x.ndim else scale, block)
                 values = as_rows(op, "out", out, block)
                 tick()
-                launch(any_rows(x, block), areas, global_scale, values)
+                try:
+                    launch(any_rows(x, block), areas, global_scale, values)
+                except Exception as error:
+                    failed(launch, error)
+                    raise
             return out
 
         return run

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.quant.arguments import (
@@ -136,7 +137,11 @@ def bind_fp8(
                 areas = as_rows(op, "out_scale", scale, block)
             codes = as_rows(op, "out", out, block)
             tick()
-            launch(any_rows(x, block), codes, areas, None)
+            try:
+                launch(any_rows(x, block), codes, areas, None)
+            except Exception as error:
+                failed(launch, error)
+                raise
         elif not problem.static:
             scale.fill_(LEAST_SCALE)
         return out, scale

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.quant.arguments import any_rows, as_rows, check_x, destination
@@ -56,7 +57,11 @@ def bind_mx(op: str) -> Callable[..., Run]:
             if x.numel():
                 codes, scale = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
                 tick()
-                launch(any_rows(x, False), codes, scale, None)
+                try:
+                    launch(any_rows(x, False), codes, scale, None)
+                except Exception as error:
+                    failed(launch, error)
+                    raise
             return out, out_scale
 
         return run

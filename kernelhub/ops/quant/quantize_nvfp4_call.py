@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.quant.arguments import any_rows, as_rows, check_one, check_x, destination
@@ -81,7 +82,11 @@ def bind_nvfp4(
         if x.numel():
             codes, scale = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
             tick()
-            launch(any_rows(x, False), codes, scale, global_scale)
+            try:
+                launch(any_rows(x, False), codes, scale, global_scale)
+            except Exception as error:
+                failed(launch, error)
+                raise
         elif not problem.static:
             global_scale.fill_(LEAST_GLOBAL_SCALE)
         return out, out_scale, global_scale

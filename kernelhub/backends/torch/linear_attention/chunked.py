@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.linear_attention.adapter import LinearAdapter, States
+from kernelhub.runtime.host import on_host
 
 _CHUNK = 64
 
@@ -37,7 +38,7 @@ class Chunked(LinearAdapter):
             current = _chunks(q, k, v, decay, scale, current, out)
             _keep(states, slice(None), current)
             return
-        offsets = cu_seqlens.tolist()
+        offsets = on_host(cu_seqlens, "cu_seqlens")
         for index, (first, last) in enumerate(itertools.pairwise(offsets)):
             one, rows = slice(index, index + 1), slice(first, last)
             current = self._before(states, one, 1, decay)

@@ -17,6 +17,7 @@ from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import FP4_FORMATS, MXFP4, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fp8_values, joined, local_ids
 from kernelhub.ops.moe.experts.weights import BLOCK, FP4_GROUP, Matrix
+from kernelhub.runtime.host import on_host
 from kernelhub.runtime.scratch import scratch
 
 _MOST_ADDED = 1 << 26  # elements of what experts add, 256 MB; more tokens than that come in several rounds
@@ -60,7 +61,7 @@ class Experts(ExpertsAdapter):
         problem, (tokens, top_k) = self.problem, topk_ids.shape
         local = local_ids(topk_ids, values.expert_map, problem.num_experts).flatten()
         order = torch.sort(local, stable=True).indices
-        counts = torch.bincount(local + 1, minlength=problem.num_experts + 1).tolist()
+        counts = on_host(torch.bincount(local + 1, minlength=problem.num_experts + 1), "topk_ids")
         shape = (tokens * top_k, problem.hidden_size)
         added = scratch("moe added", shape, torch.float32, x.device)
         if counts[0]:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import Forms
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
@@ -82,7 +83,11 @@ def bind(
         if out.numel():
             rows = out if out.ndim == 2 else _rows_of(out)
             tick()
-            launch(_activations(a, a_scale, a_global_scale), _weights(b, b_scale, b_global_scale), bias, rows)
+            try:
+                launch(_activations(a, a_scale, a_global_scale), _weights(b, b_scale, b_global_scale), bias, rows)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out
 
     return run

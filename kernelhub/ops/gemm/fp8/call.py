@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import (
     alike,
@@ -145,7 +146,11 @@ def bind(
             out = a.new_empty((a.shape[0], n), dtype=dtype)
         if out.shape[0]:
             tick()
-            launch(a, b, a_scale, b_scale, bias, out)
+            try:
+                launch(a, b, a_scale, b_scale, bias, out)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out
 
     return run

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import (
     Forms,
@@ -215,8 +216,16 @@ def bind(
             return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype) if out is None else out
         tick()
         if out is None:
-            return compute(GroupedOperands(*operands))
-        launch(GroupedOperands(*operands), out)
+            try:
+                return compute(GroupedOperands(*operands))
+            except Exception as error:
+                failed(compute, error)
+                raise
+        try:
+            launch(GroupedOperands(*operands), out)
+        except Exception as error:
+            failed(launch, error)
+            raise
         return out
 
     return run

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, is_grad_enabled
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, dtype_name, lse_shape
 from kernelhub.ops.attention.adapter import LENT, PagedStep
@@ -245,7 +246,11 @@ def bind(
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:
             tick()
-            launch(q, rows_of(kv_cache), flat(topk_indices), step, values, out, lse)
+            try:
+                launch(q, rows_of(kv_cache), flat(topk_indices), step, values, out, lse)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out if lse is None else (out, lse)
 
     return run

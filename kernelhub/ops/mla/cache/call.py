@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import (
     alike,
@@ -172,7 +173,11 @@ def bind(
         if kv_c.shape[0]:
             tick()
             rows = kv_cache.squeeze(2) if kv_cache.ndim == 4 else kv_cache
-            launch(kv_c, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, rows, slot_mapping, kv_scale)
+            try:
+                launch(kv_c, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, rows, slot_mapping, kv_scale)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return kv_cache
 
     def check_form(kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, kv_scale: float | Tensor | None) -> None:

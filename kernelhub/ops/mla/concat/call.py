@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import (
     alike,
@@ -113,7 +114,13 @@ def bind(
             out = k_nope.new_empty((k_nope.shape[0], num_heads, width))
         if out.shape[0]:
             tick()
-            launch(None if stands_in(k_nope, out) else k_nope, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, out)
+            try:
+                launch(
+                    None if stands_in(k_nope, out) else k_nope, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, out
+                )
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out
 
     return run

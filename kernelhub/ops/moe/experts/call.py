@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
@@ -202,7 +203,11 @@ def _start_of(adapter: Any, tick: Callable[[], int]) -> Callable[..., Tensor]:
             if residual is not None:
                 values = values._replace(residual=residual)
             tick()
-            launch(x, w13, w2, topk_weights, topk_ids, values, out)
+            try:
+                launch(x, w13, w2, topk_weights, topk_ids, values, out)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out
 
     return start

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import (
     alike,
@@ -185,7 +186,11 @@ def bind(
             out_ids = logits.new_empty(shape, dtype=int32)
         if shape[0]:
             tick()
-            launch(logits, correction_bias, float(scaling_factor), out_weights, out_ids)
+            try:
+                launch(logits, correction_bias, float(scaling_factor), out_weights, out_ids)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out_weights, out_ids
 
     return run

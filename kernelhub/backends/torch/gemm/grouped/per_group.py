@@ -12,6 +12,7 @@ from torch import Tensor
 from kernelhub.backends.torch.gemm.grouped.dequantized import floats, of_group, scaled_by_spans, unpacked, widened
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4_BLOCK, GROUPS, GroupedGemmProblem
+from kernelhub.runtime.host import on_host
 
 
 class PerGroup(GroupedGemmAdapter):
@@ -71,8 +72,8 @@ def _spans(operands: GroupedOperands) -> list[tuple[int | slice, ...]]:
     """Where the rows of each group lie in a; never outside of it."""
     if operands.group_sizes is not None:
         most = operands.a.shape[1]
-        sizes = [min(max(size, 0), most) for size in operands.group_sizes.tolist()]
+        sizes = [min(max(size, 0), most) for size in on_host(operands.group_sizes, "group_sizes")]
         return [(group, slice(0, size)) for group, size in enumerate(sizes)]
     assert operands.offsets is not None
-    ends = [min(max(end, 0), operands.a.shape[0]) for end in operands.offsets.tolist()]
+    ends = [min(max(end, 0), operands.a.shape[0]) for end in on_host(operands.offsets, "offsets")]
     return [(slice(start, max(start, end)),) for start, end in zip([0, *ends[:-1]], ends, strict=True)]

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, is_grad_enabled
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3
@@ -113,7 +114,11 @@ def bind(
             out = a.new_empty((*a.shape[:2], n), dtype=dtype)
         if out.numel():
             tick()
-            launch(a, b, a_scale, b_scale, out)
+            try:
+                launch(a, b, a_scale, b_scale, out)
+            except Exception as error:
+                failed(launch, error)
+                raise
         return out
 
     return run

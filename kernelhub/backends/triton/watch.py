@@ -1,0 +1,78 @@
+"""Telling of what Triton compiles, loads and tunes, by its own functions that a cached launch never enters.
+
+`triton.compiler.compile` is what a jitted function calls on its first launch of a variant, whether it then compiles
+or reads its cache on disk; Triton 3.4 to 3.9 look it up there. `knobs.runtime.jit_cache_hook` would be the public
+place, but having it set makes Triton turn all constants into JSON first, which fails for kernels that take others as
+arguments (3.4). Loading onto the device has a public hook in 3.6 and later, none in 3.4, where it goes untold.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from typing import Any
+
+from kernelhub.dispatch.work import Journal
+
+_BY = "triton"
+
+
+def watch(module: str, journal: Journal) -> None:
+    """Hook Triton; `module` is its name."""
+    triton: Any = sys.modules[module]
+    compiler: Any = triton.compiler
+    compiler.compile = _told(compiler.compile, journal)
+    runtime: Any = triton.knobs.runtime
+    if hasattr(getattr(runtime, "kernel_load_start_hook", None), "add"):
+        loads = _Loads(journal)
+        runtime.kernel_load_start_hook.add(loads.begin)
+        runtime.kernel_load_end_hook.add(loads.end)
+    tuner: Any = triton.runtime.autotuner.Autotuner
+    if hasattr(tuner, "_bench"):
+        tuner._bench = _tuning(tuner._bench, journal)
+
+
+def _told(compile: Any, journal: Journal) -> Any:
+    @functools.wraps(compile)
+    def told(src: Any, *arguments: Any, **named: Any) -> Any:
+        with journal.doing("compile", _name_of(src), _BY):
+            return compile(src, *arguments, **named)
+
+    return told
+
+
+def _name_of(source: Any) -> str:
+    """The kernel with the dtypes of its operands; a path for one that is given as code of Triton's own."""
+    function = getattr(source, "fn", None)
+    if function is None:
+        return str(source)
+    kinds = [str(kind) for kind in source.signature.values() if kind != "constexpr"]
+    return f"{function.__module__}.{function.__name__}({', '.join(kinds)})"
+
+
+class _Loads(threading.local):
+    """Loading a compiled kernel onto a device, which begins and ends with a hook."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._began: dict[str, float] = {}
+
+    def begin(self, module: Any, function: Any, name: str, metadata_group: Any, hash: str, *_more: Any) -> None:
+        self._journal.allow("load", name, self._journal.caller())
+        self._began[hash] = time.perf_counter()
+
+    def end(self, module: Any, function: Any, name: str, metadata_group: Any, hash: str, *_more: Any) -> None:
+        start = self._began.pop(hash, None)
+        if start is not None:
+            self._journal.note("load", name, _BY, time.perf_counter() - start, self._journal.caller())
+
+
+def _tuning(bench: Any, journal: Journal) -> Any:
+    @functools.wraps(bench)
+    def told(self: Any, *arguments: Any, **named: Any) -> Any:
+        with journal.doing("tune", f"{self.base_fn.__module__}.{self.base_fn.__name__}", _BY):
+            return bench(self, *arguments, **named)
+
+    return told

@@ -1,0 +1,113 @@
+"""Errors of a device: told from others, remembered, and final for the process.
+
+After an illegal access, a failed launch or an uncorrectable memory error every call of the CUDA context fails, so that
+trying another kernel only hides what happened. A launch that raises comes here, through `failed`; one that does not
+costs nothing for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kernelhub.dispatch.gate import GATE
+from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.work import JOURNAL
+from kernelhub.errors import DeviceLost, KernelhubError
+
+# What CUDA's runtime and driver, and HIP's, say of an error after which the context is lost; lower case. Others, such
+# as an invalid configuration or an operation that a capture does not allow, end a call only.
+_FINAL = (
+    "illegal memory access",  # 700
+    "unspecified launch failure",  # 719
+    "uncorrectable ecc error",  # 214
+    "misaligned address",  # 716
+    "illegal instruction",  # 715
+    "invalid program counter",  # 718
+    "hardware stack error",  # 714
+    "operation not supported on global/shared address space",  # 717
+    "device-side assert triggered",  # 710
+    "launch timed out and was terminated",  # 702
+    "invalid access of peer gpu memory over nvlink",  # 721
+    "uncorrectable nvlink error",  # 220
+    "tensor memory leak",  # 720
+    "context is destroyed",  # 709
+    *("cudaerrorillegaladdress", "cuda_error_illegal_address", "cudaerrorlaunchfailure", "cuda_error_launch_failed"),
+    *("cudaerroreccuncorrectable", "cuda_error_ecc_uncorrectable", "cudaerrormisalignedaddress"),
+    *("cuda_error_misaligned_address", "cudaerrorillegalinstruction", "cuda_error_illegal_instruction"),
+    *("cudaerrorassert", "cuda_error_assert", "cudaerrorlaunchtimeout", "cuda_error_launch_timeout"),
+)
+_OUT_OF_MEMORY = ("out of memory", "cudaerrormemoryallocation", "cuda_error_out_of_memory")
+_TOLD = 5  # plans in an error
+_NOWHERE = -2  # index of no device: torch gives -1 for the CPU
+
+
+def is_final(error: BaseException) -> bool:
+    """Does an exception say that the device is lost? Told from its text, which is the same in all versions of torch.
+
+    It comes as RuntimeError up to torch 2.7, as `torch.AcceleratorError` since, and as RuntimeError from Triton and
+    other libraries. Running out of memory is not final.
+    """
+    if isinstance(error, KernelhubError) or type(error).__name__ == "OutOfMemoryError":
+        return False
+    text = str(error).lower()
+    return any(phrase in text for phrase in _FINAL) and not any(phrase in text for phrase in _OUT_OF_MEMORY)
+
+
+def failed(method: Any, error: Exception) -> None:
+    """Look at what a launch raised; the caller raises it again when this returns.
+
+    Args:
+        method: the method of the adapter that raised.
+        error: what it raised.
+
+    Raises:
+        DeviceLost: the device was lost before.
+        NotWarmed: work was refused inside foreign code, which lost the refusal and raised this instead.
+    """
+    refusal = JOURNAL.swallowed()
+    if refusal is not None and error is not refusal and not isinstance(error, KernelhubError):
+        raise refusal from error
+    bound = HUB.bound_of(getattr(method, "__self__", None))
+    if bound is None or not is_final(error):
+        return
+    if bound.device in GATE.lost:
+        raise GATE.lost[bound.device].again() from error
+    _lose(bound, error)
+
+
+def _lose(bound: Bound, error: Exception) -> None:
+    """Remember the error, and have every call on the device raise it."""
+    with HUB.lock:
+        first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        verdict, device = bound.selection, bound.device
+        there = [other for other in HUB.made if other.device == device]
+        told = [bound, *[other for other in reversed(there) if other is not bound]][:_TOLD]
+        plans = tuple(f"{one.selection.op} {one.selection.selected}, {one.calls} calls" for one in told)
+        GATE.lost[device] = DeviceLost(device, verdict.op, str(verdict.selected), first, time.time(), plans)
+        for other in there:
+            _shut(other, device)
+        for plan in list(HUB.plans):
+            if plan.bound.device == device:
+                plan.run = _raising(device)
+
+
+def _shut(bound: Bound, device: int) -> None:
+    """Have a call that holds the bound function find that its tensors are elsewhere, where it is refused.
+
+    The function asks first whether its tensors are on its device. Making that say no changes nothing of what a call
+    costs while the device is well.
+    """
+    bound.adapter.launch = _raising(device)
+    names = bound.run.__code__.co_freevars
+    closure = bound.run.__closure__
+    assert closure is not None
+    closure[names.index("device")].cell_contents = _NOWHERE
+
+
+def _raising(device: int) -> Callable[..., Any]:
+    def refused(*arguments: Any, **named: Any) -> Any:
+        raise GATE.lost[device].again()
+
+    return refused

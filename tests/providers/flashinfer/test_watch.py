@@ -1,0 +1,125 @@
+"""The JIT of released FlashInfers, their own code, tells what it does; ninja and tvm-ffi alone are fakes."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kernelhub
+from kernelhub.backends.flashinfer import watch
+from kernelhub.dispatch.work import JOURNAL
+from kernelhub.errors import NotWarmed
+from tests.providers.flashinfer.test_calls import VERSIONS
+from tests.providers.wheels import wheel
+from tests.runtime.test_watches import call, told
+
+_ = call  # a fixture
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__dict__.update(attributes, __path__=[])
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+@pytest.fixture(params=VERSIONS)
+def jit(request, monkeypatch, tmp_path: Path):
+    """`flashinfer.jit.core` of a release, under the name ``fi``, with what ninja built and tvm-ffi loaded."""
+    folder = wheel("flashinfer-python", request.param) / "flashinfer" / "jit"
+    ran: list[str] = []
+
+    def run_ninja(workdir: Path, *_more: Any, **_named: Any) -> None:
+        ran.append(f"ninja {workdir.name}")
+        (workdir / f"{workdir.name}.so").touch()
+
+    monkeypatch.delenv("FLASHINFER_DISABLE_JIT", raising=False)
+    monkeypatch.delenv("FLASHINFER_NO_DOWNLOAD", raising=False)
+    monkeypatch.setenv("FLASHINFER_CUBINS_REPOSITORY", "https://example.org/")
+    stub(monkeypatch, "tvm_ffi", load_module=lambda path: ran.append(f"load {Path(path).stem}") or object())
+    stub(monkeypatch, "fi")
+    stub(monkeypatch, "fi.jit")
+    stub(monkeypatch, "fi.compilation_context", CompilationContext=lambda: None)
+    aot = tmp_path / "aot"
+    env = stub(
+        monkeypatch,
+        "fi.jit.env",
+        FLASHINFER_WORKSPACE_DIR=tmp_path / "work",
+        FLASHINFER_CSRC_DIR=tmp_path / "csrc",
+        FLASHINFER_JIT_DIR=tmp_path / "jit",
+        FLASHINFER_AOT_DIR=aot,
+        FLASHINFER_CUBIN_DIR=tmp_path / "cubins",
+        FLASHINFER_CUBINS_REPOSITORY="https://example.org/",
+        AOTArtifact=object,
+        get_aot_path=lambda name: aot / name / f"{name}.so",
+        get_aot_artifacts=lambda name: (),
+    )
+    sys.modules["fi.jit"].env = env  # type: ignore[attr-defined]
+    written = {"generate_ninja_build_for_op": lambda **_: "", "get_nvcc_parallelism_flags": lambda *_: []}
+    stub(monkeypatch, "fi.jit.cpp_ext", run_ninja=run_ninja, **written)
+    stub(monkeypatch, "fi.jit.utils", write_if_different=lambda path, text: Path(path).write_text(text))
+    for name in ("core", "cubin_loader"):
+        monkeypatch.setitem(sys.modules, f"fi.jit.{name}", real(f"fi.jit.{name}", folder / f"{name}.py", monkeypatch))
+    core: Any = sys.modules["fi.jit.core"]
+    monkeypatch.setattr(core, "get_tmpdir", lambda: tmp_path, raising=False)
+    watch.watch("fi.jit.core", JOURNAL)
+    watch.watch_downloads("fi.jit.cubin_loader", JOURNAL)
+    core.ran = ran
+    return core
+
+
+def real(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def spec_of(core: Any, name: str) -> Any:
+    kind = getattr(core, "JitSpecNvcc", core.JitSpec)
+    return kind(name, [], None, None, None, None)
+
+
+class TestReleases:
+    def test_a_module_is_compiled_once_and_then_loaded(self, jit, call) -> None:
+        call(lambda: spec_of(jit, "decode").build_and_load())
+        call(lambda: spec_of(jit, "decode").build_and_load())
+        assert [row[:3] for row in told()] == [("compile", "decode", "flashinfer"), ("load", "decode", "flashinfer")]
+        assert {row[3:] for row in told()} == {("attention", "works.k")}
+        assert "load decode" in jit.ran
+
+    def test_neither_after_seal(self, jit, call) -> None:
+        call(lambda: spec_of(jit, "decode").build_and_load())
+        ran = list(jit.ran)
+        with kernelhub.seal():
+            for name, kind in (("decode", "load"), ("prefill", "compile")):
+                with pytest.raises(NotWarmed, match=f"{kind} {name}"):
+                    call(lambda name=name: spec_of(jit, name).build_and_load())
+        assert jit.ran == ran
+
+    def test_no_download_after_seal(self, jit, call) -> None:
+        loader: Any = sys.modules["fi.jit.cubin_loader"]
+        with kernelhub.seal(), pytest.raises(NotWarmed, match=r"download https://example\.org/a\.cubin"):
+            call(lambda: loader.get_cubin("a.cubin", "0" * 64))
+        assert told() == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_tuner_measures_where_it_is_watched(version: str) -> None:
+    folder = wheel("flashinfer-python", version) / "flashinfer"
+    path = folder / "autotuner" / "autotuner.py"
+    tree = ast.parse((path if path.is_file() else folder / "autotuner.py").read_text())
+    (tuner,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AutoTuner"]
+    methods = {node.name: node for node in tuner.body if isinstance(node, ast.FunctionDef)}
+    assert [item.arg for item in methods["_profile_single_kernel"].args.args][:2] == ["self", "runner"]
