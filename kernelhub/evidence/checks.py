@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,20 +20,11 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.problem import feature_name
 from kernelhub.errors import KernelUnavailable, NoKernel
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, bytes_of
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
+from kernelhub.evidence.poison import apart, changed, copied, kind_of_error, poisoned, same, untouched
 from kernelhub.evidence.results import Check
-from kernelhub.runtime.scratch import Guarded, watched
+from kernelhub.runtime.scratch import watched
 
-# NaN with a payload that no kernel makes, so that what was not written is told from a NaN that was computed.
-_POISON = {
-    torch.bfloat16: (torch.int16, 0x7FA5),
-    torch.float16: (torch.int16, 0x7DA5),
-    torch.float32: (torch.int32, 0x7FA5A5A5),
-    torch.float64: (torch.int64, 0x7FF5A5A5A5A5A5A5),
-    torch.int32: (torch.int32, -0x25A5A5A6),
-    torch.int64: (torch.int64, -0x25A5A5A5A5A5A5A6),
-}
-_POISON_BYTE = (torch.uint8, 0x5A)
 _IGNORED = 0.25  # a result that moved by less of what the feature moves the reference by has not heard of it
 
 
@@ -133,10 +124,10 @@ class Subject:
             if ignored is not None:
                 return ignored
         if not judgement.ok:
-            return _kind_of_error(results, judgement), judgement.figures
+            return kind_of_error(results, judgement), judgement.figures
         if case.repeats and self.kernel.deterministic:
             again = self._ask(arguments).results
-            differ = [name for name, tensor in results.items() if not _same(again[name], tensor)]
+            differ = [name for name, tensor in results.items() if not same(again[name], tensor)]
             if differ:
                 return "other_bits", f"{' and '.join(differ)} of the same call made twice differ"
         if case.packs and self.kernel.packs_to:
@@ -153,8 +144,8 @@ class Subject:
             other = self._ask(plain)
         if not other.judgement.ok:
             return None  # that the numbers are wrong without it is another case's finding
-        moved = _apart(answer.results, other.results)
-        wanted = _apart(answer.judgement.want, other.judgement.want)
+        moved = apart(answer.results, other.results)
+        wanted = apart(answer.judgement.want, other.judgement.want)
         share = 0.0 if answer.judgement.ok else _IGNORED
         names = [name for name in moved if name in wanted]
         if not any(wanted[name] > 0 for name in names) or any(moved[name] > share * wanted[name] for name in names):
@@ -169,7 +160,7 @@ class Subject:
             return None
         packed, originals = made
         for place, (got, want) in enumerate(zip(packed["b"].unpack(), originals, strict=True)):
-            if (got is None) != (want is None) or (got is not None and want is not None and not _same(got, want)):
+            if (got is None) != (want is None) or (got is not None and want is not None and not same(got, want)):
                 return "packing", f"tensor {place} of the weight does not come back from {packed['b'].layout} as it was"
         judgement = self._ask(arguments, packed).judgement
         return None if judgement.ok else ("packing", f"the packed weight gives another result: {judgement.figures}")
@@ -188,9 +179,9 @@ class Subject:
         if packed is None and self.kernel.needs_packing:
             made = self._packed(arguments)
             packed = None if made is None else made[0]
-        given = _copied(arguments if packed is None else packed)
+        given = copied(arguments if packed is None else packed)
         places = self.cases.destinations(arguments)
-        guards = {name: _poisoned(name, *place, self.device) for name, place in places.items()}
+        guards = {name: poisoned(name, *place, self.device) for name, place in places.items()}
         destinations = {name: guard.body.view(places[name][1]).view(places[name][0]) for name, guard in guards.items()}
         with watched() as workspaces:
             try:
@@ -207,9 +198,13 @@ class Subject:
             for guard in all_of:
                 if guard.trespassed():
                     raise _Failed(code, f"{guard.trespassed()} bytes around {where} {guard.tag!r} were changed")
-        changed = list(_changed(given, arguments if packed is None else packed, self.cases.written))
-        if changed:
-            raise _Failed("input_changed", f"{' and '.join(changed)} is not as it was before the call")
+        for name, rows in self.cases.untouched(arguments).items():
+            written = int((~untouched(destinations[name][rows])).sum())
+            if written:
+                raise _Failed("past_output", f"{written} elements of {name} in rows of no sequence were written")
+        spoiled = list(changed(given, arguments if packed is None else packed, self.cases.written))
+        if spoiled:
+            raise _Failed("input_changed", f"{' and '.join(spoiled)} is not as it was before the call")
         results = self.cases.results(returned, destinations, given)
         return _Answer(results, self.cases.judge(results, arguments))
 
@@ -245,74 +240,6 @@ def _class_of(schema: Any, problem: Any) -> str:
     formats = [f"{name}={getattr(problem, name)}" for name in schema.facets if isinstance(getattr(problem, name), str)]
     plain = {feature_name(name, getattr(problem, name)) for name, facet in schema.facets.items() if facet.semantic}
     return " ".join(dict.fromkeys([*formats, *(name for name in schema.features_used(problem) if name in plain)]))
-
-
-def _poisoned(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Guarded:
-    guard = Guarded(name, math.prod(shape) * dtype.itemsize, device)
-    integers, value = _POISON.get(dtype, _POISON_BYTE)
-    guard.body.view(integers).fill_(value)
-    return guard
-
-
-def _kind_of_error(results: Mapping[str, Tensor], judgement: Judgement) -> str:
-    """The code of an error, by what stands where the reference has a number."""
-    for name, got in results.items():
-        want = judgement.want.get(name)
-        if want is None or want.shape != got.shape or not got.numel():
-            continue
-        floats = want.is_floating_point() and want.itemsize > 1
-        numbers = ~want.isnan() if floats else torch.ones_like(got, dtype=torch.bool)
-        integers, value = _POISON.get(got.dtype, _POISON_BYTE)
-        left = got.contiguous().view(integers).view(got.shape) == value
-        if bool((left & numbers).any()) and (got.itemsize > 1 or bool(left.all())):
-            return "not_written"
-        if got.is_floating_point() and got.itemsize > 1 and bool((got.isnan() & numbers).any()):
-            return "nan"
-        if not bool(bytes_of(got).any()) and bool(bytes_of(want).any()):
-            return "zeros"
-    return "wrong_numbers"
-
-
-def _apart(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
-    """By how much results differ: the largest difference, or of codes the number of them that do."""
-    distances = {}
-    for name, one in left.items():
-        other = right.get(name)
-        if other is None or other.shape != one.shape or not one.numel():
-            continue
-        if one.itemsize == 1 or not one.is_floating_point():
-            distances[name] = float((bytes_of(one) != bytes_of(other)).sum())
-        else:
-            difference = (one.double() - other.double()).abs()
-            difference = torch.where(one.double() == other.double(), 0.0, difference)  # infinities among them
-            distances[name] = float(difference.nan_to_num(nan=0.0, posinf=torch.finfo(torch.float64).max).max())
-    return distances
-
-
-def _copied(arguments: Arguments) -> Arguments:
-    """The arguments with tensors of their own, of the same strides."""
-    return {
-        name: value.clone()
-        if isinstance(value, Tensor)
-        else [part.clone() for part in value]
-        if isinstance(value, list)
-        else value
-        for name, value in arguments.items()
-    }
-
-
-def _changed(given: Arguments, before: Arguments, written: tuple[str, ...]) -> Iterator[str]:
-    """Names of arguments that the call changed and may not."""
-    for name, value in given.items():
-        if name in written:
-            continue
-        pairs = zip(value, before[name], strict=True) if isinstance(value, list) else [(value, before[name])]
-        if any(isinstance(one, Tensor) and not _same(one, other) for one, other in pairs):
-            yield name
-
-
-def _same(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and left.dtype is right.dtype and torch.equal(bytes_of(left), bytes_of(right))
 
 
 def _shortened(error: Exception) -> str:

@@ -6,6 +6,7 @@ in bfloat16 is not to be trusted with float16, where nobody looked. `kernelhub v
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,12 +53,18 @@ def quarantined(device: DeviceFacts) -> dict[tuple[str, str], Rejection]:
     """For each quarantined kernel of a device, by (op, kernel), what selection says; asked once by `Machine`."""
     kept = all_kept(device, wrong_only=True)
     for miss in kept.misses:
-        log.warning("%s %s; it counts as not there", miss.path, miss.reason)
+        say(miss)
     return {
         (op, name): Rejection("quarantined", f"on {record.date[:10]} {record.result.reason}", remedy(op, name))
         for (op, name), record in kept.records.items()
         if record.result.failures
     }
+
+
+@functools.cache
+def say(miss: store.Miss) -> None:
+    """Warn that a document does not count, once in a process."""
+    log.warning("%s %s; it counts as not there", miss.path, miss.reason)
 
 
 def remedy(op: str, kernel: str) -> str:
@@ -79,7 +86,9 @@ def all_kept(device: DeviceFacts, *, wrong_only: bool = False) -> Kept:
         if wrong_only and document.get("status") == RIGHT:
             continue
         kernel = records.get((str(document.get("op")), str(document.get("kernel"))))
-        if kernel is None:  # of a plugin that is not installed now
+        if kernel is None and wrong_only:  # of a plugin that is not installed now, so that nobody can choose it
+            continue
+        if kernel is None:
             kept.misses.append(store.Miss(path, "is about a kernel that is not registered"))
             continue
         found = _record(path, document, key_of(kernel, device))

@@ -9,7 +9,7 @@ from typing import Any
 
 RIGHT, WRONG, NOT_RUN = "right", "wrong", "not run"
 
-# What may be wrong with a kernel, worst first: of several the first is the code of its result.
+# What may be wrong with a kernel, worst first. Of several the one that most checks show is the code of its result.
 CODES = {
     "raised": "it raised an error",
     "past_workspace": "it wrote past its workspace",
@@ -106,12 +106,12 @@ class Result:
         failures = self.failures
         if not failures:
             return "ok" if self.checks else "not_run"
-        codes = {check.code for check in failures}
+        codes = [check.code for check in failures]
         wrong_at = [check for check in failures if check.code in ("wrong_numbers", "zeros", "nan")]
         rest_is_right = any(check.ok and not check.tokens for check in self.checks)
         if len(wrong_at) == len(failures) and rest_is_right and all(check.tokens for check in failures):
             return "token_count"
-        return next(code for code in CODES if code in codes)
+        return max(CODES, key=codes.count)  # of equals the first, which is the worse
 
     @property
     def reason(self) -> str:

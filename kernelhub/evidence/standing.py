@@ -22,7 +22,7 @@ from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.toolkit import driver
 
 FORMAT = 1
-_SOURCES = (".py", ".cpp", ".cu", ".h", ".cuh", ".json")
+_MOST_BYTES = 1 << 20  # of a file that is read; of a larger one, which is no source, only the size counts
 
 
 def place(device: DeviceFacts) -> Path:
@@ -97,11 +97,12 @@ def _version(distribution: str) -> str:
 
 @functools.cache
 def _digest_of_sources(module: str) -> str:
-    """Of every source file of one of our backends, since adapters share code within it, or around another module."""
+    """Of every file of one of our backends, since adapters share code within it, or of those around another module."""
     digest = hashlib.sha256()
     for path in _sources(module):
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        digest.update(path.read_bytes() if size <= _MOST_BYTES else b"")
     return digest.hexdigest()
 
 
@@ -113,7 +114,7 @@ def _sources(module: str) -> list[Path]:
     if "." not in module:
         return [origin]
     found = origin.parent.rglob("*") if module.startswith("kernelhub.backends.") else origin.parent.glob("*")
-    return sorted(path for path in found if path.suffix in _SOURCES)
+    return sorted(path for path in found if path.is_file() and path.suffix != ".pyc")
 
 
 def _origin(name: str) -> Path | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelhub.evidence import store
+from kernelhub.evidence import quarantine, store
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +14,4 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path))
     yield tmp_path
     store.forget_unwritten()
+    quarantine.say.cache_clear()

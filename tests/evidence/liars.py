@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import torch
 
 from kernelhub.backends.torch.attention.blocked import Blocked
-from kernelhub.backends.torch.gemm.fp4.dequantised import Dequantised
-from kernelhub.backends.torch.gemm.fp8.dequantized import Dequantized
-from kernelhub.backends.torch.indexer.topk import TopK
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.packed import PackingAdapter
 from kernelhub.runtime.scratch import scratch
+from tests.contract.test_fp4_gemm_liars import Truth as Dequantised
+from tests.contract.test_fp8_liars import Truth as Dequantized
+from tests.contract.test_indexer_liars import TrueTopK as TopK
 from tests.dispatch.backends import record, register
 
 LAYOUT = "liar.rows_reversed.v1"

@@ -9,7 +9,7 @@ import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import bytes_of
-from kernelhub.evidence.checks import _apart
+from kernelhub.evidence.poison import apart
 from kernelhub.ops import functions
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ class TestOfAnOp:
                         zip(("out", "out_scale", "out_global_scale"), _reference(op, arguments), strict=False)
                     )
                 wants.append(cases.judge(results, arguments).want)
-            moved = _apart(*wants)
+            moved = apart(*wants)
             assert any(distance > 0 for distance in moved.values()), case.label
 
     def test_the_same_arguments_are_made_each_time(self, op) -> None:

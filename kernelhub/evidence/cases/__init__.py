@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kernelhub.evidence.cases.attention import AttentionCases, PagedAttentionCases
 from kernelhub.evidence.cases.case import OpCases
-from kernelhub.evidence.cases.gemm import BmmFp8Cases, Fp4GemmCases, Fp8GemmCases
+from kernelhub.evidence.cases.fp4 import Fp4GemmCases
+from kernelhub.evidence.cases.fp8 import BmmFp8Cases, Fp8GemmCases
 from kernelhub.evidence.cases.grouped import GroupedGemmCases
 from kernelhub.evidence.cases.indexer import LogitsCases, PagedLogitsCases, TopKCases
 from kernelhub.evidence.cases.linear_attention import LinearAttentionCases

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-import kernelhub
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
@@ -85,12 +84,14 @@ class _Attention(OpCases):
                     make=self.make(self.several, None, model, form),
                     without=self.make(self.several, None, model, form, 4.0),
                     feature="k_scale, v_scale",
+                    quick=model is self.small,
                 )
             for dtype in (BF16, FP16, FP32):
                 label = f"{str(dtype)[6:]}, width {model.head_dim_qk}"
                 plain = self.make(self.several | {"dtype": dtype}, None, model)
                 yield Case(label=label, make=plain, quick=dtype is BF16, repeats=True)
-                yield Case(label=f"{label}, lse", make=self.make(self.several, {"return_lse": True}, model))
+                lse = self.make(self.several, {"return_lse": True}, model)
+                yield Case(label=f"{label}, lse", make=lse, quick=dtype is BF16)
             yield Case(
                 label=f"scale of zero, width {model.head_dim_qk}", make=self.make(self.several, {"scale": 0.0}, model)
             )
@@ -123,10 +124,18 @@ class _Attention(OpCases):
     def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
         return dict(destinations) | ({"lse": returned[1]} if isinstance(returned, tuple) else {})
 
+    def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
+        """Tokens past the last offset."""
+        q, offsets = arguments["q"], arguments.get("cu_seqlens_q")
+        return {} if offsets is None else {"out": torch.arange(q.shape[0], device=q.device) >= offsets[-1]}
+
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        reference = getattr(kernelhub, self.op).reference
+        reference = self.reference
         want, want_lse = reference(**arguments | {"return_lse": True})
-        agreement = compare_out(results["out"], want, _largest_value(arguments))
+        out, past = results["out"], self.untouched(arguments)
+        if past:
+            out, want = out[~past["out"]], want[~past["out"]]
+        agreement = compare_out(out, want, _largest_value(arguments))
         shares = (
             agreement.largest / max(agreement.largest_allowed, 1e-300),
             agreement.rms_ratio / agreement.rms_ratio_allowed,
@@ -137,6 +146,26 @@ class _Attention(OpCases):
             if error > allowed and error / allowed > ratio:
                 ratio, figures = error / allowed, f"the LSE is off by {error:.2g} where {allowed:.2g} is allowed"
         return Judgement(ratio, figures, {"out": want, "lse": want_lse})
+
+    def padded(self, make: Make) -> Make:
+        """A ragged call with three more tokens, which belong to no sequence."""
+
+        def made(device: torch.device) -> Arguments:
+            arguments = make(device)
+            q = arguments["q"]
+            return arguments | {"q": torch.cat([q, torch.full_like(q[:3], torch.nan)])}
+
+        return made
+
+    def strided(self, make: Make, names: tuple[str, ...]) -> Make:
+        """Operands as parts of wider tensors, heads before tokens in memory."""
+
+        def made(device: torch.device) -> Arguments:
+            arguments = make(device)
+            moved = {name: arguments[name].transpose(-3, -2).contiguous().transpose(-3, -2) for name in names}
+            return arguments | moved
+
+        return made
 
 
 def _largest_value(arguments: Arguments) -> float:
@@ -168,6 +197,9 @@ class AttentionCases(_Attention):
         for model in (self.small, self.wide):
             ragged = self.make({"q_lens": (17, 0, 33, 1), "kv_lens": (17, 5, 50, 0)}, None, model)
             yield Case(label=f"ragged, width {model.head_dim_qk}", make=ragged, quick=True, repeats=True)
+            yield Case(label=f"ragged and padded, width {model.head_dim_qk}", make=self.padded(ragged), quick=True)
+            heads_first = self.strided(self.make(self.several, None, model), ("q", "k", "v"))
+            yield Case(label=f"heads first in memory, width {model.head_dim_qk}", make=heads_first, quick=True)
             more = {"return_lse": True, "causal": False}
             yield Case(
                 label=f"ragged, lse, width {model.head_dim_qk}",
@@ -216,6 +248,10 @@ class PagedAttentionCases(_Attention):
             yield Case(label=f"decode, {width}", make=self.make(decode, None, model), quick=True, repeats=True)
             yield Case(label=f"decode, lse, {width}", make=self.make(decode, {"return_lse": True}, model))
             yield Case(label=f"mixed, {width}", make=self.make(mixed, None, model), quick=True, repeats=True)
+            padded = self.padded(self.make(mixed, None, model))
+            yield Case(label=f"mixed and padded, {width}", make=padded, quick=True)
+            heads_first = self.strided(self.make(decode, None, model), ("k_cache", "v_cache"))
+            yield Case(label=f"heads first in memory, {width}", make=heads_first)
             yield Case(label=f"mixed, HND, {width}", make=self.make(mixed | {"kv_layout": "HND"}, None, model))
             yield Case(label=f"empty sequences, {width}", make=self.make({"seq_lens": (0, 30, 0)}, None, model))
             long = {"seq_lens": (700, 300), "page_size": 64}

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.hub import HUB
+
 Arguments = dict[str, Any]
 Make = Callable[[torch.device], Arguments]
 
@@ -78,6 +80,11 @@ class OpCases(abc.ABC):
     op: str
     written: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def reference(self) -> Any:
+        """The op in plain torch."""
+        return HUB.function(self.op).reference
+
     @abc.abstractmethod
     def cases(self) -> Iterator[Case]:
         """Every call."""
@@ -94,8 +101,12 @@ class OpCases(abc.ABC):
         """All that a call gave, by name: its destinations, and what else it returned or wrote."""
         return dict(destinations)
 
+    def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
+        """By parameter, which rows of a destination are not the call's to write: bool, over its first dimensions."""
+        return {}
+
     def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Tensor | None, ...]] | None:
-        """The call with its weight packed by a plan, and what unpacking must give; None if the op packs nothing."""
+        """The call with its weight packed by a plan, and what unpacking must give; None if nothing is packed."""
         return None
 
 
@@ -121,7 +132,10 @@ def same_bits(got: Tensor, want: Tensor) -> tuple[float, str]:
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, in a row."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # as one element of a row has that was spread
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def joined(*parts: tuple[float, str]) -> tuple[float, str]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import kernelhub
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, same_bits, worst
 from kernelhub.ops.indexer.inputs import IndexerModel, logits_inputs, paged_logits_inputs, topk_inputs
 from kernelhub.ops.indexer.layout import split_cache
@@ -51,7 +50,7 @@ class LogitsCases(OpCases):
         return {"out": ((arguments["q"].shape[0], arguments["k"].shape[0]), torch.float32)}
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = kernelhub.mqa_logits.reference(**arguments, dtype=torch.float64)
+        want = self.reference(**arguments, dtype=torch.float64)
         q, k = arguments["q"], arguments["k"]
         size = sizes(q, k, arguments["k_scale"], arguments["weights"])
         return _judged(results["out"], want, size, q)
@@ -96,7 +95,7 @@ class PagedLogitsCases(OpCases):
         return {"out": ((arguments["weights"].shape[0], arguments["max_seq_len"]), torch.float32)}
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = kernelhub.paged_mqa_logits.reference(**arguments, dtype=torch.float64)
+        want = self.reference(**arguments, dtype=torch.float64)
         q = arguments["q"]
         k, k_scale = split_cache(arguments["k_cache"], arguments["k_scale_cache"], q.shape[-1])
         largest = sizes(
@@ -138,7 +137,7 @@ class TopKCases(OpCases):
         return {"out": ((arguments["logits"].shape[0], arguments["k"]), torch.int32)}
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = kernelhub.topk_indices.reference(**arguments)
+        want = self.reference(**arguments)
         return Judgement(*same_bits(results["out"], want), {"out": want})
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import kernelhub
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, joined, worst
 from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
 from kernelhub.ops.linear_attention.tolerance import result_error_allowed, state_error_allowed
@@ -22,6 +21,7 @@ class LinearAttentionCases(OpCases):
     """Prefill, decode and ragged batches; states that are read, kept, and stand in a pool."""
 
     op = "linear_attention"
+    written = ("out_state",)
 
     def cases(self) -> Iterator[Case]:
         for model in (SMALL, REAL):
@@ -43,6 +43,8 @@ class LinearAttentionCases(OpCases):
                 slots = (2, -1, 0, 3)[: _sequences(inputs)]
                 pool = _make(model, inputs | {"slots": slots, "num_slots": 5}, {"return_state": True})
                 yield Case(label=f"{label}, from a pool", make=pool, quick=True)
+                elsewhere = _elsewhere(_make(model, inputs | {"slots": slots, "num_slots": 5}))
+                yield Case(label=f"{label}, into another pool", make=elsewhere, quick=True)
             for dtype in DTYPES[1:]:
                 for name in ("prefill", "decode"):
                     make = _make(model, _forms()[name] | {"dtype": dtype, "state": True}, {"return_state": True})
@@ -62,7 +64,7 @@ class LinearAttentionCases(OpCases):
         return dict(destinations) | ({"state": returned[1]} if isinstance(returned, tuple) else {})
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        reference = kernelhub.linear_attention.reference
+        reference = self.reference
         asked = {name: value for name, value in arguments.items() if name != "return_state"}
         want, want_state = reference(**asked, return_state=True, dtype=torch.float64)
         sized = {name: value.abs() if name in _ABSOLUTE else value for name, value in asked.items()}
@@ -73,7 +75,22 @@ class LinearAttentionCases(OpCases):
         # Whether a kernel multiplies in the operands' type is not in its record; so it is allowed to.
         allowed = result_error_allowed(want, size, q.dtype, tokens, width, rounds_operands=True)
         figures = [worst((out.double() - want).abs(), allowed + 1e-30)]
-        if "state" in results:
+        if "out_state" in arguments:  # slots of no sequence stay as they are
+            kept = arguments["state_indices"]
+            others = torch.ones(len(want_state), dtype=torch.bool, device=q.device)
+            others[kept[kept >= 0].long()] = False
+            touched = int((results["state"][others] != arguments["out_state"][others]).sum())
+            if touched:
+                return Judgement(
+                    torch.inf, f"{touched} elements of states that are not its own were written", {"out": want}
+                )
+            slots, mine = kept[kept >= 0].long(), kept >= 0
+            _, size_state = reference(**sized | {"out_state": None}, return_state=True, dtype=torch.float64)
+            allowed = state_error_allowed(size_state[mine], q.dtype, tokens, width, rounds_operands=True)
+            error = (results["state"][slots].double() - want_state[slots]).abs()
+            ratio, text = worst(error, allowed + 1e-30)
+            figures.append((ratio, f"the state is {text}"))
+        elif "state" in results:
             allowed = state_error_allowed(size_state, q.dtype, tokens, width, rounds_operands=True)
             error = (results["state"].double() - want_state).abs()
             ratio, text = worst(error, allowed + 1e-30)
@@ -91,6 +108,16 @@ def _forms() -> dict[str, Arguments]:
 
 def _sequences(inputs: Arguments) -> int:
     return len(inputs["lengths"]) if "lengths" in inputs else int(inputs["batch"])
+
+
+def _elsewhere(make: Make) -> Make:
+    """States that are kept in another pool than the one they come from."""
+
+    def made(device: torch.device) -> Arguments:
+        arguments = make(device)
+        return arguments | {"out_state": torch.full_like(arguments["state"], 7.0)}
+
+    return made
 
 
 def _make(model: LinearModel, inputs: Arguments, more: Arguments | None = None) -> Make:

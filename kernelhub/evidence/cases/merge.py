@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-import kernelhub
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, joined, worst
 from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.ops.merge.tolerance import largest_error_allowed, lse_error_allowed
@@ -42,9 +41,7 @@ class MergeCases(OpCases):
         return places | ({"out_lse": (tuple(lse.shape), lse.dtype)} if arguments.get("return_lse") else {})
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want, want_lse = kernelhub.merge_attention_states.reference(
-            arguments["outs"], arguments["lses"], return_lse=True, dtype=torch.float64
-        )
+        want, want_lse = self.reference(arguments["outs"], arguments["lses"], return_lse=True, dtype=torch.float64)
         out = results["out"]
         largest = max(
             (float(part.double().nan_to_num().abs().max()) for part in arguments["outs"] if part.numel()), default=0

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-import kernelhub
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, same_bits
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
@@ -40,7 +39,8 @@ class MlaAttentionCases(OpCases):
             for name, form in (("decode", self.decode), ("uniform", self.uniform), ("ragged", self.ragged)):
                 inputs = form | paged
                 yield Case(label=f"{name}, {label}", make=_make(model, inputs), quick=few, repeats=True)
-                yield Case(label=f"{name}, lse, {label}", make=_make(model, inputs, {"return_lse": True}))
+                lse = _make(model, inputs, {"return_lse": True})
+                yield Case(label=f"{name}, lse, {label}", make=lse, quick=few)
                 yield Case(
                     label=f"{name}, sinks, {label}",
                     make=_make(model, inputs, {"sinks": True}),
@@ -69,7 +69,10 @@ class MlaAttentionCases(OpCases):
                         make=_make(model, inputs, kv_scale=kv_scale),
                         without=_make(model, inputs, kv_scale=kv_scale, factor=4.0),
                         feature="kv_scale",
+                        quick=few and name == "decode",
                     )
+            padded = _padded(_make(model, self.ragged | paged))
+            yield Case(label=f"ragged and padded, {label}", make=padded, quick=few)
             uniform = self.uniform | paged
             yield Case(
                 label=f"causal, {label}",
@@ -99,10 +102,18 @@ class MlaAttentionCases(OpCases):
     def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
         return dict(destinations) | ({"lse": returned[1]} if isinstance(returned, tuple) else {})
 
+    def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
+        """Tokens past the last offset."""
+        q, offsets = arguments["q"], arguments.get("cu_seqlens_q")
+        return {} if offsets is None else {"out": torch.arange(q.shape[0], device=q.device) >= offsets[-1]}
+
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        reference = kernelhub.mla_attention.reference
+        reference = self.reference
         want, want_lse = reference(**arguments | {"return_lse": True}, compute_dtype=torch.float64)
-        agreement = compare_out(results["out"], want, _largest_value(arguments))
+        out, past = results["out"], self.untouched(arguments)
+        if past:
+            out, want = out[~past["out"]], want[~past["out"]]
+        agreement = compare_out(out, want, _largest_value(arguments))
         shares = (
             agreement.largest / max(agreement.largest_allowed, 1e-300),
             agreement.rms_ratio / agreement.rms_ratio_allowed,
@@ -139,6 +150,17 @@ def _make(
     return made
 
 
+def _padded(make: Make) -> Make:
+    """A ragged call with three more tokens, which belong to no sequence."""
+
+    def made(device: torch.device) -> Arguments:
+        arguments = make(device)
+        q = arguments["q"]
+        return arguments | {"q": torch.cat([q, torch.full_like(q[:3], torch.nan)])}
+
+    return made
+
+
 def _largest_value(arguments: Arguments) -> float:
     latent = arguments["kv_cache"][..., : arguments["value_dim"]].float().nan_to_num()
     scale = arguments.get("kv_scale")
@@ -166,6 +188,8 @@ class MlaCacheCases(OpCases):
             yield Case(
                 label=f"{str(dtype)[6:]} to fp8, scale as tensor", make=_writes(tensor=True, kv_scale=0.3, **fp8)
             )
+        for scale in (0.0171, 0.3, 1.7):
+            yield Case(label=f"half way between two codes, scale {scale}", make=_half_way(scale), quick=True)
         for latent, rope in ((256, 64), (128, 0), (7, 3), (1, 1)):
             yield Case(label=f"{latent} + {rope}", make=_writes(latent_dim=latent, rope_dim=rope))
         for size in (1, 3, 16, 256):
@@ -186,7 +210,7 @@ class MlaCacheCases(OpCases):
         return {"kv_cache": arguments["kv_cache"]}
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = kernelhub.write_mla_cache.reference(**arguments)
+        want = self.reference(**arguments)
         return Judgement(*same_bits(results["kv_cache"], want), {"kv_cache": want})
 
 
@@ -196,6 +220,19 @@ def _writes(*, kv_scale: float | None = None, tensor: bool = False, **inputs: An
         if kv_scale is not None:
             arguments["kv_scale"] = torch.tensor([kv_scale], device=device) if tensor else kv_scale
         return arguments
+
+    return made
+
+
+def _half_way(kv_scale: float) -> Make:
+    """Values that lie half way between two codes after division; with the reciprocal some go to the wrong side."""
+
+    def made(device: torch.device) -> Arguments:
+        halves = torch.tensor([(m + 0.5) / 8 * 2.0**e for m in range(8, 16) for e in range(-5, 8)])
+        values = (halves * torch.tensor(kv_scale)).to(device)
+        inputs: Arguments = {"dtype": torch.float32, "kv_dtype": FP8, "tokens": 1, "skipped": 0}
+        arguments = write_mla_cache_inputs(**inputs, latent_dim=len(halves), device=device)
+        return arguments | {"kv_c": values[None], "kv_scale": kv_scale}
 
     return made
 
@@ -224,7 +261,7 @@ class ConcatCases(OpCases):
         return {"out": ((*k_nope.shape[:2], k_nope.shape[2] + k_rope.shape[-1]), k_nope.dtype)}
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = kernelhub.concat_mla_k.reference(**arguments)
+        want = self.reference(**arguments)
         ratio, figures = same_bits(results["out"], want)
         return Judgement(ratio, figures, {"out": want})
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import kernelhub
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import FORMATS
@@ -52,6 +51,16 @@ class ExpertsCases(OpCases):
                         feature=name.partition(" ")[0],
                         quick=quick and weights == "plain",
                     )
+            for name, change in {"limit": {"limit": 0.25}, "alpha": {"alpha": 0.5}}.items():
+                clamped = {"activation": "swiglu_oai", "limit": 1.0}
+                yield Case(
+                    label=f"{name} of swiglu_oai, {model.name}",
+                    make=_changed(_make(biased, {}), clamped | change),
+                    without=_changed(_make(biased, {}), clamped),
+                    feature=name,
+                    quick=quick,
+                )
+            yield Case(label=f"ids of no expert, {model.name}", make=_changed(_make(model, {}), _NOWHERE), quick=quick)
             for weights in ("fp8_tensor", "fp8_channel"):
                 yield Case(
                     label=f"static scales, {weights}, {model.name}",
@@ -74,7 +83,7 @@ class ExpertsCases(OpCases):
                     yield Case(label=f"{str(dtype)[6:]}, {weights}, {model.name}", make=make)
         for hidden, inner in ((64, 64), (33, 17), (130, 66)):
             shape = {"hidden_size": hidden, "intermediate_size": inner}
-            yield Case(label=f"{hidden} by {inner}", make=_make(PLAIN, shape))
+            yield Case(label=f"{hidden} by {inner}", make=_make(PLAIN, shape), quick=hidden == 33)
         for experts, top_k in ((1, 1), (23, 22)):
             sizes = {"num_experts": experts, "top_k": top_k, "tokens": 3}
             yield Case(label=f"{top_k} of {experts} experts", make=_make(PLAIN, sizes))
@@ -83,11 +92,14 @@ class ExpertsCases(OpCases):
         return {"out": (tuple(arguments["x"].shape), arguments["x"].dtype)}
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = kernelhub.fused_moe.reference(**arguments, dtype=torch.float64)
+        want = self.reference(**arguments, dtype=torch.float64)
         agreement = compare(results["out"], arguments)
         ratio = max(agreement.worst, agreement.overall) if agreement.finite else torch.inf
         figures = f"{agreement.worst:.2g} of what an element may be off, {agreement.overall:.2g} of all together"
         return Judgement(ratio, figures if agreement.finite else "some elements are no numbers", {"out": want})
+
+
+_NOWHERE: Arguments = {"topk_ids": "some nowhere"}
 
 
 def _features() -> dict[str, Arguments]:
@@ -121,6 +133,9 @@ def _changed(make: Make, change: Arguments) -> Make:
             elif value == "swapped":
                 value = torch.arange(arguments["w13"].shape[0], dtype=torch.int32, device=device).flip(0)
                 value[2] = -1
+            elif value == "some nowhere":
+                value = arguments["topk_ids"].clone()
+                value[0, 1], value[2], value[3, 0] = -1, arguments["w13"].shape[0], 1 << 30
             elif value == "flipped":
                 value = arguments["topk_weights"].flip(1)
             elif name in ("a1_scale", "a2_scale"):
@@ -172,6 +187,8 @@ class RoutingCases(OpCases):
                 feature=name.partition(" ")[0],
                 quick=True,
             )
+        for scoring in ("softmax", "sigmoid", "softmax_after_topk"):
+            yield Case(label=f"NaN and infinities, {scoring}", make=_no_numbers(scoring), quick=True)
         for dtype in (torch.bfloat16, torch.float16):
             yield Case(label=str(dtype)[6:], make=_route("qwen3-30b-a3b", dtype=dtype))
         for experts, top_k in ((1, 1), (8, 8), (9, 2), (129, 22), (512, 22)):
@@ -186,7 +203,7 @@ class RoutingCases(OpCases):
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
         weights, ids = results["out_weights"], results["out_ids"]
-        want, want_ids = kernelhub.route_experts.reference(**arguments, dtype=torch.float64)
+        want, want_ids = self.reference(**arguments, dtype=torch.float64)
         wants = {"out_weights": want, "out_ids": want_ids}
         sure = decided(**arguments)  # rounding cannot change the ids of these
         wrong = (ids != want_ids).any(1) & sure
@@ -203,6 +220,14 @@ class RoutingCases(OpCases):
 
 def _route(model: MoeModel | str, **inputs: Any) -> Make:
     return lambda device: routing_inputs(model, **{"tokens": 7} | inputs, device=device)
+
+
+def _no_numbers(scoring: str) -> Make:
+    """Logits that are no numbers, beside some that are."""
+    inf, nan = torch.inf, torch.nan
+    rows = [[nan, 1.0, nan, 0.0, 3.0], [-inf, 1.0, -inf, 0.0, 2.0], [nan] * 5, [-inf] * 5, [0.0, inf, 1.0, 2.0, nan]]
+    options: Arguments = {"top_k": 3, "scoring": scoring, "renormalize": True}
+    return lambda device: {"logits": torch.tensor(rows, device=device), **options}
 
 
 def _otherwise(make: Make, change: Arguments) -> Make:

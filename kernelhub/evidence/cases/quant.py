@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import kernelhub
+from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, joined, same_bits
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.quant.inputs import activations
@@ -111,7 +111,7 @@ class QuantizeCases(OpCases):
     def _reference(self, arguments: Arguments) -> tuple[Tensor, ...]:
         on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in arguments.items()}
         device = arguments["x"].device
-        made = getattr(kernelhub, self.op).reference(**on_cpu)
+        made = self.reference(**on_cpu)
         return tuple(tensor.to(device) for tensor in made)
 
 
@@ -147,7 +147,7 @@ class DequantizeCases(OpCases):
 
     def _codes(self, shape: tuple[int, ...], options: Arguments, dtype: torch.dtype, power: int = 0) -> Make:
         def made(device: torch.device) -> Arguments:
-            quantized = getattr(kernelhub, f"quantize_{self.format}").reference(activations(*shape), **options)
+            quantized = HUB.function(f"quantize_{self.format}").reference(activations(*shape), **options)
             names = ("x", "scale", "global_scale")
             arguments = {name: tensor.to(device) for name, tensor in zip(names, quantized, strict=False)}
             scale = arguments["scale"]
@@ -189,7 +189,7 @@ class DequantizeCases(OpCases):
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
         on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in arguments.items()}
-        want = getattr(kernelhub, self.op).reference(**on_cpu).to(arguments["x"].device)
+        want = self.reference(**on_cpu).to(arguments["x"].device)
         return Judgement(*_compared(results, {"out": want})["out"], {"out": want})
 
 
