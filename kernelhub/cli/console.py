@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _STYLES = {
     "ok": "green", "yes": "green", "able": "green", "runs": "bold green",
     "note": "yellow", "environment": "yellow",
+    "right": "green", "wrong": "bold red", "not run": "yellow",
     "problem": "bold red", "invalid": "bold red", "no": "red", "broken": "red",
 }  # fmt: skip
 

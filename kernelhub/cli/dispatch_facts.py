@@ -19,6 +19,7 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.registry import Registered
 from kernelhub.dispatch.select import OF_DEVICES, Selection
+from kernelhub.evidence.quarantine import all_kept, remedy
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import folders
@@ -81,6 +82,26 @@ def known_defects(variables: Variables) -> Iterator[Fact]:
     for kernel, entry, problems in told:
         where = f"never chosen where {problems}" if problems else "never chosen"
         yield Fact(NOTE, f"known defect of {kernel.name}", f"{entry.symptom}; {where} ({entry.issue})", entry.remedy)
+
+
+def quarantine() -> Iterator[Fact]:
+    """Kernels that `kernelhub verify` found wrong here, and stored results that do not count."""
+    if not HUB.settings["KERNELHUB_EVIDENCE"]:
+        yield Fact(NOTE, "KERNELHUB_EVIDENCE=0", "kernels that were found wrong here may be chosen", "unset it")
+        return
+    for device in devices():
+        kept = all_kept(device)
+        good = sum(not record.result.failures for record in kept.records.values())
+        if good:
+            yield Fact(OK, f"{good} kernels verified on {device.name}", "right between these versions")
+        for (op, kernel), record in kept.records.items():
+            if record.result.failures:
+                what = f"{op} {kernel} is quarantined on {device.name}"
+                meaning = f"never chosen by itself: on {record.date[:10]} {record.result.reason}"
+                yield Fact(NOTE, what, meaning, remedy(op, kernel))
+        for miss in kept.misses:
+            meaning = "what it says does not count here"
+            yield Fact(NOTE, f"{miss.path} {miss.reason}", meaning, "verify again, or remove it")
 
 
 def plugins(variables: Variables) -> Iterator[Fact]:

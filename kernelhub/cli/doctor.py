@@ -56,6 +56,7 @@ def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
         yield from dispatch_facts.libraries(variables, can_choose)
         if can_choose:
             yield from dispatch_facts.known_defects(variables)
+            yield from dispatch_facts.quarantine()
         yield from dispatch_facts.plugins(variables)
         if can_choose:
             yield from dispatch_facts.verdicts()

@@ -39,6 +39,10 @@ COMMANDS = {
         "say which kernel would run, here or on any device, and why no other",
         "kernelhub explain paged_attention --device H200 --model llama-3.1-8b",
     ),
+    "verify": Command(
+        "hold every kernel against its reference on this machine, and quarantine those that are wrong",
+        "kernelhub verify fp8_gemm --quick",
+    ),
     "env": Command("list every KERNELHUB_* variable, its value and where that came from", "kernelhub env"),
     "cache": Command(
         "list, check and clear what is compiled and measured, ours and the libraries', and say where it lies",

@@ -272,6 +272,12 @@ class Hub:
             for forget in self._caches:
                 forget()
 
+    def forget_evidence(self) -> None:
+        """Choose anew with what the store of evidence says now."""
+        with self.lock:
+            self.machine.forget_quarantine()
+            self.forget_choices()
+
     def report(self) -> Report:
         """What ran so far; choices made again after a change of configuration are counted together."""
         calls: dict[Any, int] = {}
@@ -301,6 +307,7 @@ class Hub:
             self.registry.add(module)
         for layer in (settings.force, settings.environment, settings.file):
             self.registry.check_layer(layer)
+        self.machine.heeds_evidence = settings["KERNELHUB_EVIDENCE"]
         _print_events(settings["KERNELHUB_LOG"])
         if not settings["KERNELHUB_IGNORE_VLLM_ENV"]:
             settings = replace(settings, foreign=read_foreign())

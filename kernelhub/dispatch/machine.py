@@ -5,8 +5,10 @@ A `Machine` is handed to the pure selector, so that a test or `explain` can hand
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Collection, Hashable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.constraint import Package, Rejection
@@ -27,17 +29,47 @@ ABSENT: dict[str, tuple[str, str, str]] = {
 }
 
 
+# Gives, for the facts of a device, what speaks against each (op, kernel) that was found wrong on it. Imported with the
+# first decision about a device that is here, and only where evidence is asked for.
+_QUARANTINE = "kernelhub.evidence.quarantine:quarantined"
+QUARANTINED = "quarantined"  # where `Machine.on` keeps them
+_NOBODY: Mapping[tuple[str, str], Rejection] = MappingProxyType({})
+
+
 class Machine:
     """What probes find here, each asked once until `forget`.
 
     Attributes:
         load_failures: (op, kernel) whose adapter could not be imported or prepared here, and why.
+        heeds_evidence: whether kernels that `kernelhub verify` found wrong here are quarantined.
     """
+
+    heeds_evidence = False
 
     def __init__(self) -> None:
         self._findings: dict[Hashable, Finding] = {}
         self._on_devices: dict[DeviceFacts, dict[Any, Any]] = {}
         self.load_failures: dict[tuple[str, str], Rejection] = {}
+
+    def quarantined(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
+        """By (op, kernel), what was found wrong on a device; read from disk at the first question, until `forget`."""
+        kept = self.on(device)
+        found: Mapping[tuple[str, str], Rejection] | None = kept.get(QUARANTINED)
+        if found is None:
+            found = kept[QUARANTINED] = self._read_quarantine(device)
+        return found
+
+    def forget_quarantine(self) -> None:
+        """Read what was found wrong again at the next question."""
+        for kept in self._on_devices.values():
+            kept.pop(QUARANTINED, None)
+
+    def _read_quarantine(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
+        if device.simulated or not self.heeds_evidence:
+            return _NOBODY
+        module, _, attribute = _QUARANTINE.partition(":")
+        found: Mapping[tuple[str, str], Rejection] = getattr(importlib.import_module(module), attribute)(device)
+        return found
 
     def on(self, device: DeviceFacts) -> dict[Any, Any]:
         """Where the selector keeps what only depends on this machine and a device, until `forget`."""

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple
 
 from kernelhub.dispatch.constraint import NOT_BUILT, Anything, Constraint, Rejection
 from kernelhub.dispatch.kernel import Kernel, KnownBad
-from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.machine import QUARANTINED, Machine
 from kernelhub.dispatch.order import Line, line_for, ranked
 from kernelhub.dispatch.policy import Policy, Wish
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, ProblemT, Schema, as_dict
@@ -181,6 +181,9 @@ def select(
     line = line_for(candidates.lines, problem.device, regime)
     request = policy.request_for(op)
     kept = machine.on(problem.device)
+    quarantined = kept.get(QUARANTINED)
+    if quarantined is None:
+        quarantined = machine.quarantined(problem.device)
     rejections = {}
     for kernel in candidates.kernels:
         standing = kept.get(kernel)
@@ -188,6 +191,11 @@ def select(
             standing = kept[kernel] = _standing(kernel, problem, machine)
         known_bad = candidates.known_bad_of(kernel)
         rejections[kernel.name] = _rejections(op, kernel, standing, problem, features, known_bad, machine, policy)
+    if quarantined:
+        for kernel in candidates.kernels:
+            verdict = quarantined.get((op, kernel.name))
+            if verdict is not None and not (policy.unsafe and _asked_for(op, kernel, policy)):
+                rejections[kernel.name] += (verdict,)
     layout = getattr(problem, WEIGHT_LAYOUT, CHECKPOINT)
     for kernel in candidates.kernels:
         if layout not in kernel.layouts and not (policy.unsafe and _asked_for(op, kernel, policy)):
@@ -276,7 +284,8 @@ def _rejections(
             for wish in policy.removing(op, kernel)
         ]
     if policy.unsafe and _asked_for(op, kernel, policy):
-        return tuple(found)
+        failure = machine.load_failures.get((op, kernel.name))  # what cannot be loaded cannot be run past anything
+        return tuple(found) if failure is None else (*found, failure)
     against = []
     try:
         for place, reject in standing.rest:

@@ -100,6 +100,13 @@ VARIABLES = {
             "Read prefer, disable and flags from a file.",
         ),
         Variable("KERNELHUB_CACHE_DIR", Path, None, "path of a folder", "Keep what is compiled here, not in ~/.cache."),
+        Variable(
+            "KERNELHUB_EVIDENCE",
+            parse_bool,
+            True,
+            "0 or 1",
+            "Do not choose kernels that `kernelhub verify` found wrong here; 0 ignores what it found.",
+        ),
         Variable("KERNELHUB_DETERMINISTIC", parse_bool, None, "0 or 1", "Only kernels that repeat bit for bit."),
         Variable(
             "KERNELHUB_BATCH_INVARIANT",

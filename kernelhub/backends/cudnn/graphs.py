@@ -16,6 +16,7 @@ from torch import Tensor
 from kernelhub.backends.cudnn.requirements import INSTALL, LOWEST_BACKEND
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.ops.attention.problem import AttentionProblem
+from kernelhub.runtime.scratch import scratch
 
 _FEWEST_TOKENS = 128
 _MOST_GRAPHS = 256
@@ -88,7 +89,7 @@ class Graphs(threading.local):
         graph, workspace_bytes = made
         if q.is_cuda:
             cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
-        workspace = torch.empty(max(1, workspace_bytes), dtype=torch.uint8, device=q.device)
+        workspace = scratch("cudnn", (max(1, workspace_bytes),), torch.uint8, q.device)
         graph.execute(tensors, workspace, handle=handle)
 
     def build(self, shape: Shape, handle: Any) -> tuple[Any, int]:

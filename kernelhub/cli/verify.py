@@ -1,0 +1,92 @@
+"""``kernelhub verify``: every kernel that claims a problem held against the reference, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import kernelhub
+from kernelhub.cli.console import Console, Table, steps
+from kernelhub.cli.facets import op_named, ops
+from kernelhub.evidence.results import NOT_RUN, Result, Verification
+from kernelhub.evidence.verify import FULL_BUDGET_S, QUICK_BUDGET_S, count
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The command's options."""
+    parser.add_argument("op", metavar="OP", nargs="?", type=op_named, help=f"one op (default: all): {', '.join(ops())}")
+    parser.add_argument(
+        "--backend", metavar="NAME[,NAME]", type=_names, help="backends, kernels or globs (default: all)"
+    )
+    parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the first GPU, else the CPU)")
+    parser.add_argument("--quick", action="store_true", help="a few cases of each kernel, and those that failed before")
+    parser.add_argument(
+        "--budget-s",
+        metavar="SECONDS",
+        type=_seconds,
+        help=f"most time for each kernel (default: {FULL_BUDGET_S:g}, with --quick {QUICK_BUDGET_S:g})",
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Verify and print what came out; 1 if a kernel is wrong, or none could be asked."""
+    asked = {"backend": arguments.backend, "device": arguments.device}
+    with steps(count(arguments.op, **asked), sys.stderr) as step:
+        found = kernelhub.verify(
+            arguments.op,
+            **asked,
+            quick=arguments.quick,
+            budget_s=arguments.budget_s,
+            progress=lambda name, place, number: step(f"verify {name}"),
+        )
+    if arguments.json:
+        console.json(found.to_dict())
+    else:
+        _show(found, console)
+    return 0 if found.ok and any(result.checks for result in found.results) else 1
+
+
+def _show(found: Verification, console: Console) -> None:
+    if not found.results:
+        console.line("none of these kernels can be chosen on this device; `kernelhub backends` says why")
+        return
+    console.table(
+        Table(("verdict", "op", "kernel", "checks", "worst", "what"), [_row(result) for result in found.results])
+    )
+    for op, kernel in found.lifted:
+        console.line(f"{op} {kernel} passed and is no longer quarantined")
+    for result in found.results:
+        if result.failures:
+            console.line(f"{result.op} {result.kernel} is quarantined:")
+            for check in result.failures:
+                console.line(f"{check.code}: {check.case}: {check.figures} ({check.problem})", indent=2)
+    console.line(found.summary())
+    if found.unwritten:
+        console.line(f"kept for this process only: {found.unwritten}")
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    if result.status == NOT_RUN:
+        return (result.status, result.op, result.kernel, "", "", result.reason)
+    left = f"{result.left_out} cases left out" if result.left_out else ""
+    what = "; ".join(filter(None, (result.reason, left)))
+    return (result.status, result.op, result.kernel, str(len(result.checks)), f"{result.worst:.2g}", what)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(filter(None, (name.strip() for name in text.split(","))))
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing; give backends or kernels, e.g. triton,torch.sdpa")
+    return names
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return seconds

@@ -1,0 +1,270 @@
+"""Cases of `attention` and `paged_attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+
+BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+TOKENS = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 129)
+
+# One way to ask for each feature that changes numbers, with values that show when they are ignored; beside the value
+# stands what both calls have in common.
+FEATURES: dict[str, tuple[Arguments, Arguments]] = {
+    "causal": ({"causal": True}, {}),
+    "window_left": ({"window": (5, -1)}, {}),
+    "window_left, causal": ({"window": (5, -1)}, {"causal": True}),
+    "window_right": ({"window": (-1, 3)}, {}),
+    "softcap": ({"softcap": 1.5}, {}),
+    "softcap, causal": ({"softcap": 1.5}, {"causal": True}),
+    "sinks": ({"sinks": True}, {}),
+    "sinks, causal": ({"sinks": True}, {"causal": True}),
+    "scale": ({"scale": 0.3}, {}),
+    "scale, causal": ({"scale": 0.3}, {"causal": True}),
+}
+KV_SCALES = ("value", "tensor", "head")
+NEUTRAL: Arguments = {"causal": False, "window": None, "softcap": None, "sinks": None}
+
+
+class _Attention(OpCases):
+    """What both ops have in common."""
+
+    generate: ClassVar[Any]
+    several: ClassVar[Arguments]  # more than one query per sequence
+    wide: ClassVar[AttentionModel] = AttentionModel("wide", 8, 2, 128, 128)
+    small: ClassVar[AttentionModel] = AttentionModel("small", 6, 2, 64, 64)
+
+    def make(
+        self,
+        inputs: Arguments,
+        more: Arguments | None = None,
+        model: AttentionModel | None = None,
+        kv_scale: str | None = None,
+        factor: float = 1.0,
+    ) -> Make:
+        """Arguments from inputs of the generator and others of the op, causal unless they say otherwise."""
+
+        def made(device: torch.device) -> Arguments:
+            shape = model or self.small
+            kv_dtype = FP8 if kv_scale else None
+            arguments: Arguments = type(self).generate(shape, device=device, kv_dtype=kv_dtype, **inputs)
+            arguments |= {"causal": True} | (more or {})
+            if arguments.get("sinks") is True:
+                arguments["sinks"] = torch.linspace(-1, 4, shape.num_q_heads, device=device, dtype=arguments["q"].dtype)
+            for name in ("k_scale", "v_scale") if kv_scale else ():
+                heads = shape.num_kv_heads if kv_scale == "head" else 1
+                spread = factor * torch.linspace(0.5, 1.5, heads, device=device)
+                arguments[name] = arguments[name] * (factor if kv_scale == "value" else spread)
+            return arguments
+
+        return made
+
+    def in_common(self) -> Iterator[Case]:
+        """Cases that both ops have: every feature alone, forms of scales, extreme ones."""
+        for model in (self.small, self.wide):
+            for name, (feature, both) in FEATURES.items():
+                base = NEUTRAL | both
+                yield Case(
+                    label=f"{name}, width {model.head_dim_qk}",
+                    make=self.make(self.several, base | feature, model),
+                    without=self.make(self.several, base, model),
+                    feature=name.partition(",")[0],
+                    quick=True,
+                )
+            for form in KV_SCALES:
+                yield Case(
+                    label=f"fp8, scales by {form}, width {model.head_dim_qk}",
+                    make=self.make(self.several, None, model, form),
+                    without=self.make(self.several, None, model, form, 4.0),
+                    feature="k_scale, v_scale",
+                    quick=model is self.small,
+                )
+            for dtype in (BF16, FP16, FP32):
+                label = f"{str(dtype)[6:]}, width {model.head_dim_qk}"
+                plain = self.make(self.several | {"dtype": dtype}, None, model)
+                yield Case(label=label, make=plain, quick=dtype is BF16, repeats=True)
+                lse = self.make(self.several, {"return_lse": True}, model)
+                yield Case(label=f"{label}, lse", make=lse, quick=dtype is BF16)
+            yield Case(
+                label=f"scale of zero, width {model.head_dim_qk}", make=self.make(self.several, {"scale": 0.0}, model)
+            )
+            yield Case(
+                label=f"scale below zero, width {model.head_dim_qk}",
+                make=self.make(self.several, {"scale": -0.3}, model),
+            )
+            yield Case(label=f"tiny scale, width {model.head_dim_qk}", make=self._tiny(model), quick=True)
+        for width, value in ((32, 32), (72, 72), (80, 80), (96, 96), (192, 128), (192, 192), (256, 256)):
+            shape = AttentionModel(f"{width} x {value}", 4, 1, width, value)
+            yield Case(label=f"width {width} x {value}", make=self.make(self.several, None, shape))
+        for heads, kv_heads in ((4, 4), (5, 1), (16, 2), (32, 8)):
+            shape = AttentionModel(f"{heads} / {kv_heads}", heads, kv_heads, 128, 128)
+            yield Case(label=f"{heads} heads on {kv_heads}", make=self.make(self.several, None, shape))
+
+    def _tiny(self, model: AttentionModel) -> Make:
+        """Queries too large for half precision, and a scale that makes up for it."""
+        plain = self.make(self.several, {"scale": 1e-31}, model)
+
+        def made(device: torch.device) -> Arguments:
+            arguments = plain(device)
+            return arguments | {"q": arguments["q"] * 1e30}
+
+        return made
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        value = arguments["v"] if "v" in arguments else arguments["v_cache"]
+        return {"out": ((*arguments["q"].shape[:-1], value.shape[-1]), arguments["q"].dtype)}
+
+    def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
+        return dict(destinations) | ({"lse": returned[1]} if isinstance(returned, tuple) else {})
+
+    def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
+        """Tokens past the last offset."""
+        q, offsets = arguments["q"], arguments.get("cu_seqlens_q")
+        return {} if offsets is None else {"out": torch.arange(q.shape[0], device=q.device) >= offsets[-1]}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        reference = self.reference
+        want, want_lse = reference(**arguments | {"return_lse": True})
+        out, past = results["out"], self.untouched(arguments)
+        if past:
+            out, want = out[~past["out"]], want[~past["out"]]
+        agreement = compare_out(out, want, _largest_value(arguments))
+        shares = (
+            agreement.largest / max(agreement.largest_allowed, 1e-300),
+            agreement.rms_ratio / agreement.rms_ratio_allowed,
+        )
+        ratio, figures = max(shares) if agreement.all_finite else float("inf"), str(agreement)
+        if "lse" in results:
+            error, allowed = compare_lse(results["lse"], want_lse), lse_tolerance(results["out"].dtype)
+            if error > allowed and error / allowed > ratio:
+                ratio, figures = error / allowed, f"the LSE is off by {error:.2g} where {allowed:.2g} is allowed"
+        return Judgement(ratio, figures, {"out": want, "lse": want_lse})
+
+    def padded(self, make: Make) -> Make:
+        """A ragged call with three more tokens, which belong to no sequence."""
+
+        def made(device: torch.device) -> Arguments:
+            arguments = make(device)
+            q = arguments["q"]
+            return arguments | {"q": torch.cat([q, torch.full_like(q[:3], torch.nan)])}
+
+        return made
+
+    def strided(self, make: Make, names: tuple[str, ...]) -> Make:
+        """Operands as parts of wider tensors, heads before tokens in memory."""
+
+        def made(device: torch.device) -> Arguments:
+            arguments = make(device)
+            moved = {name: arguments[name].transpose(-3, -2).contiguous().transpose(-3, -2) for name in names}
+            return arguments | moved
+
+        return made
+
+
+def _largest_value(arguments: Arguments) -> float:
+    """Largest |v| that a sequence holds, scaled."""
+    value = arguments["v"] if "v" in arguments else arguments["v_cache"]
+    largest = float(value.float().nan_to_num().abs().max()) if value.numel() else 0.0
+    scale = (
+        arguments.get("v_scale") or 1.0 if not isinstance(arguments.get("v_scale"), Tensor) else arguments["v_scale"]
+    )
+    return largest * (float(scale.max()) if isinstance(scale, Tensor) else scale)
+
+
+class AttentionCases(_Attention):
+    """Cases of `attention`."""
+
+    op = "attention"
+    generate = staticmethod(attention_inputs)
+    several: ClassVar[Arguments] = {"batch": 2, "q_tokens": 24, "kv_tokens": 40}
+
+    def cases(self) -> Iterator[Case]:
+        yield from self.in_common()
+        for tokens in TOKENS:
+            inputs = (
+                {"batch": 1, "q_tokens": tokens, "kv_tokens": tokens + 33} if tokens else {"batch": 0, "q_tokens": 4}
+            )
+            for model in (self.small, self.wide):
+                label = f"{tokens} tokens, width {model.head_dim_qk}"
+                yield Case(label=label, make=self.make(inputs, None, model), tokens=True, quick=tokens in (0, 1, 2, 17))
+        for model in (self.small, self.wide):
+            ragged = self.make({"q_lens": (17, 0, 33, 1), "kv_lens": (17, 5, 50, 0)}, None, model)
+            yield Case(label=f"ragged, width {model.head_dim_qk}", make=ragged, quick=True, repeats=True)
+            yield Case(label=f"ragged and padded, width {model.head_dim_qk}", make=self.padded(ragged), quick=True)
+            heads_first = self.strided(self.make(self.several, None, model), ("q", "k", "v"))
+            yield Case(label=f"heads first in memory, width {model.head_dim_qk}", make=heads_first, quick=True)
+            more = {"return_lse": True, "causal": False}
+            yield Case(
+                label=f"ragged, lse, width {model.head_dim_qk}",
+                make=self.make({"q_lens": (17, 0, 33, 1), "kv_lens": (17, 5, 50, 0)}, more, model),
+            )
+        yield Case(label="more queries than keys", make=self.make({"q_tokens": 30, "kv_tokens": 9}))
+        yield Case(label="no keys", make=self.make({"q_tokens": 5, "kv_tokens": 0}, {"causal": False}))
+        yield Case(label="long", make=self.make({"q_tokens": 300}, None, self.wide))
+
+
+class PagedAttentionCases(_Attention):
+    """Cases of `paged_attention`."""
+
+    op = "paged_attention"
+    generate = staticmethod(paged_attention_inputs)
+    several: ClassVar[Arguments] = {"seq_lens": (40, 9, 77), "q_lens": 6, "page_size": 16}
+
+    def cases(self) -> Iterator[Case]:
+        yield from self.in_common()
+        decode: Arguments = {"seq_lens": (40, 1, 77)}
+        mixed: Arguments = {"seq_lens": (40, 9, 77, 0, 3), "q_lens": (1, 9, 20, 0, 5)}
+        for model in (self.small, self.wide):
+            width = f"width {model.head_dim_qk}"
+            for name in ("softcap", "sinks", "scale", "window_left"):
+                yield Case(
+                    label=f"decode, {name}, {width}",
+                    make=self.make(decode, FEATURES[name][0], model),
+                    without=self.make(decode, {}, model),
+                    feature=name,
+                    quick=True,
+                )
+            for form in KV_SCALES:
+                yield Case(
+                    label=f"decode, fp8, scales by {form}, {width}",
+                    make=self.make(decode, None, model, form),
+                    without=self.make(decode, None, model, form, 4.0),
+                    feature="k_scale, v_scale",
+                )
+            for page_size in (1, 3, 16, 32, 64, 128, 256):
+                paged = {"page_size": page_size}
+                yield Case(label=f"pages of {page_size}, {width}", make=self.make(decode | paged, None, model))
+                yield Case(
+                    label=f"pages of {page_size}, HND, {width}",
+                    make=self.make(decode | paged | {"kv_layout": "HND"}, None, model),
+                )
+            yield Case(label=f"decode, {width}", make=self.make(decode, None, model), quick=True, repeats=True)
+            yield Case(label=f"decode, lse, {width}", make=self.make(decode, {"return_lse": True}, model))
+            yield Case(label=f"mixed, {width}", make=self.make(mixed, None, model), quick=True, repeats=True)
+            padded = self.padded(self.make(mixed, None, model))
+            yield Case(label=f"mixed and padded, {width}", make=padded, quick=True)
+            heads_first = self.strided(self.make(decode, None, model), ("k_cache", "v_cache"))
+            yield Case(label=f"heads first in memory, {width}", make=heads_first)
+            yield Case(label=f"mixed, HND, {width}", make=self.make(mixed | {"kv_layout": "HND"}, None, model))
+            yield Case(label=f"empty sequences, {width}", make=self.make({"seq_lens": (0, 30, 0)}, None, model))
+            long = {"seq_lens": (700, 300), "page_size": 64}
+            yield Case(label=f"long, {width}", make=self.make(long, None, model), quick=True)
+            for count in (0, 1, 2, 3, 8, 17, 33):
+                lens = tuple(5 + 7 * place % 60 for place in range(count))
+                label = f"{count} sequences, {width}"
+                yield Case(
+                    label=label,
+                    make=self.make({"seq_lens": lens}, None, model),
+                    tokens=True,
+                    quick=count in (0, 1, 2, 3),
+                )
+            for tokens in (2, 3, 16, 17, 64, 65):
+                inputs = {"seq_lens": (tokens + 30, tokens + 4), "q_lens": tokens}
+                yield Case(label=f"{tokens} tokens each, {width}", make=self.make(inputs, None, model), tokens=True)

@@ -1,0 +1,143 @@
+"""What an op's cases are: calls that a kernel is asked, and how its answers are judged.
+
+An op's module here has one class that derives from `OpCases`:
+
+1. `cases` gives its calls, of shapes small enough for a CPU and of some that kernels for GPUs take; each with what is
+   unusual about it. A call that a kernel's record refuses is some other kernel's to answer. Between them the cases use
+   every feature of the op's schema.
+2. `destinations` says where results go, so that they can be poisoned and guarded beforehand.
+3. `judge` holds results against the reference, with the op's own tolerance.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.hub import HUB
+
+Arguments = dict[str, Any]
+Make = Callable[[torch.device], Arguments]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call.
+
+    Attributes:
+        label: what is unusual about it; no two of an op have the same.
+        make: the call's arguments on a device, without destinations.
+        quick: whether it is among the few that ``--quick`` runs.
+        tokens: whether it is one of several that differ in their number of tokens only.
+        without: for a call with a feature, the same call without: the result must differ from that.
+        feature: the feature, as a user would name it.
+        repeats: whether the call is made twice, to see that a kernel which claims it gives the same bits.
+        packs: whether the weight is packed too, where the kernel packs.
+    """
+
+    label: str
+    make: Make
+    quick: bool = False
+    tokens: bool = False
+    without: Make | None = None
+    feature: str = ""
+    repeats: bool = False
+    packs: bool = False
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Results held against the reference.
+
+    Attributes:
+        ratio: the largest error over what is allowed; at most 1 is right, NaN is not.
+        figures: the error in words.
+        want: what the reference gives, by the result's name; NaN where nothing is to be written.
+    """
+
+    ratio: float
+    figures: str
+    want: Mapping[str, Tensor]
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio <= 1.0
+
+
+class OpCases(abc.ABC):
+    """The cases of one op.
+
+    Attributes:
+        op: its name.
+        written: arguments that a call writes to.
+    """
+
+    op: str
+    written: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def reference(self) -> Any:
+        """The op in plain torch."""
+        return HUB.function(self.op).reference
+
+    @abc.abstractmethod
+    def cases(self) -> Iterator[Case]:
+        """Every call."""
+
+    @abc.abstractmethod
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each destination, by its parameter."""
+
+    @abc.abstractmethod
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        """Hold results against the reference; `arguments` are as before the call."""
+
+    def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
+        """All that a call gave, by name: its destinations, and what else it returned or wrote."""
+        return dict(destinations)
+
+    def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
+        """By parameter, which rows of a destination are not the call's to write: bool, over its first dimensions."""
+        return {}
+
+    def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Tensor | None, ...]] | None:
+        """The call with its weight packed by a plan, and what unpacking must give; None if nothing is packed."""
+        return None
+
+
+def worst(error: Tensor, allowed: Tensor) -> tuple[float, str]:
+    """The largest share of an error in what is allowed, and the figures there; NaN counts as infinite."""
+    if not error.numel():
+        return 0.0, ""
+    allowed = allowed.double().expand(error.shape).flatten()
+    error = error.double().flatten()
+    share = torch.where(error == 0, 0.0, error / allowed).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    at = int(share.argmax())
+    return float(share[at]), f"off by {float(error[at]):.2g} where {float(allowed[at]):.2g} is allowed"
+
+
+def same_bits(got: Tensor, want: Tensor) -> tuple[float, str]:
+    """The same for results that are exact: infinite with the number of elements that differ, or 0."""
+    if got.shape != want.shape or got.dtype is not want.dtype:
+        return torch.inf, f"is {got.dtype} {list(got.shape)}, not {want.dtype} {list(want.shape)}"
+    differ = bytes_of(got) != bytes_of(want)
+    count = int(differ.view(-1, got.itemsize).any(1).sum()) if got.numel() else 0
+    return (torch.inf, f"{count} of {got.numel()} elements differ") if count else (0.0, "")
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, in a row."""
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # as one element of a row has that was spread
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
+
+
+def joined(*parts: tuple[float, str]) -> tuple[float, str]:
+    """The worst of several figures."""
+    return max(parts, key=lambda part: part[0])

@@ -1,0 +1,120 @@
+"""Cases of `fp4_gemm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, worst
+from kernelhub.evidence.cases.operands import lacking, scaled, zeroed
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
+from kernelhub.ops.gemm.fp4.tolerance import error_allowed
+
+FP16, FP32 = torch.float16, torch.float32
+TOKENS = (0, 1, 2, 3, 5, 15, 16, 17, 33, 63, 64, 65, 128, 129)
+FEW_TOKENS = (0, 1, 2, 17)
+
+
+class Fp4GemmCases(OpCases):
+    """Every pair of formats; each weight is packed too by kernels that pack."""
+
+    op = "fp4_gemm"
+
+    def cases(self) -> Iterator[Case]:
+        for a in A_FORMATS:
+            for b in B_FORMATS:
+                for n, k in ((72, 256), (128, 512)):
+                    label, form = f"{a} x {b}, N {n}, K {k}", {"a_format": a, "b_format": b, "n": n, "k": k}
+                    quick = n == 128 and "float16" not in a.removeprefix("b")
+                    yield Case(label=label, make=_fp4(**form), quick=quick, repeats=True, packs=True)
+                    yield Case(
+                        label=f"{label}, bias",
+                        make=_fp4(bias=True, **form),
+                        without=lacking(_fp4(bias=True, **form), "bias"),
+                        feature="bias",
+                        quick=quick,
+                    )
+                    scales = ["b_scale", *(f"{name}_global_scale" for name, f in (("a", a), ("b", b)) if f == "nvfp4")]
+                    scales += ["a_scale"] if not a.endswith("float16") else []
+                    for parameter in scales:
+                        yield Case(
+                            label=f"{label}, {parameter} four times as large",
+                            make=scaled(_fp4(**form), parameter, 2),
+                            without=_fp4(**form),
+                            feature=parameter,
+                            quick=quick,
+                        )
+                for tokens in (
+                    TOKENS if (a, b) in (("bfloat16", "nvfp4"), ("bfloat16", "mxfp4"), ("nvfp4", "nvfp4")) else ()
+                ):
+                    make = _fp4(tokens=tokens, a_format=a, b_format=b, n=128, k=512)
+                    label = f"{a} x {b}, {tokens} tokens"
+                    yield Case(label=label, make=make, tokens=True, quick=tokens in FEW_TOKENS, packs=tokens == 17)
+        for tokens in (3, 40):
+            make = _with_nan_scale(_fp4(b_format="mxfp4", tokens=tokens, n=128, k=512))
+            yield Case(label=f"NaN in one of the scales, {tokens} tokens", make=make, quick=True)
+        for name in ("a_global_scale", "b_global_scale"):
+            make = _fp4(a_format="nvfp4", n=128, k=512)
+            yield Case(label=f"tiny {name}", make=scaled(make, name, -40), quick=True)
+            yield Case(label=f"{name} of zero", make=zeroed(make, name))
+        for n in (1, 63, 65, 129):
+            yield Case(label=f"N {n}", make=_fp4(n=n), packs=True)
+        for k in (16, 48, 144, 272):
+            yield Case(label=f"K {k}", make=_fp4(k=k), packs=True)
+        for dtype in (FP16, FP32):
+            yield Case(label=f"to {str(dtype)[6:]}", make=_fp4(out_dtype=dtype, n=128, k=512), packs=True)
+        yield Case(label="a K that is split", make=_fp4(k=2064, n=40, a_format="nvfp4"), packs=True)
+        yield Case(label="one scale for fp8", make=_fp4(a_format="fp8", per_row=False, n=128, k=512))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"out": ((arguments["a"].shape[0], arguments["b"].shape[0]), arguments["out_dtype"])}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        want = self.reference(**arguments, dtype=torch.float64)
+        size = _sizes(self.reference, arguments)
+        if arguments.get("bias") is not None:
+            size = size + arguments["bias"].double().abs()
+        out = results["out"]
+        allowed = error_allowed(want, size, 2 * arguments["b"].shape[1], out.dtype)
+        numbers = ~(want.isnan() & out.isnan())
+        return Judgement(*worst((out.double() - want).abs()[numbers], allowed[numbers]), {"out": want})
+
+    def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Tensor | None, ...]] | None:
+        weight = {name: arguments.get(name) for name in ("b", "b_scale", "b_global_scale")}
+        packed = plan.pack(**weight)
+        rest = {name: value for name, value in arguments.items() if not name.startswith("b_")}
+        return rest | {"b": packed}, tuple(weight.values())
+
+
+def _sizes(reference: Any, arguments: Arguments) -> Tensor:
+    """The sums of the magnitudes of all products, float64."""
+    plain = {name: value for name, value in arguments.items() if name != "bias"}
+    for name in ("a", "b"):
+        codes = plain[name]
+        if codes.dtype is torch.uint8:
+            plain[name] = codes & 0x77
+        elif codes.itemsize == 1:
+            plain[name] = (codes.view(torch.uint8) & 0x7F).view(codes.dtype)
+        else:
+            plain[name] = codes.abs()
+    size: Tensor = reference(**plain, dtype=torch.float64)
+    return size
+
+
+def _fp4(**inputs: Any) -> Make:
+    return lambda device: fp4_gemm_inputs(**{"tokens": 5, "n": 72, "k": 256} | inputs, device=device)
+
+
+def _with_nan_scale(make: Make) -> Make:
+    """One scale of one row of b is NaN, so that a column of the result is."""
+
+    def made(device: torch.device) -> Arguments:
+        arguments = make(device)
+        arguments["b_scale"].view(torch.uint8)[5, 3] = 0xFF
+        return arguments
+
+    return made

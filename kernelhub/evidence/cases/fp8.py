@@ -1,0 +1,169 @@
+"""Cases of `fp8_gemm` and `bmm_fp8`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
+from kernelhub.evidence.cases.operands import lacking, scaled, transposed, zeroed
+from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.tolerance import compare
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+TOKENS = (0, 1, 2, 3, 5, 15, 16, 17, 33, 63, 64, 65, 128, 129)
+FEW_TOKENS = (0, 1, 2, 17)
+
+SCALINGS: dict[str, Arguments] = {
+    "tensor": {"scaling": "tensor"},
+    "token x channel": {"scaling": "row"},
+    "token x tensor": {"scaling": "row", "per_row": (True, False)},
+    "tensor x channel": {"scaling": "row", "per_row": (False, True)},
+    "block": {"scaling": "block"},
+    "block in e8m0": {"scaling": "block", "e8m0": (True, True)},
+    "weights in e8m0": {"scaling": "block", "e8m0": (False, True)},
+    "mx": {"scaling": "mx"},
+}
+
+
+class Fp8GemmCases(OpCases):
+    """Every scaling, at a shape of whole blocks and at awkward ones."""
+
+    op = "fp8_gemm"
+
+    def cases(self) -> Iterator[Case]:
+        for name, scaling in SCALINGS.items():
+            for dtype in (BF16, FP16, FP32):
+                label = f"{name}, {str(dtype)[6:]}"
+                yield Case(label=label, make=_fp8(out_dtype=dtype, **scaling), quick=dtype is BF16, repeats=True)
+                yield Case(
+                    label=f"{label}, bias",
+                    make=_fp8(out_dtype=dtype, bias=True, **scaling),
+                    without=lacking(_fp8(out_dtype=dtype, bias=True, **scaling), "bias"),
+                    feature="bias",
+                    quick=dtype is BF16,
+                )
+            for parameter in ("a_scale", "b_scale"):
+                yield Case(
+                    label=f"{name}, {parameter} four times as large",
+                    make=scaled(_fp8(**scaling), parameter, 2),
+                    without=_fp8(**scaling),
+                    feature=parameter,
+                    quick=True,
+                )
+                yield Case(label=f"{name}, tiny {parameter}", make=scaled(_fp8(**scaling), parameter, -40), quick=True)
+                if scaling["scaling"] not in ("mx",) and not scaling.get("e8m0"):
+                    yield Case(label=f"{name}, {parameter} of zero", make=zeroed(_fp8(**scaling), parameter))
+            for tokens in TOKENS:
+                make = _fp8(tokens=tokens, **scaling)
+                yield Case(label=f"{name}, {tokens} tokens", make=make, tokens=True, quick=tokens in FEW_TOKENS)
+            for n, k in ((7, 16), (63, 129), (129, 31), (200, 300), (64, 272)):
+                make = _fp8(n=n, k=k, out_dtype=FP32, **scaling)
+                yield Case(label=f"{name}, N {n}, K {k}", make=make, quick=n in (129, 64))
+            for tokens in (3, 70):
+                for operand in ("a", "b") if scaling["scaling"] != "block" else ("a",):
+                    make = _with_nan(_fp8(tokens=tokens, **scaling), operand)
+                    yield Case(label=f"{name}, NaN in {operand}, {tokens} rows", make=make, quick=tokens == 3)
+            yield Case(label=f"{name}, other strides", make=transposed(_fp8(**scaling)), quick=True)
+            for n, k in ((256, 512), (512, 2304)):
+                yield Case(label=f"{name}, N {n}, K {k}", make=_fp8(n=n, k=k, **scaling))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"out": ((arguments["a"].shape[0], arguments["b"].shape[0]), arguments["out_dtype"])}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        return _judge_fp8(self.reference, results["out"], arguments)
+
+
+class BmmFp8Cases(OpCases):
+    """Scales of the whole and of each matrix."""
+
+    op = "bmm_fp8"
+
+    def cases(self) -> Iterator[Case]:
+        each: Arguments = {"a_scaling": "batch", "b_scaling": "batch"}
+        real: Arguments = {"batch": 4, "n": 512, "k": 128}
+        forms = {"as a whole": {}, "each": each, "a each": {"a_scaling": "batch"}, "b each": {"b_scaling": "batch"}}
+        for label, form in forms.items():
+            yield Case(label=f"scaled {label}", make=_bmm(**form), quick=True, repeats=True)
+            yield Case(label=f"scaled {label}, 512 x 128", make=_bmm(**form | real), quick=True)
+            for parameter in ("a_scale", "b_scale"):
+                yield Case(
+                    label=f"scaled {label}, {parameter} four times as large",
+                    make=scaled(_bmm(**form | real), parameter, 2),
+                    without=_bmm(**form | real),
+                    feature=parameter,
+                    quick=True,
+                )
+                yield Case(label=f"scaled {label}, tiny {parameter}", make=scaled(_bmm(**form), parameter, -40))
+                yield Case(label=f"scaled {label}, {parameter} of zero", make=zeroed(_bmm(**form), parameter))
+        for dtype in (FP16, FP32):
+            yield Case(label=str(dtype)[6:], make=_bmm(out_dtype=dtype, **each), quick=True)
+        for batch in (0, 1, 2, 9):
+            yield Case(label=f"batch of {batch}", make=_bmm(batch=batch, **each))
+        for tokens in TOKENS:
+            for name, shape in (("", {}), (", 512 x 128", real)):
+                make = _bmm(tokens=tokens, **shape)
+                yield Case(label=f"{tokens} tokens{name}", make=make, tokens=True, quick=tokens in FEW_TOKENS)
+        for n, k in ((1, 1), (63, 16), (65, 33), (129, 127), (128, 512)):
+            yield Case(label=f"N {n}, K {k}", make=_bmm(n=n, k=k, out_dtype=FP32, **each))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"out": ((*arguments["a"].shape[:2], arguments["b"].shape[1]), arguments["out_dtype"])}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        return _judge_fp8(self.reference, results["out"], arguments)
+
+
+def _judge_fp8(reference: Any, out: Tensor, arguments: Arguments) -> Judgement:
+    want = reference(**arguments, dtype=torch.float64)
+    if not out.numel():
+        return Judgement(0.0, "", {"out": want})
+    if bool(want.isnan().any()):
+        hidden = int((want.isnan() & ~out.isnan()).sum())
+        if hidden:
+            return Judgement(torch.inf, f"{hidden} elements that are NaN are numbers", {"out": want})
+        rows, columns = ~want.isnan().all(1), ~want.isnan().all(0)
+        return _judge_fp8(reference, out[rows][:, columns], _part_of(arguments, rows, columns))
+    agreement = compare(out, reference, arguments, matrix_instructions=out.is_cuda)
+    ratio = max(agreement.largest, agreement.row, agreement.column)
+    return Judgement(
+        ratio,
+        f"off by {float((out.double() - want).abs().max()):.2g}, {ratio:.3g} times what is allowed",
+        {"out": want},
+    )
+
+
+def _fp8(**inputs: Any) -> Make:
+    return lambda device: fp8_gemm_inputs(**{"tokens": 20, "n": 192, "k": 256} | inputs, device=device)
+
+
+def _bmm(**inputs: Any) -> Make:
+    return lambda device: bmm_fp8_inputs(**{"batch": 3, "tokens": 12, "n": 96, "k": 160} | inputs, device=device)
+
+
+def _part_of(arguments: Arguments, rows: Tensor, columns: Tensor) -> Arguments:
+    """The call for some rows of a and of b."""
+    picked = dict(arguments)
+    for name, kept in (("a", rows), ("a_scale", rows), ("b", columns), ("b_scale", columns)):
+        tensor = arguments[name]
+        if tensor.ndim == 2 and tensor.shape[0] == len(kept):
+            raw = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+            picked[name] = raw[kept].view(tensor.dtype)
+    return picked
+
+
+def _with_nan(make: Make, operand: str) -> Make:
+    """One element of two rows of an operand is NaN, of either sign, so that rows or columns of the result are."""
+
+    def made(device: torch.device) -> Arguments:
+        arguments = make(device)
+        raw = arguments[operand].view(torch.uint8)
+        raw[1, 37], raw[2, 5] = 0xFF, 0x7F
+        return arguments
+
+    return made

@@ -1,0 +1,188 @@
+"""Cases of `mqa_logits`, `paged_mqa_logits` and `topk_indices`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, same_bits, worst
+from kernelhub.ops.indexer.inputs import IndexerModel, logits_inputs, paged_logits_inputs, topk_inputs
+from kernelhub.ops.indexer.layout import split_cache
+from kernelhub.ops.indexer.tolerance import relative_error_allowed, sizes
+
+FP8 = torch.float8_e4m3fn
+DTYPES = (FP8, torch.bfloat16, torch.float16, torch.float32)
+SMALL, REAL = IndexerModel("6 heads of 32", 6, 32, 64), IndexerModel("64 heads of 128", 64, 128, 2048)
+
+
+class LogitsCases(OpCases):
+    """`mqa_logits`."""
+
+    op = "mqa_logits"
+
+    def cases(self) -> Iterator[Case]:
+        for model in (SMALL, REAL, IndexerModel("32 heads of 128", 32, 128, 2048)):
+            for dtype in DTYPES:
+                label = f"{str(dtype)[6:]}, {model.name}"
+                yield Case(label=label, make=_logits(model, dtype=dtype), quick=dtype is FP8, repeats=True)
+                yield Case(label=f"{label}, no scale", make=_logits(model, dtype=dtype, k_scale=False))
+                for factor in (4.0, 2.0**-60):
+                    yield Case(
+                        label=f"{label}, scales times {factor:g}",
+                        make=_times(_logits(model, dtype=dtype), "k_scale", factor),
+                        without=_logits(model, dtype=dtype),
+                        feature="k_scale",
+                        quick=dtype is FP8,
+                    )
+                yield Case(label=f"{label}, weights of zero", make=_times(_logits(model, dtype=dtype), "weights", 0.0))
+            for tokens in (0, 1, 2, 3, 15, 16, 17, 64, 65):
+                make = _logits(model, tokens=tokens)
+                yield Case(
+                    label=f"{tokens} tokens, {model.name}", make=make, tokens=True, quick=tokens in (0, 1, 2, 17)
+                )
+            for keys in (33, 128, 129, 300):
+                yield Case(label=f"{keys} keys, {model.name}", make=_logits(model, keys=keys))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"out": ((arguments["q"].shape[0], arguments["k"].shape[0]), torch.float32)}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        want = self.reference(**arguments, dtype=torch.float64)
+        q, k = arguments["q"], arguments["k"]
+        size = sizes(q, k, arguments["k_scale"], arguments["weights"])
+        return _judged(results["out"], want, size, q)
+
+
+class PagedLogitsCases(OpCases):
+    """`paged_mqa_logits`."""
+
+    op = "paged_mqa_logits"
+
+    def cases(self) -> Iterator[Case]:
+        for model, page_size in ((SMALL, 16), (REAL, 64), (IndexerModel("32 heads of 128", 32, 128, 2048), 64)):
+            for dtype in DTYPES:
+                label = f"{str(dtype)[6:]}, {model.name}"
+                inputs = {"dtype": dtype, "page_size": page_size}
+                yield Case(label=label, make=_paged(model, **inputs), quick=dtype is FP8, repeats=True)
+                yield Case(label=f"{label}, no scale", make=_paged(model, k_scale=False, **inputs))
+                for factor in (4.0, 2.0**-60):
+                    yield Case(
+                        label=f"{label}, scales times {factor:g}",
+                        make=_times(_paged(model, **inputs), "k_scale_cache", factor),
+                        without=_paged(model, **inputs),
+                        feature="k_scale_cache",
+                        quick=dtype is FP8,
+                    )
+            label, inputs = model.name, {"page_size": page_size}
+            yield Case(label=f"scales among the values, {label}", make=_paged(model, fused=True, **inputs), quick=True)
+            for next_n in (2, 3, 5):
+                make = _paged(model, next_n=next_n, fused=True, **inputs)
+                yield Case(label=f"{next_n} tokens each, {label}", make=make, tokens=True, quick=next_n == 2)
+            for count in (0, 1, 2, 3, 17):
+                lens = tuple(30 + 17 * place % 90 for place in range(count))
+                make = _paged(model, seq_lens=lens, fused=True, **inputs | ({} if count else {"max_seq_len": 9}))
+                yield Case(label=f"{count} sequences, {label}", make=make, tokens=True, quick=count < 4)
+            for lens in ((0, 1, 30), (127, 128), (129, 1)):
+                make = _paged(model, seq_lens=lens, fused=True, **inputs)
+                yield Case(label=f"sequences of {lens}, {label}", make=make)
+        for page_size in (1, 3, 64):
+            yield Case(label=f"pages of {page_size}", make=_paged(SMALL, page_size=page_size))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"out": ((arguments["weights"].shape[0], arguments["max_seq_len"]), torch.float32)}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        want = self.reference(**arguments, dtype=torch.float64)
+        q = arguments["q"]
+        k, k_scale = split_cache(arguments["k_cache"], arguments["k_scale_cache"], q.shape[-1])
+        largest = sizes(
+            q.flatten(0, 1),
+            k.float().abs().flatten(0, 1).amax(0, keepdim=True),
+            None if k_scale is None else k_scale.amax().view(1),
+            arguments["weights"],
+        )
+        return _judged(results["out"], want, largest.expand_as(want), q)
+
+
+class TopKCases(OpCases):
+    """`topk_indices`: every kernel gives the very same answer."""
+
+    op = "topk_indices"
+
+    def cases(self) -> Iterator[Case]:
+        for k in (300, 2048):
+            label = f"{k} of each row"
+            ranged, whole = _topk(k=k), _topk(k=k, ranges=False)
+            yield Case(label=f"whole rows, {label}", make=whole, quick=True, repeats=True)
+            yield Case(label=f"ranges, {label}", make=ranged, without=whole, feature="row_starts, row_ends", quick=True)
+            for name in ("row_starts", "row_ends"):
+                yield Case(
+                    label=f"{name}, {label}", make=_one_of(ranged, name), without=whole, feature=name, quick=True
+                )
+            for levels in (1, 3, 40):
+                yield Case(label=f"{levels} values, {label}", make=_topk(k=k, levels=levels), quick=levels == 3)
+            for tokens in (0, 1, 2, 3, 17, 33):
+                make = _topk(k=k, tokens=tokens)
+                yield Case(label=f"{tokens} tokens, {label}", make=make, tokens=True, quick=tokens < 4)
+            for keys in (1, 5, 2047, 2048, 2049, 9000):
+                yield Case(label=f"{keys} columns, {label}", make=_topk(k=k, keys=keys))
+            yield Case(label=f"values of every kind, {label}", make=_kinds(k), quick=True)
+        for k in (1, 2, 255, 3000):
+            yield Case(label=f"{k} of each", make=_topk(k=k))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"out": ((arguments["logits"].shape[0], arguments["k"]), torch.int32)}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        want = self.reference(**arguments)
+        return Judgement(*same_bits(results["out"], want), {"out": want})
+
+
+def _judged(out: Tensor, want: Tensor, size: Tensor, q: Tensor) -> Judgement:
+    """-inf exactly where it belongs, the rest within the bound."""
+    unseen = want == -torch.inf
+    if not torch.equal(out == -torch.inf, unseen):
+        return Judgement(
+            torch.inf, f"-inf differs at {int(((out == -torch.inf) != unseen).sum())} places", {"out": want}
+        )
+    allowed = relative_error_allowed(*q.shape[-2:], float8_products=q.dtype is FP8 and q.is_cuda)
+    error = (out.double() - want).abs()[~unseen]
+    return Judgement(*worst(error, (allowed * size + 1e-300)[~unseen]), {"out": want})
+
+
+def _logits(model: IndexerModel, **inputs: Any) -> Make:
+    asked: Arguments = {"tokens": 18, "keys": 150} | inputs
+    return lambda device: logits_inputs(model, **asked, device=device)
+
+
+def _paged(model: IndexerModel, **inputs: Any) -> Make:
+    asked: Arguments = {"seq_lens": (131, 40)} | inputs
+    return lambda device: paged_logits_inputs(model, **asked, device=device)
+
+
+def _topk(**inputs: Any) -> Make:
+    return lambda device: topk_inputs(**{"tokens": 3, "keys": 5000} | inputs, device=device)
+
+
+def _kinds(k: int) -> Make:
+    values = [0.0, -0.0, 1e-45, -1e-45, torch.inf, -torch.inf, 3.4e38, -3.4e38, 1.0, -1.0, 2.0**-126, 0.0]
+    rows = [values, values[::-1], [-torch.inf] * 12, [*values[:11], torch.nan]]
+    return lambda device: {"logits": torch.tensor(rows, device=device), "k": k}
+
+
+def _times(make: Make, parameter: str, factor: float) -> Make:
+    def made(device: torch.device) -> Arguments:
+        arguments = make(device)
+        return arguments | {parameter: arguments[parameter] * factor}
+
+    return made
+
+
+def _one_of(make: Make, kept: str) -> Make:
+    def made(device: torch.device) -> Arguments:
+        return {name: value for name, value in make(device).items() if not name.startswith("row_") or name == kept}
+
+    return made

@@ -1,0 +1,74 @@
+"""Cases of `merge_attention_states`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, joined, worst
+from kernelhub.ops.merge.inputs import merge_inputs
+from kernelhub.ops.merge.tolerance import largest_error_allowed, lse_error_allowed
+
+
+class MergeCases(OpCases):
+    """States of two parts and of more, some of them without keys."""
+
+    op = "merge_attention_states"
+
+    def cases(self) -> Iterator[Case]:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            label = str(dtype)[6:]
+            yield Case(label=label, make=_make(dtype=dtype), quick=True, repeats=True)
+            yield Case(label=f"{label}, lse", make=_make(dtype=dtype, return_lse=True), quick=True)
+        for parts in (3, 4, 9):
+            yield Case(label=f"{parts} parts", make=_make(parts=parts, return_lse=True), quick=parts == 3)
+        for width in (1, 72, 80, 128, 256, 512):
+            yield Case(label=f"width {width}", make=_make(head_dim=width))
+        yield Case(label="128 heads of 128", make=_make(num_heads=128, head_dim=128, return_lse=True), quick=True)
+        yield Case(label="batched", make=_make(batch=3, tokens=5, return_lse=True), quick=True)
+        yield Case(label="every row has keys", make=_make(empty=False))
+        for shift in (300.0, -300.0):
+            yield Case(label=f"LSE shifted by {shift:g}", make=_shifted(shift))
+        for tokens in (0, 1, 2, 3, 31, 32, 33, 129):
+            make = _make(tokens=tokens, return_lse=True)
+            yield Case(label=f"{tokens} tokens", make=make, tokens=True, quick=tokens in (0, 1, 2, 33))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        first, lse = arguments["outs"][0], arguments["lses"][0]
+        places = {"out": (tuple(first.shape), first.dtype)}
+        return places | ({"out_lse": (tuple(lse.shape), lse.dtype)} if arguments.get("return_lse") else {})
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        want, want_lse = self.reference(arguments["outs"], arguments["lses"], return_lse=True, dtype=torch.float64)
+        out = results["out"]
+        largest = max(
+            (float(part.double().nan_to_num().abs().max()) for part in arguments["outs"] if part.numel()), default=0
+        )
+        allowed = torch.full_like(want, largest_error_allowed(out.dtype, largest))
+        figures = [worst((out.double() - want).abs(), allowed)]
+        if "out_lse" in results:
+            lse = results["out_lse"].double()
+            error = torch.where(lse == want_lse.double(), 0.0, (lse - want_lse).abs())
+            figures.append(worst(error, lse_error_allowed(want_lse)))
+        return Judgement(*joined(*figures), {"out": want, "out_lse": want_lse})
+
+
+def _make(*, return_lse: bool = False, **inputs: object) -> Make:
+    def made(device: torch.device) -> Arguments:
+        usual: Arguments = {"tokens": 20, "num_heads": 5, "head_dim": 64}
+        arguments = merge_inputs(**usual | inputs, device=device)
+        return arguments | ({"return_lse": True} if return_lse else {})
+
+    return made
+
+
+def _shifted(shift: float) -> Make:
+    """Logs far from zero, of which the exponentials would overflow or vanish."""
+
+    def made(device: torch.device) -> Arguments:
+        arguments = merge_inputs(tokens=20, num_heads=5, head_dim=64, empty=False, device=device)
+        return arguments | {"lses": [lse + shift for lse in arguments["lses"]]}
+
+    return made

@@ -1,0 +1,234 @@
+"""Cases of `fused_moe` and `route_experts`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.experts.problem import FORMATS
+from kernelhub.ops.moe.experts.tolerance import compare
+from kernelhub.ops.moe.models import MODELS, MoeModel
+from kernelhub.ops.moe.routing.inputs import routing_inputs
+from kernelhub.ops.moe.routing.tolerance import decided, weights_agree
+
+TOKENS = (0, 1, 2, 3, 16, 17, 64, 65, 90)
+PLAIN = MoeModel("5 experts", num_experts=5, top_k=2, hidden_size=160, intermediate_size=128)
+WHOLE = MoeModel("8 experts", num_experts=8, top_k=2, hidden_size=256, intermediate_size=256)
+
+
+class ExpertsCases(OpCases):
+    """Every format of weights and every feature, at an awkward shape and at one of whole blocks."""
+
+    op = "fused_moe"
+
+    def cases(self) -> Iterator[Case]:
+        for model in (PLAIN, WHOLE):
+            biased = dataclasses.replace(model, bias=True)
+            quick = model is PLAIN
+            for weights in FORMATS:
+                label, inputs = f"{weights}, {model.name}", {"weights": weights}
+                yield Case(label=label, make=_make(model, inputs), quick=quick, repeats=True)
+                yield Case(label=f"{label}, biases", make=_make(biased, inputs))
+                if weights.startswith("fp8"):
+                    wide = _make(model, inputs, {"activation_dtype": torch.bfloat16})
+                    yield Case(label=f"{label}, wide tokens", make=wide)
+                for tokens in TOKENS if weights in ("plain", "fp8_block") else (0, 1, 3):
+                    make = _make(model, inputs | {"tokens": tokens})
+                    fast = quick and weights in ("plain", "fp8_block") and tokens in (0, 1, 2, 17)
+                    yield Case(label=f"{tokens} tokens, {label}", make=make, tokens=True, quick=fast)
+            for weights in ("plain", "fp8_block", "mxfp4"):
+                for name, change in _features().items():
+                    yield Case(
+                        label=f"{name}, {weights}, {model.name}",
+                        make=_changed(_make(biased, {"weights": weights}), change),
+                        without=_changed(_make(biased, {"weights": weights}), {}),
+                        feature=name.partition(" ")[0],
+                        quick=quick and weights == "plain",
+                    )
+            for name, change in {"limit": {"limit": 0.25}, "alpha": {"alpha": 0.5}}.items():
+                clamped = {"activation": "swiglu_oai", "limit": 1.0}
+                yield Case(
+                    label=f"{name} of swiglu_oai, {model.name}",
+                    make=_changed(_make(biased, {}), clamped | change),
+                    without=_changed(_make(biased, {}), clamped),
+                    feature=name,
+                    quick=quick,
+                )
+            yield Case(label=f"ids of no expert, {model.name}", make=_changed(_make(model, {}), _NOWHERE), quick=quick)
+            for weights in ("fp8_tensor", "fp8_channel"):
+                yield Case(
+                    label=f"static scales, {weights}, {model.name}",
+                    make=_changed(_make(model, {"weights": weights}), {"a1_scale": 3.0 / 448, "a2_scale": 1.0 / 448}),
+                    without=_changed(
+                        _make(model, {"weights": weights}), {"a1_scale": 1.0 / 448, "a2_scale": 0.2 / 448}
+                    ),
+                    feature="a1_scale, a2_scale",
+                    quick=quick,
+                )
+            for weights in ("fp8_block", "fp8_channel"):
+                yield Case(
+                    label=f"tiny scales, {weights}, {model.name}",
+                    make=_tiny(_make(model, {"weights": weights})),
+                    quick=quick,
+                )
+            for dtype in (torch.float16, torch.float32):
+                for weights in ("plain", "fp8_block", "mxfp4"):
+                    make = _make(model, {"dtype": dtype, "weights": weights})
+                    yield Case(label=f"{str(dtype)[6:]}, {weights}, {model.name}", make=make)
+        for hidden, inner in ((64, 64), (33, 17), (130, 66)):
+            shape = {"hidden_size": hidden, "intermediate_size": inner}
+            yield Case(label=f"{hidden} by {inner}", make=_make(PLAIN, shape), quick=hidden == 33)
+        for experts, top_k in ((1, 1), (23, 22)):
+            sizes = {"num_experts": experts, "top_k": top_k, "tokens": 3}
+            yield Case(label=f"{top_k} of {experts} experts", make=_make(PLAIN, sizes))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"out": (tuple(arguments["x"].shape), arguments["x"].dtype)}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        want = self.reference(**arguments, dtype=torch.float64)
+        agreement = compare(results["out"], arguments)
+        ratio = max(agreement.worst, agreement.overall) if agreement.finite else torch.inf
+        figures = f"{agreement.worst:.2g} of what an element may be off, {agreement.overall:.2g} of all together"
+        return Judgement(ratio, figures if agreement.finite else "some elements are no numbers", {"out": want})
+
+
+_NOWHERE: Arguments = {"topk_ids": "some nowhere"}
+
+
+def _features() -> dict[str, Arguments]:
+    """What changes the result, from a base with biases and silu."""
+    return {
+        "activation gelu": {"activation": "gelu"},
+        "activation gelu_tanh": {"activation": "gelu_tanh"},
+        "activation swiglu_oai": {"activation": "swiglu_oai"},
+        "w13_bias": {"w13_bias": None},
+        "w2_bias": {"w2_bias": None},
+        "apply_router_weight_on_input": {"apply_router_weight_on_input": True},
+        "residual": {"residual": "tokens"},
+        "expert_map": {"expert_map": "swapped"},
+        "topk_weights": {"topk_weights": "flipped"},
+    }
+
+
+def _make(model: MoeModel, inputs: Arguments, more: Arguments | None = None) -> Make:
+    asked: Arguments = {"tokens": 5} | inputs
+    return lambda device: moe_inputs(model, **asked, device=device) | (more or {})
+
+
+def _changed(make: Make, change: Arguments) -> Make:
+    """Arguments with some of them otherwise; the words stand for tensors that belong to the call."""
+
+    def made(device: torch.device) -> Arguments:
+        arguments = make(device)
+        for name, value in change.items():
+            if value == "tokens":
+                value = arguments["x"].clone()
+            elif value == "swapped":
+                value = torch.arange(arguments["w13"].shape[0], dtype=torch.int32, device=device).flip(0)
+                value[2] = -1
+            elif value == "some nowhere":
+                value = arguments["topk_ids"].clone()
+                value[0, 1], value[2], value[3, 0] = -1, arguments["w13"].shape[0], 1 << 30
+            elif value == "flipped":
+                value = arguments["topk_weights"].flip(1)
+            elif name in ("a1_scale", "a2_scale"):
+                value = torch.tensor([value], device=device)
+            arguments[name] = value
+        return {name: value for name, value in arguments.items() if value is not None}
+
+    return made
+
+
+def _tiny(make: Make) -> Make:
+    """A token of zeros, and weights that are next to nothing."""
+
+    def made(device: torch.device) -> Arguments:
+        arguments = make(device)
+        arguments["x"][0] = 0.0
+        return arguments | {"w2_scale": arguments["w2_scale"] * 1e-23}
+
+    return made
+
+
+class RoutingCases(OpCases):
+    """The routings of published models, and others; every option."""
+
+    op = "route_experts"
+
+    def cases(self) -> Iterator[Case]:
+        for name in MODELS:
+            yield Case(label=name, make=_route(name), quick=True, repeats=True)
+            for tokens in TOKENS if name in ("deepseek-v3.2", "gpt-oss-120b") else ():
+                make = _route(name, tokens=tokens)
+                yield Case(label=f"{tokens} tokens, {name}", make=make, tokens=True, quick=tokens in (0, 1, 2, 17))
+        changes: dict[str, Arguments] = {
+            "scoring softmax": {"scoring": "softmax"},
+            "topk_groups": {"topk_groups": 2},
+            "num_groups": {"num_groups": None, "topk_groups": None},
+            "correction_bias": {"correction_bias": None},
+            "renormalize": {"renormalize": False},
+            "scaling_factor": {"scaling_factor": 1.0},
+            "scaling_factor tiny": {"scaling_factor": 2.0**-40},
+            "scaling_factor zero": {"scaling_factor": 0.0},
+        }
+        for name, change in changes.items():
+            base = _route("deepseek-v3.2", tokens=32)
+            yield Case(
+                label=f"{name}, otherwise",
+                make=_otherwise(base, change),
+                without=base,
+                feature=name.partition(" ")[0],
+                quick=True,
+            )
+        for scoring in ("softmax", "sigmoid", "softmax_after_topk"):
+            yield Case(label=f"NaN and infinities, {scoring}", make=_no_numbers(scoring), quick=True)
+        for dtype in (torch.bfloat16, torch.float16):
+            yield Case(label=str(dtype)[6:], make=_route("qwen3-30b-a3b", dtype=dtype))
+        for experts, top_k in ((1, 1), (8, 8), (9, 2), (129, 22), (512, 22)):
+            model = MoeModel("", experts, top_k, 1, 1)
+            yield Case(label=f"{top_k} of {experts}", make=_route(model))
+        biased = MoeModel("", 32, 5, 1, 1, scoring="softmax_after_topk", correction_bias=True)
+        yield Case(label="logits chosen by a bias", make=_route(biased))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        shape = (arguments["logits"].shape[0], arguments["top_k"])
+        return {"out_weights": (shape, torch.float32), "out_ids": (shape, torch.int32)}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        weights, ids = results["out_weights"], results["out_ids"]
+        want, want_ids = self.reference(**arguments, dtype=torch.float64)
+        wants = {"out_weights": want, "out_ids": want_ids}
+        sure = decided(**arguments)  # rounding cannot change the ids of these
+        wrong = (ids != want_ids).any(1) & sure
+        if bool(wrong.any()):
+            return Judgement(torch.inf, f"{int(wrong.sum())} of {len(sure)} tokens go to other experts", wants)
+        agree = weights_agree(weights, want, arguments.get("scaling_factor", 1.0)) | ~sure.unsqueeze(1)
+        if not bool(agree.all()):
+            error = (weights.double() - want).abs()[~agree]
+            return Judgement(
+                torch.inf, f"{int((~agree).sum())} weights are off, by up to {float(error.max()):.2g}", wants
+            )
+        return Judgement(0.0, "", wants)
+
+
+def _route(model: MoeModel | str, **inputs: Any) -> Make:
+    return lambda device: routing_inputs(model, **{"tokens": 7} | inputs, device=device)
+
+
+def _no_numbers(scoring: str) -> Make:
+    """Logits that are no numbers, beside some that are."""
+    inf, nan = torch.inf, torch.nan
+    rows = [[nan, 1.0, nan, 0.0, 3.0], [-inf, 1.0, -inf, 0.0, 2.0], [nan] * 5, [-inf] * 5, [0.0, inf, 1.0, 2.0, nan]]
+    options: Arguments = {"top_k": 3, "scoring": scoring, "renormalize": True}
+    return lambda device: {"logits": torch.tensor(rows, device=device), **options}
+
+
+def _otherwise(make: Make, change: Arguments) -> Make:
+    return lambda device: {name: value for name, value in (make(device) | change).items() if value is not None}

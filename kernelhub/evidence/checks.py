@@ -1,0 +1,247 @@
+"""One call of one kernel, held against the reference.
+
+Destinations are poisoned with NaN and lie between guards, workspaces lie between guards, inputs are compared with what
+they were. What comes out is judged by the op's own tolerance; what is wrong is told apart by its code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.context import use
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.op import OpFunction
+from kernelhub.dispatch.problem import feature_name
+from kernelhub.errors import KernelUnavailable, NoKernel
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
+from kernelhub.evidence.poison import apart, changed, copied, kind_of_error, poisoned, same, untouched
+from kernelhub.evidence.results import Check
+from kernelhub.runtime.scratch import watched
+
+_IGNORED = 0.25  # a result that moved by less of what the feature moves the reference by has not heard of it
+
+
+class Unavailable(Exception):
+    """The kernel cannot be asked at all here, which says nothing about its numbers."""
+
+
+class OutOfMemory(Exception):
+    """There is no room for this case."""
+
+
+class DeviceLost(Exception):
+    """The kernel's error left the device unusable for this process."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        super().__init__(check.figures)
+
+
+class _Failed(Exception):
+    """The call itself went wrong."""
+
+    def __init__(self, code: str, figures: str) -> None:
+        self.code = code
+        super().__init__(figures)
+
+
+class _Answer(NamedTuple):
+    """What a call gave, and what is thought of it."""
+
+    results: dict[str, Tensor]
+    judgement: Judgement
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel that is asked.
+
+    Attributes:
+        function: its op.
+        kernel: its record.
+        cases: the op's cases.
+        device: where it runs.
+    """
+
+    function: OpFunction[Any, Any, Any]
+    kernel: Kernel
+    cases: OpCases
+    device: torch.device
+
+    def claims(self, arguments: Arguments) -> _Claim:
+        """Whether the kernel says that it can answer a call, quarantine aside."""
+        selection = self.function.explain(**arguments)
+        decision = next(item for item in selection.decisions if item.kernel == self.kernel.name)
+        codes = {rejection.code for rejection in decision.rejections}
+        allowed = {"quarantined", "layout"} if self.kernel.needs_packing and self.kernel.packs_to else {"quarantined"}
+        if decision.accepted or (codes and codes <= allowed):
+            schema = self.function.op.contract.schema
+            return _Claim(True, _class_of(schema, selection.problem), "quarantined" in codes)
+        return _Claim(False, "", why=f"{decision.code}: {decision.reason}")
+
+    def check(self, case: Case) -> Check | str:
+        """Ask one case; a sentence if the kernel does not claim it.
+
+        Raises:
+            Unavailable: it cannot be loaded.
+            OutOfMemory: the case does not fit.
+            DeviceLost: nothing can be run after this.
+        """
+        arguments = case.make(self.device)
+        claim = self.claims(arguments)
+        if not claim.holds:
+            return claim.why
+
+        def found(code: str, ratio: float = 0.0, figures: str = "") -> Check:
+            return Check(case.label, code, claim.problem, ratio, figures, case.tokens)
+
+        with self._allowed(claim):
+            try:
+                answer = self._ask(arguments)
+                wrong = self._wrong_with(case, arguments, answer)
+            except _Failed as failure:
+                check = found(failure.code, math.inf, str(failure))
+                if self._lost():
+                    raise DeviceLost(check) from failure
+                return check
+        if wrong is not None:
+            code, figures = wrong
+            return found(code, answer.judgement.ratio, figures)
+        return found("ok", answer.judgement.ratio)
+
+    def _wrong_with(self, case: Case, arguments: Arguments, answer: _Answer) -> tuple[str, str] | None:
+        """What is wrong with an answer, or shows when the call is varied: a code with figures, or None."""
+        results, judgement = answer
+        if case.without is not None:
+            ignored = self._ignores(case, answer, case.without)
+            if ignored is not None:
+                return ignored
+        if not judgement.ok:
+            return kind_of_error(results, judgement), judgement.figures
+        if case.repeats and self.kernel.deterministic:
+            again = self._ask(arguments).results
+            differ = [name for name, tensor in results.items() if not same(again[name], tensor)]
+            if differ:
+                return "other_bits", f"{' and '.join(differ)} of the same call made twice differ"
+        if case.packs and self.kernel.packs_to:
+            return self._packs_badly(arguments)
+        return None
+
+    def _ignores(self, case: Case, answer: _Answer, without: Make) -> tuple[str, str] | None:
+        """Whether the result is that of the call without the feature, where the reference's is not."""
+        plain = without(self.device)
+        claim = self.claims(plain)
+        if not claim.holds:
+            return None
+        with self._allowed(claim):
+            other = self._ask(plain)
+        if not other.judgement.ok:
+            return None  # that the numbers are wrong without it is another case's finding
+        moved = apart(answer.results, other.results)
+        wanted = apart(answer.judgement.want, other.judgement.want)
+        share = 0.0 if answer.judgement.ok else _IGNORED
+        names = [name for name in moved if name in wanted]
+        if not any(wanted[name] > 0 for name in names) or any(moved[name] > share * wanted[name] for name in names):
+            return None
+        figures = f"with {case.feature} it gives what it gives without; {answer.judgement.figures}"
+        return "feature_ignored", figures
+
+    def _packs_badly(self, arguments: Arguments) -> tuple[str, str] | None:
+        """Whether a packed weight is lost or misread."""
+        made = self._packed(arguments)
+        if made is None:
+            return None
+        packed, originals = made
+        for place, (got, want) in enumerate(zip(packed["b"].unpack(), originals, strict=True)):
+            if (got is None) != (want is None) or (got is not None and want is not None and not same(got, want)):
+                return "packing", f"tensor {place} of the weight does not come back from {packed['b'].layout} as it was"
+        judgement = self._ask(arguments, packed).judgement
+        return None if judgement.ok else ("packing", f"the packed weight gives another result: {judgement.figures}")
+
+    def _packed(self, arguments: Arguments) -> tuple[Arguments, tuple[Tensor | None, ...]] | None:
+        try:
+            plan = self.function.prepare(**arguments, backend=self.kernel.name)
+            return self.cases.pack(plan, arguments)
+        except (NoKernel, KernelUnavailable) as error:
+            raise Unavailable(str(error).partition("\n")[0]) from error
+        except Exception as error:
+            raise _Failed("packing", f"packing raised {type(error).__name__}: {error}") from error
+
+    def _ask(self, arguments: Arguments, packed: Arguments | None = None) -> _Answer:
+        """Call the kernel, guarded on all sides, and judge what it gives."""
+        if packed is None and self.kernel.needs_packing:
+            made = self._packed(arguments)
+            packed = None if made is None else made[0]
+        given = copied(arguments if packed is None else packed)
+        places = self.cases.destinations(arguments)
+        guards = {name: poisoned(name, *place, self.device) for name, place in places.items()}
+        destinations = {name: guard.body.view(places[name][1]).view(places[name][0]) for name, guard in guards.items()}
+        with watched() as workspaces:
+            try:
+                returned = self.function(**given, **destinations, backend=self.kernel.name)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+            except (NoKernel, KernelUnavailable) as error:
+                raise Unavailable(str(error).partition("\n")[0]) from error
+            except torch.OutOfMemoryError as error:
+                raise OutOfMemory(str(error)) from error
+            except Exception as error:
+                raise _Failed("raised", f"{type(error).__name__}: {_shortened(error)}") from error
+        for code, where, all_of in (("past_workspace", "workspace", workspaces), ("past_output", "", guards.values())):
+            for guard in all_of:
+                if guard.trespassed():
+                    raise _Failed(code, f"{guard.trespassed()} bytes around {where} {guard.tag!r} were changed")
+        for name, rows in self.cases.untouched(arguments).items():
+            written = int((~untouched(destinations[name][rows])).sum())
+            if written:
+                raise _Failed("past_output", f"{written} elements of {name} in rows of no sequence were written")
+        spoiled = list(changed(given, arguments if packed is None else packed, self.cases.written))
+        if spoiled:
+            raise _Failed("input_changed", f"{' and '.join(spoiled)} is not as it was before the call")
+        results = self.cases.results(returned, destinations, given)
+        return _Answer(results, self.cases.judge(results, arguments))
+
+    @contextlib.contextmanager
+    def _allowed(self, claim: _Claim) -> Iterator[None]:
+        """A quarantined kernel runs only where that is said to be all right; its own limits were asked before."""
+        with use(unsafe=True) if claim.quarantined else contextlib.nullcontext():
+            yield
+
+    def _lost(self) -> bool:
+        """Whether an error of the device stays."""
+        if self.device.type != "cuda":
+            return False
+        try:
+            torch.cuda.synchronize(self.device)
+            torch.zeros(1, device=self.device).item()
+        except RuntimeError:
+            return True
+        return False
+
+
+class _Claim(NamedTuple):
+    """Whether a kernel answers a call, the class of its problem, and whether only its quarantine speaks against it."""
+
+    holds: bool
+    problem: str
+    quarantined: bool = False
+    why: str = ""
+
+
+def _class_of(schema: Any, problem: Any) -> str:
+    """The formats of a problem and the features it asks for, but no size."""
+    formats = [f"{name}={getattr(problem, name)}" for name in schema.facets if isinstance(getattr(problem, name), str)]
+    plain = {feature_name(name, getattr(problem, name)) for name, facet in schema.facets.items() if facet.semantic}
+    return " ".join(dict.fromkeys([*formats, *(name for name in schema.features_used(problem) if name in plain)]))
+
+
+def _shortened(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return lines[0][:300]

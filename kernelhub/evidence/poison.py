@@ -1,0 +1,98 @@
+"""Memory that shows what was done to it, and results told apart: poison, copies, differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from kernelhub.evidence.cases.case import Arguments, Judgement, bytes_of
+from kernelhub.runtime.scratch import Guarded
+
+# NaN with a payload that no kernel makes, so that what was not written is told from a NaN that was computed.
+_POISON = {
+    torch.bfloat16: (torch.int16, 0x7FA5),
+    torch.float16: (torch.int16, 0x7DA5),
+    torch.float32: (torch.int32, 0x7FA5A5A5),
+    torch.float64: (torch.int64, 0x7FF5A5A5A5A5A5A5),
+    torch.int32: (torch.int32, -0x25A5A5A6),
+    torch.int64: (torch.int64, -0x25A5A5A5A5A5A5A6),
+}
+_POISON_BYTE = (torch.uint8, 0x5A)
+
+
+def poisoned(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Guarded:
+    """Memory for a result between guards, full of what no kernel gives."""
+    guard = Guarded(name, math.prod(shape) * dtype.itemsize, device)
+    integers, value = _POISON.get(dtype, _POISON_BYTE)
+    guard.body.view(integers).fill_(value)
+    return guard
+
+
+def untouched(tensor: Tensor) -> Tensor:
+    """Where a tensor still holds its poison; bool, of its shape."""
+    integers, value = _POISON.get(tensor.dtype, _POISON_BYTE)
+    return tensor.contiguous().view(integers).view(tensor.shape) == value
+
+
+def kind_of_error(results: Mapping[str, Tensor], judgement: Judgement) -> str:
+    """The code of an error, by what stands where the reference has a number."""
+    for name, got in results.items():
+        want = judgement.want.get(name)
+        if want is None or want.shape != got.shape or not got.numel():
+            continue
+        floats = want.is_floating_point() and want.itemsize > 1
+        numbers = ~want.isnan() if floats else torch.ones_like(got, dtype=torch.bool)
+        left = untouched(got)
+        if bool((left & numbers).any()) and (got.itemsize > 1 or bool(left.all())):
+            return "not_written"
+        if got.is_floating_point() and got.itemsize > 1 and bool((got.isnan() & numbers).any()):
+            return "nan"
+        if not bool(bytes_of(got).any()) and bool(bytes_of(want).any()):
+            return "zeros"
+    return "wrong_numbers"
+
+
+def apart(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
+    """By how much results differ: the largest difference, or of codes the number of them that do."""
+    distances = {}
+    for name, one in left.items():
+        other = right.get(name)
+        if other is None or other.shape != one.shape or not one.numel():
+            continue
+        if one.itemsize == 1 or not one.is_floating_point():
+            distances[name] = float((bytes_of(one) != bytes_of(other)).sum())
+        else:
+            difference = (one.double() - other.double()).abs()
+            difference = torch.where(one.double() == other.double(), 0.0, difference)  # infinities among them
+            distances[name] = float(difference.nan_to_num(nan=0.0, posinf=torch.finfo(torch.float64).max).max())
+    return distances
+
+
+def copied(arguments: Arguments) -> Arguments:
+    """The arguments with tensors of their own, of the same strides."""
+    return {
+        name: value.clone()
+        if isinstance(value, Tensor)
+        else [part.clone() for part in value]
+        if isinstance(value, list)
+        else value
+        for name, value in arguments.items()
+    }
+
+
+def changed(given: Arguments, before: Arguments, written: tuple[str, ...]) -> Iterator[str]:
+    """Names of arguments that the call changed and may not."""
+    for name, value in given.items():
+        if name in written:
+            continue
+        pairs = zip(value, before[name], strict=True) if isinstance(value, list) else [(value, before[name])]
+        if any(isinstance(one, Tensor) and not same(one, other) for one, other in pairs):
+            yield name
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors are equal to the bit."""
+    return left.shape == right.shape and left.dtype is right.dtype and torch.equal(bytes_of(left), bytes_of(right))

@@ -1,0 +1,194 @@
+"""What holding kernels against their references gave: per check, per kernel, and in all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+RIGHT, WRONG, NOT_RUN = "right", "wrong", "not run"
+
+# What may be wrong with a kernel, worst first. Of several the one that most checks show is the code of its result.
+CODES = {
+    "raised": "it raised an error",
+    "past_workspace": "it wrote past its workspace",
+    "past_output": "it wrote past its output",
+    "input_changed": "it changed an input",
+    "not_written": "it left part of its output unwritten",
+    "nan": "it gave NaN where the result is a number",
+    "zeros": "it gave nothing but zeros",
+    "feature_ignored": "it ignored a feature that it claims",
+    "wrong_numbers": "its numbers are wrong",
+    "token_count": "its numbers are wrong for some token counts",
+    "packing": "what it packed did not come back bit for bit, or gave another result",
+    "other_bits": "it gave other bits the second time, and claims that it does not",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One call held against the reference.
+
+    Attributes:
+        case: what is unusual about the call.
+        code: ``"ok"`` or one of `CODES`.
+        problem: the class of problem: its formats, and the features it asks for.
+        ratio: the largest error over what is allowed; at most 1 is right. NaN where there is no number.
+        figures: what was seen, as a sentence; empty if it is right.
+        tokens: whether the case is one of several that differ in their number of tokens only.
+    """
+
+    case: str
+    code: str
+    problem: str
+    ratio: float = 0.0
+    figures: str = ""
+    tokens: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.code == "ok"
+
+    def to_dict(self) -> dict[str, Any]:
+        ratio = self.ratio if math.isfinite(self.ratio) else None
+        plain = {"case": self.case, "code": self.code, "problem": self.problem, "ratio": ratio}
+        return plain | ({} if self.ok else {"figures": self.figures, "tokens": self.tokens})
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> Check:
+        """The check that `to_dict` wrote; raises KeyError, TypeError or ValueError for anything else."""
+        ratio = plain["ratio"]
+        made = Check(
+            str(plain["case"]),
+            str(plain["code"]),
+            str(plain["problem"]),
+            math.inf if ratio is None else float(ratio),
+            str(plain.get("figures", "")),
+            bool(plain.get("tokens", False)),
+        )
+        if not made.ok and made.code not in CODES:
+            raise ValueError(f"{made.code!r} is no code of a check")
+        return made
+
+
+@dataclass(frozen=True)
+class Result:
+    """All checks of one kernel.
+
+    Attributes:
+        op, kernel: which.
+        checks: those that count: of this run, and what earlier runs found wrong and this one did not repeat.
+        left_out: cases that were not run for lack of time or memory.
+        why_not: why no check was run, or no more; empty if all were.
+        seconds: what it took.
+    """
+
+    op: str
+    kernel: str
+    checks: tuple[Check, ...] = ()
+    left_out: int = 0
+    why_not: str = ""
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> list[Check]:
+        return [check for check in self.checks if not check.ok]
+
+    @property
+    def status(self) -> str:
+        """``"right"``, ``"wrong"`` or ``"not run"``."""
+        return WRONG if self.failures else RIGHT if self.checks else NOT_RUN
+
+    @property
+    def code(self) -> str:
+        """What is wrong with it, in a word; ``"ok"`` or ``"not_run"`` if nothing is."""
+        failures = self.failures
+        if not failures:
+            return "ok" if self.checks else "not_run"
+        codes = [check.code for check in failures]
+        wrong_at = [check for check in failures if check.code in ("wrong_numbers", "zeros", "nan")]
+        rest_is_right = any(check.ok and not check.tokens for check in self.checks)
+        if len(wrong_at) == len(failures) and rest_is_right and all(check.tokens for check in failures):
+            return "token_count"
+        return max(CODES, key=codes.count)  # of equals the first, which is the worse
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with it, as a sentence with figures; why nothing was run; or empty."""
+        failures = self.failures
+        if not failures:
+            return self.why_not
+        code = self.code
+        example = next((check for check in failures if check.code == code), failures[0])
+        more = f"; {len(failures)} of {len(self.checks)} checks failed" if len(failures) > 1 else ""
+        return f"{CODES[code]}: {example.case}: {example.figures}{more}"
+
+    @property
+    def worst(self) -> float:
+        """The largest error over what is allowed, of all checks."""
+        return max((check.ratio for check in self.checks if not math.isnan(check.ratio)), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        worst = self.worst
+        return {
+            "op": self.op,
+            "kernel": self.kernel,
+            "status": self.status,
+            "code": self.code,
+            "reason": self.reason,
+            "worst": worst if math.isfinite(worst) else None,
+            "left_out": self.left_out,
+            "why_not": self.why_not,
+            "seconds": round(self.seconds, 3),
+            "checks": [check.to_dict() for check in self.checks],
+        }
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What one run of `kernelhub.verify` found; `str` for people, `to_dict` for machines.
+
+    Attributes:
+        device: the device that kernels ran on.
+        results: one for each kernel that was looked at.
+        lifted: kernels that were quarantined before and are not any more, as (op, kernel).
+        unwritten: why results could not be kept on disk; empty if they were.
+    """
+
+    device: str
+    results: tuple[Result, ...]
+    lifted: tuple[tuple[str, str], ...] = ()
+    unwritten: str = ""
+    counts: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = [result.status for result in self.results]
+        object.__setattr__(self, "counts", {status: found.count(status) for status in (RIGHT, WRONG, NOT_RUN)})
+
+    @property
+    def ok(self) -> bool:
+        """Whether no kernel was found wrong."""
+        return not self.counts[WRONG]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "device": self.device,
+            "counts": dict(self.counts),
+            "lifted": [list(pair) for pair in self.lifted],
+            "unwritten": self.unwritten,
+            "results": [result.to_dict() for result in self.results],
+        }
+
+    def summary(self) -> str:
+        """The counts in a sentence."""
+        checks = sum(len(result.checks) for result in self.results)
+        partly = sum(bool(result.left_out) for result in self.results if result.checks)
+        told = f"{self.counts[RIGHT]} kernels right, {self.counts[WRONG]} wrong, {self.counts[NOT_RUN]} not run"
+        return f"{told}; {checks} checks on {self.device}" + (f"; {partly} not to the end" if partly else "")
+
+    def __str__(self) -> str:
+        lines = [f"{item.op} {item.kernel}: {item.status}: {item.reason}" for item in self.results if item.failures]
+        lines += [f"{op} {kernel}: no longer quarantined" for op, kernel in self.lifted]
+        return "\n".join([*lines, self.summary(), *([self.unwritten] if self.unwritten else [])])

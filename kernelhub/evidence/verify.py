@@ -1,0 +1,204 @@
+"""`kernelhub.verify`: every kernel that claims a problem is held against the op's reference on this device."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.op import OpFunction
+from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.cases import CASES
+from kernelhub.evidence.cases.case import Case
+from kernelhub.evidence.checks import DeviceLost, OutOfMemory, Subject, Unavailable
+from kernelhub.evidence.quarantine import keep, kept_of
+from kernelhub.evidence.results import Check, Result, Verification
+from kernelhub.probes.device import facts
+
+FULL_BUDGET_S, QUICK_BUDGET_S = 120.0, 20.0
+
+Progress = Callable[[str, int, int], None]
+
+
+def verify(
+    op: OpFunction[Any, Any, Any] | str | None = None,
+    *,
+    backend: str | Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+    quick: bool = False,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Hold kernels against the references of their ops, on this machine, and keep what came out.
+
+    Each kernel is called with the cases of its op that its record takes: outputs poisoned with NaN, workspaces and
+    outputs between guards, token counts of 0, 1, odd ones and one past a tile, tiny and zero scales, each feature
+    toggled, weights packed and unpacked. A kernel that fails any is quarantined: selection rejects it with the code
+    ``quarantined`` from then on, in this process and in others that start later, until it passes.
+
+    Args:
+        op: one op, or its name; all of them by default.
+        backend: backends, kernels or globs; all by default.
+        device: where to run: ``"cuda"``, ``"cuda:1"``, ``"cpu"``; by default the first GPU, else the CPU.
+        quick: a few cases of each kernel, and those that failed before.
+        budget_s: most seconds for each kernel; its remaining cases are left out, which is said. 120 by default,
+            20 if quick. Cases that failed before come first.
+        progress: called as each kernel begins, with its name, its place and how many there are.
+
+    Returns:
+        One result for each kernel that could be chosen on this device. Results are kept below ``evidence`` in the
+        cache folder (``KERNELHUB_CACHE_DIR``), keyed by device, driver, versions and the digest of the kernel.
+
+    Raises:
+        ConfigurationError: an unknown op, backend or device.
+
+    Example:
+        >>> import kernelhub
+        >>> found = kernelhub.verify("merge_attention_states", backend="torch", device="cpu", quick=True)
+        >>> found.ok, found.results[0].kernel
+        (True, 'torch.merge')
+    """
+    where = _device(device)
+    subjects = list(_subjects(op, backend, where))
+    limit_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else FULL_BUDGET_S
+    results, lifted, unwritten, lost = [], [], "", ""
+    try:
+        for place, subject in enumerate(subjects):
+            if progress is not None:
+                progress(f"{subject.kernel.op} {subject.kernel.name}", place, len(subjects))
+            if lost:
+                results.append(Result(subject.kernel.op, subject.kernel.name, why_not=lost))
+                continue
+            result, was_wrong, device_lost = _verified(subject, quick, limit_s)
+            results.append(result)
+            if device_lost:
+                lost = f"{subject.kernel.name} left the device unusable for this process; start it anew"
+            if result.checks:
+                date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                unwritten = keep(subject.kernel, facts(where), result, date) or unwritten
+                if was_wrong and not result.failures:
+                    lifted.append((subject.kernel.op, subject.kernel.name))
+    finally:
+        HUB.forget_evidence()
+    return Verification(str(facts(where)), tuple(results), tuple(lifted), unwritten)
+
+
+def count(
+    op: OpFunction[Any, Any, Any] | str | None = None,
+    *,
+    backend: str | Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+) -> int:
+    """How many kernels `verify` would look at; arguments as of it."""
+    return sum(1 for _ in _subjects(op, backend, _device(device)))
+
+
+def _verified(subject: Subject, quick: bool, limit_s: float) -> tuple[Result, bool, bool]:
+    """The result of one kernel, whether an earlier one was bad, and whether the device is lost."""
+    begun = time.monotonic()
+    before = kept_of(subject.kernel, facts(subject.device))
+    failed = {check.case: check for check in before.result.failures} if before is not None else {}
+    checks: dict[str, Check] = {}
+    left_out, why_not, lost, first = 0, "", False, ""
+    for case in _in_order(subject.cases.cases(), quick, failed):
+        if checks and time.monotonic() - begun > limit_s:
+            left_out += 1
+            continue
+        try:
+            found = subject.check(case)
+        except Unavailable as error:
+            why_not = str(error)
+            break
+        except OutOfMemory:
+            left_out += 1
+            continue
+        except DeviceLost as error:
+            checks[case.label], lost = error.check, True
+            break
+        if isinstance(found, Check):
+            checks[case.label] = found
+        else:
+            first = first or found
+    # What failed before and was not asked again still stands; in a full run a case that is not there any more is gone.
+    labels = {case.label for case in subject.cases.cases()}
+    unasked = [check for name, check in failed.items() if name not in checks and name in labels]
+    standing = unasked if quick or left_out else []
+    result = Result(
+        subject.kernel.op,
+        subject.kernel.name,
+        tuple(checks.values()),
+        left_out,
+        why_not or ("" if checks else f"it takes none of the cases: {first}"),
+        time.monotonic() - begun,
+    )
+    if checks:
+        result = replace(result, checks=(*result.checks, *standing))
+    return result, bool(failed), lost
+
+
+def _in_order(cases: Iterator[Case], quick: bool, failed: dict[str, Check]) -> list[Case]:
+    """The cases of a run: those that failed before, then the quick ones, then the rest."""
+    wanted = [case for case in cases if not quick or case.quick or case.label in failed]
+    return sorted(wanted, key=lambda case: (case.label not in failed, not case.quick))
+
+
+def _subjects(
+    op: OpFunction[Any, Any, Any] | str | None, backend: str | Sequence[str] | None, device: torch.device
+) -> Iterator[Subject]:
+    """The kernels asked for that could be chosen on a device."""
+    _ = HUB.settings
+    if op is None:
+        names = list(HUB.registry.contracts)
+    else:
+        function = HUB.function(op) if isinstance(op, str) else op
+        names = [function.op.contract.name]
+    words = (backend,) if isinstance(backend, str) else tuple(backend or ())
+    HUB.registry.check_names(words, "backend=")
+    for name in names:
+        for kernel in HUB.registry.candidates(name).kernels:
+            if words and not any(kernel.matches(word) for word in words):
+                continue
+            if _could_run(kernel, device):
+                yield Subject(HUB.function(name), kernel, CASES[name], device)
+
+
+def _could_run(kernel: Kernel, device: torch.device) -> bool:
+    """Whether nothing that stands for every problem speaks against a kernel: device, packages, what is disabled."""
+    problem = _Anywhere(facts(device))
+    for constraint in kernel.constraints:
+        if set(constraint.fields) <= {"device"}:
+            with contextlib.suppress(Exception):  # what a foreign constraint raises is told where its kernel is asked
+                if constraint.reject(problem, HUB.machine) is not None:  # type: ignore[arg-type]
+                    return False
+    return True
+
+
+class _Anywhere:
+    """A problem of which nothing but the device is asked."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        made = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(f"device: {error}; give cuda, cuda:1 or cpu") from None
+    if made.type == "cpu":
+        return torch.device("cpu")
+    if made.type != "cuda":
+        raise ConfigurationError(f"device: {made} is neither a GPU nor the CPU; give cuda, cuda:1 or cpu")
+    index, count = made.index or 0, torch.cuda.device_count()
+    if index >= count:
+        raise ConfigurationError(f"device: there is no {made} here ({count} GPUs); `kernelhub doctor` says why")
+    return torch.device("cuda", index)

@@ -1,0 +1,76 @@
+"""The table of cases: every op, every feature, nothing that says nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from kernelhub.evidence.cases import CASES
+from kernelhub.evidence.cases.case import bytes_of
+from kernelhub.evidence.poison import apart
+from kernelhub.ops import functions
+
+CPU = torch.device("cpu")
+OPS = [function.op.contract.name for function in functions()]
+
+
+def problem_of(op: str, arguments):
+    return getattr(kernelhub, op).explain(**arguments).problem
+
+
+def test_every_op_has_cases() -> None:
+    assert set(CASES) == set(OPS)
+    assert all(cases.op == op for op, cases in CASES.items())
+
+
+@pytest.mark.parametrize("op", OPS)
+class TestOfAnOp:
+    def test_every_feature_of_the_schema_is_asked_for(self, op) -> None:
+        _ = HUB.settings
+        schema = HUB.registry.contracts[op].schema
+        used = {name for case in CASES[op].cases() for name in schema.features_used(problem_of(op, case.make(CPU)))}
+        assert used == schema.features
+
+    def test_no_two_cases_have_the_same_label(self, op) -> None:
+        labels = [case.label for case in CASES[op].cases()]
+        assert len(labels) == len(set(labels))
+        assert any(case.quick for case in CASES[op].cases())
+
+    def test_token_counts_are_awkward(self, op) -> None:
+        swept = [case for case in CASES[op].cases() if case.tokens]
+        assert len(swept) >= 4
+        assert sum(case.quick for case in swept) >= 3
+
+    def test_the_reference_hears_every_feature(self, op) -> None:
+        """Where the reference's result does not change, a kernel that ignores the feature could not be told."""
+        cases = CASES[op]
+        for case in cases.cases():
+            if case.without is None:
+                continue
+            assert case.feature, case.label
+            wants = []
+            for make in (case.make, case.without):
+                arguments = make(CPU)
+                places = cases.destinations(arguments)
+                shapes = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in places.items()}
+                results = shapes or cases.results(None, {}, arguments)
+                if op.startswith("quantize"):
+                    results = dict(
+                        zip(("out", "out_scale", "out_global_scale"), _reference(op, arguments), strict=False)
+                    )
+                wants.append(cases.judge(results, arguments).want)
+            moved = apart(*wants)
+            assert any(distance > 0 for distance in moved.values()), case.label
+
+    def test_the_same_arguments_are_made_each_time(self, op) -> None:
+        case = next(CASES[op].cases())
+        one, other = case.make(CPU), case.make(CPU)
+        for name, value in one.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(bytes_of(value), bytes_of(other[name]))
+
+
+def _reference(op: str, arguments):
+    return getattr(kernelhub, op).reference(**arguments)

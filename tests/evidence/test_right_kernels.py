@@ -1,0 +1,71 @@
+"""No false alarms: every kernel of ours that runs here is right in every check, and stays choosable."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from tests.conftest import HAS_GPU
+
+FEWEST_CHECKS = 2800
+INTERPRETED = ("merge_attention_states", "write_mla_cache", "paged_mqa_logits", "quantize_mxfp4", "quantize_nvfp4")
+
+
+def test_all_kernels_of_torch_and_cpp_pass_all_checks_on_a_cpu() -> None:
+    found = kernelhub.verify(backend=["torch", "cpp"], device="cpu", budget_s=600)
+    wrong = [(result.op, result.kernel, result.reason) for result in found.results if result.failures]
+    assert wrong == []
+    asked = {result.op for result in found.results if result.checks}
+    assert asked == set(HUB.registry.contracts), "an op has no kernel that was asked"
+    assert sum(len(result.checks) for result in found.results) >= FEWEST_CHECKS
+    assert not any(result.left_out for result in found.results)
+    for op in asked:
+        verdict = kernelhub.explain(op, device="cpu")
+        assert "quarantined" not in {decision.code for decision in verdict.decisions}
+
+
+@pytest.mark.skipif(HAS_GPU, reason="Triton compiles here: its interpreter is not used, 5 cases")
+@pytest.mark.parametrize("op", INTERPRETED)
+def test_kernels_of_triton_pass_quick_checks_under_its_interpreter(op) -> None:
+    pytest.importorskip("triton", reason="triton is not installed: 5 cases")
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    found = kernelhub.verify(op, backend="triton", device="cpu", quick=True)
+    assert found.ok, str(found)
+    assert all(result.checks for result in found.results)
+
+
+@pytest.mark.gpu
+def test_all_kernels_pass_quick_checks_on_a_gpu() -> None:
+    found = kernelhub.verify(device="cuda", quick=True)
+    assert found.ok, str(found)
+    assert torch.cuda.is_available()
+
+
+def test_progress_is_told_for_each_kernel() -> None:
+    told = []
+    found = kernelhub.verify(
+        "fp8_gemm", backend=["torch", "cpp"], device="cpu", budget_s=1e-9, progress=lambda *a: told.append(a)
+    )
+    names = [f"fp8_gemm {result.kernel}" for result in found.results]
+    assert told == [(name, place, len(names)) for place, name in enumerate(names)]
+    assert all(result.left_out for result in found.results), "each ran one case and left the rest for lack of time"
+    assert found.ok
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"op": "atention"}, "'atention' is no op"),
+        ({"backend": "tritn"}, r"'tritn' is no backend and no kernel \(did you mean triton\?\)"),
+        ({"device": "cuda:99"}, "there is no cuda:99 here"),
+        ({"device": "meta"}, "neither a GPU nor the CPU"),
+        ({"device": "H200"}, "device: "),
+    ],
+)
+def test_wrong_questions_are_errors(arguments, message) -> None:
+    with pytest.raises(kernelhub.errors.ConfigurationError, match=message):
+        kernelhub.verify(**arguments)
