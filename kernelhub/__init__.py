@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kernelhub.ops.mla.attention.mla_attention import mla_attention as mla_attention
     from kernelhub.ops.mla.cache.write_mla_cache import write_mla_cache as write_mla_cache
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
+    from kernelhub.ops.models.problems import problems_of as problems_of
     from kernelhub.ops.moe.experts.fused_moe import fused_moe as fused_moe
     from kernelhub.ops.moe.routing.route_experts import route_experts as route_experts
     from kernelhub.ops.packed import PackedWeight as PackedWeight
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from kernelhub.ops.quant.nvfp4 import dequantize_nvfp4 as dequantize_nvfp4
     from kernelhub.ops.quant.nvfp4 import quantize_nvfp4 as quantize_nvfp4
     from kernelhub.probes.device import DeviceFacts as DeviceFacts
+    from kernelhub.runtime.ranks import agree as agree
 
 __version__ = "0.1.0"
 
@@ -89,6 +91,8 @@ _HOMES = {
     "Selection": "kernelhub.dispatch.select",
     "DeviceFacts": "kernelhub.probes.device",
     "SimulatedMachine": "kernelhub.dispatch.machine",
+    "problems_of": "kernelhub.ops.models.problems",
+    "agree": "kernelhub.runtime.ranks",
 }
 
 __all__ = ["__version__", "errors", *_HOMES]

@@ -39,6 +39,10 @@ COMMANDS = {
         "say which kernel would run, here or on any device, and why no other",
         "kernelhub explain paged_attention --device H200 --model llama-3.1-8b",
     ),
+    "lock": Command(
+        "write down the kernels chosen for a model, or show what would change since",
+        "kernelhub lock --model llama-3.1-8b --device H200",
+    ),
     "env": Command("list every KERNELHUB_* variable, its value and where that came from", "kernelhub env"),
 }
 

@@ -6,12 +6,10 @@ one engine step, shared by all layers.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.select import Selection
 
@@ -78,10 +76,8 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal choices: a digest of op, problem and kernel."""
-        verdict = self.selection.to_dict()
-        text = json.dumps([verdict["op"], verdict["problem"], self.kernel], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Equal for equal choices, in every process: see `dispatch.fingerprint`."""
+        return str(HUB.fingerprint_of(self.selection))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.kernel} {self.fingerprint}>"

@@ -44,7 +44,7 @@ def room(name: str) -> str:
 
 ALLOWED = {
     "probes": {"probes"},
-    "runtime": {"runtime", "probes"},
+    "runtime": {"runtime", "ops", "dispatch", "probes", "errors"},
     "dispatch": {"dispatch", "probes", "errors"},
     "ops": {"ops", "dispatch", "probes", "runtime", "errors"},
     "backends": {"backends", "ops", "dispatch", "probes", "runtime", "errors"},
