@@ -32,6 +32,7 @@ from kernelhub.runtime.ranks_statement import Stated, state, statement_of, table
 T = TypeVar("T")
 What = Plan | Need | Selection[Any]
 _GRACE_S = LINGER_S + 2.0  # beyond the time-out, for a rank that is in the middle of a look at the store
+_LAST_BREATH_S = 0.5  # a process that is killed closes its connections a little before it is gone
 
 
 @dataclass(frozen=True)
@@ -225,16 +226,34 @@ def _bounded(work: Callable[[], T], clock: Clock, rank: int) -> T:
         if clock.doing == "choosing":
             message = f"rank {rank} was still choosing kernels after {clock.timeout_s:g} s; give a longer timeout_s"
             raise Ended(Failure("rank_slow", message, (rank,)))
-        message = (
-            f"the group's store, which rank {LEAD} usually holds, has not answered rank {rank} while {clock.doing}"
-        )
-        raise Ended(Failure("store_silent", f"{message}, within {clock.timeout_s:g} s", (LEAD,)))
+        raise Ended(_silent_store(clock, rank))
     result = outcome[0]
     if isinstance(result, Ended | KernelhubError):
         raise result
     if isinstance(result, RuntimeError | OSError):  # torch's errors of a connection are RuntimeErrors
-        message = f"the group's store, which rank {LEAD} usually holds, is gone: {str(result).splitlines()[0]}"
-        raise Ended(Failure("store_lost", f"{message}; see the log of rank {LEAD}", (LEAD,))) from result
+        raise Ended(_lost_store(clock, result)) from result
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+def _silent_store(clock: Clock, rank: int) -> Failure:
+    """Why a look at the store does not come back."""
+    message = f"the group's store, which rank {LEAD} usually holds, has not answered rank {rank}"
+    message += f" while {clock.doing}, within {clock.timeout_s:g} s"
+    if clock.lead is not None and clock.lead.stopped():
+        message += f"; rank {LEAD} ({clock.lead}) is stopped"
+    return Failure("store_silent", message, (LEAD,))
+
+
+def _lost_store(clock: Clock, error: BaseException) -> Failure:
+    """Why the store cannot be reached any more."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    until = time.monotonic() + _LAST_BREATH_S
+    while clock.lead is not None and not clock.lead.gone() and time.monotonic() < until:
+        time.sleep(_LAST_BREATH_S / 20)
+    if clock.lead is not None and clock.lead.gone():
+        message = f"rank {LEAD} ({clock.lead}) {clock.lead.gone()} while ranks were agreeing; see its log"
+        return Failure("rank_dead", f"{message}, and start all again", (LEAD,))
+    message = f"the group's store, which rank {LEAD} usually holds, is gone: {reason}; see the log of rank {LEAD}"
+    return Failure("store_lost", message, (LEAD,))

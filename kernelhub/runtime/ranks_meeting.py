@@ -74,12 +74,14 @@ class Meeting:
         """Tell that this rank is here.
 
         Raises:
-            Ended: the others have given up already.
+            Ended: the others have ended the meeting already.
         """
         failure = self._decided()
-        if failure is not None and failure.code != _AGREED:
+        if failure is not None and failure.code == "rank_missing":
             late = f"rank {self.rank} came too late, the others had given up: {failure.message}"
             raise Ended(Failure("too_late", late, (self.rank,)))
+        if failure is not None:
+            raise Ended(failure)
         self._set(f"hello/{self.rank}", asdict(this_process()))
         self._known(LEAD)
 
@@ -256,9 +258,13 @@ class Meeting:
 
     def _get(self, word: str) -> Any:
         count, _, data = bytes(self.store.get(self._key(word))).partition(b" ")
-        for number in range(1, int(count)):
-            data += bytes(self.store.get(self._key(f"{word}#{number}")))
-        return json.loads(zlib.decompress(data))
+        try:
+            for number in range(1, int(count)):
+                data += bytes(self.store.get(self._key(f"{word}#{number}")))
+            return json.loads(zlib.decompress(data))
+        except (ValueError, zlib.error) as error:
+            message = f"what rank {word.rpartition('/')[2]} said did not reach rank {self.rank} whole ({word}: {error})"
+            self.give_up(Failure("message_damaged", f"{message}; agree again", (self.rank,)))
 
 
 class _AgreedMeanwhile(Exception):

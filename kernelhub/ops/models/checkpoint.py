@@ -54,6 +54,8 @@ def description_of(name: str, config: Config) -> Description:
         return _READERS[kind](name, config)
     except KeyError as error:
         raise ConfigurationError(f"{name}: config.json of a {kind} lacks {error}") from None
+    except TypeError as error:  # a figure that is null, or text
+        raise ConfigurationError(f"{name}: config.json of a {kind} has a figure that is none: {error}") from None
 
 
 def _grouped_heads(name: str, config: Config) -> Description:
