@@ -7,6 +7,7 @@ in every process and every version that knows the same facets.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +25,12 @@ LOCK, RANKS = "lock", "ranks"  # sources of such wishes
 
 def facets_of(problem: Any) -> Facets:
     """Name and value of every facet but the device, in the order of names."""
-    names = sorted(item.name for item in dataclasses.fields(problem))
-    return tuple((name, getattr(problem, name)) for name in names if name != "device")
+    return tuple([(name, getattr(problem, name)) for name in _names(type(problem))])
+
+
+@functools.cache
+def _names(problem: type) -> tuple[str, ...]:
+    return tuple(sorted(item.name for item in dataclasses.fields(problem) if item.name != "device"))
 
 
 def device_key(device: DeviceFacts) -> DeviceKey:

@@ -129,7 +129,9 @@ class Hub:
             if backend is not None:
                 self.registry.check_names(backend, "backend=")
                 policy = policy.asking(op, backend)
-            policy = replace(policy, held=self._held(op))
+            held = self._held(op)
+            if held:
+                policy = replace(policy, held=held)
             self._policies[key] = policy
         return policy
 
@@ -235,8 +237,18 @@ class Hub:
         return fingerprint_of(selection, self.registry.backends[selection.kernel.backend].backend, self.machine, tuned)
 
     def chosen(self) -> list[Selection[Any]]:
-        """The verdicts that were made ready since the report began, each once."""
-        return list({id(bound.selection): bound.selection for bound in self._bound}.values())
+        """The verdict on every problem that was met since the report began, as it is now, each once.
+
+        One that a call or a block asked for by name stands as it was, since it would be asked for again.
+        """
+        latest = {(bound.selection.op, bound.selection.problem): bound.selection for bound in self._bound}
+        contexts = self.contexts.get()
+        return [
+            verdict
+            if verdict.source in ("kwarg", "context")
+            else self.select(verdict.op, verdict.problem, self.policy(verdict.op, None, contexts))
+            for verdict in latest.values()
+        ]
 
     def add_backend(self, module: Any) -> Registered:
         """Register a backend at run time."""
@@ -333,13 +345,7 @@ class Hub:
         if lock is None or selection.explicit or self._missing_said:
             return
         self._missing_said = True
-        device = ", ".join(lock.device[:0:-1])
-        fallback_log.warning(
-            "%s: %s holds no decision for %s (it is for %s); %s was chosen by %s. Said once; "
-            "KERNELHUB_LOCK_MISSING=error refuses such problems, and %s writes them down",
-            selection.op, lock.path, selection.problem, device, selection.selected, selection.source,
-            lock.command,
-        )  # fmt: skip
+        fallback_log.warning(lock.lacks(selection))
 
     def _adapter(self, kernel: Kernel, contract: Contract[Any], problem: Any) -> Any:
         make = load_attribute(kernel.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])

@@ -14,13 +14,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.held import LOCK, DeviceKey, Facets, Held, Key
+from kernelhub.dispatch.held import LOCK, DeviceKey, Facets, Held, Key, facets_of
 from kernelhub.dispatch.policy import Wish
 from kernelhub.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kernelhub.dispatch.select import Selection
 
 FORMAT = "kernelhub lock, version 1"
 _DEVICE_FIELDS = ("vendor", "arch", "name")
@@ -94,6 +97,15 @@ class Lock:
             reason = f"{self.path} holds no decision for this problem, and KERNELHUB_LOCK_MISSING is error"
             otherwise = Rejection("not_locked", reason, f"write the file anew: {self.command}")
         return Held(wishes, otherwise=otherwise)
+
+    def lacks(self, selection: Selection[Any]) -> str:
+        """That a problem is not in the file, and what follows."""
+        facets, device = dict(facets_of(selection.problem)), selection.problem.device
+        return (
+            f"{selection.op}: {self.path} (for {', '.join(self.device[:0:-1])}) holds no decision for {facets} on {device}; "
+            f"{selection.selected} was chosen by {selection.source}. Said once; KERNELHUB_LOCK_MISSING=error refuses such "
+            f"problems, and `kernelhub lock` writes those of a model down"
+        )
 
     @property
     def command(self) -> str:

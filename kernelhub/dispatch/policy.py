@@ -136,7 +136,7 @@ class Policy:
     def about(self, problem: Any, machine: Machine) -> Policy:
         """The same policy without wishes that are about other problems, and with what stands fixed for this one."""
         if self.held:
-            return replace(self, held=()).fixing(self.held, problem).about(problem, machine)
+            return self.fixing(problem).about(problem, machine)
         if not any(wish.where for wish in (*self.requests, *self.prefers, *self.disables)):
             return self
 
@@ -145,14 +145,14 @@ class Policy:
 
         return replace(self, requests=kept(self.requests), prefers=kept(self.prefers), disables=kept(self.disables))
 
-    def fixing(self, held: tuple[Held, ...], problem: Any) -> Policy:
-        """The same policy with what `held` says of a problem: weaker than what users asked for, stronger than the rest.
+    def fixing(self, problem: Any) -> Policy:
+        """The same policy with what is held for a problem: weaker than what users asked for, stronger than the rest.
 
         What speaks against a problem that nobody fixed does so only where no user asked for a kernel.
         """
         wishes, barred = [], dict(self.barred)
         own = [wish for wish in self.requests if wish.source != FOREIGN]
-        for one in held:
+        for one in self.held:
             key = one.key(problem)
             for kernel, rejection in one.refusals.get(key, {}).items():
                 barred[kernel] = (*barred.get(kernel, ()), rejection)
@@ -162,7 +162,7 @@ class Policy:
             elif one.otherwise is not None and not own:
                 barred["*"] = (*barred.get("*", ()), one.otherwise)
         foreign = self.requests[len(own) :]
-        return replace(self, requests=(*own, *wishes, *foreign), barred=barred)
+        return replace(self, requests=(*own, *wishes, *foreign), held=(), barred=barred)
 
     def asking(self, op: str, names: Names) -> Policy:
         """The same policy with ``backend=names`` on the call."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import kernelhub
+from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.fingerprint import own_version
 from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.lock import FORMAT, Lock, Locked, lock_text, read_lock
 from kernelhub.errors import ConfigurationError, NoKernel
+from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.probes.device import facts
 
 CPU = facts(torch.device("cpu"))
@@ -173,6 +177,22 @@ class TestFails:
         assert "asks for flashinfer.fa2_ragged, which cannot run this" in str(caught.value)
         assert "flashinfer.fa2_ragged  vendor" in str(caught.value)
 
+    def test_nor_is_one_that_cannot_be_loaded(self, lock):
+        record = Kernel(
+            op="attention",
+            name="absent.kernel",
+            target="kernelhub_test_absent:Kernel",
+            summary="",
+            band=Band.PLUGIN,
+            constraints=(anything(*AttentionProblem.__dataclass_fields__),),
+            features=frozenset({"causal"}),
+        )
+        lock("absent.kernel")
+        kernelhub.register_backend(SimpleNamespace(BACKEND=Backend("absent", ""), KERNELS=(record,)))
+        assert verdict().selected == "absent.kernel"
+        with pytest.raises(NoKernel, match="load_failed: importing kernelhub_test_absent raised ModuleNotFoundError"):
+            call()
+
     def test_a_kernel_that_is_no_more_is_told(self, lock):
         lock("oldlib.kernel")
         with pytest.raises(NoKernel, match=r"holds oldlib\.kernel, and no kernel of that name is registered"):
@@ -193,7 +213,7 @@ class TestMissing:
             assert call(causal=False) != ""
             call(causal=False, softcap=1.0)
         (record,) = caplog.records
-        assert f"{path} holds no decision for" in record.getMessage()
+        assert f"{path} (for {CPU.name}, {CPU.arch}) holds no decision for" in record.getMessage()
         assert "KERNELHUB_LOCK_MISSING=error" in record.getMessage()
 
     def test_or_it_is_an_error(self, lock):
@@ -212,7 +232,7 @@ class TestMissing:
         lock(device=kernelhub.explain("attention", device="H200").problem.device)
         with caplog.at_level(logging.WARNING, "kernelhub.fallback"):
             call()
-        assert "it is for NVIDIA H200, sm_90" in caplog.text
+        assert "(for NVIDIA H200, sm_90) holds no decision" in caplog.text
         held = kernelhub.explain("attention", device="H200", **FACETS)
         assert held.source == "lock", "a device that is described is the one that the file is for"
 

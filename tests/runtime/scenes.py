@@ -211,6 +211,15 @@ def a_plan_of_another_kernel(rank: int) -> Any:
     }
 
 
+def a_part_of_the_ranks(rank: int) -> Any:
+    group = dist.new_group([1, 2])  # every rank calls this
+    try:
+        result = kernelhub.agree(group, NEED, timeout_s=20, device="cpu")
+    except kernelhub.errors.ConfigurationError as error:
+        return str(error)
+    return [result.rank, result.size, result.choices[0].kernel]
+
+
 def one_rank_comes_too_late_and_then_in_time(rank: int) -> Any:
     if rank == 2:
         time.sleep(4)
@@ -254,5 +263,5 @@ SCENES = (
     one_rank_has_another_version_of_the_package, one_rank_cannot_load, one_rank_refuses_in_strict,
     one_rank_can_run_nothing_of_what_is_forced, another_variable, another_configuration, a_wrong_variable,
     another_version_of_kernelhub, another_record, other_problems, later_disagreement, a_plan_of_another_kernel,
-    one_rank_comes_too_late_and_then_in_time, one_rank_takes_too_long_to_choose,
+    a_part_of_the_ranks, one_rank_comes_too_late_and_then_in_time, one_rank_takes_too_long_to_choose,
 )  # fmt: skip

@@ -22,8 +22,8 @@ from kernelhub.runtime.ranks_settle import Failure
 from kernelhub.runtime.ranks_statement import Stated
 
 
-def meetings(size: int = 2, timeout_s: float = 5.0) -> list[Meeting]:
-    store = dist.HashStore()
+def meetings(size: int = 2, timeout_s: float = 5.0, store: Any = None) -> list[Meeting]:
+    store = dist.HashStore() if store is None else store
     made = [Meeting(store, rank, size, Clock(timeout_s, time.monotonic())) for rank in range(size)]
     for meeting in made:
         meeting.arrive()
@@ -34,6 +34,25 @@ def ending(work: Any) -> Failure:
     with pytest.raises(Ended) as caught:
         work()
     return caught.value.failure
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp", "prefix"])
+def test_any_store_of_a_group_will_do(kind, tmp_path):
+    """Those of ``file://`` and ``tcp://``, and those that groups make of them."""
+    store: Any = dist.FileStore(str(tmp_path / "store"), 2) if kind == "file" else dist.HashStore()
+    if kind == "tcp":
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    if kind == "prefix":
+        store = dist.PrefixStore("group", dist.PrefixStore("default", store))
+    lead, other = meetings(store=store)
+    with lead.beating(), other.beating():
+        lead.say("said", "lead")
+        other.say("said", {"long": "x" * (3 << 20)})
+        assert lead.hear_all("said") == ["lead", {"long": "x" * (3 << 20)}]
+        lead.conclude()
+        assert other.hear_lead("more") is None
+    other.leave(None)
+    lead.leave(None)
 
 
 class TestWords:

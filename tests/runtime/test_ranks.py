@@ -110,6 +110,10 @@ class TestAgreement:
             else:
                 assert answer["again"]["value"] == [1, 4, 128]
 
+    def test_a_part_of_the_ranks(self, scene):
+        assert scene[0] == "agree: this process is not in the group; only its ranks may call this"
+        assert scene[1:] == [[0, 2, "torch.packed"], [1, 2, "torch.packed"]]
+
     def test_later_disagreement(self, scene):
         for rank, answer in enumerate(scene):
             assert answer["first"]["value"]["called"] == "torch.packed"
@@ -246,6 +250,19 @@ class TestAlone:
         assert scenes.call() == "torch.packed"
         assert [choice.op for choice in kernelhub.agree().choices] == ["paged_attention"]
         assert scenes.call() == "torch.packed"
+
+    def test_what_it_has_chosen_is_judged_by_what_holds_now(self):
+        assert scenes.call() == "torch.packed"
+        kernelhub.configure(disable="torch.packed")
+        (choice,) = kernelhub.agree().choices
+        assert choice.kernel != "torch.packed"
+        assert scenes.call() == choice.kernel
+
+    def test_what_a_call_asked_for_by_name_is_agreed_on_as_it_asked(self):
+        assert scenes.call(backend="torch.blocked") == "torch.blocked"
+        (choice,) = kernelhub.agree().choices
+        assert choice.kernel == "torch.blocked"
+        assert scenes.call() == scenes.call(backend="torch.blocked") == "torch.blocked"
 
     def test_a_later_agreement_adds_to_an_earlier_one(self):
         kernelhub.agree(what=NEED, device="cpu")
