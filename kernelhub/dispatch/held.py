@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +25,13 @@ LOCK, RANKS = "lock", "ranks"  # sources of such wishes
 
 def facets_of(problem: Any) -> Facets:
     """Name and value of every facet but the device, in the order of names."""
-    return tuple([(name, getattr(problem, name)) for name in _names(type(problem))])
+    kind: Hashable = type(problem)
+    return tuple([(name, getattr(problem, name)) for name in _names(kind)])
 
 
 @functools.cache
-def _names(problem: type) -> tuple[str, ...]:
-    return tuple(sorted(item.name for item in dataclasses.fields(problem) if item.name != "device"))
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(sorted(item.name for item in dataclasses.fields(kind) if item.name != "device"))
 
 
 def device_key(device: DeviceFacts) -> DeviceKey:

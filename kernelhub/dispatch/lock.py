@@ -100,11 +100,11 @@ class Lock:
 
     def lacks(self, selection: Selection[Any]) -> str:
         """That a problem is not in the file, and what follows."""
-        facets, device = dict(facets_of(selection.problem)), selection.problem.device
+        facets, here = dict(facets_of(selection.problem)), selection.problem.device
         return (
-            f"{selection.op}: {self.path} (for {', '.join(self.device[:0:-1])}) holds no decision for {facets} on {device}; "
-            f"{selection.selected} was chosen by {selection.source}. Said once; KERNELHUB_LOCK_MISSING=error refuses such "
-            f"problems, and `kernelhub lock` writes those of a model down"
+            f"{selection.op}: {self.path} (for {self.device[2]}, {self.device[1]}) holds no decision for {facets} on "
+            f"{here}; {selection.selected} was chosen by {selection.source}. Said once; KERNELHUB_LOCK_MISSING=error "
+            "refuses such problems, and `kernelhub lock` writes those of a model down"
         )
 
     @property
