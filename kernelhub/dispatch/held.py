@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ LOCK, RANKS = "lock", "ranks"  # sources of such wishes
 
 def facets_of(problem: Any) -> Facets:
     """Name and value of every facet but the device, in the order of names."""
-    kind: Hashable = type(problem)
+    kind: Any = type(problem)
     return tuple([(name, getattr(problem, name)) for name in _names(kind)])
 
 

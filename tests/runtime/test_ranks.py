@@ -216,18 +216,20 @@ def lead_stopped_while_choosing(rank: int, size: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("act", "victim", "codes", "limit_s"),
+    ("act", "victim", "store_here", "codes", "limit_s"),
     [
-        (killed_before, 1, {"rank_missing"}, TIMEOUT_S + 2),
-        (killed_while_choosing, 1, {"rank_dead"}, 5.0),
-        (lead_killed_while_choosing, 0, {"rank_dead", "store_lost"}, 5.0),
-        (stopped_while_choosing, 1, {"rank_silent", "rank_slow"}, TIMEOUT_S + 2),
-        (lead_stopped_while_choosing, 0, {"store_silent"}, TIMEOUT_S + 6),
+        (killed_before, 1, False, {"rank_missing"}, TIMEOUT_S + 2),
+        (killed_while_choosing, 1, False, {"rank_dead"}, 5.0),
+        (stopped_while_choosing, 1, False, {"rank_silent", "rank_slow"}, TIMEOUT_S + 2),
+        (lead_killed_while_choosing, 0, False, {"rank_dead", "store_lost"}, 5.0),
+        (lead_stopped_while_choosing, 0, False, {"store_silent"}, TIMEOUT_S + 6),
+        (lead_killed_while_choosing, 0, True, {"rank_dead"}, 5.0),
+        (lead_stopped_while_choosing, 0, True, {"rank_silent", "rank_slow"}, TIMEOUT_S + 2),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_rank_that_ends_is_named_by_all_others(act, victim, codes, limit_s, tmp_path) -> None:
-    answers = run_world(4 if victim else 3, act, tmp_path)
+def test_a_rank_that_ends_is_named_by_all_others(act, victim, store_here, codes, limit_s, tmp_path) -> None:
+    answers = run_world(4 if victim else 3, act, tmp_path, store_here=store_here)
     assert answers[victim] is None
     others = [answer for rank, answer in enumerate(answers) if rank != victim]
     assert {answer["code"] for answer in others} <= codes

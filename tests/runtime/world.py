@@ -20,13 +20,19 @@ import torch.multiprocessing as mp
 from kernelhub.errors import RanksDisagree
 
 
-def run_world(size: int, act: Callable[[int, int], Any], folder: Path, limit_s: float = 90.0) -> list[Any]:
-    """What `act(rank, size)` gave in each of `size` new processes; None of one that ended without giving anything."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+def run_world(
+    size: int, act: Callable[[int, int], Any], folder: Path, limit_s: float = 90.0, *, store_here: bool = False
+) -> list[Any]:
+    """What `act(rank, size)` gave in each of `size` new processes; None of one that ended without giving anything.
+
+    The group's store is held by rank 0, or by this process, as torchrun's agent holds it.
+    """
+    held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if store_here else None
+    port = held.port if held is not None else _free_port()
     context = mp.get_context("spawn")
-    ranks = [context.Process(target=_live, args=(act, rank, size, address, str(folder))) for rank in range(size)]
+    ranks = [
+        context.Process(target=_live, args=(act, rank, size, port, store_here, str(folder))) for rank in range(size)
+    ]
     for rank in ranks:
         rank.start()
     until = time.monotonic() + limit_s
@@ -76,9 +82,10 @@ def variables(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _live(act: Callable[[int, int], Any], rank: int, size: int, address: str, folder: str) -> None:
+def _live(act: Callable[[int, int], Any], rank: int, size: int, port: int, store_there: bool, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0 and not store_there, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     dist.barrier()
     answer = json.dumps(act(rank, size))
     written = Path(folder) / f"{rank}.part"
@@ -87,6 +94,13 @@ def _live(act: Callable[[int, int], Any], rank: int, size: int, address: str, fo
     if rank == 0:  # it holds the store, which others may still need
         time.sleep(1)
     os._exit(0)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def _heard(folder: Path) -> int:
