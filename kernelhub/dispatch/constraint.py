@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.problem import Problem
 
 
+# The code of what would first be compiled for minutes. It holds only of kernels that nobody asks for or prefers: who
+# does is taken at his word, and nobody else waits.
+NOT_BUILT = "not_built"
+
+
 class Rejection(NamedTuple):
     """Why a kernel cannot run a problem.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
-from kernelhub.dispatch.constraint import Anything, Constraint, Rejection
+from kernelhub.dispatch.constraint import NOT_BUILT, Anything, Constraint, Rejection
 from kernelhub.dispatch.kernel import Kernel, KnownBad
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import Line, line_for, ranked
@@ -297,6 +297,8 @@ def _rejections(
         found += [rejection for _, rejection in sorted((*standing.rejections, *against), key=_place)]
     elif standing.rejections:
         found += [rejection for _, rejection in standing.rejections]
+    if any(rejection.code == NOT_BUILT for rejection in found) and _named(op, kernel, policy):
+        found = [rejection for rejection in found if rejection.code != NOT_BUILT]
     for name in features:
         if name not in kernel.features:
             found.append(Rejection("feature", f"does not support {name}"))
@@ -321,6 +323,12 @@ def _place(numbered: tuple[int, Rejection]) -> int:
 def _asked_for(op: str, kernel: Kernel, policy: Policy) -> bool:
     request = policy.request_for(op)
     return request is not None and not request.fixed and request.means(kernel)
+
+
+def _named(op: str, kernel: Kernel, policy: Policy) -> bool:
+    """Whether the user asks for the kernel or prefers it, by its name or its backend's."""
+    wishes = _preferences(op, policy)
+    return _asked_for(op, kernel, policy) or any(_position(wish, kernel) < len(wish.names) for wish in wishes)
 
 
 def _in_order_of(kernels: Sequence[Kernel], names: Sequence[str]) -> list[Kernel]:

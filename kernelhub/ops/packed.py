@@ -17,7 +17,8 @@ An op that takes packed weights does four things:
 3. its plan is a `PackingPlan`, with the weight's arguments in the order of `pack`, prepared for `key_to_prepare`;
 4. adapters whose record has `packs_to` are `PackingAdapter`s too.
 
-Packing moves bytes and never changes a number: `unpack` gives back the checkpoint's tensors bit for bit.
+Packing never changes a number: `unpack` gives back the checkpoint's tensors bit for bit. A kernel whose format does not
+hold the weight's numbers raises `InvalidArgument` when it packs.
 """
 
 from __future__ import annotations

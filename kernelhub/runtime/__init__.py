@@ -1,1 +1,1 @@
-"""WHEN work is done: memory that outlives a call."""
+"""WHEN work is done: memory that outlives a call, operators of other projects' libraries."""

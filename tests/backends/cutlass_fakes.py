@@ -16,12 +16,12 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.backends.cutlass import kernels as records
-from kernelhub.backends.cutlass import operators
 from kernelhub.backends.cutlass.libraries import SGL
-from kernelhub.backends.cutlass.requirements import Compiled
+from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.constraint import AnyOf, OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.ops.formats import from_e2m1
+from kernelhub.runtime import operators
 
 E4M3 = torch.float8_e4m3fn
 _HALVES = (torch.bfloat16, torch.float16)

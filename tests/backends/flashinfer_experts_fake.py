@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from tests.backends import flashinfer_mixed_fake as mixed
+
 E4M3 = torch.float8_e4m3fn
 
 
 def cutlass_fused_moe(
     input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights, output_dtype,
-    quant_scales, output=None, use_fused_finalize=True,
+    quant_scales, output=None, use_fused_finalize=True, use_w4_group_scaling=False, fc1_expert_biases=None,
+    fc2_expert_biases=None, swiglu_alpha=None, swiglu_beta=None, swiglu_limit=None,
 ):  # fmt: skip
     ids, weights, w31, w2 = token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights
     for tensor in (input, ids, weights, w31, w2, output):
@@ -22,6 +25,18 @@ def cutlass_fused_moe(
     assert not use_fused_finalize, "sums by atomics differ from run to run"
     assert output.dtype is output_dtype
     experts, inner = w31.shape[0], w31.shape[1] // 2
+    biases = (fc1_expert_biases, fc2_expert_biases)
+    controls = (swiglu_alpha, swiglu_beta, swiglu_limit)
+    if use_w4_group_scaling:
+        assert w31.dtype is w2.dtype is torch.uint8
+        assert w31.shape[2] % 64 == w2.shape[2] % 64 == 0
+        w31, w2 = (mixed.in_floats(*pair) for pair in zip((w31, w2), quant_scales, strict=True))
+        quant_scales = []
+        for item in (*biases, *controls):
+            if item is not None:
+                assert item.is_contiguous()
+                assert item.dtype is (output_dtype if item.ndim == 2 else torch.float32)
+        assert (biases[0] is None) is (biases[1] is None)
     assert w2.shape == (experts, w31.shape[2], inner)
     static = input.dtype is E4M3
     fc1 = fc2 = None
@@ -31,7 +46,8 @@ def cutlass_fused_moe(
         assert quant.ndim == dequant.ndim == 0
     else:
         assert not quant_scales
-        assert input.dtype is w31.dtype is w2.dtype is output_dtype
+        assert input.dtype is output_dtype
+        assert use_w4_group_scaling or w31.dtype is w2.dtype is output_dtype
     result = torch.zeros(output.shape)
     for expert in range(experts):
         for token, choices in enumerate((ids == expert).tolist()):
@@ -41,13 +57,20 @@ def cutlass_fused_moe(
             both = input[token].float() @ w31[expert].float().t()
             if static:
                 both = both * fc1[expert]
-            up, gate = both.to(output_dtype).float().chunk(2)
-            joined = (gate * gate.sigmoid() * up).to(output_dtype)
+            both = both.to(output_dtype).float()
+            up, gate = (both if biases[0] is None else both + biases[0][expert].float()).chunk(2)
+            if swiglu_limit is not None:
+                limit = swiglu_limit[expert]
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + swiglu_beta[expert]
+            alpha = 1.0 if swiglu_alpha is None else swiglu_alpha[expert]
+            joined = (gate * (alpha * gate).sigmoid() * up).to(output_dtype)
             if static:
                 joined = (joined.float() * quant).clamp(-448, 448).to(E4M3)
                 down = joined.float() @ w2[expert].float().t() * fc2[expert]
             else:
                 down = joined.float() @ w2[expert].float().t()
+            if biases[1] is not None:
+                down = down.to(output_dtype).float() + biases[1][expert].float()
             result[token] += factor * down.to(output_dtype).float()
     output.copy_(result)
     return [output]
@@ -55,7 +78,7 @@ def cutlass_fused_moe(
 
 def cutlass_fused_moe_workspace_size(
     max_num_tokens, hidden_size, intermediate_size, num_experts_total, top_k, *, x_dtype, weight_dtype, output_dtype,
-    use_fused_finalize, device,
+    use_fused_finalize, device, use_w4_group_scaling=False,
 ):  # fmt: skip
     assert not use_fused_finalize
     return 2 * max_num_tokens * top_k * (hidden_size + 2 * intermediate_size)

@@ -7,7 +7,6 @@ is lost when its wrapper plans anew, and `sinks` given to a planned wrapper are 
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 import types
 from collections.abc import Iterator
@@ -21,11 +20,19 @@ from tests.backends import flashinfer_experts_fake as experts
 from tests.backends import flashinfer_groups_fake as groups
 from tests.backends import flashinfer_products_fake as products
 from tests.backends import flashinfer_quantisers_fake as quantisers
+from tests.backends import flashinfer_trtllm_fake as trtllm
+from tests.backends.fake import flashinfer_trtllm as blackwell
+from tests.backends.fake.flashinfer_attention import attend, check_out, check_rows, paged
 
 _ADAPTERS = (
     "kernelhub.backends.flashinfer.attention.paged",
     "kernelhub.backends.flashinfer.attention.ragged",
     "kernelhub.backends.flashinfer.attention.xqa",
+    "kernelhub.backends.flashinfer.trtllm.context",
+    "kernelhub.backends.flashinfer.trtllm.ragged",
+    "kernelhub.backends.flashinfer.trtllm.latent",
+    "kernelhub.backends.flashinfer.trtllm.listed",
+    "kernelhub.backends.flashinfer.attention.sinks",
     "kernelhub.backends.flashinfer.mla.paged",
     "kernelhub.backends.flashinfer.mla.concat",
     "kernelhub.backends.flashinfer.gemm.blocks",
@@ -47,15 +54,16 @@ def installed() -> Iterator[None]:
     fake = {"flashinfer": types.ModuleType("flashinfer")}
     for name, values in (
         ("decode", (BatchDecodeWithPagedKVCacheWrapper, *_FUNCTIONS)),
-        ("prefill", (BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper)),
-        ("mla", (BatchMLAPagedAttentionWrapper,)),
+        ("prefill", (BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, *blackwell.PREFILL)),
+        ("attention", (BatchAttentionWithAttentionSinkWrapper,)),
+        ("mla", (BatchMLAPagedAttentionWrapper, *blackwell.LATENT)),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),
         ("gemm.gemm_base", (*products.FUNCTIONS, *groups.FUNCTIONS)),
         ("quantization", ()),
         ("quantization.fp4_quantization", (quantisers.get_fp4_kv_dequantization_module,)),
         ("fused_moe", ()),
-        ("fused_moe.core", experts.FUNCTIONS),
+        ("fused_moe.core", (*experts.FUNCTIONS, *trtllm.FUNCTIONS)),
     ):
         module = fake[f"flashinfer.{name}"] = types.ModuleType(f"flashinfer.{name}")
         for value in values:
@@ -74,49 +82,6 @@ def installed() -> Iterator[None]:
             parent, _, child = name.rpartition(".")
             if name not in sys.modules and hasattr(importlib.import_module(parent), child):
                 delattr(importlib.import_module(parent), child)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sm_scale: float,
-    causal: bool,
-    window_left: int = -1,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """[T, H, D] and [S, KH, D] -> [T, H, DV] and an LSE to base 2 of [T, H]."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", q.float(), k)
-    if softcap:
-        scores, sm_scale = softcap * torch.tanh(scores * sm_scale / softcap), 1.0
-    position = torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0]
-    key = torch.arange(k.shape[0])
-    hidden = (key > position) & causal | (window_left >= 0) & (key < position - window_left)
-    scores = torch.where(hidden, -5e4, scores) * sm_scale
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, q.shape[0], 1)], 2)
-        v = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
-    lse = torch.logsumexp(scores, 2)
-    out = torch.einsum("hqk,khd->qhd", torch.softmax(scores, 2), v)
-    blind = hidden.all(1)
-    out[blind] = torch.nan
-    return out, torch.where(blind[:, None], torch.nan, lse.t() / math.log(2.0))
-
-
-def check_rows(*tensors: Tensor) -> None:
-    for tensor in tensors:
-        assert tensor.stride(-1) == 1, "rows lie side by side"
-        assert all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:-1]), "16 bytes"
-        assert tensor.data_ptr() % 16 == 0, "16 bytes"
-
-
-def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    assert out.shape == shape
-    assert out.dtype is dtype
-    assert out.is_contiguous(), "out is written as one piece"
 
 
 class Wrapper:
@@ -142,11 +107,6 @@ class Wrapper:
         return (out, torch.cat([lse for _, lse in parts])) if return_lse else out
 
 
-def _paged(cache: Tensor, pages: Tensor, length: int, kv_layout: str) -> Tensor:
-    cache = cache.transpose(1, 2) if kv_layout == "HND" else cache
-    return cache.float()[pages.long()].flatten(0, 1)[:length]
-
-
 class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     def __init__(
         self,
@@ -158,6 +118,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         super().__init__(float_workspace_buffer)
         assert backend in ("fa2", "fa3"), "a concrete backend"
         self._kv_layout = kv_layout
+        self._sink: Tensor | None = None
 
     def plan(
         self,
@@ -206,9 +167,38 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         for i in range(len(last)):
             pages = indices[page_starts[i] : page_starts[i + 1]]
             length = (len(pages) - 1) * self._page_size + last[i] if len(pages) else 0
-            keys, values = (_paged(cache, pages, length, self._kv_layout) for cache in (k, v))
-            parts.append(attend(q[starts[i] : starts[i + 1]], keys, values, *self._scores))
+            keys, values = (paged(cache, pages, length, self._kv_layout) for cache in (k, v))
+            parts.append(attend(q[starts[i] : starts[i + 1]], keys, values, *self._scores, self._sink))
         return self.finish(parts, out, return_lse)
+
+
+class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
+    """The variant for one dtype, width and kind of window, which takes sinks and the factor of scores when it runs."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        backend: str = "auto",
+        q_data_type: torch.dtype = torch.bfloat16,
+        kv_data_type: torch.dtype = torch.bfloat16,
+        head_dim_qk: int = 128,
+        head_dim_vo: int = 128,
+        window_left: int = -1,
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout, backend=backend)
+        self._made_for = ((q_data_type, kv_data_type, q_data_type), head_dim_qk, head_dim_vo, window_left >= 0)
+
+    def run(self, q: Tensor, paged_kv_cache: Any, sink: Tensor, sm_scale: float, *, out: Tensor) -> Any:  # type: ignore[override]
+        planned_scale, _, window_left, softcap = self._scores
+        assert (self._dtypes, self._heads[2], out.shape[-1], window_left >= 0) == self._made_for
+        assert not softcap
+        assert planned_scale == sm_scale
+        assert sink.dtype is torch.float32
+        assert sink.shape == (self._heads[0],)
+        assert sink.is_contiguous()
+        self._sink = sink
+        return super().run(q, paged_kv_cache, out)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
@@ -279,6 +269,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, return_lse: bool = False) -> Any:
         starts, key_starts = self._plan
         check_rows(q, k, v)
+        assert key_starts[-1] == k.shape[0] or k.shape[0] == 1, "what follows would be read, and may be NaN"
         assert (q.dtype, k.dtype, out.dtype) == self._dtypes
         assert (k.shape[2], v.shape[2]) == self._widths
         assert q.shape[0] == starts[-1]
@@ -379,14 +370,13 @@ def xqa_batch_decode_with_kv_cache(
             out[i] = torch.nan
             continue
         pages = block_tables[i, : -(-length // page_size)]
-        keys, values = (_paged(cache, pages, length, kv_layout) for cache in (k, v))
+        keys, values = (paged(cache, pages, length, kv_layout) for cache in (k, v))
         out[i] = attend(query[i : i + 1], keys, values, bmm1_scale, True, window_left, 0.0, sinks)[0][0] * bmm2_scale
     return out
 
 
 def trtllm_batch_decode_with_kv_cache(*args: Any, backend: str = "auto", kv_layout: str = "HND", **more: Any) -> Tensor:
     assert backend == "trtllm-gen"
-    assert "sinks" not in more or more["sinks"] is None
     return xqa_batch_decode_with_kv_cache(*args, kv_layout=kv_layout, **more)
 
 

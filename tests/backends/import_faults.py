@@ -24,6 +24,7 @@ import kernelhub
 from kernelhub.dispatch.constraint import Anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
@@ -35,10 +36,10 @@ from kernelhub.ops.mla.concat.inputs import concat_inputs
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from tests.backends.fake import flash_mla
 
-BACKENDS = ("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_mla", "flashinfer")
+BACKENDS = ("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_mla", "flashinfer", "marlin", "xformers")
 PACKAGES = (
     *("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface", "flash_mla", "flashinfer"),
-    *("quack", "sgl_kernel", "tvm_ffi", "vllm"),
+    *("quack", "sgl_kernel", "tvm_ffi", "vllm", "xformers"),
 )
 # How the import of a library fails: what it raises, and what is then said.
 FAULTS: dict[str, tuple[BaseException | None, str]] = {
@@ -50,6 +51,13 @@ FAULTS: dict[str, tuple[BaseException | None, str]] = {
 }
 _SMALL = AttentionModel("small", 4, 2, 64, 64)
 _LIGHT = ("kernels", "requirements", "calls", "copies", "libraries")
+
+
+def _quantised() -> dict[str, Any]:
+    x, scale, global_scale = kernelhub.quantize_nvfp4(torch.ones(2, 64))
+    return {"x": x, "scale": scale, "global_scale": global_scale, "out_dtype": torch.float16}
+
+
 INPUTS: dict[str, dict[str, Any]] = {
     "attention": attention_inputs(_SMALL, q_tokens=3),
     "paged_attention": paged_attention_inputs(_SMALL, seq_lens=(5, 9)),
@@ -58,6 +66,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "fp8_gemm": fp8_gemm_inputs(tokens=2, n=128, k=128),
     "bmm_fp8": bmm_fp8_inputs(batch=2, tokens=2, n=32, k=32),
     "fp4_gemm": fp4_gemm_inputs(tokens=2, n=128, k=128),
+    "dequantize_nvfp4": _quantised(),
     "grouped_gemm": grouped_gemm_inputs(),
     "mqa_logits": logits_inputs(tokens=2, keys=16),
     "paged_mqa_logits": paged_logits_inputs(seq_lens=(20, 6)),
@@ -85,6 +94,8 @@ def _anywhere(kernel: Kernel) -> Kernel:
         band=Band.PLUGIN,
         constraints=(Anything(tuple(schema.structural)),),
         features=frozenset(schema.features),
+        layouts=(CHECKPOINT,),  # a weight is packed once an adapter is there
+        packs_to=None,
     )
 
 
@@ -100,6 +111,8 @@ def _install(root: Path, fault: BaseException | None) -> None:
     for file in (
         "deep_gemm/_C.cpython-312.so",
         "vllm/_C_stable_libtorch.abi3.so",
+        "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
+        "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
         "sgl_kernel/sm90/common_ops.abi3.so",
         "sgl_kernel/sm100/common_ops.abi3.so",
     ):

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.cutlass import operators
-from kernelhub.backends.cutlass.libraries import SGL, VLLM, find
-from kernelhub.backends.cutlass.requirements import Compiled
+from kernelhub.backends.cutlass import libraries
+from kernelhub.backends.cutlass.libraries import SCHEMAS, SGL, VLLM
+from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.errors import NoKernel
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.probes.library import find_library as find
+from kernelhub.runtime import operators
 from tests.backends import cutlass_fakes as fakes
 
 HOPPER = (9, 0)
@@ -175,8 +177,8 @@ def test_the_library_is_loaded_once(site, monkeypatch, clean_namespace) -> None:
     folder = write(site, "vllm", "_C_stable_libtorch.abi3.so")
     files = loads(monkeypatch, fakes.VLLM)
     for _ in range(2):
-        operators.supports(VLLM, "cutlass_scaled_mm_supports_fp8", HOPPER)
-        assert callable(operators.operator(VLLM, "cutlass_scaled_mm", HOPPER))
+        libraries.supports(VLLM, "cutlass_scaled_mm_supports_fp8", HOPPER)
+        assert callable(libraries.operator(VLLM, "cutlass_scaled_mm", HOPPER))
     assert files == [str(folder / "_C_stable_libtorch.abi3.so")]
 
 
@@ -185,7 +187,7 @@ def test_a_changed_schema_is_told(site, monkeypatch, clean_namespace) -> None:
     swapped = "(Tensor! out, Tensor a, Tensor b, Tensor b_scales, Tensor a_scales, Tensor? bias) -> ()"
     loads(monkeypatch, fakes.VLLM | {"cutlass_scaled_mm": swapped})
     with pytest.raises(ImportError, match=r"_C::cutlass_scaled_mm takes \(.*Tensor b_scales, Tensor a_scales"):
-        operators.operator(VLLM, "cutlass_scaled_mm", HOPPER)
+        libraries.operator(VLLM, "cutlass_scaled_mm", HOPPER)
 
 
 def test_a_library_without_the_operator_or_the_device_is_told(site, monkeypatch, clean_namespace) -> None:
@@ -194,10 +196,10 @@ def test_a_library_without_the_operator_or_the_device_is_told(site, monkeypatch,
     loads(monkeypatch, some, cutlass_scaled_mm_supports_fp8=lambda sm: sm < 120)
     for _ in range(2):
         with pytest.raises(ImportError, match="does not register _C::cutlass_scaled_fp4_mm"):
-            operators.operator(VLLM, "cutlass_scaled_fp4_mm", (10, 0))
-    operators.supports(VLLM, "cutlass_scaled_mm_supports_fp8", HOPPER)
+            libraries.operator(VLLM, "cutlass_scaled_fp4_mm", (10, 0))
+    libraries.supports(VLLM, "cutlass_scaled_mm_supports_fp8", HOPPER)
     with pytest.raises(ImportError, match="compiled without sm_120"):
-        operators.supports(VLLM, "cutlass_scaled_mm_supports_fp8", (12, 0))
+        libraries.supports(VLLM, "cutlass_scaled_mm_supports_fp8", (12, 0))
 
 
 def test_a_namespace_that_is_taken_is_left_alone(site, monkeypatch) -> None:
@@ -207,7 +209,7 @@ def test_a_namespace_that_is_taken_is_left_alone(site, monkeypatch) -> None:
         fakes.registered("sgl_kernel", {"other": "(Tensor a) -> Tensor"}, other=lambda a: a),
         pytest.raises(ImportError, match="another library of this process has registered sgl_kernel::other"),
     ):
-        operators.operator(SGL, "fp8_scaled_mm", HOPPER)
+        libraries.operator(SGL, "fp8_scaled_mm", HOPPER)
 
 
 def test_a_process_has_one_of_two_builds(site, monkeypatch, clean_namespace) -> None:
@@ -218,16 +220,16 @@ def test_a_process_has_one_of_two_builds(site, monkeypatch, clean_namespace) -> 
         "load_library",
         lambda _: loads.made.append(fakes.register("sgl_kernel", fakes.SGL_0_3)),  # type: ignore[attr-defined]
     )
-    assert callable(operators.operator(SGL, "fp8_scaled_mm", HOPPER))
+    assert callable(libraries.operator(SGL, "fp8_scaled_mm", HOPPER))
     with pytest.raises(ImportError, match="a process can have but one of them"):
-        operators.operator(SGL, "fp8_scaled_mm", (10, 0))
+        libraries.operator(SGL, "fp8_scaled_mm", (10, 0))
 
 
 def test_a_library_for_another_torch_is_told_with_its_file(site, monkeypatch) -> None:
     folder = write(site, "vllm", "_C.abi3.so")
     (folder / "_C.abi3.so").write_bytes(b"no library")
     with pytest.raises(ImportError, match=r"_C\.abi3\.so cannot be loaded with torch .*install a build of vllm for it"):
-        operators.operator(VLLM, "cutlass_scaled_mm", HOPPER)
+        libraries.operator(VLLM, "cutlass_scaled_mm", HOPPER)
 
 
 def test_a_library_that_fails_to_load_leaves_the_call_to_the_next_kernel(site, monkeypatch, clean_hub) -> None:
@@ -248,11 +250,11 @@ def test_a_library_that_fails_to_load_leaves_the_call_to_the_next_kernel(site, m
 @pytest.mark.parametrize("schemas", [fakes.VLLM, fakes.SGL_0_3, fakes.SGL_0_4], ids=["vllm", "sgl 0.3", "sgl 0.4"])
 def test_calls_fit_the_schemas_of_released_versions(schemas: dict[str, str]) -> None:
     for name, schema in schemas.items():
-        assert operators.mismatch(torch._C.parse_schema(name + schema), name) is None
+        assert operators.mismatch(torch._C.parse_schema(name + schema), name, SCHEMAS[name]) is None
     later = torch._C.parse_schema("fp8_scaled_mm" + fakes.SGL_0_4["fp8_scaled_mm"].replace(")", ", bool x=False)", 1))
-    assert operators.mismatch(later, "fp8_scaled_mm") is None
+    assert operators.mismatch(later, "fp8_scaled_mm", SCHEMAS["fp8_scaled_mm"]) is None
     more = torch._C.parse_schema("fp8_scaled_mm" + fakes.SGL_0_4["fp8_scaled_mm"].replace(")", ", bool x)", 1))
-    assert operators.mismatch(more, "fp8_scaled_mm") == "also asks for x"
+    assert operators.mismatch(more, "fp8_scaled_mm", SCHEMAS["fp8_scaled_mm"]) == "also asks for x"
 
 
 def test_the_probe_looks_once_for_each_file(site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import types
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -17,13 +18,13 @@ from kernelhub.backends.flashinfer.attention.kernels import _few_heads_share, _m
 from kernelhub.dispatch.constraint import OnDevice, Package, Takes, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from tests.backends import flashinfer_fake as fake
 from tests.contract import mla_attention as mla
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, split
 from tests.contract.concat import ConcatContract
 
-_OF_THE_MACHINE = ("Module", "Cubins", "Cuda", "RunsNvcc", "TakesOne")
+_OF_THE_MACHINE = ("Module", "Cubins", "Products", "Cuda", "RunsNvcc", "TakesOne")
 
 
 def _on_cpu(kernel: Kernel) -> Kernel:
@@ -73,7 +74,16 @@ class OnFake:
             yield
 
 
-class OneQuery(OnFake, Contract):
+class Attention(OnFake, Contract):
+    """The contract of attention, without an LSE where scores are capped, which is refused."""
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
+        if arguments.get("softcap"):
+            more.pop("return_lse", None)
+        return super().run(arguments, **more)
+
+
+class OneQuery(Attention):
     @classmethod
     def record(cls) -> Kernel:
         """Without causality, which changes nothing for one query."""
@@ -98,12 +108,12 @@ class TestDecodeTensorCores(OneQuery, PagedContract):
         return super().inputs(dataclasses.replace(case, heads=(8, 2) if case.heads == (6, 2) else case.heads))
 
 
-class TestPrefill(OnFake, PagedContract):
+class TestPrefill(Attention, PagedContract):
     kernel = "flashinfer.fa2_prefill"
     fewest_cases = 40
 
 
-class TestPrefillHopper(OnFake, PagedContract):
+class TestPrefillHopper(Attention, PagedContract):
     kernel = "flashinfer.fa3_prefill"
     fewest_cases = 30
 
@@ -118,14 +128,99 @@ class TestTrtllmGen(OneQuery, PagedContract):
     fewest_cases = 8
 
 
-class TestRagged(OnFake, DenseContract):
+class TestTrtllmContext(OnFake, PagedContract):
+    kernel = "flashinfer.trtllm_context"
+    fewest_cases = 25
+    several = Case("several queries", {"seq_lens": (40, 9, 77), "q_lens": 6}, features=("causal",))
+
+    @classmethod
+    def record(cls) -> Kernel:
+        """Without causality as a feature to try alone, since windows and sinks are tried beside it."""
+        record = super().record()
+        return dataclasses.replace(record, features=record.features - {"causal"})
+
+
+class WithSinks(OnFake, PagedContract):
+    """The cases with sinks, which every call of the kernels has."""
+
+    several = Case("several queries", {"seq_lens": (40, 9, 77), "q_lens": 6}, features=("sinks",))
+    plain = Case("plain", {"seq_lens": (40, 9, 77)}, features=("sinks",))
+    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal", "sinks"))
+    fewest_cases = 35
+
+    @classmethod
+    def record(cls) -> Kernel:
+        """Without sinks as a feature to try beside others: they are in every case."""
+        record = super().record()
+        return dataclasses.replace(record, features=record.features - {"sinks"})
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        return super().inputs(dataclasses.replace(case, features=(*case.features, "sinks")))
+
+    @pytest.fixture(autouse=True)
+    def a_process_of_its_own(self, installed, monkeypatch):
+        monkeypatch.setattr(importlib.import_module("kernelhub.backends.flashinfer.attention.sinks"), "_widths", Free())
+
+
+class Free(dict[str, int]):
+    """Widths of a process that has none loaded."""
+
+    def setdefault(self, key: str, default: int = 0) -> int:
+        return default
+
+
+class TestSinks(WithSinks):
+    kernel = "flashinfer.fa2_sinks"
+
+
+class TestSinksHopper(WithSinks):
+    kernel = "flashinfer.fa3_sinks"
+
+
+class TestTrtllmRagged(OnFake, DenseContract):
+    kernel = "flashinfer.trtllm_ragged"
+    fewest_cases = 5
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        widths = (192, 128) if case.widths == (64, 64) else case.widths
+        return super().inputs(dataclasses.replace(case, widths=widths))
+
+    def test_no_tokens_give_an_empty_result(self) -> None:
+        arguments = self.inputs(self.plain)
+        arguments = {name: value[:0] if name in ("q", "k", "v") else value for name, value in arguments.items()}
+        assert self.run(arguments).shape == (0, *arguments["q"].shape[1:3], 128)
+
+    def test_keys_of_sequences_without_queries_are_left_out(self) -> None:
+        case = Case("gaps", {"q_lens": (3, 0, 40, 2, 0), "kv_lens": (0, 9, 30, 50, 7)})
+        for features in ((), ("causal",)):
+            arguments = self.inputs(dataclasses.replace(case, features=features))
+            out = torch.full((*arguments["q"].shape[:2], 128), torch.nan, dtype=torch.bfloat16)
+            self.check(self.run(arguments, out=out), arguments)
+            assert self.run(arguments).isfinite().all()
+
+
+class TestRagged(Attention, DenseContract):
     kernel = "flashinfer.fa2_ragged"
     fewest_cases = 30
 
 
-class TestRaggedHopper(OnFake, DenseContract):
+class TestRaggedHopper(Attention, DenseContract):
     kernel = "flashinfer.fa3_ragged"
     fewest_cases = 25
+
+
+@pytest.mark.parametrize(("kernel", "width"), [("fa2_ragged", 128), ("fa3_ragged", 128), ("trtllm_ragged", 192)])
+class TestKeysOfNoSequence(OnFake):
+    def test_what_follows_the_last_sequence_may_be_anything(self, kernel, width) -> None:
+        model = AttentionModel("packed", 4, 4, width, 128)
+        arguments = attention_inputs(model, q_lens=(3, 40, 2), kv_lens=(9, 50, 30))
+        want = kernelhub.attention(**arguments, backend=f"flashinfer.{kernel}")
+        assert want.isfinite().all()
+        for name in ("k", "v"):
+            arguments[name] = torch.cat([arguments[name], torch.full_like(arguments[name][:5], torch.nan)])
+        assert torch.equal(kernelhub.attention(**arguments, backend=f"flashinfer.{kernel}"), want)
 
 
 class TestConcat(OnFake, ConcatContract):
@@ -143,8 +238,180 @@ LATENT = {
 }
 
 
+class TestWidthsWithSinks(OnFake):
+    def test_a_second_width_in_a_process_is_refused_with_the_reason(self) -> None:
+        module = importlib.import_module("kernelhub.backends.flashinfer.attention.sinks")
+        module._widths.clear()
+        sinks = torch.linspace(-1, 4, 8)
+        for width, chosen in ((64, "flashinfer.fa2_sinks"), (128, "torch.blocked"), (64, "flashinfer.fa2_sinks")):
+            args, kwargs = split(paged_attention_inputs(AttentionModel("wide", 8, 2, width, width), seq_lens=(40, 9)))
+            order = ("flashinfer.fa2_sinks", "torch.blocked")
+            with kernelhub.use(paged_attention=order):
+                plan = kernelhub.paged_attention.prepare(*args, sinks=sinks, **kwargs)
+            assert plan.kernel == chosen
+        with pytest.raises(kernelhub.errors.KernelhubError, match="says nothing of the width"):
+            kernelhub.paged_attention(
+                **paged_attention_inputs(AttentionModel("wide", 8, 2, 128, 128), seq_lens=(40, 9)),
+                sinks=sinks,
+                backend="flashinfer.fa2_sinks",
+            )
+
+
+class Latent(OnFake):
+    """Latent attention of the one shape that its kernels take, which say no LSE."""
+
+    kernel: ClassVar[str]
+    page_sizes: ClassVar[tuple[int, ...]]
+    heads: ClassVar[int] = 128
+    check = mla.MlaContract.check
+
+    def case(self, **changes: Any) -> dict[str, Any]:
+        case = mla.Case("latent", {"page_size": 64} | changes, heads=self.heads, widths=(512, 64))
+        return case.arguments("cpu")
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
+        return kernelhub.mla_attention(**(arguments | more), backend=self.kernel)
+
+    @pytest.mark.parametrize("seq_lens", [(40, 1, 77), (0, 30, 0), (700, 300)], ids=str)
+    def test_matches_the_reference_in_float64(self, seq_lens) -> None:
+        for page_size in self.page_sizes:
+            arguments = self.case(seq_lens=seq_lens, page_size=page_size)
+            out = torch.full((*arguments["q"].shape[:-1], 512), torch.nan, dtype=torch.bfloat16)
+            assert self.run(arguments, out=out) is out
+            self.check(out, arguments)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_one_query_sees_all_keys_causal_or_not(self, causal) -> None:
+        arguments = self.case(seq_lens=(40, 9)) | {"causal": causal}
+        self.check(self.run(arguments), arguments)
+
+    @pytest.mark.parametrize("scale", [0.3, -0.3, 0.0, 1, 1e-4])
+    def test_the_scale_may_have_any_sign(self, scale) -> None:
+        arguments = self.case(seq_lens=(40, 9)) | {"scale": scale}
+        self.check(self.run(arguments), arguments)
+
+    def test_operands_may_have_any_strides(self) -> None:
+        arguments = self.case(seq_lens=(40, 9))
+        for name in ("q", "kv_cache"):
+            wide = arguments[name].new_zeros((*arguments[name].shape[:-1], arguments[name].shape[-1] + 3))
+            wide[..., 1:-2] = arguments[name]
+            self.check(self.run(arguments | {name: wide[..., 1:-2]}), arguments)
+        out = torch.empty(*arguments["q"].shape[:-1], 1024, dtype=torch.bfloat16)[..., ::2]
+        self.check(self.run(arguments, out=out), arguments)
+
+    def test_a_plan_reads_lengths_on_the_device_and_may_stand_in_graphs_of_decode(self) -> None:
+        arguments = self.case(seq_lens=(40, 9))
+        plan = kernelhub.mla_attention.prepare(**arguments, backend=self.kernel)
+        assert not plan.reads_lengths
+        assert plan.graph.name == "UNIFORM_DECODE"
+        step = plan.begin(arguments["block_table"], arguments["seq_lens"])
+        self.check(step.run(arguments["q"], arguments["kv_cache"]), arguments)
+
+    @pytest.mark.parametrize(
+        "facets",
+        [
+            {"lse": True},
+            {"q_dtype": "float16", "kv_dtype": "float16"},
+            {"sinks": True},
+            {"ragged": True},
+            {"sparse": True},
+        ],
+        ids=str,
+    )
+    def test_what_it_does_not_do_is_refused(self, facets) -> None:
+        assert kernelhub.explain("mla_attention", device="cpu", backend=self.kernel, **facets).selected is None
+
+
+class TestTrtllmLatent(Latent):
+    kernel = "flashinfer.mla_trtllm"
+    page_sizes = (32, 64)
+
+    @pytest.mark.parametrize("heads", [16, 64, 128])
+    @pytest.mark.parametrize("seq_lens", [(40, 5, 77), (3, 8, 0)], ids=str)
+    def test_several_queries_see_the_keys_up_to_their_own(self, seq_lens, heads, monkeypatch) -> None:
+        monkeypatch.setattr(type(self), "heads", heads)
+        arguments = self.case(seq_lens=seq_lens, q_lens=4)
+        self.check(self.run(arguments), arguments)
+
+    def test_so_they_are_not_run_without_causality(self) -> None:
+        for facets in ({"q_len": "few", "causal": False}, {"q_len": "many", "causal": True}, {"num_heads": 96}):
+            assert kernelhub.explain("mla_attention", device="cpu", backend=self.kernel, **facets).selected is None
+
+
+class TestListed(OnFake):
+    """The contract of latent attention to listed tokens, for the shape that its kernel takes, without an LSE."""
+
+    kernel = "flashinfer.mla_trtllm_listed"
+    check = mla.MlaContract.check
+    forms: ClassVar[dict[str, dict[str, Any]]] = {
+        "decode": {"seq_lens": (40, 1, 77)},
+        "uniform": {"seq_lens": (40, 5, 77), "q_lens": 4},
+        "ragged": {"seq_lens": (40, 9, 77, 0, 3), "q_lens": (1, 9, 20, 0, 5)},
+        "empty sequences": {"seq_lens": (0, 30, 0)},
+    }
+
+    def case(self, form: str, topk: int, **changes: Any) -> dict[str, Any]:
+        inputs = self.forms[form] | {"topk": topk, "page_size": 32}
+        return mla.Case(form, inputs, heads=64, widths=(512, 64), **changes).arguments("cpu")
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
+        return kernelhub.mla_attention(**(arguments | more), backend=self.kernel)
+
+    @pytest.mark.parametrize("topk", [0, 1, 20, 130])
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize("form", forms)
+    def test_matches_the_reference_in_float64(self, form, causal, topk) -> None:
+        arguments = self.case(form, topk, causal=causal)
+        out = torch.full((*arguments["q"].shape[:-1], 512), torch.nan, dtype=torch.bfloat16)
+        assert self.run(arguments, out=out) is out
+        self.check(out, arguments)
+
+    def test_positions_that_a_query_does_not_see_are_passed_over(self) -> None:
+        arguments = self.case("uniform", 30)
+        want, listed = self.run(arguments), arguments["topk_indices"]
+        nothing = torch.full_like(listed, -1)
+        lengths = arguments["seq_lens"].view(-1, 1, 1)
+        foreign = torch.cat([nothing - 7, listed, lengths.expand_as(listed), nothing + (1 << 30)], 2)
+        got = self.run(arguments | {"topk_indices": foreign})
+        self.check(got, arguments)
+        assert torch.equal(got, want)
+
+    @pytest.mark.parametrize("scale", [0.3, -0.3, 0.0, 1e-4])
+    def test_the_scale_may_have_any_sign(self, scale) -> None:
+        arguments = self.case("uniform", 20) | {"scale": scale}
+        self.check(self.run(arguments), arguments)
+
+    def test_operands_may_have_any_strides(self) -> None:
+        arguments = self.case("uniform", 20)
+        for name in ("q", "kv_cache", "topk_indices", "block_table"):
+            wide = arguments[name].new_zeros((*arguments[name].shape[:-1], arguments[name].shape[-1] + 3))
+            wide[..., 1:-2] = arguments[name]
+            self.check(self.run(arguments | {name: wide[..., 1:-2]}), arguments)
+        out = torch.empty(*arguments["q"].shape[:-1], 1024, dtype=torch.bfloat16)[..., ::2]
+        self.check(self.run(arguments, out=out), arguments)
+
+    def test_tokens_of_no_sequence_are_left_as_they_are(self) -> None:
+        arguments = self.case("ragged", 20)
+        more = {name: torch.cat([arguments[name], arguments[name][:4]]) for name in ("q", "topk_indices")}
+        out = torch.full((*more["q"].shape[:-1], 512), 7.0, dtype=torch.bfloat16)
+        self.run(arguments | more, out=out)
+        assert (out[-4:] == 7.0).all()
+        self.check(out[:-4], arguments)
+
+    def test_without_lists_it_is_refused(self) -> None:
+        assert kernelhub.explain("mla_attention", device="cpu", backend=self.kernel).selected is None
+        for facets in ({"lse": True}, {"num_heads": 16}, {"page_size": 16}):
+            verdict = kernelhub.explain("mla_attention", device="cpu", backend=self.kernel, sparse=True, **facets)
+            assert verdict.selected is None
+
+
+class TestXqaLatent(Latent):
+    kernel = "flashinfer.mla_xqa"
+    page_sizes = (16, 32, 64, 128)
+
+
 @pytest.mark.parametrize("kernel", ["flashinfer.mla_fa2", "flashinfer.mla_fa3"])
-class TestLatent(OnFake):
+class TestFlashLatent(OnFake):
     """The contract of latent attention, for the one width that the records take."""
 
     check = mla.MlaContract.check
@@ -161,8 +428,9 @@ class TestLatent(OnFake):
     def test_matches_the_reference_in_float64(self, form, causal, dtype, kernel) -> None:
         arguments = self.case(form, causal=causal, dtype=dtype)
         out = torch.full((*arguments["q"].shape[:-1], 512), torch.nan, dtype=dtype)
-        got = self.run(kernel, arguments, out=out, return_lse=True)
-        assert got[0] is out
+        has_lse = "lse" in next(record.features for record in records.KERNELS if record.name == kernel)
+        got = self.run(kernel, arguments, out=out, return_lse=has_lse)
+        assert (got[0] if has_lse else got) is out
         self.check(got, arguments)
 
     @pytest.mark.parametrize("scale", [0.3, -0.3, 0.0, 1, 1e-4])
@@ -187,6 +455,41 @@ class TestLatent(OnFake):
         self.run(kernel, arguments | {"q": q}, out=out)
         assert (out[-4:] == 7.0).all()
         self.check(out[:-4], arguments)
+
+
+class TestLse(OnFake):
+    """FlashAttention-2's kernels sum weights that were rounded to half precision, and say no LSE."""
+
+    @pytest.mark.parametrize("q_dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize(
+        ("op", "kernel"),
+        [
+            ("paged_attention", "fa2_decode_tc"),
+            ("paged_attention", "fa2_prefill"),
+            ("attention", "fa2_ragged"),
+            ("mla_attention", "mla_fa2"),
+        ],
+    )
+    def test_it_is_refused_with_the_reason(self, op, kernel, q_dtype) -> None:
+        verdict = kernelhub.explain(op, device="cpu", backend=f"flashinfer.{kernel}", lse=True, q_dtype=q_dtype)
+        (decision,) = [decision for decision in verdict.decisions if decision.kernel == f"flashinfer.{kernel}"]
+        assert any("rounded to half precision" in item.reason for item in decision.rejections)
+
+
+class TestSoftcap(OnFake):
+    """Its tanh is an approximate one."""
+
+    @pytest.mark.parametrize("kernel", ["fa2_decode", "fa3_prefill", "fa3_ragged"])
+    def test_it_is_too_rough_for_an_lse_and_for_float16(self, kernel) -> None:
+        op = next(record.op for record in records.KERNELS if record.name == f"flashinfer.{kernel}")
+        facets = {"num_q_heads": 8, "num_kv_heads": 4, "head_dim_qk": 128, "softcap": True}
+        asked: dict[str, Any] = {"device": "cpu", "backend": f"flashinfer.{kernel}"}
+        assert kernelhub.explain(op, **asked, **facets).selected == f"flashinfer.{kernel}"
+        for more, what in (({"lse": True}, "an LSE"), ({"q_dtype": "float16"}, "float16")):
+            verdict = kernelhub.explain(op, **asked, **facets, **more)
+            assert verdict.selected is None
+            (decision,) = [decision for decision in verdict.decisions if decision.kernel == f"flashinfer.{kernel}"]
+            assert any(f"too rough for {what}" in item.reason for item in decision.rejections)
 
 
 MODEL = AttentionModel("grouped", 8, 2, 64, 64)

@@ -84,6 +84,17 @@ class TestExperts(OnFake):
             check(out, arguments | {"topk_ids": ids})
             assert not out[2].any()
 
+    def test_a_map_says_which_experts_are_here(self, kernel) -> None:
+        arguments = inputs(kernel, tokens=9)
+        experts = arguments["w13"].shape[0]
+        table = torch.full((experts + 3,), -1, dtype=torch.int32)
+        table[[2, 0, experts + 2]] = torch.tensor([1, 3, 0], dtype=torch.int32)
+        table[1] = experts + 4  # which is nowhere
+        ids = torch.randint(-2, experts + 5, arguments["topk_ids"].shape, dtype=torch.int32)
+        mapped = arguments | {"expert_map": table, "topk_ids": ids}
+        mapped["topk_ids"][0] = torch.tensor([2, 0], dtype=torch.int32)
+        check(run(kernel, mapped), mapped)
+
     def test_operands_may_have_any_strides(self, kernel) -> None:
         arguments = inputs(kernel)
         want = run(kernel, arguments)
@@ -120,6 +131,23 @@ class TestExperts(OnFake):
         assert len(set(seen)) == 1
         assert seen[0] != arguments["w13"].data_ptr()
         assert plan.workspace_bytes(num_tokens=64) >= 64 * 2 * (256 + 128) * 2
+
+    def test_packed_weights_give_the_same_bits_and_come_back(self, kernel) -> None:
+        arguments = inputs(kernel)
+        plan = kernelhub.fused_moe.prepare(**arguments, backend=kernel)
+        assert (plan.layout, plan.needs_packing) == ("experts.up_gate.v1", False)
+        layer = [name for name in arguments if name in ("w13", "w2", "w13_scale", "w2_scale")]
+        w13, w2 = plan.pack(**{name: arguments[name] for name in layer})
+        packed = {name: item for name, item in arguments.items() if name not in layer} | {"w13": w13, "w2": w2}
+        assert torch.equal(run(kernel, packed), run(kernel, arguments))
+        again = kernelhub.fused_moe.prepare(**packed, backend=kernel)
+        step = (arguments["x"], arguments["topk_weights"], arguments["topk_ids"])
+        assert torch.equal(again.run(*step), plan.run(*step))
+        for side, weight in (("w13", w13), ("w2", w2)):
+            got, scale, *nothing = weight.unpack()
+            assert torch.equal(got.view(torch.uint8), arguments[side].view(torch.uint8))
+            assert scale is arguments.get(f"{side}_scale")
+            assert nothing == [None, None]
 
 
 def rejections(name: str, device: str, **facets: Any) -> set[str]:

@@ -14,10 +14,11 @@ import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
 from kernelhub.backends.flashinfer.requirements import (
     RunsNvcc,
-    built_ahead,
+    built_module,
     compiler_of_kernels,
     compiler_of_modules,
     cubins,
+    products,
 )
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
@@ -106,13 +107,14 @@ class TestPackage:
     def test_a_parameter_that_is_missing_is_told(self, machine) -> None:
         install(machine, o_data_type="")
         tools(machine, "nvcc", "ninja", "g++")
-        assert list(rejections()) == ["signature_changed"]
+        assert list(rejections()) == ["signature_changed", "not_built"]
         assert "o_data_type" in rejections()["signature_changed"]
 
     def test_all_that_is_asked_for_is_enough_and_nothing_is_imported(self, machine) -> None:
         install(machine)
         tools(machine, "nvcc", "ninja", "g++")
-        assert rejections() == {}
+        assert list(rejections()) == ["not_built"], "which holds only where nobody asks for the kernel"
+        assert "flashinfer-jit-cache" in rejections()["not_built"]
         assert "flashinfer" not in sys.modules
 
 
@@ -130,7 +132,7 @@ class TestModules:
         install(machine)
         tools(machine, *have)
         assert list(rejections()) == [code]
-        assert "not built ahead" in rejections()[code]
+        assert "is not built" in rejections()[code]
 
     def test_a_cache_that_cannot_be_written_is_told(self, machine, monkeypatch) -> None:
         install(machine)
@@ -158,8 +160,35 @@ class TestModules:
         assert list(rejections(window_left=True)) == ["jit_disabled"], "another module"
         assert list(rejections(q_dtype="float16", kv_dtype="float16")) == ["jit_disabled"]
 
+    def test_a_module_that_was_compiled_here_before_is_built(self, machine) -> None:
+        install(machine)
+        tools(machine, "nvcc", "ninja", "g++")
+        kept = machine / "cache" / ".cache" / "flashinfer"
+        for version, arch in (("0.6.17", "90a"), ("0.6.18.post1", "80")):
+            folder = kept / version / arch / "cached_ops" / MODULE
+            folder.mkdir(parents=True)
+            (folder / f"{MODULE}.so").touch()
+            assert list(rejections()) == ["not_built"], "of another release, or for another device"
+        folder = kept / "0.6.18.post1" / "90a" / "cached_ops" / MODULE
+        folder.mkdir(parents=True)
+        assert list(rejections()) == ["not_built"], "a build that was broken off"
+        (folder / f"{MODULE}.so").touch()
+        assert rejections() == {}
+
+    def test_nobody_waits_for_a_compiler_who_has_not_asked(self) -> None:
+        lacking = SimulatedMachine({"triton": "3.7.1", "flashinfer": "0.6.18.post1"}, lacks={"modules"})
+        facets = {"device": "H200", "machine": lacking, "q_len": "many", "causal": True}
+        unasked = kernelhub.explain("paged_attention", **facets)
+        assert unasked.selected == "triton.prefill"
+        assert next(d for d in unasked.decisions if d.kernel == "flashinfer.fa3_prefill").code == "not_built"
+        assert kernelhub.explain("paged_attention", backend="flashinfer", **facets).selected == "flashinfer.fa3_prefill"
+        with kernelhub.use(paged_attention="flashinfer"):
+            assert kernelhub.explain("paged_attention", **facets).selected == "flashinfer.fa3_prefill"
+        with kernelhub.use(prefer="flashinfer"):
+            assert kernelhub.explain("paged_attention", **facets).selected == "flashinfer.fa3_prefill"
+
     def test_no_module_is_found_where_there_is_no_library(self, machine) -> None:
-        assert built_ahead((MODULE,)).code == "symbol_missing"
+        assert built_module((MODULE,), "90").code == "symbol_missing"
         assert compiler_of_modules().code == "toolkit_missing"
 
 
@@ -214,15 +243,45 @@ class TestCubins:
         monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(machine / "elsewhere"))
         assert not cubins().ok, "the variable says where"
 
+    def test_experts_want_batched_products_not_any_binaries(self, machine, monkeypatch) -> None:
+        package = machine / "site" / "flashinfer_cubin"
+        folder = package / "cubins" / "0a1b"
+        (folder / "fmha").mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (folder / "fmha" / "fmha.cubin").touch()
+        assert cubins().ok
+        assert products().code == "cubins_missing", "those are of attention"
+        (folder / "batched_gemm-1-2").mkdir()
+        assert not products().ok, "an empty folder"
+        (folder / "batched_gemm-1-2" / "checksums.txt").touch()
+        assert products().ok
+        monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(machine / "elsewhere"))
+        assert "elsewhere has none" in products().reason
+
+
+_OF_BINARIES = ("trtllm_gen", "trtllm_context")
+
+
+def kernels_of_binaries() -> tuple[str, ...]:
+    return tuple(f"flashinfer.{name}" for name in _OF_BINARIES)
+
 
 class TestKnownBad:
-    def test_it_is_not_chosen_there_nor_are_sinks_given_to_what_drops_them(self) -> None:
+    def test_binaries_want_a_launcher_and_are_not_downloaded(self, machine) -> None:
+        for name in (*kernels_of_binaries(), *(f"flashinfer.{end}" for end in ("trtllm_ragged", "mla_trtllm"))):
+            kernel = next(kernel for kernel in records.KERNELS if kernel.name == name)
+            problem = kernelhub.explain(kernel.op, device="B200", machine=SimulatedMachine({})).problem
+            found = [constraint.reject(problem, Machine()) for constraint in kernel.constraints]
+            assert {"package_missing", "toolkit_missing", "cubins_missing"} <= {item.code for item in found if item}
+
+    def test_it_is_not_chosen_for_them_nor_are_sinks_given_to_what_drops_them(self) -> None:
         machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
         for device, facets in (("B200", {"page_size": 256}), ("H200", {"sinks": True}), ("B200", {"sinks": True})):
             verdict = kernelhub.explain("paged_attention", device=device, machine=machine, **facets)
-            assert verdict.selected not in ("flashinfer.trtllm_gen", "flashinfer.fa2_decode", "flashinfer.fa3_prefill")
+            assert verdict.selected not in ("flashinfer.fa2_decode", "flashinfer.fa2_prefill", "flashinfer.fa3_prefill")
+            assert "page_size" not in facets or verdict.selected not in kernels_of_binaries()
         honours = {kernel.name for kernel in records.KERNELS if "sinks" in kernel.features}
-        assert honours == {"flashinfer.xqa"}
+        assert honours == {f"flashinfer.{name}" for name in ("xqa", "fa2_sinks", "fa3_sinks", *_OF_BINARIES)}
 
 
 class TestLoading:

@@ -19,6 +19,8 @@ from kernelhub.probes.finding import lacking
 ROOT = Path(__file__).parents[2]
 
 FLASHINFER = "https://github.com/flashinfer-ai/flashinfer"
+_192 = {"head_dim_qk": 192, "head_dim_vo": 128}
+PACKED_MXFP4: dict[str, Any] = {"weights": "mxfp4", "weight_layout": "experts.mxfp4.cutlass_sm90.v1"}
 WINDOW: dict[str, Any] = {"window_left": True, "q_len": "many"}
 OLD_DEEP_GEMM = {("deep_gemm names", "fp8_fp4_mqa_logits"): lacking("deep_gemm", "symbol_missing", "has it not", "")}
 
@@ -66,6 +68,33 @@ KNOWN = (
     ),
     Known(
         "paged_attention",
+        "flashinfer.trtllm_context",
+        "https://github.com/NVIDIA/TensorRT-LLM/pull/18925",
+        bad=(
+            flashinfer("0.6.18", "B200", q_len="many", causal=True),
+            flashinfer("0.7.2.post1", "B300", q_len="many", causal=True, sinks=True),
+        ),
+        beside=(),
+    ),
+    Known(
+        "attention",
+        "flashinfer.trtllm_ragged",
+        f"{FLASHINFER}/issues/5252",
+        bad=(flashinfer("0.6.18", "B300", **_192),),
+        beside=(flashinfer("0.6.18", "B200", **_192),),
+    ),
+    Known(
+        "mla_attention",
+        "flashinfer.mla_trtllm",
+        f"{FLASHINFER}/pull/4059",
+        bad=(flashinfer("0.6.18", "B200", q_len="few", causal=True, num_heads=16),),
+        beside=(
+            flashinfer("0.6.18", "B200", q_len="few", causal=True, num_heads=64),
+            flashinfer("0.6.12", "B300", num_heads=16),
+        ),
+    ),
+    Known(
+        "paged_attention",
         "flashinfer.fa2_prefill",
         f"{FLASHINFER}/issues/4972",
         bad=(
@@ -78,6 +107,13 @@ KNOWN = (
             flashinfer("0.6.18.post1", causal=False, q_len="many"),
             flashinfer("0.6.18.post1", causal=False, window_left=True, q_len="one"),
         ),
+    ),
+    Known(
+        "paged_attention",
+        "flashinfer.fa2_sinks",
+        f"{FLASHINFER}/issues/4972",
+        bad=(flashinfer("0.6.18.post1", causal=False, sinks=True, **WINDOW),),
+        beside=(flashinfer("0.6.18.post1", causal=True, sinks=True, **WINDOW),),
     ),
     Known(
         "attention",
@@ -116,6 +152,13 @@ KNOWN = (
         f"{FLASHINFER}/issues/4396",
         bad=(flashinfer("0.6.2", "B200", rows="few"), flashinfer("0.7.2.post1", "B300", rows="few")),
         beside=(flashinfer("0.6.1", "B200", rows="few"), flashinfer("0.7.2.post1", "B300", rows="many")),
+    ),
+    Known(
+        "fused_moe",
+        "flashinfer.cutlass_experts_mxfp4",
+        f"{FLASHINFER}/issues/5438",
+        bad=(flashinfer("0.6.10", **PACKED_MXFP4), flashinfer("0.6.15.post1", **PACKED_MXFP4)),
+        beside=(flashinfer("0.6.9", **PACKED_MXFP4), flashinfer("0.6.18.post1", **PACKED_MXFP4)),
     ),
     *(
         Known(
@@ -162,7 +205,6 @@ KNOWN = (
 
 
 VLLM = {"vllm": "0.33.0"}
-_192 = {"head_dim_qk": 192, "head_dim_vo": 128}
 # Silent errors where a record ends before them: report, op, kernel, call, code of the limit.
 LIMITS: dict[str, tuple[str, str, Call, str]] = {
     "vllm#52148": ("paged_attention", "flashinfer.fa2_prefill", flashinfer("0.6.18", sinks=True), "feature"),

@@ -129,7 +129,7 @@ class TestKnownDefects:
     def test_those_of_what_is_installed_are_told(self, ask, monkeypatch):
         told = self.told(ask, monkeypatch, {"flashinfer": "0.6.10"})
         assert set(told) == {
-            f"flashinfer.{name}" for name in ("fa2_prefill", "fa2_ragged", "xqa", "mla_fa2", "mla_fa3")
+            f"flashinfer.{name}" for name in ("fa2_prefill", "fa2_sinks", "fa2_ragged", "xqa", "mla_fa2", "mla_fa3")
         }
         assert "https://github.com/flashinfer-ai/flashinfer/issues/3130" in told["flashinfer.mla_fa3"]["meaning"]
         assert "flashinfer-python>=0.6.11" in told["flashinfer.mla_fa3"]["remedy"]
@@ -138,6 +138,7 @@ class TestKnownDefects:
     def test_a_version_without_them_lacks_the_notes(self, ask, monkeypatch):
         assert set(self.told(ask, monkeypatch, {"flashinfer": "0.6.18"})) == {
             "flashinfer.fa2_prefill",
+            "flashinfer.fa2_sinks",
             "flashinfer.fa2_ragged",
         }
 

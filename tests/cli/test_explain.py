@@ -202,9 +202,12 @@ def test_a_known_defect_is_told_with_its_report_and_what_mends_it(ask):
 
 
 def test_a_machine_may_lack_a_toolkit_or_binaries(ask):
-    words = ("explain", "paged_attention", "--device", "B200", "--backend", "flashinfer", "--with", "flashinfer=0.6.18")
-    assert ask(*words, "--json").json["selected"] == "flashinfer.trtllm_gen"
-    assert ask(*words, "--without", "cubins", "--json").json["selected"] == "flashinfer.xqa"
+    words = ("explain", "paged_attention", "--device", "B200", "--with", "flashinfer=0.6.18", "--backend")
+    kernel = "flashinfer.trtllm_gen"
+    assert ask(*words, kernel, "--json").json["selected"] == kernel
+    assert ask(*words, kernel, "--without", "cubins", "--json").json["selected"] is None
+    words = (*words, "flashinfer")
+    assert ask(*words, "--without", "cubins", "--json").json["selected"] == "flashinfer.fa2_decode_tc"
     bare = ask(*words, "--without", "cubins", "--without", "nvcc", "--without", "modules", "--json")
     assert (bare.code, bare.json["selected"]) == (1, None)
     codes = {item["kernel"]: item["code"] for item in bare.json["decisions"]}

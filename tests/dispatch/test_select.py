@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Package, Rule
+from kernelhub.dispatch.constraint import NOT_BUILT, Between, OnDevice, OneOf, Package, Rule
 from kernelhub.dispatch.kernel import Band, KnownBad
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.order import Line
@@ -46,6 +46,16 @@ class TestWhoDecides:
         lines = (Line("*", "prefill", ("a.one",), "any"), Line("hopper", "*", ("b.one",), "own"))
         assert choose(A, B, lines=lines).selected == "b.one"
         assert choose(A, B, lines=lines[:1]).selected == "a.one"
+
+    def test_what_is_not_built_is_taken_by_who_asks_for_it_only(self) -> None:
+        slow = kernel("d.slow", Rule((), lambda _: "for minutes", code=NOT_BUILT), band=Band.SPECIALISED)
+        unasked = choose(A, slow)
+        assert unasked.selected == "a.one"
+        assert next(d for d in unasked.decisions if d.kernel == "d.slow").code == NOT_BUILT
+        for names in (("d",), ("d.slow",), ("d", "a")):
+            assert choose(A, slow, policy=Policy(requests=(wish(*names),))).selected == "d.slow"
+            assert choose(A, slow, policy=Policy(prefers=(wish(*names),))).selected == "d.slow"
+        assert choose(A, slow, policy=Policy(prefers=(wish("a"),))).selected == "a.one"
 
     def test_preferences_rank_and_do_not_force(self) -> None:
         policy = Policy(prefers=(wish("missing.x", "b"),))

@@ -168,6 +168,8 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "on a rank": {"expert_map": True, "residual": True},
         "fp16": {"dtype": "float16"},
         "plain": {"weights": "plain", "activation_dtype": "bfloat16"},
+        "packed for Blackwell": {"weight_layout": "experts.mxfp4.trtllm.v1"},
+        "packed for Hopper": {"weight_layout": "experts.mxfp4.cutlass_sm90.v1"},
     },
 }
 

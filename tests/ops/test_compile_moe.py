@@ -114,6 +114,6 @@ def test_the_operators_pass_torch_s_own_check() -> None:
     torch.library.opcheck(torch.ops.kernelhub.route_experts_out.default, (*operands, *destinations))
     given = moe_inputs(tokens=5, **SIZES)
     names = ("x", "w13", "w2", "topk_weights", "topk_ids")
-    experts = (*(given[name] for name in names), "silu", None, *[None] * 8, 1.7, 7.0, False, None, given["x"], None)
+    experts = (*(given[name] for name in names), "silu", None, *[None] * 8, 1.7, 7.0, False, None, given["x"], [], None)
     torch.library.opcheck(torch.ops.kernelhub.fused_moe.default, experts)
     torch.library.opcheck(torch.ops.kernelhub.fused_moe_out.default, (*experts, torch.empty_like(given["x"])))

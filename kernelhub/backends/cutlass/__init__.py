@@ -3,6 +3,6 @@
 Such a library registers operators with torch when it is loaded; that is all that is used of it. Its Python package is
 never imported, its file is only looked for until one of its kernels has been chosen.
 
-Files: `libraries` (where the files lie), `requirements` (constraints), `kernels` (records), `operators` (loading, and
-the schemas that calls are held against), `layouts` (how operands and scales have to lie), `fp8`, `fp4` (adapters).
+Files: `libraries` (which libraries, and the schemas that calls are held against), `requirements` (constraints),
+`kernels` (records), `layouts` (how operands and scales have to lie), `fp8`, `fp4` (adapters).
 """

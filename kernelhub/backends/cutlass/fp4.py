@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cutlass.layouts import lies_plain, plain, swizzled, unswizzled
-from kernelhub.backends.cutlass.libraries import VLLM
-from kernelhub.backends.cutlass.operators import operator, supports
+from kernelhub.backends.cutlass.layouts import swizzled, unswizzled
+from kernelhub.backends.cutlass.libraries import VLLM, operator, supports
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, NVFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
+from kernelhub.runtime.operators import lies_plain, plain
 
 
 class VllmFp4(Fp4GemmAdapter, PackingAdapter):

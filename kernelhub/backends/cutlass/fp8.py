@@ -7,11 +7,11 @@ import abc
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cutlass.layouts import lies_plain, plain, scales_of_blocks, scales_of_rows
-from kernelhub.backends.cutlass.libraries import SGL, SGL_OLD, VLLM
-from kernelhub.backends.cutlass.operators import on_device_of, operator, supports
+from kernelhub.backends.cutlass.layouts import scales_of_blocks, scales_of_rows
+from kernelhub.backends.cutlass.libraries import SGL, SGL_OLD, VLLM, operator, supports
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, Fp8GemmProblem
+from kernelhub.runtime.operators import lies_plain, on_device_of, plain
 
 _ROWS = 4  # Hopper's kernel scaled by block takes whole fours; for others vLLM has another kernel, by detours
 

@@ -6,26 +6,9 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E8M0
+from kernelhub.runtime.operators import plain
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 4  # of scales of float4, which lie in tiles
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """Row after row from 16 bytes on, with the strides that follow from the shape even where a size is 1."""
-    made = tensor.contiguous()
-    if made.data_ptr() % 16:
-        made = made.clone()
-    strides, apart = [], 1
-    for size in reversed(made.shape):
-        strides.append(apart)
-        apart *= size
-    wanted = tuple(reversed(strides))
-    return made if made.stride() == wanted else made.as_strided(made.shape, wanted)
-
-
-def lies_plain(tensor: Tensor) -> bool:
-    """A result can be written to the tensor itself."""
-    return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 
 def scales_of_rows(scale: Tensor, rows: int) -> Tensor:

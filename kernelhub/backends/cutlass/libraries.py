@@ -1,55 +1,53 @@
-"""Where the compiled libraries lie, told from names of files. Nothing is imported or loaded."""
+"""The compiled libraries whose operators are called, and what adapters pass to them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.package import spec_of
+from kernelhub.probes.library import Library
+from kernelhub.runtime import operators
+
+# The first since it is built against torch's stable interface.
+VLLM = Library("vllm", "_C", 'pip install "vllm>=0.33"', ("_C_stable_libtorch*.so", "_C.abi3.so"))
+# Both builds are compiled for all devices; they are told apart by fast math.
+_ON_HOPPER = (((9, 0), ("sm90/common_ops*.so", "common_ops*.so")),)
+_ELSEWHERE = ("sm100/common_ops*.so", "common_ops*.so")
+SGL = Library("sgl_kernel", "sgl_kernel", "pip install sglang-kernel", _ELSEWHERE, _ON_HOPPER)
+SGL_OLD = Library("sgl_kernel", "sgl_kernel", 'pip install "sgl-kernel==0.3.21"', _ELSEWHERE, _ON_HOPPER)
+
+# What adapters pass, as the libraries declare it: vLLM 0.33.0 (its wheel), sgl-kernel 0.3.21, sglang-kernel 0.4.10.
+SCHEMAS = {
+    "cutlass_scaled_mm": ("(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"),
+    "cutlass_scaled_mm_supports_fp8": "(int cuda_device_capability) -> bool",
+    "cutlass_scaled_mm_supports_block_fp8": "(int cuda_device_capability) -> bool",
+    "cutlass_scaled_fp4_mm": (
+        "(Tensor! out, Tensor a, Tensor b, Tensor block_scale_a, Tensor block_scale_b, Tensor alpha) -> ()"
+    ),
+    "cutlass_scaled_mm_supports_fp4": "(int cuda_device_capability) -> bool",
+    "fp8_scaled_mm": (
+        "(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype, Tensor? bias) -> Tensor"
+    ),
+    "fp8_blockwise_scaled_mm": (
+        "(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype) -> Tensor"
+    ),
+}
 
 
-@dataclass(frozen=True)
-class Library:
-    """A compiled library of a package.
+def operator(library: Library, name: str, capability: tuple[int, int]) -> Any:
+    """An operator of `SCHEMAS`, loaded if need be.
 
-    Attributes:
-        package: import name of the package whose folder it lies in.
-        namespace: the namespace of its operators in torch.
-        install: what to do where it is missing.
+    Raises:
+        ImportError: the library cannot be loaded beside what is loaded, or its operator takes other calls than ours.
     """
-
-    package: str
-    namespace: str
-    install: str
-
-    def patterns(self, capability: tuple[int, int]) -> tuple[str, ...]:
-        """Names of its file, below the package's folder, in the order in which they are taken."""
-        if self.package == "vllm":  # the first since it is built against torch's stable interface
-            return ("_C_stable_libtorch*.so", "_C.abi3.so")
-        own = "sm90" if capability == (9, 0) else "sm100"  # compiled for all devices both, told apart by fast math
-        return (f"{own}/common_ops*.so", "common_ops*.so")
+    return operators.operator(library, name, SCHEMAS[name], capability)
 
 
-VLLM = Library("vllm", "_C", 'pip install "vllm>=0.33"')
-SGL = Library("sgl_kernel", "sgl_kernel", "pip install sglang-kernel")
-SGL_OLD = Library("sgl_kernel", "sgl_kernel", 'pip install "sgl-kernel==0.3.21"')
+def supports(library: Library, predicate: str, capability: tuple[int, int]) -> None:
+    """Ask the library itself whether it was compiled for the device.
 
-
-def find(library: Library, capability: tuple[int, int]) -> Finding:
-    """The library's file for a device of this capability, as the value of the finding."""
-    spec = spec_of(library.package, remedy=library.install)
-    if isinstance(spec, Finding):
-        return spec
-    if spec is None:
-        return lacking(library.package, "package_missing", f"{library.package} is not installed", library.install)
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    for pattern in library.patterns(capability):
-        for folder in folders:
-            for file in sorted(folder.glob(pattern)):
-                if file.is_file():
-                    return found(library.package, str(file), f"{library.package} has {file.name}")
-    where = ", ".join(map(str, folders)) or "no folder"
-    names = " or ".join(library.patterns(capability))
-    reason = f"{library.package} is here without its compiled library: no {names} in {where}"
-    return lacking(library.package, "package_broken", reason, library.install)
+    Raises:
+        ImportError: it says no.
+    """
+    if not operator(library, predicate, capability)(10 * capability[0] + capability[1]):
+        sm = f"sm_{capability[0]}{capability[1]}"
+        raise ImportError(f"this {library.package} was compiled without {sm}: {predicate} says so; {library.install}")

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from kernelhub.backends.cutlass.libraries import SGL, SGL_OLD, VLLM, Library, find
-from kernelhub.dispatch.constraint import AnyOf, Constraint, OnDevice, Package, Rejection, Rule
-from kernelhub.dispatch.machine import Machine
-from kernelhub.dispatch.problem import Problem
+from kernelhub.backends.cutlass.libraries import SGL, SGL_OLD, VLLM
+from kernelhub.dispatch.compiled import Compiled
+from kernelhub.dispatch.constraint import AnyOf, Constraint, OnDevice, Package, Rule
 
 # Here the running sum is kept in the 14 bits of the tensor cores over all of K (`FastAccum` in the libraries' tables of
 # tiles). Each of K / 32 instructions cuts it off by 2^-14 of itself in the mean, and it grows evenly: together K 2^-20.
 # Up to 2048 that is 2^-9, half of what bfloat16 rounds off; tests/backends/test_cutlass.py adds up in this way.
 _ADDS_FAST = ((8, 9), (9, 0))
 MOST_ADDED_FAST = 2048
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The file of a library, for the problem's device. That the package is missing is for others to say."""
-
-    library: Library
-
-    fields = ("device",)
-
-    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        capability = problem.device.capability
-        finding = machine.ask(
-            ("cutlass", self.library, self.library.patterns(capability)), lambda: find(self.library, capability)
-        )
-        if finding.ok or finding.code == "package_missing":
-            return None
-        return Rejection(finding.code, finding.reason, finding.remedy)
 
 
 def _adds_fast(problem: Any) -> str | None:

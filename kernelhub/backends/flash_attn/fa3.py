@@ -60,11 +60,23 @@ def operator() -> Any:
 
 
 class FlashAttention3(FlashAdapter[ProblemT, StepT]):
-    """What both ops share."""
+    """What both ops share.
+
+    Attributes:
+        chunk: what is passed for `attention_chunk`, which some builds' operators lack.
+        last: what is passed behind `sm_margin`.
+    """
+
+    chunk: tuple[Any, ...] = (0,)
+    last: tuple[Any, ...] = ()
 
     def __init__(self, problem: ProblemT) -> None:
         super().__init__(problem)
-        self._forward = operator()
+        self._forward = self.operator()
+
+    def operator(self) -> Any:
+        """The operator that is called."""
+        return operator()
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
@@ -77,7 +89,7 @@ class FlashAttention3(FlashAdapter[ProblemT, StepT]):
             ends.page_table, None, self.left_padding(ends), None, None, None, None, None, None,
             values.scale, causal,
             min(values.window_left, NO_LIMIT), -1 if causal else min(values.window_right, NO_LIMIT),
-            0, values.softcap, True, None, 0, None, 0,
+            *self.chunk, values.softcap, True, None, 0, None, 0, *self.last,
         )  # fmt: skip
         if target is not out:
             keep_tail(out, target, ends)

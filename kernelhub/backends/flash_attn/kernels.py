@@ -16,6 +16,8 @@ from kernelhub.backends.flash_attn.requirements import (
     FA4_INSTALL,
     FA4_MACHINE,
     FA4_VARLEN,
+    VLLM_FA2_MACHINE,
+    VLLM_FA3_MACHINE,
     Where,
     fa3_part,
 )
@@ -72,6 +74,16 @@ def _fa4_widths(problem: AttentionProblem) -> str | None:
     return f"heads are {qk} and {vo} wide, not alike up to 128, (192, 128) or (256, 256)"
 
 
+def _vllm_fa3_widths(problem: AttentionProblem) -> str | None:
+    """Whole tiles of those that vLLM compiles for queries and keys of many kinds."""
+    qk, vo = problem.head_dim_qk, problem.head_dim_vo
+    if (qk == vo and qk in _VLLM_WIDTHS) or (qk, vo) == (192, 128):
+        return None
+    return f"heads are {qk} and {vo} wide, not alike and one of {_VLLM_WIDTHS}, or 192 and 128"
+
+
+_VLLM_WIDTHS = (64, 96, 128, 192, 256)
+_WHOLE_TILES = OneOf("head_dim_qk", _VLLM_WIDTHS, why="other widths fill its tiles in part, which may be left out")
 _WIDTHS = ("head_dim_qk", "head_dim_vo")
 _LONG = OneOf("q_len", (MANY, ANY), why="it does not split keys here, which few queries need")
 
@@ -148,6 +160,61 @@ KERNELS = (
             _ANY_LENGTH,
             _ONE_WIDTH,
             MultipleOf("page_size", 256, why="its tiles of keys do not cross pages"),
+        ),
+        features=_FEATURES | _PAGES | {"softcap"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_FA2_SOURCE,
+    ),
+    Kernel(
+        op="attention",
+        name="flash_attn.vllm_fa3",
+        target=f"{_HERE}.vllm_builds:Fa3Dense",
+        summary="FlashAttention-3 as vLLM builds it, its own choice of splits; batches go as ragged ones",
+        band=Band.SPECIALISED,
+        constraints=(*VLLM_FA3_MACHINE, *_OPERANDS, _ANY_LENGTH, Rule(_WIDTHS, _vllm_fa3_widths)),
+        features=_FA3_FEATURES,
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_FA3_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flash_attn.vllm_fa3",
+        target=f"{_HERE}.vllm_builds:Fa3Paged",
+        summary="FlashAttention-3 as vLLM builds it, over pages: decode, prefill and mixed",
+        band=Band.SPECIALISED,
+        constraints=(*VLLM_FA3_MACHINE, *_OPERANDS, _ANY_LENGTH, _WHOLE_TILES, _ONE_WIDTH, _ANY_PAGE),
+        features=_FA3_FEATURES | _PAGES,
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_FA3_SOURCE,
+    ),
+    Kernel(
+        op="attention",
+        name="flash_attn.vllm_fa2",
+        target=f"{_HERE}.vllm_builds:Fa2Dense",
+        summary="FlashAttention-2 as vLLM builds it; batches go as ragged ones",
+        band=Band.TUNED,
+        constraints=(*VLLM_FA2_MACHINE, *_OPERANDS, _ANY_LENGTH, _WHOLE_TILES, _ONE_WIDTH),
+        features=_FEATURES | {"softcap"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_FA2_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flash_attn.vllm_fa2",
+        target=f"{_HERE}.vllm_builds:Fa2Paged",
+        summary="FlashAttention-2 as vLLM builds it, over pages of 16 tokens or a multiple, keys not split",
+        band=Band.TUNED,
+        constraints=(
+            *VLLM_FA2_MACHINE,
+            *_OPERANDS,
+            _ANY_LENGTH,
+            _WHOLE_TILES,
+            _ONE_WIDTH,
+            MultipleOf("page_size", 16, why="it reads pages in rows of 16 tokens"),
         ),
         features=_FEATURES | _PAGES | {"softcap"},
         graph=GraphLevel.FULL,

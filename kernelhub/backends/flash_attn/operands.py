@@ -16,9 +16,11 @@ from torch import Tensor
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
+from kernelhub.runtime.operators import is_aligned, readable
+
+__all__ = ["NO_LIMIT", "Ends", "FlashAdapter", "is_aligned", "keep_tail", "readable"]
 
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
-_VECTOR_BYTES = 16
 
 
 class Ends(NamedTuple):
@@ -95,23 +97,6 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
     def result_bytes(self, num_tokens: int) -> int:
         """Of a result that the library allocates."""
         return num_tokens * self.problem.num_q_heads * self.problem.head_dim_vo * 2
-
-
-def readable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of it that a library can read."""
-    return tensor if is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
-
-
-def is_aligned(tensor: Tensor) -> bool:
-    """The elements of a row lie side by side, and every row begins at a multiple of 16 bytes of its own.
-
-    A stride of zero will not do: descriptors of the tensor memory accelerator are not made for it.
-    """
-    width = _VECTOR_BYTES // tensor.itemsize
-    *outer, inner = tensor.stride()
-    if inner != 1 or tensor.data_ptr() % _VECTOR_BYTES:
-        return False
-    return all(stride > 0 and stride % width == 0 for stride in outer)
 
 
 def keep_tail(out: Tensor, made: Tensor, ends: Ends) -> None:

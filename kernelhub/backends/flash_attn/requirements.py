@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.backends.flash_attn import vllm_libraries
 from kernelhub.backends.flash_attn.fa3_build import compiled_with, library
+from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.constraint import Constraint, OnDevice, Package, Rejection, Takes
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
@@ -169,4 +171,17 @@ FA4_MACHINE: tuple[Constraint, ...] = (
     Package("cutlass", ">=4.6.2", distribution="nvidia-cutlass-dsl", install=FA4_INSTALL),
     Holds("quack", lambda: package("quack", ">=0.5.3", distribution="quack-kernels", install=FA4_INSTALL)),
     Holds("tvm_ffi", lambda: package("tvm_ffi", ">=0.1.12", distribution="apache-tvm-ffi", install=FA4_INSTALL)),
+)
+
+# What other versions were compiled with has not been read. Code for FlashAttention-2 is for sm_80, and PTX.
+_VLLM = Package("vllm", ">=0.33", install=vllm_libraries.VLLM_INSTALL)
+VLLM_FA3_MACHINE: tuple[Constraint, ...] = (
+    OnDevice("nvidia", only=((9, 0),)),
+    _VLLM,
+    Compiled(vllm_libraries.FA3),
+)
+VLLM_FA2_MACHINE: tuple[Constraint, ...] = (
+    OnDevice("nvidia", only=((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))),
+    _VLLM,
+    Compiled(vllm_libraries.FA2),
 )

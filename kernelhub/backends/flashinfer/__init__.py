@@ -8,6 +8,7 @@ steps          plans by step and by the values that a plan holds, and running th
 operands       what the library asks of tensors, and of the factor of the scores
 attention/     `paged_attention` and `attention`
 mla/           `mla_attention` and `concat_mla_k`
+trtllm/        attention of TensorRT-LLM's kernels for Blackwell: paged, ragged and latent
 gemm/          `fp8_gemm`, `bmm_fp8` and `fp4_gemm`
 moe/           `fused_moe`
 """

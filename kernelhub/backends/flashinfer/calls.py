@@ -62,6 +62,55 @@ TRTLLM_DECODE = Call(
     ("bmm1_scale", "bmm2_scale", "window_left", "out", "sinks", "kv_layout", "backend", "q_len_per_req"),
 )
 
+TRTLLM_CONTEXT = Call(
+    "flashinfer.prefill:trtllm_batch_context_with_kv_cache",
+    (
+        "query",
+        "kv_cache",
+        "workspace_buffer",
+        "block_tables",
+        "seq_lens",
+        "max_q_len",
+        "max_kv_len",
+        "bmm1_scale",
+        "bmm2_scale",
+        "batch_size",
+        "cum_seq_lens_q",
+        "cum_seq_lens_kv",
+    ),
+    ("window_left", "out", "sinks", "kv_layout", "causal"),
+)
+TRTLLM_RAGGED = Call(
+    "flashinfer.prefill:trtllm_ragged_attention_deepseek",
+    (
+        "query",
+        "key",
+        "value",
+        "workspace_buffer",
+        "seq_lens",
+        "max_q_len",
+        "max_kv_len",
+        "bmm1_scale",
+        "bmm2_scale",
+        "o_sf_scale",
+        "batch_size",
+        "window_left",
+        "cum_seq_lens_q",
+        "cum_seq_lens_kv",
+        "enable_pdl",
+        "is_causal",
+        "return_lse",
+    ),
+    ("out", "skip_all_rows_active_check"),
+)
+
+# A module until 0.6.9, then a package that passes on its `_core`.
+SINKS = Call(
+    "flashinfer.attention:BatchAttentionWithAttentionSinkWrapper.__init__",
+    ("float_workspace_buffer",),
+    ("kv_layout", "backend", "q_data_type", "kv_data_type", "head_dim_qk", "head_dim_vo", "window_left"),
+)
+
 _MLA = (("float_workspace_buffer",), ("backend",))
 _MLA_PLAN = (
     (),
@@ -87,6 +136,27 @@ MLA, MLA_PLAN, MLA_RUN = (
         Call(f"flashinfer.{module}:BatchMLAPagedAttentionWrapper.{method}", *given) for module in ("mla", "mla._core")
     )
     for method, given in (("__init__", _MLA), ("plan", _MLA_PLAN), ("run", _MLA_RUN))
+)
+_LATENT = (
+    "query",
+    "kv_cache",
+    "workspace_buffer",
+    "qk_nope_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "block_tables",
+    "seq_lens",
+    "max_seq_len",
+)
+_LATENT_MORE = ("out", "bmm1_scale", "bmm2_scale")
+_BINARIES = ("sparse_mla_top_k", "backend", "return_lse")
+TRTLLM_LATENT = tuple(
+    Call(f"flashinfer.{module}:trtllm_batch_decode_with_kv_cache_mla", _LATENT, (*_LATENT_MORE, *_BINARIES))
+    for module in ("mla", "mla._core")
+)
+XQA_LATENT = tuple(
+    Call(f"flashinfer.{module}:xqa_batch_decode_with_kv_cache_mla", _LATENT, _LATENT_MORE)
+    for module in ("mla", "mla._core")
 )
 CONCAT = Call("flashinfer.concat_ops:concat_mla_k", ("k", "k_nope", "k_rope"))
 
@@ -177,9 +247,108 @@ DEQUANTIZE_MODULE = Call(f"{_QUANTIZATION}:get_fp4_kv_dequantization_module")
 DEQUANTIZE_NVFP4 = Call(
     f"{_QUANTIZATION}:nvfp4_kv_dequantize", ("fp4_data", "block_scales", "global_scale", "output_dtype")
 )
-# Not in the first release that is admitted: `mm_mxfp8` and `nvfp4_kv_dequantize` from 0.6.12, sums in a fixed order and
-# a function that tells the workspace from 0.6.18 on, of those that were read.
-NEWER = (EXPERTS, EXPERTS_SPACE, MX_GEMM, DEQUANTIZE_MODULE, DEQUANTIZE_NVFP4)
+_SIZES = (
+    "num_experts",
+    "top_k",
+    "n_group",
+    "topk_group",
+    "intermediate_size",
+    "local_expert_offset",
+    "local_num_experts",
+    "routed_scaling_factor",
+)
+# Where it is, entry points for a routing that was made elsewhere take ids and weights apart, the weights in float32.
+CHOICES = Call("flashinfer.fused_moe.core:_split_precomputed_routing", ("topk_ids",))
+TRTLLM_BF16 = Call(
+    "flashinfer.fused_moe.core:trtllm_bf16_routed_moe",
+    (
+        "topk_ids",
+        "hidden_states",
+        "gemm1_weights",
+        "gemm2_weights",
+        *_SIZES,
+        "routing_method_type",
+        "use_shuffled_weight",
+        "weight_layout",
+    ),
+    ("output",),
+)
+TRTLLM_FP8 = Call(
+    "flashinfer.fused_moe.core:trtllm_fp8_per_tensor_scale_routed_moe",
+    (
+        "topk_ids",
+        "routing_bias",
+        "hidden_states",
+        "gemm1_weights",
+        "output1_scales_scalar",
+        "output1_scales_gate_scalar",
+        "gemm2_weights",
+        "output2_scales_scalar",
+        *_SIZES,
+        "use_routing_scales_on_input",
+        "routing_method_type",
+    ),
+    ("output",),
+)
+TRTLLM_FP4 = Call(
+    "flashinfer.fused_moe.core:trtllm_fp4_block_scale_routed_moe",
+    (
+        "topk_ids",
+        "routing_bias",
+        "hidden_states",
+        "hidden_states_scale",
+        "gemm1_weights",
+        "gemm1_weights_scale",
+        "gemm1_bias",
+        "gemm1_alpha",
+        "gemm1_beta",
+        "gemm1_clamp_limit",
+        "gemm2_weights",
+        "gemm2_weights_scale",
+        "gemm2_bias",
+        "output1_scale_scalar",
+        "output1_scale_gate_scalar",
+        "output2_scale_scalar",
+        *_SIZES,
+        "routing_method_type",
+    ),
+    ("output",),
+)
+EXPERTS_FP4 = Call(
+    EXPERTS.target,
+    EXPERTS.positional,
+    (
+        *EXPERTS.keywords,
+        "fc1_expert_biases",
+        "fc2_expert_biases",
+        "swiglu_alpha",
+        "swiglu_beta",
+        "swiglu_limit",
+        "use_w4_group_scaling",
+    ),
+)
+EXPERTS_FP4_SPACE = Call(
+    EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_w4_group_scaling")
+)
+# Not in the first release that is admitted: `mm_mxfp8`, `nvfp4_kv_dequantize`, masks of the context and an LSE of
+# latent attention, by which the release is told that takes `out` as it is documented, from 0.6.12; sums in a fixed
+# order, a function that tells the workspace, a routing in float32, and no look at the lengths of ragged sequences from
+# 0.6.18 on, of those that were read.
+NEWER: tuple[Call | tuple[Call, ...], ...] = (
+    EXPERTS,
+    EXPERTS_SPACE,
+    EXPERTS_FP4,
+    EXPERTS_FP4_SPACE,
+    CHOICES,
+    TRTLLM_BF16,
+    TRTLLM_FP8,
+    MX_GEMM,
+    TRTLLM_CONTEXT,
+    TRTLLM_RAGGED,
+    TRTLLM_LATENT,
+    DEQUANTIZE_MODULE,
+    DEQUANTIZE_NVFP4,
+)
 
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
     DECODE,
@@ -196,6 +365,8 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     MLA,
     MLA_PLAN,
     MLA_RUN,
+    SINKS,
+    XQA_LATENT,
     CONCAT,
     FP8_GEMM,
     BLOCKS_HOPPER,
@@ -203,4 +374,5 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     FP4_GEMM,
     GROUPS,
     SEGMENTS,
+    TRTLLM_FP4,
 )

@@ -8,6 +8,7 @@ from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
 from kernelhub.backends.flashinfer.quant import kernels as quant
+from kernelhub.backends.flashinfer.trtllm import kernels as trtllm
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend(
@@ -17,6 +18,14 @@ BACKEND = Backend(
     homepage="https://github.com/flashinfer-ai/flashinfer",
 )
 
-KERNELS = (*attention.KERNELS, *mla.KERNELS, *gemm.KERNELS, *grouped.KERNELS, *moe.KERNELS, *quant.KERNELS)
+KERNELS = (
+    *attention.KERNELS,
+    *mla.KERNELS,
+    *trtllm.KERNELS,
+    *gemm.KERNELS,
+    *grouped.KERNELS,
+    *moe.KERNELS,
+    *quant.KERNELS,
+)
 
-KNOWN_BAD = (*attention.KNOWN_BAD, *mla.KNOWN_BAD, *gemm.KNOWN_BAD)
+KNOWN_BAD = (*attention.KNOWN_BAD, *mla.KNOWN_BAD, *trtllm.KNOWN_BAD, *gemm.KNOWN_BAD, *moe.KNOWN_BAD)

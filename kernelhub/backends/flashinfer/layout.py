@@ -71,6 +71,41 @@ def unseeing(q_offsets: Sequence[int], kv_lens: Sequence[int], causal: bool, dev
     return torch.tensor(blind, dtype=torch.int64).to(device, non_blocking=True)
 
 
+class Seeing(NamedTuple):
+    """The queries that see a key, for kernels that are not right where others are among them.
+
+    Attributes:
+        rows: int64 on the device, which rows of q they are; None for all of them.
+        sequences: the sequences that have any; None for all of them.
+        q_lens: how many of them each of those sequences has.
+        kv_lens: and how many keys.
+    """
+
+    rows: Tensor | None
+    sequences: list[int] | None
+    q_lens: list[int]
+    kv_lens: list[int]
+
+
+def seeing(q_offsets: Sequence[int], kv_lens: Sequence[int], causal: bool, device: torch.device) -> Seeing:
+    """The rows of q that see a key: those at the end of each sequence, if causal."""
+    counts = [
+        min(end - start, length) if causal or not length else end - start
+        for start, end, length in zip(q_offsets, q_offsets[1:], kv_lens, strict=False)
+    ]
+    rows: Tensor | None = None
+    if sum(counts) < q_offsets[-1]:
+        seen = [row for end, count in zip(q_offsets[1:], counts, strict=True) for row in range(end - count, end)]
+        rows = torch.tensor(seen, dtype=torch.int64).to(device, non_blocking=True)
+    sequences = [i for i, count in enumerate(counts) if count]
+    return Seeing(
+        rows,
+        sequences if len(sequences) < len(counts) else None,
+        [counts[i] for i in sequences],
+        [kv_lens[i] for i in sequences],
+    )
+
+
 def int32(values: Sequence[int]) -> Tensor:
     """A tensor on the host, as plans are made from."""
     return torch.tensor(values, dtype=torch.int32)

@@ -11,29 +11,39 @@ from typing import Any
 
 import torch
 
-from kernelhub.dispatch.constraint import Constraint, OnDevice, Package, Rejection, Takes
+from kernelhub.dispatch.constraint import NOT_BUILT, Constraint, OnDevice, Package, Rejection, Takes
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.probes import cache, compiler
 from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.package import fits, folders
+from kernelhub.probes.package import fits, folders, package
 from kernelhub.probes.signature import Call, takes
 
 INSTALL = 'pip install "kernelhub[flashinfer]"'
+_BUILD = (
+    "install the flashinfer-jit-cache of the same version; or ask for the kernel or prefer it, which compiles it once"
+)
 # From 0.6.0 on `plan` takes o_data_type and nothing that we give has moved; 0.7.2 is the newest that was read.
 PACKAGE = Package("flashinfer", ">=0.6,<0.7.3", distribution="flashinfer-python", install=INSTALL)
 
 # FlashInfer's FlashAttention-2 kernels are plain sm_80 code, compiled for the device at hand.
 SM80_ON = OnDevice("nvidia", only=((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)))
 HOPPER = OnDevice("nvidia", only=((9, 0),))
+CONSUMER_BLACKWELL = OnDevice("nvidia", only=((12, 0), (12, 1)))
 DATACENTRE_BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3)))
+
+# `m16k16_rowsum_f16f16f32` of `prefill.cuh` and `mla.cuh` sums the weights as the second product takes them, rounded to
+# half precision: by up to u relative, where an LSE may be off by u / 16, with float16 as with bfloat16.
+ROUNDED_SUM = "the sum of weights that were rounded to half precision is off by up to 16 times what an LSE may be"
 
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3"}  # as names of modules have them
 
 
 @dataclass(frozen=True)
 class Module:
-    """The compiled module that runs the problem: built ahead, or what it takes to compile it at first use.
+    """The compiled module that runs the problem: built already, or what it takes to compile it at first use.
+
+    Compiling takes from half a minute to ten, so a kernel that is not built is taken only where it is asked for.
 
     Args:
         reads: the facets that `names` reads.
@@ -45,17 +55,18 @@ class Module:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return self.reads
+        return (*self.reads, "device")
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        names, arch = self.names(problem), "{}{}".format(*problem.device.capability)
+        built = machine.ask(("flashinfer module", names, arch), lambda: built_module(names, arch), "modules")
+        if built.ok:
+            return None
         compiles = machine.ask("flashinfer compiler", compiler_of_modules, "nvcc")
-        if compiles.ok:
-            return None
-        names = self.names(problem)
-        ahead = machine.ask(("flashinfer module", names), lambda: built_ahead(names), "modules")
-        if ahead.ok:
-            return None
-        return Rejection(compiles.code, f"{ahead.reason}; {compiles.reason}", compiles.remedy)
+        if not compiles.ok:
+            return Rejection(compiles.code, f"{built.reason}; {compiles.reason}", compiles.remedy)
+        reason = f"{built.reason}: it would be {compiles.reason}, which takes half a minute to ten"
+        return Rejection(NOT_BUILT, reason, _BUILD)
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,10 @@ class RunsNvcc:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         finding = machine.ask("flashinfer compiler of kernels", compiler_of_kernels)
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+# What launches TensorRT-LLM's binaries of attention.
+LAUNCHER = Module((), lambda _: ("fmha_gen",))
 
 
 @dataclass(frozen=True)
@@ -111,6 +126,17 @@ class TakesOne:
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         finding = machine.ask(self, lambda: takes_one(self.calls))
+        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+@dataclass(frozen=True)
+class Products:
+    """TensorRT-LLM's batched products, which experts are made of; the binaries of attention do not help."""
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        finding = machine.ask("flashinfer batched products", products)
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 
@@ -185,8 +211,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or os.path.expanduser("~")) / ".cache" / "flashinfer"
 
 
-def built_ahead(names: tuple[str, ...]) -> Finding:
-    """One of the modules in the package itself or in flashinfer-jit-cache."""
+def built_module(names: tuple[str, ...], arch: str) -> Finding:
+    """One of the modules in the package itself, in flashinfer-jit-cache, or compiled here before for `arch`, as 90."""
     places = [Path(root, "data", "aot") for root in folders("flashinfer")]
     places += [Path(root, "jit_cache") for root in folders("flashinfer_jit_cache")]
     for folder in places:
@@ -194,7 +220,11 @@ def built_ahead(names: tuple[str, ...]) -> Finding:
             path = folder / name / f"{name}.so"
             if path.is_file():
                 return found(name, str(path), f"{path} is built")
-    return lacking(names[0], "symbol_missing", f"the module {names[0]} is not built ahead", INSTALL)
+    version = package("flashinfer", distribution="flashinfer-python").value or "*"
+    for name in names:
+        for path in cache_folder().glob(f"{version}/*{arch}*/cached_ops/{name}/{name}.so"):
+            return found(name, str(path), f"{path} is built")
+    return lacking(names[0], "symbol_missing", f"the module {names[0]} is not built", INSTALL)
 
 
 def cubins() -> Finding:
@@ -209,6 +239,26 @@ def cubins() -> Finding:
         subject,
         "cubins_missing",
         "the kernels are binaries that would be downloaded at the first call",
+        "install the flashinfer-cubin of the same version, or run `flashinfer download-cubin`",
+    )
+
+
+def products() -> Finding:
+    """Batched products where the library looks: in a folder that is named, else in flashinfer-cubin or its cache."""
+    subject = "FlashInfer's batched products"
+    named = os.environ.get("FLASHINFER_CUBIN_DIR")
+    places = [Path(named)] if named else [Path(root, "cubins") for root in folders("flashinfer_cubin")]
+    if not named:
+        places += [*cache_folder().glob("*/cubins"), cache_folder() / "cubins"]
+    for folder in places:
+        first = next(folder.glob("*/batched_gemm-*/*"), None)  # <hash of a release>/batched_gemm-<those of its sources>
+        if first is not None:
+            return found(subject, str(first.parent), f"batched products in {first.parent}")
+    where = f"FLASHINFER_CUBIN_DIR={named} has none" if named else "there are none here"
+    return lacking(
+        subject,
+        "cubins_missing",
+        f"batched products are binaries that would be downloaded at the first call, and {where}",
         "install the flashinfer-cubin of the same version, or run `flashinfer download-cubin`",
     )
 

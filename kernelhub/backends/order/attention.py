@@ -4,7 +4,17 @@ from kernelhub.dispatch.order import Line
 
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/attention_h200.json)"
 # These keep the op's contract against a model of their library; they have not run on a GPU here yet.
-_NOT_RUN = ("flash_attn.fa2", "flash_attn.fa4", "flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
+_NOT_RUN = (
+    "flash_attn.fa2",
+    "flash_attn.vllm_fa2",
+    "flash_attn.fa4",
+    "flashinfer.trtllm_ragged",
+    "xformers.flash",
+    "xformers.cutlass",
+)
+_FA3 = ("flash_attn.fa3", "flash_attn.vllm_fa3")
+_VARLEN = "torch.varlen_attn"  # FlashAttention-2: on an H200 1.4 to 1.6 times the time of triton.prefill
+_FLASHINFER = ("flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
 
 
 LINES = (
@@ -21,29 +31,37 @@ LINES = (
         (
             "torch.sdpa",
             "triton.split_kv",
-            "flash_attn.fa3",
+            *_FA3,
             "triton.prefill",
             "cudnn.sdpa",
+            *_FLASHINFER,
+            _VARLEN,
             *_NOT_RUN,
             "torch.blocked",
         ),
         _H200,
     ),
     # torch takes 0.64 to 0.71 of the time of triton.prefill. On an A100 too, FlashAttention-2, which torch ships, is
-    # ahead of Triton (Dao 2023, section 4).
-    Line("*", "prefill", ("torch.sdpa", "triton.prefill", *_NOT_RUN, "torch.blocked"), _H200),
+    # ahead of Triton (Dao 2023, section 4). flashinfer.fa2_ragged takes 1.08 to 1.22 of triton.prefill's time.
+    Line("*", "prefill", ("torch.sdpa", "triton.prefill", *_FLASHINFER, _VARLEN, *_NOT_RUN, "torch.blocked"), _H200),
     # Llama 3.1 8B, 16 x 1024, 4 x 4096 and 1 x 16384 tokens, flash_attn.fa3, torch.sdpa, triton.prefill: 0.263, 0.294,
     # 0.442 ms; 0.794, 0.976, 1.35; 2.92, 3.59, 4.98. cudnn.sdpa, triton.prefill and torch.sdpa: 1 x 8192 tokens 1.00,
     # 1.31 and 0.95 ms; ragged, 8000 tokens of 4 sequences, 0.417 and 0.510; 128 heads of 192 and 128, 4096 tokens 1.35
-    # and 1.79.
+    # and 1.79. FlashInfer 0.6.18, 64 heads to 8, fa3_ragged and triton.prefill: ragged 4 x 2048 0.487 and 0.737 ms,
+    # 2 x 4096 of 128 heads of 192 and 128 2.18 and 3.84; 1 x 8192 1.65 and 2.55, and torch.sdpa 1.85. But torch, which
+    # takes what is not ragged, plans nothing, and what each new shape costs the host is not in those. In one run,
+    # flash_attn.fa3, vLLM's build of it and fa3_ragged: 1 x 8192 1.53, 1.60, 1.68; ragged 4 x 2048 0.504, 0.497, 0.480.
     Line(
         "hopper",
         "prefill",
         (
-            "flash_attn.fa3",
+            *_FA3,
             "torch.sdpa",
+            "flashinfer.fa3_ragged",
             "cudnn.sdpa",
             "triton.prefill",
+            "flashinfer.fa2_ragged",
+            _VARLEN,
             *_NOT_RUN,
             "torch.blocked",
         ),

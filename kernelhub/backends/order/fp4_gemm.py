@@ -2,17 +2,24 @@
 
 from kernelhub.dispatch.order import Line
 
+_MARLIN = ("marlin.nvfp4_bfloat16", "marlin.nvfp4_float16", "marlin.mxfp4")
+# For sm_10x, of which none was at hand.
 _NOT_RUN = ("cutlass.vllm_fp4", *(f"flashinfer.fp4_{name}" for name in ("cutlass", "trtllm", "cudnn")))
 
 LINES = (
     Line("cpu", "*", ("torch.dequantized", "triton.fp4_gemm"), "Triton is only interpreted on a CPU"),
     # From 512 rows on the weight is decoded once: 57344 x 8192, 10240 x 8192 and 7168 x 16384 with 4096 rows took 5.93,
     # 0.999 and 1.33 ms against 9.62, 1.70 and 2.42 decoded in registers, 512 rows 0.995, 0.179 and 0.239 against 1.14,
-    # 0.235 and 0.310, on an H200; bfloat16 weights 5.03, 0.877 and 1.20 with 4096 rows.
+    # 0.235 and 0.310; bfloat16 weights 5.03, 0.877 and 1.20 with 4096 rows.
+    # Packed weights, ours and Marlin's (vLLM 0.33.0): 10240 x 8192 with 1, 16, 64, 256 and 1024 rows 0.033, 0.035,
+    # 0.057, 0.149, 0.291 and 0.030, 0.031, 0.050, 0.141, 0.502; 57344 x 8192 0.115, 0.118, 0.180, 0.506, 1.64 and
+    # 0.109, 0.119, 0.187, 0.706, 2.93; 5760 x 2880 of mxfp4 0.019, 0.019, 0.028, 0.049, 0.069 and 0.015, 0.015, 0.022,
+    # 0.047, 0.146.
+    # One packed weight serves both decode and prefill, where Marlin takes up to twice the time.
     Line(
         "*",
         "*",
-        ("triton.fp4_gemm", *_NOT_RUN, "torch.dequantized"),
-        "vLLM's and FlashInfer's have not run here, since no Blackwell was at hand",
+        ("triton.fp4_gemm", *_MARLIN, *_NOT_RUN, "torch.dequantized"),
+        "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.json)",
     ),
 )

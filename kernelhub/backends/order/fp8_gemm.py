@@ -24,7 +24,7 @@ LINES = (
     # vLLM 0.33.0's CUTLASS, which is exact enough up to K 2048 there, ours and torch's: by row, 1, 64, 1024 and 4096
     # rows with 8192 x 2048 0.012, 0.012, 0.030, 0.098 ms, 0.014, 0.016, 0.042, 0.154 and 0.015, 0.014, 0.033, 0.116; by
     # tensor 0.012, 0.012, 0.029, 0.097 against torch's 0.012, 0.013, 0.033, 0.108. flashinfer.fp8_cublas is cuBLASLt,
-    # as torch's is.
+    # as torch's is: with 8192 x 512 0.014, 0.011, 0.017, 0.040 and torch's 0.008, 0.008, 0.017, 0.044.
     Line(
         "hopper", "tensor", (_VLLM, "torch.scaled_mm", _TRITON, "flashinfer.fp8_cublas", *_TENSOR_NOT_RUN, _LAST), _H200
     ),
@@ -50,8 +50,8 @@ LINES = (
     ),
     # 128, 1024 and 4096 rows: with 7168 x 18432 DeepGEMM's 0.055, 0.228, 0.752 ms, torch's 0.066, 0.230, 0.849, ours
     # 0.075, 0.373, 1.39; with 24576 x 1536 0.024, 0.070, 0.240, 0.026, 0.081, 0.272, 0.030, 0.124, 0.456; only with
-    # 576 x 7168 and 128 rows ours is the fastest, 0.015. FlashInfer's with 7168 x 18432 0.053, 0.242, 0.866, with 24576 x
-    # 1536 0.025, 0.091, 0.336; vLLM's 0.064, 0.245, 0.938 and 0.025, 0.081, 0.292.
+    # 576 x 7168 and 128 rows ours is the fastest, 0.015. FlashInfer's with 7168 x 18432 0.053, 0.242, 0.866, with
+    # 24576 x 1536 0.025, 0.091, 0.336; vLLM's 0.064, 0.245, 0.938 and 0.025, 0.081, 0.292.
     Line(
         "*",
         "block_prefill",

@@ -3,7 +3,14 @@
 from kernelhub.dispatch.order import Line
 
 # FlashInfer's, which have not run on a GPU here yet.
-_NOT_RUN = ("flashinfer.cutlass_experts", "flashinfer.cutlass_experts_fp8")
+_NOT_RUN = (
+    "flashinfer.cutlass_experts",
+    "flashinfer.cutlass_experts_fp8",
+    "flashinfer.cutlass_experts_mxfp4",
+    "flashinfer.trtllm_experts",
+    "flashinfer.trtllm_experts_fp8",
+    "flashinfer.trtllm_experts_mxfp4",
+)
 
 LINES = (
     # Times of torch.experts over those of cpp.experts on one core. 8 experts of 7168 x 256, fp8 in blocks, 1, 4, 16,

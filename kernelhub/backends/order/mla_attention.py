@@ -4,7 +4,8 @@ from kernelhub.dispatch.order import Line
 
 _H200 = "H200, FlashMLA of June 2026 against Triton 3.6, November 2026"
 # These keep the op's contract against a model of their library; they have not run on a GPU here yet.
-_NOT_RUN = ("flashinfer.mla_fa3", "flashinfer.mla_fa2")
+_NOT_RUN = ("flashinfer.mla_trtllm", "flashinfer.mla_trtllm_listed", "flashinfer.mla_xqa")
+_FLASHINFER = ("flashinfer.mla_fa3", "flashinfer.mla_fa2")
 
 LINES = (
     Line(
@@ -20,6 +21,10 @@ LINES = (
     # 8 0.048 and 0.069, 32 0.136 and 0.077, 128 0.444 and 0.156; with 64 heads 8 0.035 and 0.069, 32 0.080 and 0.077,
     # 128 0.232 and 0.104. One multiprocessor walks a whole list, so few queries leave the others idle. With 16 heads,
     # padded: 32 queries 0.062 and 0.080, 64 0.104 and 0.084.
+    # FlashInfer 0.6.18, one call, split_kv, mla_fa2 and mla_fa3: 32 x 8192 tokens with 128 heads 0.348, 0.288 and
+    # 0.141 ms (flash_mla.dense 0.150 in another run), with 16 heads 0.160, 0.151 and 0.091; 1 x 32768 with 128 heads
+    # 0.074, 0.063 and 0.044; four queries of 16 x 4096 with 16 heads 0.068, 0.055 and 0.042. Its plans on the host are
+    # not in these, and it stands in no graph, which decode lives by: prefer it where none is captured.
     Line(
         "hopper",
         "decode",
@@ -29,12 +34,14 @@ LINES = (
             "triton.split_kv",
             "flash_mla.sparse_padded",
             "triton.split_kv_fixed",
+            *_FLASHINFER,
             *_NOT_RUN,
             "torch.gathered",
         ),
         _H200,
     ),
     # 2048 queries with 2048 listed tokens each: 128 heads 6.31 and 1.97 ms, 64 3.18 and 0.99, 16 padded 2.18 and 1.11.
+    # 512 of 4096 tokens of 2 sequences, 16 heads, split_kv, mla_fa2 and mla_fa3: 0.625, 0.522 and 0.231 ms.
     Line(
         "hopper",
         "*",
@@ -42,6 +49,7 @@ LINES = (
             "flash_mla.dense",
             "flash_mla.sparse",
             "flash_mla.sparse_padded",
+            *_FLASHINFER,
             "triton.split_kv",
             "triton.split_kv_fixed",
             *_NOT_RUN,
@@ -60,6 +68,7 @@ LINES = (
             "flash_mla.sparse",
             "flash_mla.sparse_padded",
             "flash_mla.dense",
+            *_FLASHINFER,
             *_NOT_RUN,
             "torch.gathered",
         ),

@@ -101,11 +101,15 @@ def contradiction(problem: AttentionProblem) -> str | None:
     return None
 
 
-REGIMES = ("decode", "prefill", "mixed")
+REGIMES = ("decode", "speculative", "prefill", "mixed")
 
 
 def regime(problem: AttentionProblem) -> str:
-    """``decode`` for few query tokens per sequence, ``prefill`` for many, ``mixed`` where both may come."""
+    """``decode`` for few query tokens per sequence, ``prefill`` for many.
+
+    Of pages, ``speculative`` for more than one of them, and ``mixed`` where both may come.
+    """
+    paged = isinstance(problem, PagedAttentionProblem)
     if problem.q_len in (ONE, FEW):
-        return "decode"
-    return "mixed" if problem.ragged and isinstance(problem, PagedAttentionProblem) else "prefill"
+        return "speculative" if paged and problem.q_len == FEW else "decode"
+    return "mixed" if problem.ragged and paged else "prefill"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from pathlib import Path
+from typing import Any, Optional, Union
 
 import pytest
 import torch
@@ -16,17 +17,21 @@ from kernelhub.backends.flashinfer.gemm.operands import shuffled
 from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
+from kernelhub.backends.flashinfer.moe import layouts, mixed
 from kernelhub.backends.flashinfer.quant import kernels as quant
 from kernelhub.backends.flashinfer.requirements import PACKAGE, Module, takes_one
+from kernelhub.backends.flashinfer.trtllm import kernels as trtllm
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.probes.device import simulated
 from kernelhub.probes.package import fits
 from kernelhub.probes.signature import Call, takes
+from tests.backends.flashinfer_mixed_fake import BITS, codes_in_order
 from tests.providers.wheels import wheel
 
 # The first that is admitted, the last before `plan` of decode took any keyword, one after, the last of 0.6, and the
 # newest, where latent attention moved into a package of its own: each shows a change of the interface.
 VERSIONS = ("0.6.1", "0.6.12", "0.6.18.post1", "0.7.2.post1")
+BLOCK_MAJOR_K, RENORMALIZE = 2, 1  # as adapters give them, which cannot be imported without the library
 MOVED_BEHIND = ("0.6.18.post1", "0.7.2.post1")
 
 
@@ -76,16 +81,34 @@ class TestReleases:
 
     @pytest.mark.parametrize("call", calls.NEWER, ids=name_of)
     def test_newer_calls_are_refused_where_they_are_not_taken(self, call, version) -> None:
-        finding = takes(call, root=wheel("flashinfer-python", version) / "flashinfer")
-        experts = call in (calls.EXPERTS, calls.EXPERTS_SPACE)
-        older = ("0.6.1", "0.6.12") if experts else ("0.6.1",)
+        finding = takes_one(several(call), root=wheel("flashinfer-python", version) / "flashinfer")
+        from_0_6_12 = (
+            calls.MX_GEMM,
+            calls.DEQUANTIZE_MODULE,
+            calls.DEQUANTIZE_NVFP4,
+            calls.TRTLLM_CONTEXT,
+            calls.TRTLLM_LATENT,
+        )
+        older = ("0.6.1",) if call in from_0_6_12 else ("0.6.1", "0.6.12")
         if version in older:
             assert finding.code in ("signature_changed", "symbol_missing", "symbol_unknown")
         else:
             assert finding.ok, finding.reason
 
+    def test_modules_of_attention_are_called_what_the_probe_looks_for(self, version) -> None:
+        folder = wheel("flashinfer-python", version) / "flashinfer"
+        assert '"fmha_gen"' in (folder / "jit/attention/modules.py").read_text()
+        xqa = (folder / "jit/xqa.py").read_text()
+        for part in ("xqa_mla_input_", "_head_group_ratio_{head_group_ratio}_use_sliding_window_{use_sliding_window}"):
+            assert part in xqa
+        takes_halves = "torch.bfloat16)" in xqa.partition("def gen_xqa_module_mla(")[2].partition("return gen_jit")[0]
+        assert takes_halves is (version != "0.6.1"), "the record of XQA's latents asks for 0.6.12"
+        sinks = (folder / ("attention.py" if version == "0.6.1" else "attention/_core.py")).read_text()
+        assert 'f"batch_prefill_attention_sink_{filename_safe_dtype_map[q_data_type]}_swa_{window_left >= 0}_' in sinks
+
     def test_modules_of_experts_are_called_what_the_probe_looks_for(self, version) -> None:
         source = (wheel("flashinfer-python", version) / "flashinfer/jit/fused_moe.py").read_text()
+        assert '"fused_moe_trtllm_sm100"' in source
         assert 'f"fused_moe_{device_arch}"' in source
         for arch in ("90", "100", "103"):
             assert f'nvcc_flags, "{arch}", use_fast_build' in source
@@ -153,6 +176,74 @@ class TestReleases:
         assert "input_scale.shape" not in body
 
 
+def functions(version: str, path: str, *names: str) -> dict[str, Any]:
+    """Functions and tables of a file of the library, run without what surrounds them."""
+    tree = ast.parse((wheel("flashinfer-python", version) / "flashinfer" / path).read_text())
+    found: dict[str, Any] = {"torch": torch, "Union": Union, "Optional": Optional}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node
+        if getattr(target, "id", getattr(target, "name", None)) in names:
+            node.decorator_list = []  # type: ignore[attr-defined]
+            exec(compile(ast.Module([node], []), path, "exec"), found)
+    return found
+
+
+ROWS = ("srcToDstBlk16RowMap", "srcToDstBlk32RowMap", "get_shuffle_block_size", "get_shuffle_matrix_a_row_indices")
+IN_TURN = "get_reorder_rows_for_gated_act_gemm_row_indices"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+class TestLayoutsOfExperts:
+    """What packs weights against the library's own functions, as far as those need no GPU."""
+
+    def test_rows_are_shuffled_as_the_library_shuffles_them(self, version) -> None:
+        indices = functions(version, "utils.py", *ROWS)["get_shuffle_matrix_a_row_indices"]
+        rows = torch.arange(3 * 128 * 5).view(3, 128, 5)
+        want = torch.stack([of[indices(of, 128)] for of in rows])
+        assert torch.equal(layouts.shuffled(rows), want)
+        assert torch.equal(layouts.unshuffled(want), rows)
+
+    def test_gate_and_up_are_in_turn_as_in_the_library(self, version) -> None:
+        """Which has up before gate where it begins."""
+        indices = functions(version, "fused_moe/core.py", IN_TURN)[IN_TURN]
+        rows = torch.arange(3 * 64 * 5).view(3, 64, 5)
+        want = torch.stack([torch.cat([of[32:], of[:32]])[indices(of)] for of in rows])
+        assert torch.equal(layouts.in_turn(rows), want)
+        assert torch.equal(layouts.one_after_the_other(want), rows)
+
+    def test_k_lies_in_blocks_as_in_the_library(self, version) -> None:
+        convert = functions(version, "fused_moe/core.py", "convert_to_block_layout")["convert_to_block_layout"]
+        rows = torch.arange(3 * 32 * 256, dtype=torch.int64).to(torch.uint8).view(3, 32, 256)
+        want = torch.stack([convert(of, 128) for of in rows])
+        assert torch.equal(layouts.in_blocks(rows), want)
+        assert torch.equal(layouts.out_of_blocks(want), rows)
+
+    def test_scales_for_sm_90_are_folded_as_in_the_library(self, version) -> None:
+        if version not in MOVED_BEHIND:
+            pytest.skip("the kernel wants scales otherwise in older releases, which its record refuses")
+        name = "interleave_moe_scales_for_sm90_mixed_gemm"
+        fold = functions(version, "fused_moe/prepare.py", name)[name]
+        scale = torch.randint(0, 256, (3, 128, 12), dtype=torch.uint8)
+        assert torch.equal(mixed.folded(scale), fold(scale))
+        assert torch.equal(mixed.unfolded(fold(scale)), scale)
+
+    def test_numbers_that_are_given_for_names(self, version) -> None:
+        if version not in MOVED_BEHIND:
+            pytest.skip("older releases are refused")
+        source = (wheel("flashinfer-python", version) / "flashinfer/tllm_enums.py").read_text()
+        assert f"BlockMajorK = {BLOCK_MAJOR_K}" in source
+        assert f"Renormalize = ({RENORMALIZE},)" in source
+
+
+def test_codes_for_sm_90_are_interleaved_as_the_library_s_kernel_does() -> None:
+    """Held against a transcription of it, bit by bit; `tests/gpu` holds it against the kernel."""
+    codes = torch.randint(0, 256, (2, 48, 96), dtype=torch.uint8)
+    assert torch.equal(codes_in_order(mixed.interleaved(codes)), codes)
+    assert torch.equal(mixed.deinterleaved(mixed.interleaved(codes)), codes)
+    bits = sorted(far for of in BITS for far in of)
+    assert bits == list(range(32))
+
+
 def parameters(path: Path, function: str) -> tuple[str, ...]:
     """Of a function inside another."""
     tree = ast.parse(path.read_text())
@@ -184,7 +275,7 @@ def test_an_older_release_is_refused_by_its_version() -> None:
 
 
 def test_every_call_of_the_table_is_held_by_a_record() -> None:
-    held = "".join(map(inspect.getsource, (attention, mla, gemm, grouped, moe, quant)))
+    held = "".join(map(inspect.getsource, (attention, trtllm, mla, gemm, grouped, moe, quant)))
     for name, value in vars(calls).items():
         if value in (*calls.CALLS, *calls.NEWER):
             assert f"calls.{name}" in held, f"{name} is held by no record"

@@ -1,17 +1,16 @@
 """Records of FlashInfer's kernels of attention.
 
-None of them honours sinks but XQA: the planned wrappers take the argument and drop it. None of the planned ones can
-stand in a CUDA graph here: their tables belong to one step.
+Sinks are honoured by XQA and by a wrapper of their own: the others take the argument and drop it. None of the planned
+ones can stand in a CUDA graph here: their tables belong to one step.
 """
 
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.requirements import (
-    DATACENTRE_BLACKWELL,
     HOPPER,
+    ROUNDED_SUM,
     SM80_ON,
-    Cubins,
     Module,
     dtype_part,
     requirements,
@@ -28,6 +27,7 @@ _COMPILED = "compiled at first use, for minutes, unless built ahead"
 _PAGES = Between("page_size", 1, 1 << 16)
 _ANY_LENGTH = OneOf("q_len", (ONE, FEW, MANY, ANY))
 _ONE_QUERY = OneOf("q_len", (ONE,), why="it takes one query of each sequence")
+_NO_LSE = OneOf("lse", (False,), why=ROUNDED_SUM)
 _SAME_WIDTH = SameValue("head_dim_vo", "head_dim_qk", why="both are read by one set of strides")
 _SQUARE = (OneOf("head_dim_qk", (64, 128, 256)), OneOf("head_dim_vo", (64, 128, 256)), _SAME_WIDTH)
 _HALF_OR_FP8 = (
@@ -67,20 +67,21 @@ def _xqa_names(problem: PagedAttentionProblem) -> tuple[str, ...]:
     return (start, f"{start}_spec_q_seq_len_1")
 
 
+def _sinks_module(backend: str) -> Module:
+    def names(problem: PagedAttentionProblem) -> tuple[str, ...]:
+        dtype = {"float16": "f16", "bfloat16": "bf16"}.get(problem.q_dtype, problem.q_dtype)
+        return (f"batch_prefill_attention_sink_{dtype}_swa_{problem.window_left}_{backend}",)
+
+    return Module(("q_dtype", "window_left"), names)
+
+
 _FA2 = _prefill_module("")
 _FA3 = _prefill_module("_sm90")
 _DECODE = Module(_FACETS, _decode_names)
 _XQA = Module(("q_dtype", "page_size", "head_dim_qk", "num_q_heads", "num_kv_heads", "window_left"), _xqa_names)
 
 
-def _widths_of_hopper(problem: AttentionProblem) -> str | None:
-    widths = (problem.head_dim_qk, problem.head_dim_vo)
-    if widths in ((64, 64), (128, 128), (192, 128), (256, 256)):
-        return None
-    return f"heads of {widths[0]} and {widths[1]} have no kernel, those of 64, 128, 256, and 192 with 128, have"
-
-
-def _widths_of_ampere(problem: AttentionProblem) -> str | None:
+def _widths_not_known(problem: AttentionProblem) -> str | None:
     widths = (problem.head_dim_qk, problem.head_dim_vo)
     if widths in ((64, 64), (128, 128), (192, 128), (256, 256)):
         return None
@@ -92,6 +93,15 @@ def _group_of_xqa(problem: PagedAttentionProblem) -> str | None:
     return f"{group} query heads share a KV head; up to 32 fit a tile" if group > 32 else None
 
 
+def _rough_cap(problem: AttentionProblem) -> str | None:
+    """`tanh.approx` is right to 2 ** -11 of a score: too rough for what is told to 2 ** -10, or to 2 ** -12 of one."""
+    if problem.softcap and (problem.lse or problem.q_dtype == "float16"):
+        what = "an LSE" if problem.lse else "float16"
+        return f"softcap is computed to 2 ** -11 of a score, which is too rough for {what}"
+    return None
+
+
+_CAP = Rule(("softcap", "lse", "q_dtype"), _rough_cap, "value")
 _GROUP = ("num_q_heads", "num_kv_heads")
 _FEATURES = frozenset({"ragged", "causal", "window_left", "softcap", "lse"})
 _PAGED_FEATURES = _FEATURES | {"kv_layout=HND"}
@@ -99,6 +109,18 @@ _FP8_FEATURES = _PAGED_FEATURES | {"kv_scale=value"}
 _DECODE_CALLS = (calls.DECODE, calls.DECODE_PLAN, calls.DECODE_RUN)
 _PREFILL_CALLS = (calls.PREFILL, calls.PREFILL_PLAN, calls.PREFILL_RUN)
 _RAGGED_CALLS = (calls.RAGGED, calls.RAGGED_PLAN, calls.RAGGED_RUN)
+
+_SINKS = (
+    *_HALF,
+    OneOf("head_dim_qk", (64, 128), why="other widths with sinks are not known to work"),
+    OneOf("head_dim_vo", (64, 128), why="other widths with sinks are not known to work"),
+    _SAME_WIDTH,
+    _PAGES,
+    _ANY_LENGTH,
+    anything(*_GROUP),
+    OneOf("sinks", (True,), why="without sinks another kernel does the same"),
+)
+_SINKS_FEATURES = frozenset({"ragged", "causal", "window_left", "sinks", "kv_layout=HND"})
 
 
 def _few_heads_share(problem: PagedAttentionProblem) -> str | None:
@@ -126,6 +148,7 @@ KERNELS = (
             _ONE_QUERY,
             Rule(_GROUP, _few_heads_share, "value"),
             OneOf("ragged", (False,)),
+            _CAP,
             _DECODE,
         ),
         features=_FP8_FEATURES - {"ragged"},
@@ -146,9 +169,11 @@ KERNELS = (
             _ONE_QUERY,
             Rule(_GROUP, _many_heads_share, "value"),
             OneOf("ragged", (False,)),
+            _CAP,
+            _NO_LSE,
             _FA2,
         ),
-        features=_FP8_FEATURES - {"ragged"},
+        features=_FP8_FEATURES - {"ragged", "lse"},
         reads_lengths=True,
         source=_SOURCE,
     ),
@@ -165,9 +190,11 @@ KERNELS = (
             _PAGES,
             _ANY_LENGTH,
             anything(*_GROUP),
+            _CAP,
+            _NO_LSE,
             _FA2,
         ),
-        features=_FP8_FEATURES,
+        features=_FP8_FEATURES - {"lse"},
         reads_lengths=True,
         source=_SOURCE,
     ),
@@ -184,6 +211,7 @@ KERNELS = (
             _PAGES,
             _ANY_LENGTH,
             anything(*_GROUP),
+            _CAP,
             _FA3,
         ),
         features=_PAGED_FEATURES,
@@ -214,25 +242,25 @@ KERNELS = (
     ),
     Kernel(
         op="paged_attention",
-        name="flashinfer.trtllm_gen",
-        target=f"{_HERE}.xqa:TrtllmGen",
-        summary="TensorRT-LLM's kernels for sm_100 and sm_103, which come as binaries: one query",
+        name="flashinfer.fa3_sinks",
+        target=f"{_HERE}.sinks:SinksHopper",
+        summary=f"FlashAttention-3 with sinks, by the one wrapper that honours them; {_COMPILED}",
         band=Band.TUNED,
-        constraints=(
-            *requirements(DATACENTRE_BLACKWELL, calls.TRTLLM_DECODE),
-            dtype_in("q_dtype", *_HALVES),
-            dtype_in("kv_dtype", *_HALVES, why="whose scales it wants otherwise"),
-            OneOf("head_dim_qk", (64, 128)),
-            OneOf("head_dim_vo", (64, 128)),
-            _SAME_WIDTH,
-            OneOf("page_size", (16, 32, 64), why="there are binaries for these"),
-            _ONE_QUERY,
-            OneOf("ragged", (False,)),
-            anything(*_GROUP),
-            Cubins(),
-        ),
-        features=frozenset({"causal", "window_left", "kv_layout=HND"}),
-        source="TensorRT-LLM, as FlashInfer distributes it",
+        constraints=(*requirements(HOPPER, calls.SINKS, *_PREFILL_CALLS[1:]), *_SINKS, _sinks_module("fa3")),
+        features=_SINKS_FEATURES,
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="flashinfer.fa2_sinks",
+        target=f"{_HERE}.sinks:Sinks",
+        summary=f"FlashAttention-2 with sinks, by the one wrapper that honours them; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(*requirements(SM80_ON, calls.SINKS, *_PREFILL_CALLS[1:]), *_SINKS, _sinks_module("fa2")),
+        features=_SINKS_FEATURES,
+        reads_lengths=True,
+        source=_SOURCE,
     ),
     Kernel(
         op="attention",
@@ -243,12 +271,14 @@ KERNELS = (
         constraints=(
             *requirements(SM80_ON, *_RAGGED_CALLS),
             *_HALF,
-            Rule(("head_dim_qk", "head_dim_vo"), _widths_of_ampere, "value"),
+            Rule(("head_dim_qk", "head_dim_vo"), _widths_not_known, "value"),
             _ANY_LENGTH,
             anything(*_GROUP),
+            _CAP,
+            _NO_LSE,
             _FA2,
         ),
-        features=_FEATURES,
+        features=_FEATURES - {"lse"},
         reads_lengths=True,
         source=_SOURCE,
     ),
@@ -261,9 +291,10 @@ KERNELS = (
         constraints=(
             *requirements(HOPPER, *_RAGGED_CALLS),
             *_HALF,
-            Rule(("head_dim_qk", "head_dim_vo"), _widths_of_hopper, "value"),
+            Rule(("head_dim_qk", "head_dim_vo"), _widths_not_known, "value"),
             _ANY_LENGTH,
             anything(*_GROUP),
+            _CAP,
             _FA3,
         ),
         features=_FEATURES,
@@ -279,15 +310,9 @@ _ISSUES = "https://github.com/flashinfer-ai/flashinfer"
 
 # What the library takes and drops, sinks given to the planned wrappers, is no entry here: no record lists the feature.
 KNOWN_BAD = (
-    KnownBad(
-        "flashinfer.trtllm_gen",
-        "paged_attention",
-        (Between("page_size", 129, 1 << 16),),
-        "pages of more than 128 tokens are read as smaller ones",
-        f"{_ISSUES}/issues/4347",
-    ),
     # So it stands in the scheduler of 0.6.0 to 0.7.2: window_left + a tile of queries, whatever the mask.
     KnownBad("flashinfer.fa2_prefill", "paged_attention", _OPEN_ENDED, _SPLIT, f"{_ISSUES}/issues/4972"),
+    KnownBad("flashinfer.fa2_sinks", "paged_attention", _OPEN_ENDED, _SPLIT, f"{_ISSUES}/issues/4972"),
     KnownBad("flashinfer.fa2_ragged", "attention", _OPEN_ENDED, _SPLIT, f"{_ISSUES}/issues/4972"),
     # Seen on sm_121, and with windows; in the source of 0.6.16 every block writes, on every device.
     KnownBad(

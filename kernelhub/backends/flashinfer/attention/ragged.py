@@ -65,6 +65,8 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
             k, v = k.flatten(0, 1), v.flatten(0, 1)
         elif step.num_seqs == 0:  # tokens that belong to no sequence
             return
+        elif k.shape[0] != (last := step.k_offsets()[-1]):  # tiles reach into what follows, where zero times NaN is NaN
+            k, v = k[:last], v[:last]
         if k.shape[0] == 0:  # there is an address to give, if nothing behind it
             k, v = k.new_zeros((1, *k.shape[1:])), v.new_zeros((1, *v.shape[1:]))
         wanted, factor = wanted_for(shape, values.scale, q.device, values.window_left, values.softcap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer import calls
-from kernelhub.backends.flashinfer.requirements import HOPPER, SM80_ON, Module, dtype_part, requirements
+from kernelhub.backends.flashinfer.requirements import HOPPER, ROUNDED_SUM, SM80_ON, Module, dtype_part, requirements
 from kernelhub.dispatch.constraint import Between, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE
@@ -67,8 +67,13 @@ KERNELS = (
         target=f"{_HERE}.paged:Latent",
         summary=f"FlashAttention-2 over paged latents; {_COMPILED}",
         band=Band.TUNED,
-        constraints=(*requirements(SM80_ON, *_CALLS), *_ATTENTION, _module("")),
-        features=_FEATURES,
+        constraints=(
+            *requirements(SM80_ON, *_CALLS),
+            *_ATTENTION,
+            OneOf("lse", (False,), why=ROUNDED_SUM),
+            _module(""),
+        ),
+        features=_FEATURES - {"lse"},
         reads_lengths=True,
         source=_SOURCE,
     ),

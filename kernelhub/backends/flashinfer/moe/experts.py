@@ -1,12 +1,13 @@
 """`fused_moe` by the library's CUTLASS kernels.
 
-They have up before gate, so the halves of `w13` change places first: once for a plan, at each call else. A token that
-chooses an expert twice is given once, with both weights, since the library drops the second of such choices when
-tokens are many.
+They have up before gate, so the halves of `w13` change places first: as weights are packed, else once for a plan, else
+at each call. A token that chooses an expert twice is given once, with both weights, since the library drops the second
+of such choices when tokens are many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,15 +15,18 @@ from flashinfer.fused_moe.core import cutlass_fused_moe, cutlass_fused_moe_works
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
+from kernelhub.backends.flashinfer.moe.choices import choices_of
+from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.formats import to_e4m3
-from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
+from kernelhub.ops.moe.experts.adapter import W13, ExpertsAdapter, PackingExperts, Values
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
+from kernelhub.ops.packed import PackedWeight, Tensors
 
 _SMALLEST = 128  # width of the layer by which the module is loaded
 
 
-class Experts(ExpertsAdapter):
+class Experts(ExpertsAdapter, PackingExperts):
     """Weights in the dtype of the tokens."""
 
     weight_dtype: torch.dtype | None = None  # that of the tokens
@@ -34,14 +38,23 @@ class Experts(ExpertsAdapter):
             self._load()
 
     def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
-        return w13._replace(weight=_swapped(w13.weight)), w2._replace(weight=whole(w2.weight))
+        if self.problem.weight_layout != CHECKPOINT:
+            return w13, w2
+        return w13._replace(weight=swapped(w13.weight)), w2._replace(weight=whole(w2.weight))
+
+    def pack(
+        self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
+    ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
+        made = swapped(weight) if side == W13 else whole(weight)
+        return {"weight": made, "scale": scale, "global_scale": None, "bias": None}, unpack
 
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        ids, weights = _each_once(topk_ids, topk_weights, self.problem.num_experts)
-        direct = lies_whole(out) and out.data_ptr() != x.data_ptr()
-        made = whole(out) if direct else out.new_empty(out.shape)
+        ids, weights = choices_of(topk_ids, topk_weights, self.problem.num_experts, values.expert_map)
+        width = w2.weight.shape[1]
+        direct = lies_whole(out) and out.data_ptr() != x.data_ptr() and out.shape[1] == width
+        made = whole(out) if direct else out.new_empty((out.shape[0], width))
         cutlass_fused_moe(
             whole(self._tokens(x, values)),
             ids,
@@ -52,9 +65,10 @@ class Experts(ExpertsAdapter):
             self._scales(w13, w2, values),
             output=made,
             use_fused_finalize=False,
+            **self._more(w13, w2, values),
         )
         if not direct:
-            out.copy_(made)
+            out.copy_(made[:, : out.shape[1]])
 
     def workspace_bytes(self, num_tokens: int) -> int:
         """As the library has it; tokens, choices and a result without gaps."""
@@ -84,6 +98,10 @@ class Experts(ExpertsAdapter):
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
         """What the library takes as `quant_scales`."""
         return []
+
+    def _more(self, w13: Matrix, w2: Matrix, values: Values) -> dict[str, Any]:
+        """Further arguments of the library."""
+        return {}
 
     def _load(self) -> None:
         width, dtype = _SMALLEST, self.weight_dtype or self._dtype
@@ -121,16 +139,15 @@ class ExpertsFp8(Experts):
         return [w13.channel_scale[:, 0] * a1, a2.reciprocal(), w2.channel_scale[:, 0] * a2, a1]
 
 
-def _swapped(matrices: Tensor) -> Tensor:
+def unpack(packed: PackedWeight) -> Tensors:
+    """Weight, scale, global scale and bias as `pack` was given them."""
+    weight = packed.tensors["weight"]
+    assert weight is not None
+    return swapped(weight) if packed.facts["side"] == W13 else weight, packed.tensors["scale"], None, None
+
+
+def swapped(matrices: Tensor) -> Tensor:
     """[E, 2I, ...] with the halves of each in the other order."""
     half = matrices.shape[1] // 2
     raw: Any = matrices.view(torch.uint8) if matrices.element_size() == 1 else matrices
     return whole(torch.cat([raw[:, half:], raw[:, :half]], 1).view(matrices.dtype))
-
-
-def _each_once(ids: Tensor, weights: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Choices of a token with no expert twice: the first bears the weight of all, others are outside of the experts."""
-    same = ids.unsqueeze(2) == ids.unsqueeze(1)
-    summed = torch.where(same, weights.unsqueeze(1), 0.0).sum(2)
-    again = same.tril(-1).any(2)
-    return torch.where(again, num_experts, ids.clamp(-1, num_experts)).int(), summed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.torch.devices import ANYWHERE, CPU
-from kernelhub.dispatch.constraint import Between, OnDevice, SameValue, anything, dtype_in
+from kernelhub.backends.torch.devices import ANYWHERE, CPU, Torch
+from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.attention.problem import FLOATS, FP8
 
@@ -47,6 +47,27 @@ KERNELS = (
         features=frozenset({"causal"}),
         graph=GraphLevel.FULL,
         source="torch.nn.functional.scaled_dot_product_attention",
+    ),
+    Kernel(
+        op="attention",
+        name="torch.varlen_attn",
+        target="kernelhub.backends.torch.attention.varlen:VarlenAttn",
+        summary="FlashAttention-2 that torch ships, of ragged sequences; batches go as ragged ones",
+        band=Band.PORTABLE,
+        constraints=(
+            OnDevice("nvidia", only=((8, 0), (8, 6), (8, 9), (9, 0))),
+            Torch("2.11", "12.6"),
+            dtype_in("q_dtype", "bfloat16", "float16"),
+            SameValue("q_dtype", "kv_dtype", why="the operator takes one dtype"),
+            _HEADS,
+            Between("head_dim_qk", 8, 256, why="the width of its widest tiles"),
+            MultipleOf("head_dim_qk", 8, why="rows are read 16 bytes at a time"),
+            _ONE_WIDTH,
+        ),
+        features=_MASKS | {"lse"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="torch.nn.attention.varlen",
     ),
     Kernel(
         op="attention",

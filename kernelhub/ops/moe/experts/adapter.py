@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
+from kernelhub.ops.packed import PackedWeight, Tensors
+
+W13, W2 = "w13", "w2"
 
 
 class Values(NamedTuple):
@@ -36,7 +40,8 @@ class ExpertsAdapter(abc.ABC):
 
     1. In `__init__(problem)` choose what is static.
     2. In `launch` write the result into `out`, and return nothing.
-    3. If weights must lie otherwise than they are given, bring them there in `arrange`.
+    3. If weights must lie otherwise than they are given, bring them there in `arrange`; or, if the record has a layout
+       of its own (`packs_to`), be a `PackingExperts` too, whose `pack` does that once, when a model is loaded.
     4. Say in `workspace_bytes` what memory it takes beyond operands and result, and in `tiles` which sizes it takes.
 
     The op has checked what its contract says, but for the values of ids: those outside of the experts must add nothing
@@ -63,3 +68,17 @@ class ExpertsAdapter(abc.ABC):
     def tiles(self, num_tokens: int) -> str:
         """The sizes that a call of so many tokens takes and where they are from, in words; "" if there is no choice."""
         return ""
+
+
+class PackingExperts(abc.ABC):
+    """What an adapter whose record has `packs_to` also is."""
+
+    @abc.abstractmethod
+    def pack(
+        self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
+    ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
+        """One projection, `W13` or `W2`, in the layout `packs_to`.
+
+        It is given as in a checkpoint, and moves bytes only. The result is ``weight``, ``scale``, ``global_scale`` and
+        ``bias``, which `launch` is given as a `Matrix` again, and a module's function that gives back the arguments.
+        """

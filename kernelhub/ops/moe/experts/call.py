@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.check import Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
-from kernelhub.ops.moe.experts.weights import Matrix, format_of, matrix
+from kernelhub.ops.moe.experts.weights import Matrix, format_of, given_matrix
+from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
 
 Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -23,19 +25,27 @@ _FIRST_OF_LAYER, _LAST_OF_LAYER = Operands._fields.index("w13_scale"), Operands.
 
 def key_of(given: Operands, activation: str, activation_dtype: torch.dtype | None, on_input: bool) -> tuple[Any, ...]:
     """The facets of a call."""
-    scale, shape = given.w13_scale, given.w13.shape
+    w13, w2, scale = given.w13, given.w2, given.w13_scale
+    shape = w13.shape
+    if isinstance(w13, PackedWeight):
+        scale_form, layout = w13.facts["scale"], w13.layout
+        w13_bias, w2_bias = w13.tensors["bias"], None if isinstance(w2, Tensor) else w2.tensors["bias"]
+    else:
+        scale_form, layout = None if scale is None else (scale.dtype, scale.shape), CHECKPOINT
+        w13_bias, w2_bias = given.w13_bias, given.w2_bias
     return (
         given.x.dtype,
         given.x.shape[1],
         shape[0],
         shape[1],
         given.topk_ids.shape[1],
-        given.w13.dtype,
-        None if scale is None else (scale.dtype, scale.shape),
+        w13.dtype,
+        scale_form,
         activation,
         activation_dtype,
-        given.w13_bias is not None,
-        given.w2_bias is not None,
+        layout,
+        w13_bias is not None,
+        w2_bias is not None,
         given.a1_scale is not None,
         on_input,
         given.expert_map is not None,
@@ -43,9 +53,14 @@ def key_of(given: Operands, activation: str, activation_dtype: torch.dtype | Non
     )
 
 
+def with_layout(key: Any, layout: str) -> Any:
+    """The key of the same call with weights of another layout."""
+    return (*key[:9], layout, *key[10:])
+
+
 def problem_of(key: Any, device: int) -> ExpertsProblem:
     """The problem that a key means on a device."""
-    dtype, hidden, experts, rows, top_k, weight_dtype, scale, activation, activation_dtype, *features = key
+    dtype, hidden, experts, rows, top_k, weight_dtype, scale, activation, activation_dtype, layout, *features = key
     scale_dtype, scale_shape = (None, ()) if scale is None else (scale[0], tuple(scale[1][1:]))
     weights = format_of(weight_dtype, rows, scale_dtype, scale_shape)
     if activation_dtype is None:
@@ -60,6 +75,7 @@ def problem_of(key: Any, device: int) -> ExpertsProblem:
         top_k=top_k,
         hidden_size=hidden,
         intermediate_size=rows // 2,
+        weight_layout=layout,
         activation=activation,
         w13_bias=w13_bias,
         w2_bias=w2_bias,
@@ -81,7 +97,8 @@ def bind(
     weights, activation = problem.weights, problem.activation
     activation_dtype = getattr(torch, problem.activation_dtype)
     on_input = problem.apply_router_weight_on_input
-    as_given = weights in (PLAIN, FP8_BLOCK)  # what kernels are given is what the caller gave
+    # What kernels are given is what the caller gave.
+    as_given = weights in (PLAIN, FP8_BLOCK) and problem.weight_layout == CHECKPOINT
     forms, fits, start = Forms(device), _fits_of(problem, device), _start_of(adapter, tick)
     arrange = None if type(adapter).arrange is ExpertsAdapter.arrange else adapter.arrange
 
@@ -109,16 +126,17 @@ def bind(
             or not fits(x, given.topk_weights, given.topk_ids, given.residual, given.out)
         ):
             examine(given, form)
-        if as_given:
-            w13 = Matrix(given.w13, given.w13_scale, None, given.w13_bias)
-            w2 = Matrix(given.w2, given.w2_scale, None, given.w2_bias)
+        w13, w2 = given.w13, given.w2
+        if as_given and not isinstance(w13, PackedWeight) and not isinstance(w2, PackedWeight):
+            first = Matrix(w13, given.w13_scale, None, given.w13_bias)
+            second = Matrix(w2, given.w2_scale, None, given.w2_bias)
             alpha, limit = float(given.alpha), float(given.limit)
             values = Values(given.a1_scale, given.a2_scale, alpha, limit, given.expert_map)
         else:
-            w13, w2, values = _layer(weights, given)
+            first, second, values = _layer(weights, given)
         if arrange is not None and x.shape[0]:
-            w13, w2 = arrange(w13, w2)
-        return start(w13, w2, values, x, given.topk_weights, given.topk_ids, given.residual, given.out)
+            first, second = arrange(first, second)
+        return start(first, second, values, x, given.topk_weights, given.topk_ids, given.residual, given.out)
 
     return run
 
@@ -193,8 +211,8 @@ def _start_of(adapter: Any, tick: Callable[[], int]) -> Callable[..., Tensor]:
 def _layer(weights: str, given: Operands) -> tuple[Matrix, Matrix, Values]:
     """What of a call does not change from step to step, as adapters are given it."""
     return (
-        matrix(weights, given.w13, given.w13_scale, given.w13_global_scale, given.w13_bias),
-        matrix(weights, given.w2, given.w2_scale, given.w2_global_scale, given.w2_bias),
+        given_matrix(weights, given.w13, given.w13_scale, given.w13_global_scale, given.w13_bias),
+        given_matrix(weights, given.w2, given.w2_scale, given.w2_global_scale, given.w2_bias),
         Values(given.a1_scale, given.a2_scale, float(given.alpha), float(given.limit), given.expert_map),
     )
 
@@ -205,6 +223,7 @@ _PARAMETER_OF = {
     "weights": "w13",
     "num_experts": "w13",
     "intermediate_size": "w13",
+    "weight_layout": "w13",
     "top_k": "topk_ids",
     "static_scales": "a1_scale",
 }
@@ -217,7 +236,14 @@ def _form_of_layer(given: Operands, device: int) -> tuple[Any, ...] | None:
         return None
     form: list[Any] = [alpha, limit]
     add = form.append
-    for part in (given.w13, given.w2, *given[_FIRST_OF_LAYER:_LAST_OF_LAYER], given.expert_map):
+    parts: list[Any] = [given.w13, given.w2, *given[_FIRST_OF_LAYER:_LAST_OF_LAYER], given.expert_map]
+    for place, part in enumerate(parts):
+        if isinstance(part, PackedWeight):
+            if place > 1:
+                return None
+            form += (part.op, part.layout, part.shape, part.dtype, part.facts["side"], part.facts["scale"])
+            parts.extend(part.tensors.values())
+            continue
         if part is None:
             add(None)
             continue

@@ -12,7 +12,16 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.problem import ACTIVATIONS, BLOCK_FORMATS, FLOATS, FP4_FORMATS, FP8_FORMATS, NVFP4, PLAIN
-from kernelhub.ops.moe.experts.weights import BLOCK, FP4_GROUP, PACKED, format_of, scale_dtypes, scale_shapes
+from kernelhub.ops.moe.experts.weights import (
+    BLOCK,
+    FP4_GROUP,
+    PACKED,
+    form_of_scale,
+    format_of,
+    scale_dtypes,
+    scale_shapes,
+)
+from kernelhub.ops.packed import PackedWeight
 
 NAME = "fused_moe"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
@@ -22,8 +31,8 @@ class Operands(NamedTuple):
     """The tensors and numbers of one call, as `fused_moe` is given them."""
 
     x: Tensor
-    w13: Tensor
-    w2: Tensor
+    w13: Tensor | PackedWeight
+    w2: Tensor | PackedWeight
     topk_weights: Tensor
     topk_ids: Tensor
     w13_scale: Tensor | None
@@ -52,9 +61,10 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 def check(given: Operands, activation: Any, activation_dtype: Any) -> None:
     """Everything that the contract says of a call, but for the values of ids."""
+    _check_packed(given)
     for parameter in _TENSORS:
         tensor = getattr(given, parameter)
-        if tensor is not None or parameter in _NEEDED:
+        if (tensor is not None or parameter in _NEEDED) and not isinstance(tensor, PackedWeight):
             check_is_tensor(NAME, parameter, tensor)
     weights = _check_shapes(given)
     if activation not in ACTIVATIONS:
@@ -64,8 +74,32 @@ def check(given: Operands, activation: Any, activation_dtype: Any) -> None:
             refuse(parameter, f"is {number!r}", "give a finite float")
     _check_activations(given, weights, activation_dtype)
     for side in ("w13", "w2"):
-        _check_side(given, side, weights)
+        if not isinstance(getattr(given, side), PackedWeight):
+            _check_side(given, side, weights)
     _check_places(given)
+
+
+def _check_packed(given: Operands) -> None:
+    """That packed weights are those of one layer; what a plan packed, it checked."""
+    sides = {"w13": given.w13, "w2": given.w2}
+    if not any(isinstance(weight, PackedWeight) for weight in sides.values()):
+        return
+    for side, weight in sides.items():
+        if not isinstance(weight, PackedWeight):
+            refuse(side, "is not packed", "give both as a plan's pack() gave them, or neither")
+        if weight.op != NAME or weight.facts["side"] != side:
+            what = weight.facts["side"] if weight.op == NAME else weight.op
+            refuse(side, f"is packed for {what}", f"pack it with a plan of {NAME}, as {side}")
+        for suffix in ("_scale", "_global_scale", "_bias"):
+            if getattr(given, side + suffix) is not None:
+                refuse(side + suffix, "is given beside a packed weight", "the packed weight holds it")
+    assert isinstance(given.w13, PackedWeight)
+    assert isinstance(given.w2, PackedWeight)
+    for word in ("layout", "facts"):
+        mine, its = getattr(given.w2, word), getattr(given.w13, word)
+        mine, its = (mine["format"], its["format"]) if word == "facts" else (mine, its)
+        if mine != its:
+            refuse("w2", f"is {mine}", f"w13 is {its}: pack them together")
 
 
 def _check_shapes(given: Operands) -> str:
@@ -83,7 +117,7 @@ def _check_shapes(given: Operands) -> str:
     if given.topk_weights.shape != ids.shape or given.topk_weights.dtype is not torch.float32:
         refuse("topk_weights", f"is {describe(given.topk_weights)}", f"give float32 {list(ids.shape)}")
     for parameter, weight in (("w13", w13), ("w2", w2)):
-        if weight.ndim != 3 or 0 in weight.shape:
+        if len(weight.shape) != 3 or 0 in weight.shape:
             shape = "[E, 2I, H]" if parameter == "w13" else "[E, H, I]"
             refuse(parameter, f"has shape {list(weight.shape)}", f"give {shape}, the last half as wide for fp4")
     if w13.dtype is not x.dtype and w13.dtype is not E4M3 and w13.dtype not in PACKED:
@@ -99,8 +133,8 @@ def _check_shapes(given: Operands) -> str:
     inner = rows // 2
     if list(w2.shape) != [experts, hidden, inner // a_byte] or inner % a_byte:
         refuse("w2", f"has shape {list(w2.shape)}", f"give {[experts, hidden, -(-inner // a_byte)]}, as w13 demands")
-    scale = given.w13_scale
-    weights = format_of(w13.dtype, rows, *((None, ()) if scale is None else (scale.dtype, tuple(scale.shape[1:]))))
+    form = form_of_scale(w13, given.w13_scale)
+    weights = format_of(w13.dtype, rows, *((None, ()) if form is None else (form[0], tuple(form[1][1:]))))
     if weights in FP4_FORMATS:
         for parameter, width in (("w13", hidden), ("w2", inner)):
             group = FP4_GROUP[weights]
@@ -179,6 +213,8 @@ def _check_places(given: Operands) -> None:
             continue
         if tensor.device != x.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {x.device}, where x is")
+        if isinstance(tensor, PackedWeight):
+            continue
         check_wants_no_gradient(NAME, parameter, tensor)
 
 

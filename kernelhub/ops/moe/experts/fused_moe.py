@@ -11,14 +11,16 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.moe.experts import library
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
-from kernelhub.ops.moe.experts.call import bind, key_of, problem_of, step_of
+from kernelhub.ops.moe.experts.call import bind, key_of, problem_of, step_of, with_layout
 from kernelhub.ops.moe.experts.check import NAME, Operands, check
+from kernelhub.ops.moe.experts.packing import layer_of, packed, with_packed
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fused_moe_reference
+from kernelhub.ops.packed import PackedWeight, PackingPlan, key_to_prepare, layout_of
 
 _op: Op[ExpertsProblem] = Op(
     Contract(
@@ -37,10 +39,11 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class ExpertsPlan(Plan):
+class ExpertsPlan(PackingPlan):
     """A kernel chosen for a layer: ``run(x, topk_weights, topk_ids, residual=None, out=None)`` is a whole call.
 
-    Weights, scales, biases, the map and everything else are those it was prepared with, which it keeps alive.
+    Weights, scales, biases, the map and everything else are those it was prepared with, which it keeps alive; where
+    the kernel needs them packed and they were not, it keeps them packed instead. `pack` gives packed ones to keep.
     ``plan.tiles(num_tokens)`` says which sizes a call takes and whether they are measured ones.
     """
 
@@ -50,6 +53,8 @@ class ExpertsPlan(Plan):
         kernel, problem = bound.selection.selected, bound.selection.problem
         nothing = given.x.new_empty(0)  # the layer is kept, not the tokens it was prepared with
         layer = given._replace(x=nothing, topk_weights=nothing, topk_ids=nothing, residual=None, out=None)
+        if problem.weight_layout != layout_of(given.w13):  # the kernel reads no other
+            layer = with_packed(layer, *packed(bound.selection, bound.adapter, layer))
         step = step_of(bound, layer)
 
         def run(
@@ -95,6 +100,32 @@ class ExpertsPlan(Plan):
 
         super().__init__(bound, traced_as(run, traced))
 
+    def pack(
+        self,
+        w13: Tensor,
+        w2: Tensor,
+        *,
+        w13_scale: Tensor | None = None,
+        w2_scale: Tensor | None = None,
+        w13_global_scale: Tensor | None = None,
+        w2_global_scale: Tensor | None = None,
+        w13_bias: Tensor | None = None,
+        w2_bias: Tensor | None = None,
+    ) -> tuple[PackedWeight, PackedWeight]:
+        """A layer's weights in the layout that this plan's kernel reads, for `fused_moe` in place of w13 and w2.
+
+        Each holds its scales and its bias, which are not given beside it.
+
+        Args:
+            w13, w2, w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias: as of `fused_moe`.
+
+        Raises:
+            InvalidArgument: they are no layer like that the plan was prepared for.
+        """
+        about = (w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias)
+        layer = layer_of(self.selection.problem, w13, w2, *about)
+        return packed(self.selection, self.adapter, layer)
+
     def tiles(self, num_tokens: int) -> str:
         """The sizes that a call of so many tokens takes and where they are from; "" if the kernel has no choice."""
         words: str = self.adapter.tiles(num_tokens)
@@ -104,14 +135,15 @@ class ExpertsPlan(Plan):
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ExpertsPlan:
     """Choose once for a layer like this: arguments as of `fused_moe`."""
     asked = _op.ask(backend, args, kwargs)
-    return ExpertsPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments[0])
+    key = key_to_prepare(_op, asked.key, asked.device, backend, with_layout)
+    return ExpertsPlan(_op.bound_for(key, asked.device, backend), asked.arguments[0])
 
 
 @publish(_op, _prepare, traced=library.fused_moe)
 def fused_moe(
     x: Tensor,
-    w13: Tensor,
-    w2: Tensor,
+    w13: Tensor | PackedWeight,
+    w2: Tensor | PackedWeight,
     topk_weights: Tensor,
     topk_ids: Tensor,
     *,
@@ -148,7 +180,8 @@ def fused_moe(
         w13: ``[E, 2I, H]``, the gate's rows before those of up; contiguous along H. In the dtype of x; or
             float8_e4m3fn; or fp4, two a byte, as uint8 or float4_e2m1fn_x2 ``[E, 2I, H / 2]``, the first of two in the
             low four bits. A checkpoint that has gate and up in turn (gpt-oss) is brought into this order by
-            ``torch.cat([w[:, 0::2], w[:, 1::2]], 1)``, scales and biases too.
+            ``torch.cat([w[:, 0::2], w[:, 1::2]], 1)``, scales and biases too. Or w13 and w2 as a plan's `pack` gave
+            them, which hold their scales and biases.
         w2: ``[E, H, I]``, or ``[E, H, I / 2]``, in the same format.
         topk_weights: float32 ``[T, top_k]``.
         topk_ids: int32 ``[T, top_k]``; a choice outside of the experts (-1, say) is left out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelhub.dispatch.problem import facet, feature
+from kernelhub.dispatch.problem import facet, feature, weight_layout
 from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -43,6 +43,7 @@ class ExpertsProblem:
     top_k: int = facet("experts that a token goes to", default=8)
     hidden_size: int = facet("width of a token", default=2048)
     intermediate_size: int = facet("width of an expert", default=768)
+    weight_layout: str = weight_layout()
     activation: str = feature("what joins gate and up", SILU, (GELU, GELU_TANH, SWIGLU_OAI))
     w13_bias: bool = feature("a bias of gate and up", False)
     w2_bias: bool = feature("a bias of the down projection", False)

@@ -34,9 +34,11 @@ from kernelhub.ops.moe.experts.problem import (
     NVFP4,
     PLAIN,
 )
+from kernelhub.ops.packed import PackedWeight
 
 BLOCK = 128
 FP4_GROUP = {MXFP4: 32, NVFP4: 16}
+PACKED_PARTS = ("weight", "scale", "global_scale", "bias")  # of a `PackedWeight`
 PACKED = (torch.uint8, *((torch.float4_e2m1fn_x2,) if hasattr(torch, "float4_e2m1fn_x2") else ()))
 
 
@@ -117,6 +119,29 @@ def matrix(
         return Matrix(weight if weight.dtype is torch.uint8 else weight.view(torch.uint8), raw, channel, bias)
     assert scale is not None
     return Matrix(weight, None, scale.reshape(experts, -1).expand(experts, rows), bias)
+
+
+def form_of_scale(weight: Tensor | PackedWeight, scale: Tensor | None) -> tuple[torch.dtype, tuple[int, ...]] | None:
+    """Dtype and shape of the scale as in a checkpoint."""
+    if isinstance(weight, PackedWeight):
+        form: tuple[torch.dtype, tuple[int, ...]] | None = weight.facts["scale"]
+        return form
+    return None if scale is None else (scale.dtype, scale.shape)
+
+
+def given_matrix(
+    weights: str,
+    weight: Tensor | PackedWeight,
+    scale: Tensor | None,
+    global_scale: Tensor | None,
+    bias: Tensor | None,
+) -> Matrix:
+    """The common form of a projection as a call has it: in a checkpoint's tensors, or packed with all that it has."""
+    if not isinstance(weight, PackedWeight):
+        return matrix(weights, weight, scale, global_scale, bias)
+    first, scale, global_scale, bias = (weight.tensors[name] for name in PACKED_PARTS)
+    assert first is not None
+    return matrix(weights, first, scale, global_scale, bias)
 
 
 def dequantized(weights: str, given: Matrix, expert: int, dtype: torch.dtype) -> Tensor:

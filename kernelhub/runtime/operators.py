@@ -1,4 +1,7 @@
-"""Loading a library's operators, once a kernel of it has been chosen, and holding our calls against their schemas."""
+"""Operators of other projects' compiled libraries: loaded once a kernel of one is chosen, held against a schema.
+
+To register a name twice ends the process, so a library is not loaded where its namespace is another's.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cutlass.libraries import Library, find
+from kernelhub.probes.library import Library, find_library
 
-# What adapters pass, as the libraries declare it: vLLM 0.33.0 (its wheel), sgl-kernel 0.3.21, sglang-kernel 0.4.10.
-SCHEMAS = {
-    "cutlass_scaled_mm": ("(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"),
-    "cutlass_scaled_mm_supports_fp8": "(int cuda_device_capability) -> bool",
-    "cutlass_scaled_mm_supports_block_fp8": "(int cuda_device_capability) -> bool",
-    "cutlass_scaled_fp4_mm": (
-        "(Tensor! out, Tensor a, Tensor b, Tensor block_scale_a, Tensor block_scale_b, Tensor alpha) -> ()"
-    ),
-    "cutlass_scaled_mm_supports_fp4": "(int cuda_device_capability) -> bool",
-    "fp8_scaled_mm": (
-        "(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype, Tensor? bias) -> Tensor"
-    ),
-    "fp8_blockwise_scaled_mm": (
-        "(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype) -> Tensor"
-    ),
-}
-
+_VECTOR_BYTES = 16
 _files: dict[str, str] = {}  # namespace -> the file that was loaded here; a process can have but one
 
 
-def operator(library: Library, name: str, capability: tuple[int, int]) -> Any:
+def operator(library: Library, name: str, schema: str, capability: tuple[int, int]) -> Any:
     """An operator of the library, loaded if need be.
+
+    Args:
+        library: where it is.
+        name: of the operator, in the library's namespace.
+        schema: what is passed to it, as ``"(Tensor a, Tensor! out) -> ()"``; it may take more that has defaults.
+        capability: of the device that it is for.
 
     Raises:
         ImportError: the library cannot be loaded beside what is loaded, or its operator takes other calls than ours.
     """
     qualified = f"{library.namespace}::{name}"
     registered = torch._C._dispatch_get_all_op_names()
-    finding = find(library, capability)
+    finding = find_library(library, capability)
     if qualified not in registered:
         if finding.value is None:
             raise ImportError(f"{finding.reason}; {finding.remedy}")
@@ -53,21 +46,10 @@ def operator(library: Library, name: str, capability: tuple[int, int]) -> Any:
             "another one, and a process can have but one of them"
         )
     made = getattr(getattr(torch.ops, library.namespace), name).default
-    reason = mismatch(made._schema, name)
+    reason = mismatch(made._schema, name, schema)
     if reason is not None:
         raise ImportError(f"{qualified} {reason}; {library.install}")
     return made
-
-
-def supports(library: Library, predicate: str, capability: tuple[int, int]) -> None:
-    """Ask the library itself whether it was compiled for the device.
-
-    Raises:
-        ImportError: it says no.
-    """
-    if not operator(library, predicate, capability)(10 * capability[0] + capability[1]):
-        sm = f"sm_{capability[0]}{capability[1]}"
-        raise ImportError(f"this {library.package} was compiled without {sm}: {predicate} says so; {library.install}")
 
 
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -77,17 +59,52 @@ def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def mismatch(schema: Any, name: str) -> str | None:
-    """How a registered schema differs from that of `SCHEMAS`; None if our calls fit it."""
-    wanted = torch._C.parse_schema(f"{name}{SCHEMAS[name]}")
-    own, ours = list(schema.arguments), list(wanted.arguments)
+def plain(tensor: Tensor) -> Tensor:
+    """Row after row from 16 bytes on, with the strides that follow from the shape even where a size is 1."""
+    made = tensor.contiguous()
+    if made.data_ptr() % 16:
+        made = made.clone()
+    strides, apart = [], 1
+    for size in reversed(made.shape):
+        strides.append(apart)
+        apart *= size
+    wanted = tuple(reversed(strides))
+    return made if made.stride() == wanted else made.as_strided(made.shape, wanted)
+
+
+def lies_plain(tensor: Tensor) -> bool:
+    """A result can be written to the tensor itself."""
+    return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it that a library can read."""
+    return tensor if is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """The elements of a row lie side by side, and every row begins at a multiple of 16 bytes of its own.
+
+    A stride of zero will not do: descriptors of the tensor memory accelerator are not made for it.
+    """
+    width = _VECTOR_BYTES // tensor.itemsize
+    *outer, inner = tensor.stride()
+    if inner != 1 or tensor.data_ptr() % _VECTOR_BYTES:
+        return False
+    return all(stride > 0 and stride % width == 0 for stride in outer)
+
+
+def mismatch(registered: Any, name: str, schema: str) -> str | None:
+    """How a registered schema differs from the one that is called; None if the calls fit it."""
+    wanted = torch._C.parse_schema(f"{name}{schema}")
+    own, ours = list(registered.arguments), list(wanted.arguments)
     taken = [_told(item) for item in own]
     if taken[: len(ours)] != [_told(item) for item in ours]:
         return f"takes ({', '.join(taken)}), not ({', '.join(map(_told, ours))})"
     extra = [item.name for item in own[len(ours) :] if not item.has_default_value()]
     if extra:
         return f"also asks for {', '.join(extra)}"
-    given, awaited = ([str(item.type) for item in side.returns] for side in (schema, wanted))
+    given, awaited = ([str(item.type) for item in side.returns] for side in (registered, wanted))
     return None if given == awaited else f"gives ({', '.join(given)}), not ({', '.join(awaited)})"
 
 
@@ -96,7 +113,6 @@ def _told(argument: Any) -> str:
 
 
 def _load(library: Library, file: str, registered: list[str]) -> None:
-    """Load the file, unless the namespace is another library's: to register a name twice ends the process."""
     prefix = f"{library.namespace}::"
     taken = next((name for name in registered if name.startswith(prefix)), None)
     if taken is not None and library.package not in sys.modules:

@@ -1,0 +1,130 @@
+"""vLLM's builds of FlashAttention 2 and 3, called as the torch operators that their libraries register.
+
+The package `vllm` is not imported. Its builds know ragged queries only (`Flattened`), and the one of FlashAttention 2
+pages of 16 tokens or a multiple.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.flash_attn import fa3
+from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, is_aligned, keep_tail
+from kernelhub.backends.flash_attn.vllm_libraries import FA2, FA2_CACHE, FA2_VARLEN, FA3, FA3_FORWARD
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+from kernelhub.runtime.operators import on_device_of, operator
+
+
+class Flattened(FlashAdapter[ProblemT, StepT]):
+    """Gives batched queries and keys as ragged ones, of equal lengths. A subclass makes the call."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
+    ) -> Tensor | None:
+        if ends.cu_seqlens_q is not None or ends.page_table is not None:
+            return self.ragged(q, k, v, ends, values, out, wants_lse)
+        batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+        flat = Ends(_every(queries, batch, q), _every(keys, batch, q), queries, keys)
+        target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+        q, k, v = (tensor.flatten(0, 1) for tensor in (q, k, v))
+        lse = self.ragged(q, k, v, flat, values, target.flatten(0, 1), wants_lse)
+        if target is not out:
+            out.copy_(target)
+        return None if lse is None else lse.unflatten(1, (batch, queries)).transpose(0, 1)
+
+    @abc.abstractmethod
+    def ragged(
+        self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
+    ) -> Tensor | None:
+        """What `attend` is, of ragged queries or over pages."""
+
+
+class _Fa3(Flattened[ProblemT, StepT], fa3.FlashAttention3[ProblemT, StepT]):
+    """Without attention in chunks; sinks, which it takes rounded to bfloat16, and context parallelism are left out."""
+
+    chunk = ()
+    last = (None, 1, 0, None)
+
+    def operator(self) -> Any:
+        return operator(FA3, "fwd", FA3_FORWARD, self.problem.device.capability)
+
+    def ragged(
+        self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
+    ) -> Tensor | None:
+        with on_device_of(q):
+            return fa3.FlashAttention3.attend(self, q, k, v, ends, values, out, wants_lse)
+
+
+class Fa3Dense(_Fa3[AttentionProblem, DenseStep]):
+    """`attention`, batched or ragged."""
+
+
+class Fa3Paged(_Fa3[PagedAttentionProblem, PagedStep], fa3.Paged):
+    """`paged_attention`, decode, prefill and mixed."""
+
+
+class _Fa2(Flattened[ProblemT, StepT]):
+    """Ragged calls, over keys or pages, and decode over pages. Keys are not split."""
+
+    def __init__(self, problem: ProblemT) -> None:
+        super().__init__(problem)
+        capability = problem.device.capability
+        self._varlen = operator(FA2, "varlen_fwd", FA2_VARLEN, capability)
+        self._cache = operator(FA2, "fwd_kvcache", FA2_CACHE, capability)
+
+    def ragged(
+        self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
+    ) -> Tensor | None:
+        # Where queries are few it writes into a view of the destination, which has to exist.
+        direct = out.is_contiguous() and is_aligned(out)
+        target = out if direct else torch.empty_like(out, memory_format=torch.contiguous_format)
+        with on_device_of(q):
+            lse = self.call(q, k, v, ends, values, target)
+        if not direct:
+            keep_tail(out, target, ends)
+        return lse if wants_lse else None
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, target: Tensor) -> Tensor:
+        """Run into `target`, and return the LSE."""
+        causal = values.window_right == 0
+        right = -1 if causal else min(values.window_right, NO_LIMIT)
+        masks = (values.scale, causal, min(values.window_left, NO_LIMIT), right, values.softcap)
+        none = None
+        made: list[Tensor]
+        if ends.cu_seqlens_q is None:
+            made = self._cache(
+                q, k, v, none, none, ends.seqused_k, none, none, none, none, ends.page_table, none, target, *masks,
+                True, 1,
+            )  # fmt: skip
+        else:
+            assert ends.max_seqlen_q is not None
+            # For a bound of one it takes heads for queries, and counts on one query in each sequence.
+            one_each = q.shape[0] == ends.cu_seqlens_q.shape[0] - 1
+            longest = ends.max_seqlen_q if one_each else max(2, ends.max_seqlen_q)
+            # Offsets of keys are asked for over pages too, and not read.
+            cu_seqlens_k = ends.cu_seqlens_q if ends.cu_seqlens_k is None else ends.cu_seqlens_k
+            scale, *rest = masks
+            made = self._varlen(
+                q, k, v, target, ends.cu_seqlens_q, cu_seqlens_k, ends.seqused_k, none, ends.page_table, none,
+                longest, ends.max_seqlen_k, 0.0, scale, False, *rest, False, 1, none,
+            )  # fmt: skip
+        return made[1]
+
+
+class Fa2Dense(_Fa2[AttentionProblem, DenseStep]):
+    """`attention`, batched or ragged."""
+
+
+class Fa2Paged(_Fa2[PagedAttentionProblem, PagedStep]):
+    """`paged_attention`, prefill and mixed; decode without splitting keys."""
+
+
+def _every(length: int, count: int, like: Tensor) -> Tensor:
+    """Offsets of so many sequences of one length."""
+    return torch.arange(0, count * length + 1, length, dtype=torch.int32, device=like.device)

@@ -1,0 +1,74 @@
+"""From a call of `paged_attention` with sinks to FlashInfer's one planned wrapper that honours them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from flashinfer.attention import BatchAttentionWithAttentionSinkWrapper
+from torch import Tensor
+
+from kernelhub.backends.flashinfer.attention.paged import Prefill
+from kernelhub.backends.flashinfer.operands import alike
+from kernelhub.backends.flashinfer.steps import attend, wanted_for
+from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import PagedAttentionProblem
+
+_widths: dict[str, int] = {}
+
+
+class Sinks(Prefill):
+    """FlashAttention-2 with a learned score for each head in the denominator."""
+
+    def __init__(self, problem: PagedAttentionProblem) -> None:
+        # The library names the module by dtype, window and backend alone: a second width in one process would be
+        # answered by the kernel of the first.
+        name = f"{problem.q_dtype}, window {problem.window_left}, {self.backend}"
+        width = _widths.setdefault(name, problem.head_dim_qk)
+        if width != problem.head_dim_qk:
+            raise RuntimeError(
+                f"a kernel with sinks for heads of {width} is loaded, and FlashInfer would take it for one of "
+                f"{problem.head_dim_qk}: its name says nothing of the width"
+            )
+        super().__init__(problem)
+
+    def launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: PagedStep,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        self.check_operands(q, k, v)
+        if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
+            return
+        shape = (q.shape[1],) if q.ndim == 4 else ()
+        wanted, factor = wanted_for(shape, values.scale, q.device, values.window_left)
+        plan = self._plans.of(step, wanted, q.device)
+        cache, run = alike(k, v), plan.lease.run
+        assert values.sinks is not None
+        sinks = values.sinks.to(torch.float32).contiguous()
+        attend(lambda q, **more: run(q, cache, sinks, wanted.sm_scale, **more), plan, q, factor, out, None)
+
+    def _wrapper(self, workspace: Tensor) -> Any:
+        problem = self.problem
+        return BatchAttentionWithAttentionSinkWrapper(
+            workspace,
+            kv_layout=problem.kv_layout,
+            backend=self.backend,
+            q_data_type=self._types["q_data_type"],
+            kv_data_type=self._types["kv_data_type"],
+            head_dim_qk=problem.head_dim_qk,
+            head_dim_vo=problem.head_dim_vo,
+            window_left=0 if problem.window_left else -1,  # whether there is one; how wide it is, the plan says
+        )
+
+
+class SinksHopper(Sinks):
+    """The same in FlashAttention-3's pipeline."""
+
+    backend = "fa3"

@@ -1,0 +1,26 @@
+"""A routing as FlashInfer's mixtures of experts take it: ids of experts that are here, each once for a token.
+
+Of two choices of one expert by one token they lose one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def choices_of(ids: Tensor, weights: Tensor, num_experts: int, expert_map: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choices among the experts that are here; what is left out has an id outside of them."""
+    if expert_map is not None:
+        known = (ids >= 0) & (ids < expert_map.shape[0])
+        ids = torch.where(known, expert_map[torch.where(known, ids, 0)], -1)
+    return each_once(ids, weights, num_experts)
+
+
+def each_once(ids: Tensor, weights: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Choices of a token with no expert twice: the first bears the weight of all, others are outside of the experts."""
+    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    summed = torch.where(same, weights.unsqueeze(1), 0.0).sum(2)
+    again = same.tril(-1).any(2)
+    once = torch.where(again, num_experts, ids.clamp(-1, num_experts)).int()
+    return once.contiguous(), summed.contiguous()

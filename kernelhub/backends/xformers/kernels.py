@@ -1,0 +1,59 @@
+"""Records of xformers' operators."""
+
+from __future__ import annotations
+
+from kernelhub.backends.xformers.requirements import MACHINE
+from kernelhub.dispatch.constraint import Between, MultipleOf, SameValue, anything, dtype_in
+from kernelhub.dispatch.kernel import Backend, Band, Kernel
+
+_HERE = "kernelhub.backends.xformers.attention"
+_SOURCE = "https://github.com/facebookresearch/xformers"
+
+BACKEND = Backend("xformers", "xformers' operators of memory-efficient attention", "xformers", _SOURCE)
+
+
+_OPERANDS = (
+    dtype_in("q_dtype", "bfloat16", "float16"),
+    SameValue("q_dtype", "kv_dtype", why="it takes one dtype"),
+    Between("head_dim_qk", 8, 256, why="the width of its widest tiles"),
+    MultipleOf("head_dim_qk", 8, why="rows are read 16 bytes at a time"),
+    anything("q_len"),
+)
+# Its masks of ragged sequences know a window only together with a causal mask.
+_FEATURES = frozenset({"ragged", "causal"})
+
+KERNELS = (
+    Kernel(
+        op="attention",
+        name="xformers.flash",
+        target=f"{_HERE}:Flash",
+        summary="FlashAttention-2, the package's where that is installed, else the one that torch ships",
+        band=Band.PORTABLE,
+        constraints=(
+            *MACHINE,
+            *_OPERANDS,
+            anything("num_q_heads", "num_kv_heads"),
+            SameValue("head_dim_qk", "head_dim_vo", why="the operator takes one width"),
+        ),
+        features=_FEATURES | {"lse"},
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="attention",
+        name="xformers.cutlass",
+        target=f"{_HERE}:Cutlass",
+        summary="the CUTLASS kernel that xformers gave to torch, for values of any width; copies keys of groups",
+        band=Band.PORTABLE,
+        constraints=(
+            *MACHINE,
+            *_OPERANDS,
+            anything("num_q_heads", "num_kv_heads"),
+            Between("head_dim_vo", 8, 256, why="wider values have not been read about"),
+            MultipleOf("head_dim_vo", 8, why="rows are read 16 bytes at a time"),
+        ),
+        features=_FEATURES,
+        reads_lengths=True,
+        source=_SOURCE,
+    ),
+)
