@@ -13,6 +13,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.policy import Layer
 from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.settings import Setting
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import Need
 from kernelhub.probes.device import DeviceFacts
@@ -99,13 +100,20 @@ def statement_of(stated: Stated, rank: int, where: str, tuned: str) -> dict[str,
 def policy_words() -> dict[str, str]:
     """Everything that was said to this process and can change a choice, by where it was said."""
     settings = HUB.settings
-    words = {name: settings.values[name].text or "" for name in _CHOOSING}
+    words = {name: _said(settings.values[name]) for name in _CHOOSING}
     words["the config file"] = _words(settings.file)
     words["variables of other projects"] = _words(settings.foreign)
     words["the lock file"] = settings.lock.digest[:16] if settings.lock else ""
     words["configure()"] = _words(HUB.configured)
     words["use()"] = "; ".join(filter(None, map(_words, HUB.contexts.get())))
     return {place: said for place, said in words.items() if said}
+
+
+def _said(setting: Setting) -> str:
+    """What a variable says, the same for two ways to write it; nothing if that is the default."""
+    if setting.value == setting.variable.default:
+        return ""
+    return str(setting.value) if isinstance(setting.value, bool) else setting.text or ""
 
 
 def _words(layer: Layer) -> str:

@@ -12,6 +12,7 @@ from kernelhub.dispatch.constraint import Rule
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import ConfigurationError, RanksDisagree
 from kernelhub.runtime import ranks_meeting
+from kernelhub.runtime.ranks_statement import policy_words
 from tests.runtime import scenes
 from tests.runtime.scenes import NEED, OTHER, plugin
 from tests.runtime.world import attempt, end_this_process, run_world
@@ -282,6 +283,24 @@ class TestAlone:
         result = kernelhub.agree(what="gpt-oss-120b", tp=8, device="cpu")
         assert {choice.op for choice in result.choices} >= {"paged_attention", "fused_moe", "route_experts"}
         assert result.to_dict()["choices"][0]["fingerprint"].startswith("v1:")
+
+    @pytest.mark.parametrize(
+        ("variables", "words"),
+        [
+            ({}, {}),
+            ({"KERNELHUB_STRICT": "yes"}, {"KERNELHUB_STRICT": "True"}),
+            ({"KERNELHUB_STRICT": "1"}, {"KERNELHUB_STRICT": "True"}),
+            ({"KERNELHUB_PLUGINS": "all", "KERNELHUB_LOCK_MISSING": "auto", "KERNELHUB_LOG": "selection"}, {}),
+            ({"KERNELHUB_PREFER": "triton"}, {"KERNELHUB_PREFER": "triton"}),
+            ({"VLLM_BATCH_INVARIANT": "1"}, {"variables of other projects": "batch_invariant=True"}),
+        ],
+        ids=str,
+    )
+    def test_what_was_said_is_compared_by_what_it_means(self, monkeypatch, variables, words):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        kernelhub.reload()
+        assert policy_words() == words
 
     def test_two_kernels_for_one_problem_class_are_refused(self):
         plans = [scenes.prepared()[0], scenes.prepared(backend="torch.blocked")[0]]
