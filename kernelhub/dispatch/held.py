@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.policy import Wish
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
 from kernelhub.probes.device import DeviceFacts
 
 Facets = tuple[tuple[str, Any], ...]
@@ -32,6 +33,14 @@ def facets_of(problem: Any) -> Facets:
 @functools.cache
 def _names(kind: Any) -> tuple[str, ...]:
     return tuple(sorted(item.name for item in dataclasses.fields(kind) if item.name != "device"))
+
+
+def as_packed(facets: Facets, layouts: Iterable[str]) -> list[Facets]:
+    """The classes of the same problem with weights in other layouts, where they now lie as in a checkpoint."""
+    if (WEIGHT_LAYOUT, CHECKPOINT) not in facets:
+        return []
+    packed = [layout for layout in layouts if layout != CHECKPOINT]
+    return [tuple((name, layout if name == WEIGHT_LAYOUT else value) for name, value in facets) for layout in packed]
 
 
 def device_key(device: DeviceFacts) -> DeviceKey:

@@ -336,7 +336,8 @@ class Hub:
             held.append(self.agreed[op].held)
         if settings.lock is not None:
             closed = settings["KERNELHUB_LOCK_MISSING"] == "error"
-            held.append(settings.lock.held(self.registry.contracts[op], closed))
+            layouts = {kernel.name: kernel.layouts for kernel in self.registry.candidates(op).kernels}
+            held.append(settings.lock.held(self.registry.contracts[op], layouts, closed))
         return tuple(held)
 
     def _say_what_the_lock_lacks(self, selection: Selection[Any]) -> None:

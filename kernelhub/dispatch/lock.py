@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.held import LOCK, DeviceKey, Facets, Held, Key, facets_of
+from kernelhub.dispatch.held import LOCK, DeviceKey, Facets, Held, Key, as_packed, facets_of
 from kernelhub.dispatch.policy import Wish
 from kernelhub.errors import ConfigurationError
 
@@ -79,24 +79,32 @@ class Lock:
     path: str = ""
     digest: str = ""
 
-    def held(self, contract: Contract[Any], closed: bool) -> Held:
+    def held(self, contract: Contract[Any], layouts: Mapping[str, tuple[str, ...]], closed: bool) -> Held:
         """What the file says of one op.
+
+        A decision about weights as in a checkpoint is one about the same weights as its kernel packs them, too.
 
         Args:
             contract: the op.
+            layouts: of weights that its kernels read, by kernel.
             closed: whether a problem that is not in the file may not run.
         """
         wishes: dict[Key, Wish] = {}
+        implied: dict[Key, Wish] = {}
         for item in self.decisions:
             if item.op == contract.name and item.kernel:
                 undo = f"unset KERNELHUB_LOCK, or write the file anew: {self.command}"
                 wish = Wish(item.op, (item.kernel,), LOCK, f"{self.path}:{item.line}", undo=undo)
-                wishes[self.device, whole_problem(contract, item.problem)] = wish
+                facets = whole_problem(contract, item.problem)
+                wishes[self.device, facets] = wish
+                implied.update(
+                    {(self.device, packed): wish for packed in as_packed(facets, layouts.get(item.kernel, ()))}
+                )
         otherwise = None
         if closed:
             reason = f"{self.path} holds no decision for this problem, and KERNELHUB_LOCK_MISSING is error"
             otherwise = Rejection("not_locked", reason, f"write the file anew: {self.command}")
-        return Held(wishes, otherwise=otherwise)
+        return Held({**implied, **wishes}, otherwise=otherwise)
 
     def lacks(self, selection: Selection[Any]) -> str:
         """That a problem is not in the file, and what follows."""

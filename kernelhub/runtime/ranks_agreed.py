@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.fingerprint import Fingerprint
-from kernelhub.dispatch.held import RANKS, Facets, Held, facets_of
+from kernelhub.dispatch.held import RANKS, Facets, Held, as_packed, facets_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.plan import Plan
@@ -119,12 +119,14 @@ def agreed_on(
             held = known.held if known is not None else Held({})
             by_op[op] = AgreedOp(Held(dict(held.wishes), dict(held.refusals), of_device=False), rank, size)
         wishes, refusals = _open(by_op[op].held)
-        wishes[None, facets] = Wish(op, (settled.kernel,), RANKS, who, undo=_UNDO)
-        refusals[None, facets] = {
+        told = {
             name: Rejection("refused_by_rank", f"rank {item.rank} refuses it: {item.code}: {item.reason}", _there(item))
             for name, item in settled.refused.items()
             if item.rank != rank
         }
+        for same in (facets, *as_packed(facets, _record(op, settled.kernel).layouts)):
+            wishes[None, same] = Wish(op, (settled.kernel,), RANKS, who, undo=_UNDO)
+            refusals[None, same] = told
         mark = str(_fingerprint(verdict, settled.kernel, tuned))
         choices.append(Choice(op, facets, settled.kernel, settled.because, settled.refused, mark))
     return by_op, tuple(choices)

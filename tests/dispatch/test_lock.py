@@ -99,6 +99,32 @@ class TestHolds:
         assert [kernel.name for kernel in op.ranked(verdict().problem, None)] == ["torch.blocked"]
 
 
+class TestPackedWeights:
+    """What is decided for weights of a checkpoint is decided for them as the kernel packs them."""
+
+    @pytest.fixture
+    def held(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("KERNELHUB_LOCK_MISSING", "error")
+        h200 = kernelhub.explain("fp4_gemm", device="H200").problem.device
+        item = Locked("fp4_gemm", {"n": 4096, "k": 4096}, "triton.fp4_gemm")
+        (tmp_path / "held.json").write_text(lock_text(Lock(device_key(h200), (item,))))
+        monkeypatch.setenv("KERNELHUB_LOCK", str(tmp_path / "held.json"))
+        kernelhub.reload()
+
+    def test_by_a_lock_file(self, held):
+        for layout in ("checkpoint", "fp4.tiles64x128.v1"):
+            told = kernelhub.explain("fp4_gemm", device="H200", n=4096, k=4096, weight_layout=layout)
+            assert (told.source, told.selected) == ("lock", "triton.fp4_gemm")
+        other = kernelhub.explain("fp4_gemm", device="H200", n=4096, k=4096, weight_layout="fp4.scales128x4.v1")
+        assert "not_locked" in {item.code for item in other.decisions}
+
+    def test_by_an_agreement(self):
+        verdict = kernelhub.explain("fp4_gemm", device="H200", n=4096, k=4096, backend="triton")
+        kernelhub.agree(what=verdict)
+        packed = kernelhub.explain("fp4_gemm", device="H200", n=4096, k=4096, weight_layout="fp4.tiles64x128.v1")
+        assert packed.source == "ranks"
+
+
 class TestPrecedence:
     """DESIGN section 4: `disable`, FORCE, backend=, use, configure; then the lock; then PREFER and all that ranks."""
 
