@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kernelhub.ops.mla.attention.mla_attention import mla_attention as mla_attention
     from kernelhub.ops.mla.cache.write_mla_cache import write_mla_cache as write_mla_cache
     from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
+    from kernelhub.ops.models.problems import problems_of as problems_of
     from kernelhub.ops.moe.experts.fused_moe import fused_moe as fused_moe
     from kernelhub.ops.moe.routing.route_experts import route_experts as route_experts
     from kernelhub.ops.packed import PackedWeight as PackedWeight
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from kernelhub.runtime.seal import seal as seal
     from kernelhub.runtime.seal import unseal as unseal
     from kernelhub.runtime.warm import warm as warm
+    from kernelhub.runtime.ranks import agree as agree
 
 __version__ = "0.1.0"
 
@@ -103,6 +105,8 @@ _HOMES = {
     "seal": "kernelhub.runtime.seal",
     "unseal": "kernelhub.runtime.seal",
     "warm": "kernelhub.runtime.warm",
+    "problems_of": "kernelhub.ops.models.problems",
+    "agree": "kernelhub.runtime.ranks",
 }
 
 __all__ = ["__version__", "errors", *_HOMES]

@@ -40,6 +40,20 @@ class NoKernel(KernelhubError, RuntimeError):
         super().__init__(f"{message}\n{selection}")
 
 
+class RanksDisagree(KernelhubError, RuntimeError):
+    """The ranks of a process group do not run one plan, so that none of them may.
+
+    Attributes:
+        code: stable word for what is wrong, e.g. ``"rank_dead"``; docs/ranks.md lists them.
+        ranks: the ranks it is about, by their number in the group.
+    """
+
+    def __init__(self, code: str, message: str, ranks: tuple[int, ...]) -> None:
+        self.code = code
+        self.ranks = ranks
+        super().__init__(message)
+
+
 class KernelUnavailable(KernelhubError, RuntimeError):
     """A kernel was chosen, but importing or preparing it failed and nothing else may replace it."""
 

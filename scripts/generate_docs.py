@@ -50,7 +50,12 @@ def variables() -> str:
     rows = []
     for variable in VARIABLES.values():
         default = variable.default
-        shown = "" if default in (None, ()) else ",".join(default) if isinstance(default, tuple) else f"{default:g}"
+        if default in (None, ()):
+            shown = ""
+        elif isinstance(default, tuple):
+            shown = ",".join(default)
+        else:
+            shown = default if isinstance(default, str) else f"{default:g}"
         rows.append((f"`{variable.name}`", f"`{variable.grammar}`", shown, variable.doc))
     return table(("variable", "what to write", "default", "what it does"), rows)
 
@@ -276,6 +281,8 @@ def codes() -> str:
         "outranked": "it could run; another is expected to be faster or was preferred",
         "not_requested": "it could run; something else was asked for",
         "disabled": "switched off by a variable, file, context or `configure`",
+        "refused_by_rank": "another rank cannot run it; the reason names the rank and its own reason",
+        "not_locked": "KERNELHUB_LOCK_MISSING is error, and the lock file holds no decision for the problem",
         "vendor": "made for another kind of device",
         "capability": "made for another generation of GPU",
         "dtype": "does not take this dtype",

@@ -6,49 +6,24 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
 import kernelhub
+from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.facets import add_facets, given, op_named, ops
 from kernelhub.cli.models import family_of
-from kernelhub.dispatch.machine import ABSENT
 from kernelhub.dispatch.problem import as_dict
 from kernelhub.dispatch.select import Decision, Selection
-from kernelhub.errors import ConfigurationError
-from kernelhub.probes.device import SIMULATED
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's own options, and the facets of the op that `words` name."""
     parser.add_argument("op", metavar="OP", type=op_named, help=f"what is asked: {', '.join(ops())}")
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        help=f"a device that need not be here: {', '.join(SIMULATED)}, or an architecture such as sm_90 "
-        "(default: the first GPU here, else the CPU)",
-    )
+    add_machine(parser)
     parser.add_argument(
         "--backend",
         metavar="NAME[,NAME]",
         type=_names,
         help="as backend= of the call: the first of these that can",
-    )
-    parser.add_argument(
-        "--with",
-        dest="packages",
-        metavar="PACKAGE=VERSION",
-        type=_package,
-        action="append",
-        help="answer for a machine with exactly these packages; may be repeated",
-    )
-    parser.add_argument(
-        "--without",
-        choices=tuple(ABSENT),
-        action="append",
-        default=[],
-        help="what the machine of --with lacks: a CUDA toolkit, a C++ compiler, modules or binaries of libraries; "
-        "may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, and nothing else")
     asked = next((word for word in words if word in ops()), None)
@@ -77,6 +52,8 @@ def show_verdict(verdict: Selection[Any], console: Console) -> None:
     """The verdict in full: the question, the answer, who decided, and every kernel with its reasons."""
     console.heading(f"{verdict.op} on {verdict.problem.device}: {verdict.selected or 'no kernel can run this'}")
     console.line(f"decided by: {verdict.source}, {verdict.because}")
+    for sentence in verdict.overruled:
+        console.line(f"overruled: {sentence}")
     console.line(f"problem: {_written(verdict)}")
     if verdict.weights:
         console.line(verdict.weights)
@@ -101,13 +78,7 @@ def _verdict(arguments: argparse.Namespace) -> Selection[Any]:
     family = family_of(function.op.contract)
     if family is not None and arguments.model is not None:
         facets = family.with_model(arguments.model, function.op.contract, facets)
-    machine = None
-    if arguments.packages is not None:
-        machine = kernelhub.SimulatedMachine(dict(arguments.packages), lacks=arguments.without)
-    elif arguments.without:
-        raise ConfigurationError(
-            "--without speaks of the machine of --with: name its packages, e.g. --with triton=3.7.1"
-        )
+    machine = machine_of(arguments)
     return kernelhub.explain(function, device=arguments.device, backend=arguments.backend, machine=machine, **facets)
 
 
@@ -127,14 +98,3 @@ def _names(text: str) -> tuple[str, ...]:
     if not names:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing; give backends or kernels, e.g. triton,torch.sdpa")
     return names
-
-
-def _package(text: str) -> tuple[str, str]:
-    name, equals, version = text.partition("=")
-    try:
-        Version(version)
-    except InvalidVersion:
-        equals = ""
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not PACKAGE=VERSION, e.g. triton=3.7.1")
-    return name, version

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from kernelhub.dispatch.constraint import AnyOf, Constraint, Package, Rejection
+from kernelhub.dispatch.constraint import Package, Rejection
+from kernelhub.dispatch.fingerprint import packages_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.registry import Registered
@@ -59,12 +59,3 @@ def _of_the_problem_alone(kernel: Kernel, problem: Any) -> list[Rejection]:
             with contextlib.suppress(Exception):  # what a foreign constraint raises is in the verdict
                 rejections.append(constraint.reject(problem, HUB.machine))
     return [rejection for rejection in rejections if rejection is not None]
-
-
-def packages_of(constraints: Iterable[Constraint]) -> Iterator[Package]:
-    """The packages that constraints ask for, also as one of several."""
-    for constraint in constraints:
-        if isinstance(constraint, Package):
-            yield constraint
-        elif isinstance(constraint, AnyOf):
-            yield from packages_of(constraint.alternatives)

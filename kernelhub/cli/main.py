@@ -43,6 +43,10 @@ COMMANDS = {
         "hold every kernel against its reference on this machine, and quarantine those that are wrong",
         "kernelhub verify fp8_gemm --quick",
     ),
+    "lock": Command(
+        "write down the kernels chosen for a model, or show what would change since",
+        "kernelhub lock --model llama-3.1-8b --device H200",
+    ),
     "env": Command("list every KERNELHUB_* variable, its value and where that came from", "kernelhub env"),
     "cache": Command(
         "list, check and clear what is compiled and measured, ours and the libraries', and say where it lies",

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelhub.cli.facets import AnyOp
-from kernelhub.cli.here import packages_of
 from kernelhub.dispatch.constraint import (
     Between,
     Constraint,
@@ -20,6 +19,7 @@ from kernelhub.dispatch.constraint import (
     Rule,
     SameValue,
 )
+from kernelhub.dispatch.fingerprint import packages_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.machine import Machine

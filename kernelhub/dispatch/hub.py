@@ -13,17 +13,20 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.fingerprint import Fingerprint, fingerprint_of, versions_of
 from kernelhub.dispatch.foreign import read_foreign
 from kernelhub.dispatch.gate import GATE, Caller
+from kernelhub.dispatch.held import LOCK, Held
 from kernelhub.dispatch.kernel import Kernel, Watch
 from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
+from kernelhub.dispatch.lock import check_lock
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.policy import Layer, Names, Policy, combine
@@ -65,6 +68,16 @@ class Bound:
         return int(repr(self.counter)[len("count(") : -1])  # the only way to read one that Python will keep
 
 
+class Agreed(Protocol):
+    """What ranks agreed on for one op."""
+
+    @property
+    def held(self) -> Held: ...
+
+    def check(self, selection: Selection[Any]) -> None:
+        """Raise if this rank chose another kernel than was agreed on."""
+
+
 class Hub:
     """State of the library in one process."""
 
@@ -77,7 +90,9 @@ class Hub:
         # it after the block ends. Until then a call need not read the ContextVar.
         self.contexts_used: list[bool] = []
         self.configured: Layer = Layer()
+        self.agreed: Mapping[str, Agreed] = {}  # what ranks agreed on, by op; it holds until a reload
         self._settings: Settings | None = None
+        self._missing_said = False  # that a lock file lacks a problem
         self._policies: dict[tuple[Layers, Names | None, str], Policy] = {}
         self._caches: list[Callable[[], None]] = []
         self._functions: dict[str, Any] = {}
@@ -124,6 +139,9 @@ class Hub:
             if backend is not None:
                 self.registry.check_names(backend, "backend=")
                 policy = policy.asking(op, backend)
+            held = self._held(op)
+            if held:
+                policy = replace(policy, held=held)
             self._policies[key] = policy
         return policy
 
@@ -146,7 +164,7 @@ class Hub:
         _ = self.settings
         candidates = self.registry.candidates(op)
         line = line_for(candidates.lines, problem.device, self.registry.contracts[op].regime(problem))
-        return as_wished(op, ranked(candidates.kernels, line), policy)
+        return as_wished(op, ranked(candidates.kernels, line), policy.about(problem, self.machine))
 
     def commit(
         self,
@@ -162,6 +180,7 @@ class Hub:
 
         Raises:
             NoKernel: nothing that may run can run.
+            RanksDisagree: ranks agreed on another kernel for this problem.
             KernelUnavailable: the chosen adapter failed to load, and `strict` is on.
         """
         while True:
@@ -170,6 +189,8 @@ class Hub:
             kernel = selection.kernel
             if kernel is None:
                 raise NoKernel(_no_kernel_message(selection, policy.about(problem, self.machine)), selection)
+            if op in self.agreed:
+                self.agreed[op].check(selection)
             try:
                 adapter = self._adapter(kernel, contract, problem)
             except LoadFailure as failure:
@@ -180,6 +201,7 @@ class Hub:
             bound = Bound(selection, adapter, run, counter, device)
             self._bound.append(bound)
             self._alive[id(adapter)] = bound
+            self._say_what_the_lock_lacks(selection)
             selection_log.info("%s: %s for %s (%s)", op, kernel.name, problem, selection.because)
             return bound
 
@@ -218,8 +240,48 @@ class Hub:
         with self.lock:
             self.machine.forget()
             self._settings = None
+            self.agreed = {}
             self.forget_choices()
             _ = self.settings
+
+    def agree(self, agreed: Mapping[str, Agreed]) -> None:
+        """Hold what ranks agreed on, beside what they agreed on before, and forget every choice made without it."""
+        with self.lock:
+            self.agreed = {**self.agreed, **agreed}
+            self.forget_choices()
+
+    def try_load(self, op: str, kernel: Kernel, problem: Any) -> Rejection | None:
+        """Import and prepare a kernel's adapter, and say why that failed, if it did; later choices know it too."""
+        try:
+            self._adapter(kernel, self.registry.contracts[op], problem)
+        except LoadFailure as failure:
+            rejection = Rejection(failure.code, failure.reason, failure.remedy)
+            self.machine.load_failures[op, kernel.name] = rejection
+            return rejection
+        return None
+
+    def versions_of(self, kernel: Kernel, machine: Machine | None = None) -> dict[str, str]:
+        """Versions of the libraries behind a kernel, by package."""
+        return versions_of(kernel, self.registry.backends[kernel.backend].backend, machine or self.machine)
+
+    def fingerprint_of(self, selection: Selection[Any], tuned: str = "") -> Fingerprint:
+        """What must be equal in two processes that are to run the same."""
+        assert selection.kernel is not None
+        return fingerprint_of(selection, self.registry.backends[selection.kernel.backend].backend, self.machine, tuned)
+
+    def chosen(self) -> list[Selection[Any]]:
+        """The verdict on every problem that was met since the report began, as it is now, each once.
+
+        One that a call or a block asked for by name stands as it was, since it would be asked for again.
+        """
+        latest = {(bound.selection.op, bound.selection.problem): bound.selection for bound in self._bound}
+        contexts = self.contexts.get()
+        return [
+            verdict
+            if verdict.source in ("kwarg", "context")
+            else self.select(verdict.op, verdict.problem, self.policy(verdict.op, None, contexts))
+            for verdict in latest.values()
+        ]
 
     def add_backend(self, module: Any) -> Registered:
         """Register a backend at run time."""
@@ -249,6 +311,7 @@ class Hub:
             self.configured = Layer()
             self.machine.forget()
             self._settings = None
+            self.agreed = {}
             self.registry = Registry()
             self._added.clear()
             self.forget_choices()
@@ -308,6 +371,9 @@ class Hub:
         for layer in (settings.force, settings.environment, settings.file):
             self.registry.check_layer(layer)
         self.machine.heeds_evidence = settings["KERNELHUB_EVIDENCE"]
+        if settings.lock is not None:
+            check_lock(settings.lock, self.registry.contracts)
+        self._missing_said = False
         _print_events(settings["KERNELHUB_LOG"])
         if not settings["KERNELHUB_IGNORE_VLLM_ENV"]:
             settings = replace(settings, foreign=read_foreign())
@@ -316,6 +382,25 @@ class Hub:
                 if origin not in met:
                     fallback_log.warning("%s is not obeyed: none of the kernels it names is registered", origin)
         self._settings = settings
+
+    def _held(self, op: str) -> tuple[Held, ...]:
+        """What stands fixed for an op, strongest first."""
+        settings, held = self.settings, []
+        if op in self.agreed:
+            held.append(self.agreed[op].held)
+        if settings.lock is not None:
+            closed = settings["KERNELHUB_LOCK_MISSING"] == "error"
+            layouts = {kernel.name: kernel.layouts for kernel in self.registry.candidates(op).kernels}
+            held.append(settings.lock.held(self.registry.contracts[op], layouts, closed))
+        return tuple(held)
+
+    def _say_what_the_lock_lacks(self, selection: Selection[Any]) -> None:
+        """Tell once that a problem was chosen for freely beside a lock file."""
+        lock = self.settings.lock
+        if lock is None or selection.explicit or self._missing_said:
+            return
+        self._missing_said = True
+        fallback_log.warning(lock.lacks(selection))
 
     def _adapter(self, kernel: Kernel, contract: Contract[Any], problem: Any) -> Any:
         make = load_attribute(kernel.target, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])
@@ -388,6 +473,11 @@ def _no_kernel_message(selection: Selection[Any], policy: Policy) -> str:
     request = policy.request_for(selection.op)
     if request is None:
         return f"{selection.op}: no registered kernel can run this."
+    if request.source == LOCK and not any(item.kernel in request.names for item in selection.decisions):
+        return (
+            f"{selection.op}: {request.origin} holds {request.names[0]}, and no kernel of that name is registered in "
+            f"this version. To take that back, {request.undo}."
+        )
     message = f"{selection.op}: {request.origin} asks for {' or '.join(request.names)}, which cannot run this."
     return f"{message} To take that back, {request.undo}." if request.undo else message
 

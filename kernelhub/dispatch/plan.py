@@ -6,8 +6,6 @@ one engine step, shared by all layers.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -81,10 +79,8 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal choices: a digest of op, problem and kernel."""
-        verdict = self.selection.to_dict()
-        text = json.dumps([verdict["op"], verdict["problem"], self.kernel], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Equal for equal choices, in every process: see `dispatch.fingerprint`."""
+        return str(HUB.fingerprint_of(self.selection))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.kernel} {self.fingerprint}>"

@@ -7,31 +7,35 @@ Order of decision, from the strongest:
 3. ``backend=`` of the call
 4. ``use(...)``, innermost first
 5. ``configure(...)``
-6. ``prefer``: of contexts (innermost first), of `configure`, ``KERNELHUB_PREFER``, of the config file
-7. variables of other projects, if they are obeyed (see `dispatch.foreign`): their requests, where nothing above
+6. what stands fixed for the problem (see `dispatch.held`): what ranks agreed on, then ``KERNELHUB_LOCK``
+7. ``prefer``: of contexts (innermost first), of `configure`, ``KERNELHUB_PREFER``, of the config file
+8. variables of other projects, if they are obeyed (see `dispatch.foreign`): their requests, where nothing above
    speaks of the op, then what they prefer
-8. tuned evidence, then the order line of the device, then the band, then the name
+9. tuned evidence, then the order line of the device, then the band, then the name
 
-1 to 5 are explicit: the kernel asked for runs, or the call fails with every reason. 6 and 8 only rank. So does a
+1 to 6 are explicit: the kernel asked for runs, or the call fails with every reason. 7 and 9 only rank. So does a
 foreign request as soon as anybody prefers anything for the op, and a foreign removal spares a kernel that
-KERNELHUB_FORCE, KERNELHUB_PREFER or the config file names.
+KERNELHUB_FORCE, KERNELHUB_PREFER, the config file or KERNELHUB_LOCK names. `unsafe` is for 2 to 5 alone.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelhub.dispatch.constraint import Constraint
+    from kernelhub.dispatch.constraint import Constraint, Rejection
+    from kernelhub.dispatch.held import Held
     from kernelhub.dispatch.kernel import Kernel
     from kernelhub.dispatch.machine import Machine
 
 Names = tuple[str, ...]
 
 FOREIGN = "engine"
-_OWN_VARIABLES = ("force", "environment", "file")
+_OWN_VARIABLES = ("force", "environment", "file", "lock")
+_FIXED = ("ranks", "lock")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Wish:
         ops: op name or glob.
         names: backends, kernels or globs over kernels, in order.
         source: stable word for the place: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``,
-            ``"environment"``, ``"file"``, ``"engine"``.
+            ``"ranks"``, ``"lock"``, ``"environment"``, ``"file"``, ``"engine"``.
         origin: the place as a user would write it, e.g. ``KERNELHUB_FORCE=triton``.
         where: the wish is about those problems only that all of these take.
         undo: what takes the wish back, where that is not clear from `origin`.
@@ -54,6 +58,11 @@ class Wish:
     origin: str
     where: tuple[Constraint, ...] = ()
     undo: str = ""
+
+    @property
+    def fixed(self) -> bool:
+        """It holds an earlier choice, and nobody wrote it for this run."""
+        return self.source in _FIXED
 
     def concerns(self, op: str) -> bool:
         return self.ops == "*" or self.ops == op or fnmatch.fnmatchcase(op, self.ops)
@@ -88,6 +97,9 @@ class Policy:
         requests: explicit choices, strongest first; the first that concerns the op decides.
         prefers: soft wishes, strongest first.
         disables: every removal, whoever said it.
+        held: what stands fixed for problems of the op, strongest first.
+        barred: kernels that what is fixed speaks against, once the policy is about one problem; under ``"*"`` what
+            speaks against every kernel.
     """
 
     requests: tuple[Wish, ...] = ()
@@ -97,10 +109,16 @@ class Policy:
     batch_invariant: bool = False
     strict: bool = False
     unsafe: bool = False
+    held: tuple[Held, ...] = ()
+    barred: Mapping[str, tuple[Rejection, ...]] = field(default_factory=dict)
 
     def request_for(self, op: str) -> Wish | None:
         """The explicit choice that decides for `op`, or None if nothing explicit was said."""
         return next((wish for wish in self.requests if wish.concerns(op)), None)
+
+    def fixes(self) -> bool:
+        """Does something stand fixed for the problem that this policy is about?"""
+        return any(wish.fixed for wish in self.requests)
 
     def removing(self, op: str, kernel: Kernel) -> list[Wish]:
         """The wishes by which a kernel of `op` may not run."""
@@ -116,7 +134,9 @@ class Policy:
         )
 
     def about(self, problem: Any, machine: Machine) -> Policy:
-        """The same policy without wishes that are about other problems."""
+        """The same policy without wishes that are about other problems, and with what stands fixed for this one."""
+        if self.held:
+            return self.fixing(problem).about(problem, machine)
         if not any(wish.where for wish in (*self.requests, *self.prefers, *self.disables)):
             return self
 
@@ -124,6 +144,25 @@ class Policy:
             return tuple(wish for wish in wishes if all(item.reject(problem, machine) is None for item in wish.where))
 
         return replace(self, requests=kept(self.requests), prefers=kept(self.prefers), disables=kept(self.disables))
+
+    def fixing(self, problem: Any) -> Policy:
+        """The same policy with what is held for a problem: weaker than what users asked for, stronger than the rest.
+
+        What speaks against a problem that nobody fixed does so only where no user asked for a kernel.
+        """
+        wishes, barred = [], dict(self.barred)
+        own = [wish for wish in self.requests if wish.source != FOREIGN]
+        for one in self.held:
+            key = one.key(problem)
+            for kernel, rejection in one.refusals.get(key, {}).items():
+                barred[kernel] = (*barred.get(kernel, ()), rejection)
+            wish = one.wishes.get(key)
+            if wish is not None:
+                wishes.append(wish)
+            elif one.otherwise is not None and not own:
+                barred["*"] = (*barred.get("*", ()), one.otherwise)
+        foreign = self.requests[len(own) :]
+        return replace(self, requests=(*own, *wishes, *foreign), held=(), barred=barred)
 
     def asking(self, op: str, names: Names) -> Policy:
         """The same policy with ``backend=names`` on the call."""

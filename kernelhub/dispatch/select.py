@@ -63,13 +63,14 @@ class Selection(Generic[ProblemT]):
         op: name of the op.
         problem: what was looked at.
         kernel: the record of the chosen kernel, or None if none may run.
-        source: who decided, a stable word: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``,
-            ``"environment"``, ``"file"``, ``"engine"`` (a variable of another project), ``"order"`` (a line of the
-            heuristic), ``"band"`` (no line).
+        source: who decided, a stable word: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``, ``"ranks"`` (what
+            ranks agreed on), ``"lock"`` (a lock file), ``"environment"``, ``"file"``, ``"engine"`` (a variable of
+            another project), ``"order"`` (a line of the heuristic), ``"band"`` (no line).
         because: the same as a sentence, with its evidence.
         decisions: one for every registered kernel of the op: the chosen one first, then those that were
             outranked, best first, then the rejected by name.
         explicit: whether the user asked for it by name; such a choice is never replaced.
+        overruled: what was said for other kernels and gave way, as sentences.
     """
 
     op: str
@@ -79,6 +80,7 @@ class Selection(Generic[ProblemT]):
     because: str
     decisions: tuple[Decision, ...]
     explicit: bool
+    overruled: tuple[str, ...] = ()
 
     @property
     def selected(self) -> str | None:
@@ -113,6 +115,7 @@ class Selection(Generic[ProblemT]):
             "selected": self.selected,
             "source": self.source,
             "because": self.because,
+            **({"overruled": list(self.overruled)} if self.overruled else {}),
             **weights,
             "decisions": [decision.to_dict() for decision in self.decisions],
         }
@@ -120,6 +123,7 @@ class Selection(Generic[ProblemT]):
     def __str__(self) -> str:
         who = f"{self.selected}, decided by {self.source}" if self.selected else f"no kernel: {self.because}"
         lines = [f"{self.op} on {self.problem.device}: {who}", *([f"  {self.weights}"] if self.weights else [])]
+        lines += [f"  {sentence}" for sentence in self.overruled]
         width = max((len(decision.kernel) for decision in self.decisions), default=0)
         for decision in self.decisions:
             mark = "*" if decision.code == "selected" else "+" if decision.accepted else "-"
@@ -210,7 +214,8 @@ def select(
     decisions = _decisions(candidates.kernels, chosen, order, able, rejections, because, request)
     if chosen is None:
         because = f"none of those asked for by {because} can run" if request else "none can run"
-    return Selection(op, problem, chosen, source, because, decisions, explicit=request is not None)
+    overruled = _overruled(op, request, chosen, policy) if policy.fixes() else ()
+    return Selection(op, problem, chosen, source, because, decisions, request is not None, overruled)
 
 
 def as_wished(op: str, kernels: Sequence[Kernel], policy: Policy) -> list[Kernel]:
@@ -283,6 +288,8 @@ def _rejections(
             Rejection("disabled", f"disabled by {wish.origin}", wish.undo or f"remove it from {wish.origin}")
             for wish in policy.removing(op, kernel)
         ]
+    if policy.barred:
+        found += [*policy.barred.get("*", ()), *policy.barred.get(kernel.name, ())]
     if policy.unsafe and _asked_for(op, kernel, policy):
         failure = machine.load_failures.get((op, kernel.name))  # what cannot be loaded cannot be run past anything
         return tuple(found) if failure is None else (*found, failure)
@@ -324,7 +331,7 @@ def _place(numbered: tuple[int, Rejection]) -> int:
 
 def _asked_for(op: str, kernel: Kernel, policy: Policy) -> bool:
     request = policy.request_for(op)
-    return request is not None and request.means(kernel)
+    return request is not None and not request.fixed and request.means(kernel)
 
 
 def _named(op: str, kernel: Kernel, policy: Policy) -> bool:
@@ -360,6 +367,20 @@ def _soft_source(order: Sequence[Kernel], wishes: Sequence[Wish], line: Line | N
     if line is not None and order[0].name in line.kernels:
         return "order", f"first able in the order for {line.family}/{line.regime}: {line.evidence}"
     return "band", f"highest band: {order[0].band.name.lower()}"
+
+
+def _overruled(op: str, request: Wish | None, chosen: Kernel | None, policy: Policy) -> tuple[str, ...]:
+    """What named other kernels than the chosen one and was weaker: a lock or agreement, or what one of these beat."""
+    if request is None or chosen is None:
+        return ()
+    weaker = [wish for wish in policy.requests if wish.fixed and wish is not request]
+    if request.fixed:
+        weaker += [wish for wish in (*policy.requests, *_preferences(op, policy)) if not wish.fixed]
+    return tuple(
+        f"{wish.origin} names {' or '.join(wish.names)}, but {request.origin} is stronger"
+        for wish in weaker
+        if wish.concerns(op) and not wish.means(chosen)
+    )
 
 
 def _decisions(

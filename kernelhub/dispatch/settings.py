@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelhub.dispatch.lock import Lock, read_lock
 from kernelhub.dispatch.policy import Layer, Names, Wish
 from kernelhub.errors import ConfigurationError
 
@@ -78,6 +79,13 @@ def _parse_log(text: str) -> Names:
         if word not in ("selection", "fallback"):
             raise ValueError(f"{word!r} is not one of selection, fallback")
     return words
+
+
+def _parse_missing(text: str) -> str:
+    word = text.strip().lower()
+    if word not in ("auto", "error"):
+        raise ValueError(f"{text!r} is neither auto nor error")
+    return word
 
 
 def _parse_names(text: str) -> Names:
@@ -144,6 +152,14 @@ VARIABLES = {
             "0 or 1",
             "Do not obey vLLM's variables, such as VLLM_ATTENTION_BACKEND.",
         ),
+        Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run what `kernelhub lock` wrote down, or fail."),
+        Variable(
+            "KERNELHUB_LOCK_MISSING",
+            _parse_missing,
+            "auto",
+            "auto or error",
+            "What a problem gets that is not in the lock file: a free choice, or an error.",
+        ),
     )
 }
 
@@ -168,6 +184,7 @@ class Settings:
         environment: the other KERNELHUB_* variables that choose.
         file: the config file.
         foreign: variables of other projects; words in it may mean nothing here.
+        lock: the lock file; None if there is none.
     """
 
     values: Mapping[str, Setting]
@@ -175,6 +192,7 @@ class Settings:
     environment: Layer
     file: Layer
     foreign: Layer = Layer()
+    lock: Lock | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name].value
@@ -196,7 +214,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         setting = values[name]
         return tuple(Wish(ops, names, source, f"{name}={setting.text}") for ops, names in setting.value)
 
-    path = values["KERNELHUB_CONFIG"].value
+    path, lock = values["KERNELHUB_CONFIG"].value, values["KERNELHUB_LOCK"].value
     return Settings(
         values,
         force=Layer(requests=wishes("KERNELHUB_FORCE", "force")),
@@ -208,6 +226,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
             strict=values["KERNELHUB_STRICT"].value,
         ),
         file=Layer() if path is None else read_file(path),
+        lock=None if lock is None else read_lock(lock),
     )
 
 

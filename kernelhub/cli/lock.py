@@ -1,0 +1,167 @@
+"""``kernelhub lock``: write down which kernel is chosen for every problem of a model, and show what would change."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelhub.cli.asked_machine import add_machine, machine_of
+from kernelhub.cli.console import Console, Table
+from kernelhub.cli.lock_decisions import NEW, VERSIONS, Difference, differences, lock_for
+from kernelhub.dispatch.explain import device_facts
+from kernelhub.dispatch.held import device_key
+from kernelhub.dispatch.lock import Lock, Locked, lock_text, read_lock
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.models.description import FORMATS
+from kernelhub.ops.models.problems import Need, problems_of
+from kernelhub.ops.models.published import CONFIGS
+from kernelhub.probes.device import SIMULATED, DeviceFacts
+
+_USUAL = "kernelhub.lock.json"
+# How the model is served, with what is usual: only the rest is written down.
+_SERVED: dict[str, Any] = {
+    "tp": 1, "ep": 1, "dtype": "bfloat16", "kv_dtype": None, "page_size": None, "quantization": None
+}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "--model", metavar="NAME", help=f"a config.json of Hugging Face, or one of {', '.join(CONFIGS)}"
+    )
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share every layer (default: 1)")
+    parser.add_argument("--ep", type=int, default=1, metavar="N", help="ranks that share the experts (default: 1)")
+    parser.add_argument("--dtype", default="bfloat16", help="of activations (default: bfloat16)")
+    parser.add_argument("--kv-dtype", help="of the KV cache (default: that of activations)")
+    parser.add_argument("--page-size", type=int, metavar="N", help="tokens per page (default: 16; 64 for latents)")
+    parser.add_argument("--quantization", choices=FORMATS, help="how weights are held (default: as config.json says)")
+    add_machine(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to write (default: {_USUAL}; - for stdout)")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="write nothing; show what a new file would change")
+    parser.add_argument(
+        "--versions", action="store_true", help="with --check, other versions of the same kernel's libraries count too"
+    )
+    parser.add_argument("--json", action="store_true", help="with --check, print the differences as JSON")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Write a file; or, with ``--check``, 1 if a decision of one would change."""
+    with _no_lock_in_force():
+        return _check(arguments, console) if arguments.check is not None else _make(arguments, console)
+
+
+@contextlib.contextmanager
+def _no_lock_in_force() -> Iterator[None]:
+    """A file that this version can no longer read must not keep the command from writing another."""
+    held = os.environ.pop("KERNELHUB_LOCK", None)
+    try:
+        yield
+    finally:
+        if held is not None:
+            os.environ["KERNELHUB_LOCK"] = held
+
+
+def _make(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.model is None:
+        raise ConfigurationError("--model: name a model or a config.json, e.g. --model llama-3.1-8b")
+    if arguments.json or arguments.versions:
+        raise ConfigurationError("--json and --versions belong to --check")
+    said = {name: getattr(arguments, name) for name in _SERVED}
+    model = {"name": arguments.model, **{name: value for name, value in said.items() if value != _SERVED[name]}}
+    device = device_facts(arguments.device)
+    lock = lock_for(_needs(model), device, machine_of(arguments), model)
+    if arguments.out == Path("-"):
+        print(lock_text(lock), end="")
+    else:
+        path = arguments.out or Path(_USUAL)
+        _write(path, lock_text(lock))
+        console.line(f"{path}: {len(lock.decisions)} decisions for {arguments.model} on {device}")
+        console.line(f"hold them with KERNELHUB_LOCK={path}; see changes with kernelhub lock --check {path}")
+    lacking = [item for item in lock.decisions if not item.kernel]
+    for item in lacking:
+        console.line(f"no kernel can run {item.op} of {', '.join(item.layers)}: `kernelhub explain {item.op}` says why")
+    return 1 if lacking else 0
+
+
+def _check(arguments: argparse.Namespace, console: Console) -> int:
+    old = read_lock(arguments.check)
+    if arguments.out is not None:
+        raise ConfigurationError("--check writes nothing; leave --out away")
+    if arguments.model is not None:
+        raise ConfigurationError(f"--check compares for the model of the file, {old.model.get('name')}; leave --model")
+    device = device_facts(arguments.device) if arguments.device else _device_of(old)
+    needs = _needs(old.model) if old.model.get("name") else ()
+    found = differences(old, needs, device, machine_of(arguments))
+    count = [item for item in found if item.kind != VERSIONS or arguments.versions]
+    if arguments.json:
+        console.json({"file": old.path, "same": not count, "differences": [item.to_dict() for item in found]})
+    else:
+        _show(old, found, console)
+    return 1 if count else 0
+
+
+def _show(old: Lock, found: list[Difference], console: Console) -> None:
+    """The differences as a diff: what the file holds, and what would be written."""
+    kinds = Counter(item.kind for item in found)
+    same = len(old.decisions) - sum(count for kind, count in kinds.items() if kind != NEW)
+    told = ", ".join([f"{same} the same", *(f"{count} {kind}" for kind, count in sorted(kinds.items()))])
+    console.heading(f"{old.path}: {len(old.decisions)} decisions for {old.model.get('name', 'no model')}: {told}")
+    for item in found:
+        if item.kind == VERSIONS:
+            continue
+        decision = item.was or item.now
+        assert decision is not None
+        where = f"{old.path}:{item.was.line} " if item.was else ""
+        console.line(f"@@ {where}{decision.op}, {' and '.join(decision.phases)}, {', '.join(decision.layers)} @@")
+        console.line(f"  {json.dumps(dict(sorted(decision.problem.items())))}")
+        for sign, side in (("-", item.was), ("+", item.now)):
+            if side is not None:
+                console.line(f"{sign} {side.kernel or 'no kernel'}{_versions(side)}  ({side.decided_by})")
+        console.line(f"  {item.why}")
+    rows = [(item.was.op, item.was.kernel, item.why) for item in found if item.kind == VERSIONS and item.was]
+    if rows:
+        console.line("the same kernels in other versions:")
+        console.table(Table(("op", "kernel", "versions"), list(dict.fromkeys(rows))))
+
+
+def _versions(item: Locked) -> str:
+    return "".join(f" {name} {version}" for name, version in sorted(item.versions.items()))
+
+
+def _needs(model: Mapping[str, Any]) -> tuple[Need, ...]:
+    return problems_of(model["name"], **{name: model[name] for name in _SERVED if name in model})
+
+
+def _device_of(lock: Lock) -> DeviceFacts:
+    """The device that the file is for: the one here if it is of that kind, else one described."""
+    here = device_facts(None)
+    if device_key(here) == lock.device:
+        return here
+    known = next((facts for facts in SIMULATED.values() if device_key(facts) == lock.device), None)
+    if known is None:
+        _, arch, name = lock.device
+        raise ConfigurationError(f"{lock.path} is for {name}, {arch}, which is not here; run this there, or --device")
+    return known
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file as a whole: a reader sees the old one or the new one."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise ConfigurationError(f"--out {path}: {error.strerror or error}; name a place that can be written") from None

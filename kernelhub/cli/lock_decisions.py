@@ -1,0 +1,117 @@
+"""Decisions for lock files: made anew, and compared with those of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelhub.dispatch.explain import problem_from
+from kernelhub.dispatch.fingerprint import own_version
+from kernelhub.dispatch.held import device_key
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.lock import Lock, Locked, order, whole_problem
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.select import Selection
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.models.problems import Need
+from kernelhub.probes.device import DeviceFacts
+
+CHANGED, GONE, NEW, VERSIONS = "changed", "gone", "new", "versions"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a decision of a file differs from the one that would be made now.
+
+    Attributes:
+        kind: ``"changed"`` (another kernel), ``"gone"`` (the op or a facet is no more), ``"new"`` (the model needs it
+            and the file lacks it), ``"versions"`` (the same kernel, of other libraries).
+        was: of the file; None if new.
+        now: made anew; None if gone.
+        why: a sentence.
+    """
+
+    kind: str
+    was: Locked | None
+    now: Locked | None
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+def lock_for(needs: Iterable[Need], device: DeviceFacts, machine: Machine | None, model: Mapping[str, Any]) -> Lock:
+    """The lock of what would be chosen now, whatever lock is in force."""
+    made = tuple(decide(need.op, dict(need.facets), need.phases, need.layers, device, machine) for need in needs)
+    packages = {name: version for item in made for name, version in item.versions.items()}
+    return Lock(device_key(device), made, model, own_version(), packages)
+
+
+def decide(
+    op: str,
+    facets: Mapping[str, Any],
+    phases: tuple[str, ...],
+    layers: tuple[str, ...],
+    device: DeviceFacts,
+    machine: Machine | None,
+) -> Locked:
+    """What would be chosen for a problem, with everything that a reader of the file wants to know."""
+    contract = HUB.function(op).op.contract
+    problem = problem_from(contract, device, dict(facets))
+    policy = dataclasses.replace(HUB.policy(op), held=())
+    verdict = HUB.select(op, problem, policy, machine)
+    others = verdict.decisions[1 if verdict.kernel else 0 :]
+    return Locked(
+        op,
+        {name: value for name, value in whole_problem(contract, facets) if value is not dataclasses.MISSING},
+        verdict.selected or "",
+        HUB.versions_of(verdict.kernel, machine) if verdict.kernel else {},
+        _decided_by(verdict),
+        phases,
+        layers,
+        {item.kernel: item.reason for item in others if item.accepted},
+        {item.kernel: f"{item.code}: {item.reason}" for item in others if not item.accepted},
+    )
+
+
+def differences(old: Lock, needs: Iterable[Need], device: DeviceFacts, machine: Machine | None) -> list[Difference]:
+    """What would change if a lock were written anew, in the order of its decisions, then what it lacks."""
+    found, known = [], set()
+    for was in old.decisions:
+        try:
+            now = decide(was.op, was.problem, was.phases, was.layers, device, machine)
+        except ConfigurationError as error:
+            found.append(Difference(GONE, was, None, str(error)))
+            continue
+        known.add(order(now))
+        if now.kernel != was.kernel:
+            found.append(Difference(CHANGED, was, now, _why(was, now)))
+        elif dict(now.versions) != dict(was.versions):
+            found.append(Difference(VERSIONS, was, now, _versions(was.versions, now.versions)))
+    for item in lock_for(needs, device, machine, {}).decisions:
+        if order(item) not in known:
+            found.append(Difference(NEW, None, item, f"{old.path} holds no decision for it"))
+    return found
+
+
+def _decided_by(verdict: Selection[Any]) -> str:
+    return f"{verdict.source}: {verdict.because}" if verdict.kernel else verdict.because
+
+
+def _why(was: Locked, now: Locked) -> str:
+    """What became of the kernel that was chosen."""
+    if not was.kernel:
+        return f"nothing could run it; now {now.kernel} can"
+    if was.kernel in now.refused:
+        return f"{was.kernel} is refused now: {now.refused[was.kernel]}"
+    if was.kernel in now.runner_ups:
+        return f"{was.kernel} could still run: {now.runner_ups[was.kernel]}"
+    return f"{was.kernel} is not registered in this version"
+
+
+def _versions(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+    return ", ".join(f"{name} {was.get(name, 'absent')} -> {now.get(name, 'absent')}" for name in names)

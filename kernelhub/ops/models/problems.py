@@ -1,0 +1,153 @@
+"""`problems_of`: what a model will ask of the ops on one rank, per phase."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kernelhub.dispatch.explain import DeviceLike, device_facts, problem_from
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.settings import did_you_mean
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.models.checkpoint import description_of
+from kernelhub.ops.models.description import FORMATS, Description, LatentAttention
+from kernelhub.ops.models.layers import DECODE, PREFILL, Asked, Setting, asked_by
+from kernelhub.ops.models.published import CONFIGS
+
+PHASES = (PREFILL, DECODE)
+Model = str | Path | Description
+
+
+@dataclass(frozen=True)
+class Need:
+    """One problem class that serving will ask for.
+
+    Attributes:
+        op: name of the op.
+        facets: of its problem, by name, without the device.
+        phases: when it is asked: ``"prefill"``, ``"decode"`` or both.
+        layers: parts of the model that ask for it, e.g. ``"qkv"``, ``"windowed attention"``.
+    """
+
+    op: str
+    facets: tuple[tuple[str, Any], ...]
+    phases: tuple[str, ...]
+    layers: tuple[str, ...]
+
+    def problem(self, device: DeviceLike = None) -> Any:
+        """The op's problem on a device: as `explain` takes it, by default the first GPU here, else the CPU."""
+        return problem_from(HUB.function(self.op).op.contract, device_facts(device), dict(self.facets))
+
+
+def describe(model: Model, quantization: str | None = None) -> Description:
+    """A model's description.
+
+    Args:
+        model: a name of `CONFIGS`, the path of a Hugging Face config.json or of a folder with one, or a description.
+        quantization: how weights are held, one of `FORMATS`, in place of what config.json says.
+
+    Raises:
+        ConfigurationError: no such model or file, or one that is not understood.
+    """
+    if quantization is not None and quantization not in FORMATS:
+        raise ConfigurationError(f"quantization is {quantization!r}; it takes {', '.join(FORMATS)}")
+    if isinstance(model, Description):
+        found = model
+    else:
+        config = _config(model)
+        if quantization is not None:
+            config = {**config, "quantization_config": None}
+        found = description_of(str(model), config)
+    if quantization is None:
+        return found
+    experts = found.experts and replace(found.experts, weights=quantization)
+    return replace(found, linear="plain" if quantization == "mxfp4" else quantization, experts=experts)
+
+
+def problems_of(
+    model: Model,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    dtype: str = "bfloat16",
+    kv_dtype: str | None = None,
+    page_size: int | None = None,
+    quantization: str | None = None,
+    phases: Sequence[str] = PHASES,
+) -> tuple[Need, ...]:
+    """What one rank asks of the ops when it serves a model: each problem class once.
+
+    Products with weights in bfloat16 are torch's own and are not listed. Experts are asked of `fused_moe`, with the
+    routing before it. Prefill attends to packed sequences (`attention`) and to pages (`paged_attention`, for chunks and
+    cached prefixes).
+
+    Args:
+        model: as of `describe`: a name such as ``"deepseek-v3.2"``, or a config.json.
+        tp: ranks that share every layer; heads and widths are those of one of them.
+        ep: ranks that share the experts, each with whole ones; then `tp` does not divide them.
+        dtype: of activations.
+        kv_dtype: of the KV cache; `dtype` unless given.
+        page_size: tokens per page; 16, or 64 for latent attention, unless given.
+        quantization: how weights are held, in place of what config.json says.
+        phases: ``"prefill"``, ``"decode"`` or both.
+
+    Returns:
+        In the order of ops, then of layers.
+
+    Raises:
+        ConfigurationError: an unknown model, or one that cannot be shared out so.
+
+    Example:
+        >>> from kernelhub.ops.models.problems import problems_of
+        >>> [need.op for need in problems_of("llama-3.1-8b", phases=["decode"])]
+        ['paged_attention']
+    """
+    for phase in phases:
+        if phase not in PHASES:
+            raise ConfigurationError(f"phases: {phase!r} is not one of {', '.join(PHASES)}")
+    for name, ranks in (("tp", tp), ("ep", ep)):
+        if type(ranks) is not int or ranks < 1:
+            raise ConfigurationError(f"{name} is {ranks!r}; it is a number of ranks, 1 or more")
+    described = describe(model, quantization)
+    latent = isinstance(described.attention, LatentAttention)
+    setting = Setting(tp, ep, dtype, kv_dtype or dtype, page_size or (64 if latent else 16))
+    return tuple(_merged(asked_by(described, setting), tuple(phases)))
+
+
+def _merged(asked: Iterator[Asked], phases: tuple[str, ...]) -> Iterator[Need]:
+    """One need for each problem class, with all phases and layers that ask for it."""
+    found: dict[tuple[str, tuple[tuple[str, Any], ...]], Need] = {}
+    for item in asked:
+        when = tuple(phase for phase in PHASES if phase in item.phases and phase in phases)
+        if not when:
+            continue
+        key = item.op, tuple(sorted(item.facets.items()))
+        known = found.get(key) or Need(*key, (), ())
+        both = tuple(phase for phase in PHASES if phase in (*known.phases, *when))
+        found[key] = replace(known, phases=both, layers=tuple(dict.fromkeys((*known.layers, item.layer))))
+    ops = list(dict.fromkeys(op for op, _ in found))
+    yield from sorted(found.values(), key=lambda need: ops.index(need.op))
+
+
+def _config(model: str | Path) -> dict[str, Any]:
+    if isinstance(model, str) and model in CONFIGS:
+        return CONFIGS[model]
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        names = ", ".join(CONFIGS)
+        raise ConfigurationError(
+            f"model {str(model)!r} is neither known{did_you_mean(str(model), CONFIGS)} nor a file; known are {names}, "
+            "and every config.json of a known architecture"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"model {path}: cannot be read as a config.json: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"model {path}: a config.json is an object, not {type(config).__name__}")
+    return config

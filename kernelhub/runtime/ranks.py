@@ -1,0 +1,259 @@
+"""`kernelhub.agree`: all ranks of a process group run one plan, or none."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from kernelhub.dispatch.explain import DeviceLike, device_facts
+from kernelhub.dispatch.fingerprint import digest
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.select import Selection
+from kernelhub.errors import ConfigurationError, KernelhubError, RanksDisagree
+from kernelhub.ops.models.description import Description
+from kernelhub.ops.models.problems import Need, problems_of
+from kernelhub.probes.device import DeviceFacts
+from kernelhub.runtime.ranks_agreed import Choice, agreed_on, stop
+from kernelhub.runtime.ranks_meeting import LINGER_S, Clock, Ended, Meeting
+from kernelhub.runtime.ranks_process import this_process
+from kernelhub.runtime.ranks_rounds import alone, follow, lead
+from kernelhub.runtime.ranks_settle import LEAD, Failure, Outcome
+from kernelhub.runtime.ranks_statement import Stated, state, statement_of, table_digest
+
+T = TypeVar("T")
+What = Plan | Need | Selection[Any]
+_GRACE_S = LINGER_S + 2.0  # beyond the time-out, for a rank that is in the middle of a look at the store
+_LAST_BREATH_S = 0.5  # a process that is killed closes its connections a little before it is gone
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What every rank of a group runs from now on, until `kernelhub.reload()`.
+
+    Attributes:
+        rank, size: of this process in the group.
+        choices: one for each problem class.
+        digest: equal on all ranks.
+        tuned: the lead's tuned choices.
+        stale: plans that were given and run no more, since another kernel was agreed on; prepare them again.
+        elapsed_s: what agreeing took.
+    """
+
+    rank: int
+    size: int
+    choices: tuple[Choice, ...]
+    digest: str
+    tuned: Mapping[str, Any] = field(default_factory=dict)
+    stale: tuple[Plan, ...] = ()
+    elapsed_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "rank": self.rank,
+            "size": self.size,
+            "digest": self.digest,
+            "choices": [choice.to_dict() for choice in self.choices],
+            "stale": [repr(plan) for plan in self.stale],
+            "elapsed_s": self.elapsed_s,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.size} ranks agree on {len(self.choices)} problem classes ({self.digest})"]
+        lines += [f"  {choice}" for choice in self.choices]
+        return "\n".join(lines)
+
+
+def agree(
+    process_group: Any = None,
+    what: str | Path | Description | What | Iterable[What] | None = None,
+    *,
+    tp: int | None = None,
+    timeout_s: float = 120.0,
+    tuned: Mapping[str, Any] | None = None,
+    device: DeviceLike = None,
+) -> Agreement:
+    """Have all ranks run one plan, or none. Every rank of the group calls it, with the same problem classes.
+
+    Of the kernels that every rank can run, the one is taken that rank 0 ranks first, for each problem class. A kernel
+    that one rank refuses, or whose adapter it cannot load, is refused on all: `explain` shows it as
+    ``refused_by_rank``, with the rank and its reason. Then what was agreed on stands until `kernelhub.reload()`; a call
+    that would run another kernel for such a problem raises. Nothing is sent through the group's collectives: ranks
+    meet in its store, so that a rank that is dead or slow is named within the time-out.
+
+    Args:
+        process_group: of torch.distributed; the default one unless given. Without any, this process is the only rank.
+        what: plans, verdicts or needs (`kernelhub.problems_of`), one or several; a model, as of `problems_of`; or
+            nothing, for all choices that this process has made so far.
+        tp: of a model, ranks that share every layer; the size of the group unless given.
+        timeout_s: longest wait for all ranks together, in seconds.
+        tuned: tuned choices, plain values that JSON can hold. Those of rank 0 are given to all.
+        device: where needs and models are met: as of `explain`, by default the current GPU, else the CPU.
+
+    Raises:
+        RanksDisagree: nothing changes on any rank; `code` tells why, and `ranks` where. docs/ranks.md lists the codes.
+        ConfigurationError: this process is not in the group, or `what` is nothing that can be agreed on.
+
+    Example:
+        >>> import kernelhub
+        >>> needs = kernelhub.problems_of("llama-3.1-8b", tp=8)
+        >>> agreement = kernelhub.agree(what=needs, device="cpu")
+        >>> agreement.size, len(agreement.choices) == len(needs)
+        (1, True)
+        >>> kernelhub.reload()
+    """
+    if not timeout_s > 0:
+        raise ConfigurationError(f"agree: timeout_s is {timeout_s!r}; it is a positive number of seconds")
+    store, rank, size = _group(process_group)
+    items = _items(what, tp or size)
+    where = device_facts(torch.device("cuda", torch.cuda.current_device()) if _on_gpu(device) else device)
+    clock = Clock(timeout_s, time.monotonic())
+    table = _plain_table(tuned or {})
+
+    def meet() -> tuple[Stated, Outcome, Mapping[str, Any]]:
+        if store is None:
+            return alone(state(items, where), table)
+        meeting, failure = Meeting(store, rank, size, clock), None
+        try:
+            meeting.arrive()
+            with meeting.beating():
+                return _held_with_others(meeting, items, where, table)
+        except Ended as ended:
+            failure = ended.failure
+            raise
+        finally:
+            meeting.leave(failure)
+
+    try:
+        stated, outcome, tuned_there = _bounded(meet, clock, rank)
+    except Ended as ended:
+        raise RanksDisagree(ended.failure.code, f"agree: {ended.failure.message}", ended.failure.ranks) from None
+    by_op, choices = agreed_on(stated, outcome, rank, size, table_digest(tuned_there))
+    HUB.agree(by_op)
+    marks = digest([choice.fingerprint for choice in choices])
+    return Agreement(rank, size, choices, marks, tuned_there, stop(stated, outcome, size), clock.elapsed_s)
+
+
+def _group(process_group: Any) -> tuple[Any, int, int]:
+    """Store, rank and size of a group; no store where this process is alone."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if not dist.is_available() or not dist.is_initialized():
+        if process_group is not None:
+            raise ConfigurationError("agree: a process group is given, but torch.distributed is not initialised")
+        return None, LEAD, 1
+    rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    if rank < 0:
+        raise ConfigurationError("agree: this process is not in the group; only its ranks may call this")
+    store_of = getattr(c10d, "_get_process_group_store", None)  # no public name gives a group's store
+    if store_of is None:
+        raise ConfigurationError(f"agree: torch {torch.__version__} tells no store of a process group")
+    return store_of(process_group or dist.group.WORLD), rank, size
+
+
+def _items(what: Any, tp: int) -> list[What]:
+    if what is None:
+        return list(HUB.chosen())
+    if isinstance(what, str | Path | Description):
+        return list(problems_of(what, tp=tp))
+    items = [what] if isinstance(what, Plan | Need | Selection) else list(what)
+    for item in items:
+        if not isinstance(item, Plan | Need | Selection):
+            raise ConfigurationError(
+                f"agree: {item!r} is no plan, no verdict of explain and no need; problems_of(model) gives needs"
+            )
+    return items
+
+
+def _plain_table(tuned: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        table: dict[str, Any] = json.loads(json.dumps(dict(tuned)))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"agree: tuned holds what JSON cannot: {error}") from None
+    if table != dict(tuned):
+        raise ConfigurationError(
+            "agree: tuned changes on its way through JSON; give names as str, and lists for tuples"
+        )
+    return table
+
+
+def _on_gpu(device: DeviceLike) -> bool:
+    return device is None and torch.cuda.is_available()
+
+
+def _held_with_others(
+    meeting: Meeting, items: list[What], where: DeviceFacts, table: dict[str, Any]
+) -> tuple[Stated, Outcome, Mapping[str, Any]]:
+    """State what this rank would run, and settle with the others."""
+    rank, clock = meeting.rank, meeting.clock
+    try:
+        clock.doing = "choosing"
+        stated = state(items, where)
+        mine = statement_of(stated, rank, str(this_process()), table_digest(table))
+    except Exception as error:
+        message = f"rank {rank} ({this_process()}) could not tell its plans: {type(error).__name__}: {error}"
+        return meeting.give_up(Failure("rank_failed", message, (rank,)))
+    clock.doing = "waiting for ranks"
+    outcome, tuned_there = (lead if rank == LEAD else follow)(meeting, stated, mine, table)
+    return stated, outcome, tuned_there
+
+
+def _bounded(work: Callable[[], T], clock: Clock, rank: int) -> T:
+    """Run `work` in a thread, so that a store that hangs, or a choice that takes too long, does not hang the caller."""
+    outcome: list[T | BaseException] = []
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            outcome.append(context.run(work))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="kernelhub agree", daemon=True)
+    thread.start()
+    thread.join(clock.timeout_s + _GRACE_S)
+    if not outcome:
+        if clock.doing == "choosing":
+            message = f"rank {rank} was still choosing kernels after {clock.timeout_s:g} s; give a longer timeout_s"
+            raise Ended(Failure("rank_slow", message, (rank,)))
+        raise Ended(_silent_store(clock, rank))
+    result = outcome[0]
+    if isinstance(result, Ended | KernelhubError):
+        raise result
+    if isinstance(result, RuntimeError | OSError):  # torch's errors of a connection are RuntimeErrors
+        raise Ended(_lost_store(clock, result)) from result
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _silent_store(clock: Clock, rank: int) -> Failure:
+    """Why a look at the store does not come back."""
+    message = f"the group's store, which rank {LEAD} usually holds, has not answered rank {rank}"
+    message += f" while {clock.doing}, within {clock.timeout_s:g} s"
+    if clock.lead is not None and clock.lead.stopped():
+        message += f"; rank {LEAD} ({clock.lead}) is stopped"
+    return Failure("store_silent", message, (LEAD,))
+
+
+def _lost_store(clock: Clock, error: BaseException) -> Failure:
+    """Why the store cannot be reached any more."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    until = time.monotonic() + _LAST_BREATH_S
+    while clock.lead is not None and not clock.lead.gone() and time.monotonic() < until:
+        time.sleep(_LAST_BREATH_S / 20)
+    if clock.lead is not None and clock.lead.gone():
+        message = f"rank {LEAD} ({clock.lead}) {clock.lead.gone()} while ranks were agreeing; see its log"
+        return Failure("rank_dead", f"{message}, and start all again", (LEAD,))
+    message = f"the group's store, which rank {LEAD} usually holds, is gone: {reason}; see the log of rank {LEAD}"
+    return Failure("store_lost", message, (LEAD,))

@@ -1,0 +1,184 @@
+"""What was agreed on, made to hold in this process: wishes and refusals for selection, and an end to other plans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from kernelhub.dispatch.constraint import Rejection
+from kernelhub.dispatch.fingerprint import Fingerprint
+from kernelhub.dispatch.held import RANKS, Facets, Held, as_packed, facets_of
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.policy import Wish
+from kernelhub.dispatch.select import Selection
+from kernelhub.errors import RanksDisagree
+from kernelhub.runtime.ranks_settle import Outcome, Refusal
+from kernelhub.runtime.ranks_statement import Stated
+
+_UNDO = "call kernelhub.reload() on every rank, and agree again"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What every rank runs for one problem class.
+
+    Attributes:
+        op: name of the op.
+        facets: of the problem, without the device.
+        kernel: what runs.
+        because: why rank 0 ranks it first of those that all can run.
+        refused: kernels that a rank could run and another refuses, with that rank's number and reason.
+        fingerprint: equal on all ranks.
+    """
+
+    op: str
+    facets: Facets
+    kernel: str
+    because: str
+    refused: Mapping[str, Refusal]
+    fingerprint: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        refused = {name: vars(refusal) for name, refusal in self.refused.items()}
+        return {**vars(self), "facets": dict(self.facets), "refused": refused}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.op}: {self.kernel} ({self.because}), {self.fingerprint}",
+            f"    {json.dumps(dict(self.facets))}",
+        ]
+        lines += [f"    rank {item.rank} refuses {name}: {item.reason}" for name, item in self.refused.items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class AgreedOp:
+    """What ranks agreed on for one op; the hub asks it at every choice.
+
+    Attributes:
+        held: kernels and refusals by problem class.
+        rank, size: of this process in the group.
+    """
+
+    held: Held
+    rank: int
+    size: int
+
+    def check(self, selection: Selection[Any]) -> None:
+        """Refuse a choice that differs from what was agreed on.
+
+        Raises:
+            RanksDisagree: with both kernels.
+        """
+        wish = self.held.wishes.get(self.held.key(selection.problem))
+        if wish is None or selection.selected in wish.names:
+            return
+        raise RanksDisagree(
+            "agreement_broken",
+            f"{selection.op}: rank {self.rank} would run {selection.selected} ({selection.because}), but {self.size} "
+            f"ranks agreed on {wish.names[0]} for {selection.problem}; take that back, or {_UNDO}",
+            (self.rank,),
+        )
+
+
+def try_all(stated: Stated, outcome: Outcome) -> dict[str, tuple[str, str, str, str]]:
+    """Load the adapters that were settled on: kernel, code, reason and remedy of those that cannot be, by class."""
+    lacking = {}
+    for key, settled in outcome.items():
+        verdict = stated.verdicts[key]
+        if verdict.problem.device.simulated or any(plan.kernel == settled.kernel for plan in stated.plans.get(key, ())):
+            continue
+        failure = HUB.try_load(verdict.op, _record(verdict.op, settled.kernel), verdict.problem)
+        if failure is not None:
+            lacking[key] = (settled.kernel, *failure)
+    return lacking
+
+
+def fingerprints(stated: Stated, outcome: Outcome, tuned: str) -> list[Fingerprint]:
+    """Those of everything that was settled on, in the order of problem classes."""
+    return [_fingerprint(stated.verdicts[key], outcome[key].kernel, tuned) for key in sorted(outcome)]
+
+
+def agreed_on(
+    stated: Stated, outcome: Outcome, rank: int, size: int, tuned: str
+) -> tuple[dict[str, AgreedOp], tuple[Choice, ...]]:
+    """What the hub is to hold, beside what it holds already, and the choices for people."""
+    by_op: dict[str, AgreedOp] = {}
+    choices = []
+    who = f"the agreement of {size} ranks" if size > 1 else "the agreement of this one rank"
+    for key in sorted(outcome):
+        verdict, settled = stated.verdicts[key], outcome[key]
+        op, facets = verdict.op, facets_of(verdict.problem)
+        if op not in by_op:
+            known = HUB.agreed.get(op)
+            held = known.held if known is not None else Held({})
+            by_op[op] = AgreedOp(Held(dict(held.wishes), dict(held.refusals), of_device=False), rank, size)
+        wishes, refusals = _open(by_op[op].held)
+        told = {
+            name: Rejection("refused_by_rank", f"rank {item.rank} refuses it: {item.code}: {item.reason}", _there(item))
+            for name, item in settled.refused.items()
+            if item.rank != rank
+        }
+        for same in (facets, *as_packed(facets, _record(op, settled.kernel).layouts)):
+            wishes[None, same] = Wish(op, (settled.kernel,), RANKS, who, undo=_UNDO)
+            refusals[None, same] = told
+        mark = str(_fingerprint(verdict, settled.kernel, tuned))
+        choices.append(Choice(op, facets, settled.kernel, settled.because, settled.refused, mark))
+    return by_op, tuple(choices)
+
+
+def stop(stated: Stated, outcome: Outcome, size: int) -> tuple[Plan, ...]:
+    """Have plans of other kernels than agreed on run no more."""
+    stale = []
+    for key, plans in stated.plans.items():
+        for plan in plans:
+            if plan.kernel != outcome[key].kernel:
+                message = (
+                    f"{plan.selection.op}: this plan runs {plan.kernel}, but {size} ranks agreed on "
+                    f"{outcome[key].kernel} since; prepare it again"
+                )
+                plan.run = _refusing(message)
+                plan.adapter = _Stopped(message)
+                stale.append(plan)
+    return tuple(stale)
+
+
+class _Stopped:
+    """In place of a stopped plan's adapter: whatever is asked of it raises."""
+
+    def __init__(self, message: str) -> None:
+        self._refuse = _refusing(message)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+
+def _refusing(message: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RanksDisagree("agreement_broken", message, ())
+
+    return refuse
+
+
+def _open(held: Held) -> tuple[dict[Any, Wish], dict[Any, Mapping[str, Rejection]]]:
+    """The tables of one that is being made."""
+    assert isinstance(held.wishes, dict)
+    assert isinstance(held.refusals, dict)
+    return held.wishes, held.refusals
+
+
+def _there(refusal: Refusal) -> str:
+    return f"on rank {refusal.rank}: {refusal.remedy}" if refusal.remedy else ""
+
+
+def _record(op: str, name: str) -> Kernel:
+    return next(kernel for kernel in HUB.registry.candidates(op).kernels if kernel.name == name)
+
+
+def _fingerprint(verdict: Selection[Any], kernel: str, tuned: str) -> Fingerprint:
+    return HUB.fingerprint_of(replace(verdict, kernel=_record(verdict.op, kernel)), tuned)

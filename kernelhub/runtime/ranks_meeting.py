@@ -1,0 +1,280 @@
+"""Where ranks meet: a store of the process group, in which nobody waits longer than the time-out.
+
+Each meeting has keys of its own. ``decision`` is written once, by whoever is first: the lead, when every rank has
+confirmed, or any rank that gives up. So all ranks come to one end, also where their clocks and time-outs differ; a
+rank that comes late finds what the others decided without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from kernelhub.runtime.ranks_process import Process, this_process
+from kernelhub.runtime.ranks_settle import LEAD, Failure
+
+BEAT_S = 0.5
+SILENT_S = 30.0  # an import of a large library may keep a process from beating for many seconds
+LINGER_S = 3.0  # for others to read the decision from a store that this process may hold
+_PAUSE_S = (0.002, 0.1)  # between looks at the store: at first, and after a while
+_PIECE_BYTES = 1 << 20
+_AGREED = "agreed"
+
+
+class Ended(Exception):
+    """The meeting failed; holds why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+@dataclass
+class Clock:
+    """When the meeting ends, what this rank is doing, and who leads, once that is known."""
+
+    timeout_s: float
+    begun: float
+    doing: str = "arriving"
+    lead: Process | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.begun
+
+    @property
+    def over(self) -> bool:
+        return self.elapsed_s >= self.timeout_s
+
+
+class Meeting:
+    """One call of `agree`, seen by one rank.
+
+    Args:
+        store: of the process group; any `torch.distributed.Store`.
+        rank, size: of the group.
+        clock: of this call.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, clock: Clock) -> None:
+        self.store = store
+        self.rank, self.size, self.clock = rank, size, clock
+        self.peers: dict[int, Process] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
+        number = store.add(f"kernelhub.agree/calls/{rank}", 1)
+        self._prefix = f"kernelhub.agree/{number}"
+
+    def arrive(self) -> None:
+        """Tell that this rank is here.
+
+        Raises:
+            Ended: the others have ended the meeting already.
+        """
+        failure = self._decided()
+        if failure is not None and failure.code == "rank_missing":
+            late = f"rank {self.rank} came too late, the others had given up: {failure.message}"
+            raise Ended(Failure("too_late", late, (self.rank,)))
+        if failure is not None:
+            raise Ended(failure)
+        self._set(f"hello/{self.rank}", asdict(this_process()))
+        self._known(LEAD)
+
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
+        """Tell, as long as the block runs, that this rank lives; from a thread and connection of its own."""
+        done = threading.Event()
+        store = self.store.clone() if hasattr(self.store, "clone") else self.store
+
+        def beat() -> None:
+            number = 0
+            while not done.wait(BEAT_S):
+                number += 1
+                try:
+                    store.set(self._key(f"beat/{self.rank}"), str(number))
+                except Exception:  # the store is gone, which the meeting itself will tell
+                    return
+
+        thread = threading.Thread(target=beat, name="kernelhub beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def say(self, word: str, value: Any) -> None:
+        """Leave this rank's value under a word, unless it comes too late."""
+        if self.clock.over:
+            message = f"rank {self.rank} ({this_process()}) was {self.clock.doing} for {self.clock.elapsed_s:.0f} s"
+            self.give_up(Failure("rank_slow", f"{message}; give a longer timeout_s", (self.rank,)))
+        self._set(f"{word}/{self.rank}", value)
+
+    def hear_all(self, word: str) -> list[Any]:
+        """Every rank's value under a word, in order; for the lead."""
+        heard: dict[int, Any] = {}
+
+        def look() -> bool:
+            for rank in range(self.size):
+                if rank not in heard and self._has(f"{word}/{rank}"):
+                    heard[rank] = self._get(f"{word}/{rank}")
+            return len(heard) == self.size
+
+        self._wait(look, watch=range(self.size), owed=word)
+        return [heard[rank] for rank in range(self.size)]
+
+    def hear_lead(self, word: str) -> Any | None:
+        """The lead's value under a word; None if instead it has told that all agree."""
+        agreed = False
+
+        def look() -> bool:
+            nonlocal agreed
+            failure = self._decided()
+            agreed = failure is not None and failure.code == _AGREED
+            return agreed or self._has(f"{word}/{LEAD}")
+
+        self._wait(look, watch=(LEAD,), owed=word)
+        return None if agreed else self._get(f"{word}/{LEAD}")
+
+    def conclude(self) -> None:
+        """Tell that all agree; for the lead.
+
+        Raises:
+            Ended: a rank has given up before.
+        """
+        self._decide(Failure(_AGREED, "", ()))
+
+    def give_up(self, failure: Failure) -> NoReturn:
+        """End the meeting for every rank.
+
+        Raises:
+            Ended: with the failure that was told first.
+        """
+        self._decide(failure)
+        raise Ended(failure)
+
+    def leave(self, failure: Failure | None) -> None:
+        """Tell that this rank knows the end; the lead waits a little until all do that came, and are not the cause."""
+        with contextlib.suppress(RuntimeError, OSError):  # the store is gone, so nobody reads it any more
+            self._set(f"left/{self.rank}", True)
+            until = time.monotonic() + LINGER_S
+            cause = failure.ranks if failure is not None else ()
+            while self.rank == LEAD and time.monotonic() < until:
+                here = [rank for rank in range(self.size) if rank not in cause and self._known(rank)]
+                if all(self._has(f"left/{rank}") or self.peers[rank].gone() for rank in here):
+                    return
+                time.sleep(_PAUSE_S[1] / 4)
+
+    def _decide(self, decision: Failure) -> None:
+        """Write the decision unless one is written; raise if that which stands is a failure."""
+        text = json.dumps(asdict(decision))
+        stands = _failure(self.store.compare_set(self._key("decision"), "", text))
+        if stands.code != _AGREED:
+            raise Ended(stands)
+        if decision.code != _AGREED:
+            raise _AgreedMeanwhile
+
+    def _decided(self) -> Failure | None:
+        return _failure(self.store.get(self._key("decision"))) if self._has("decision") else None
+
+    def _wait(self, look: Callable[[], bool], watch: Sequence[int], owed: str) -> None:
+        """Look until it is there; end the meeting when a watched rank dies or time is over."""
+        pause, checked = _PAUSE_S[0], 0.0
+        while not look():
+            failure = self._decided()
+            if failure is not None and failure.code != _AGREED:
+                raise Ended(failure)
+            try:
+                if time.monotonic() - checked > BEAT_S / 2:
+                    checked = time.monotonic()
+                    self._watch(watch, owed)
+                if self.clock.over:
+                    self.give_up(self._who_is_missing(owed))
+            except _AgreedMeanwhile:  # the lead had everything; what is looked for is there at the next look
+                continue
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE_S[1])
+
+    def _watch(self, ranks: Sequence[int], owed: str) -> None:
+        """End the meeting if one of some ranks has died, or has not beaten for long."""
+        for rank in ranks:
+            if rank == self.rank or not self._known(rank) or self._has(f"{owed}/{rank}"):
+                continue
+            peer = self.peers[rank]
+            gone = peer.gone()
+            if gone:
+                message = f"rank {rank} ({peer}) {gone} while ranks were agreeing; see its log, and start all again"
+                self.give_up(Failure("rank_dead", message, (rank,)))
+            silent_s = self._silent_s(rank)
+            if silent_s > SILENT_S:
+                state = "is stopped" if peer.stopped() else "is stopped, swapped out or cut off"
+                message = f"rank {rank} ({peer}) has not been heard of for {silent_s:.0f} s: it {state}"
+                self.give_up(Failure("rank_silent", message, (rank,)))
+
+    def _who_is_missing(self, owed: str) -> Failure:
+        """Which ranks did not come, and which came and did not finish."""
+        waited = f"within {self.clock.timeout_s:g} s"
+        absent = [rank for rank in range(self.size) if not self._known(rank)]
+        if absent:
+            message = f"{_ranks(absent)} did not call agree() {waited}: dead, stuck or slow"
+            return Failure("rank_missing", f"{message}; see the log there, or give a longer timeout_s", tuple(absent))
+        slow = [rank for rank in range(self.size) if not self._has(f"{owed}/{rank}")] or [LEAD]
+        where = "; ".join(f"rank {rank} ({self.peers[rank]})" for rank in slow)
+        message = f"{where} came to agree() and lives, but was not ready {waited} ({owed.partition('/')[0]} is missing)"
+        return Failure("rank_slow", f"{message}; warm up before, or give a longer timeout_s", tuple(slow))
+
+    def _known(self, rank: int) -> bool:
+        if rank not in self.peers and self._has(f"hello/{rank}"):
+            self.peers[rank] = Process(**self._get(f"hello/{rank}"))
+            self.clock.lead = self.peers.get(LEAD)
+        return rank in self.peers
+
+    def _silent_s(self, rank: int) -> float:
+        """How long a rank's beat has stood still, as seen from here."""
+        number = int(self.store.get(self._key(f"beat/{rank}"))) if self._has(f"beat/{rank}") else 0
+        known = self._beats.get(rank)
+        if known is None or known[0] != number:
+            self._beats[rank] = number, time.monotonic()
+            return 0.0
+        return time.monotonic() - known[1]
+
+    def _key(self, word: str) -> str:
+        return f"{self._prefix}/{word}"
+
+    def _has(self, word: str) -> bool:
+        return bool(self.store.check([self._key(word)]))
+
+    def _set(self, word: str, value: Any) -> None:
+        """Leave a value, in pieces that any store takes; the piece that others look for comes last."""
+        data = zlib.compress(json.dumps(value).encode(), 1)
+        pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]
+        for number, piece in enumerate(pieces[1:], 1):
+            self.store.set(self._key(f"{word}#{number}"), piece)
+        self.store.set(self._key(word), bytes(f"{len(pieces)} ", "ascii") + pieces[0])
+
+    def _get(self, word: str) -> Any:
+        count, _, data = bytes(self.store.get(self._key(word))).partition(b" ")
+        try:
+            for number in range(1, int(count)):
+                data += bytes(self.store.get(self._key(f"{word}#{number}")))
+            return json.loads(zlib.decompress(data))
+        except (ValueError, zlib.error) as error:
+            message = f"what rank {word.rpartition('/')[2]} said did not reach rank {self.rank} whole ({word}: {error})"
+            self.give_up(Failure("message_damaged", f"{message}; agree again", (self.rank,)))
+
+
+class _AgreedMeanwhile(Exception):
+    """This rank wanted to give up, but the lead had told before that all agree."""
+
+
+def _failure(text: bytes | str) -> Failure:
+    plain = json.loads(text)
+    return Failure(plain["code"], plain["message"], tuple(plain["ranks"]))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

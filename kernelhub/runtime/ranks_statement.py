@@ -1,0 +1,143 @@
+"""What one rank states of itself: its versions, what was said to it, and its verdict on every problem class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelhub.dispatch.fingerprint import digest, own_version, record_digest
+from kernelhub.dispatch.held import facets_of
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.policy import Layer
+from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.settings import Setting
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.models.problems import Need
+from kernelhub.probes.device import DeviceFacts
+
+# Variables of which a difference can change a choice.
+_CHOOSING = (
+    "KERNELHUB_FORCE", "KERNELHUB_PREFER", "KERNELHUB_DISABLE", "KERNELHUB_DETERMINISTIC", "KERNELHUB_BATCH_INVARIANT",
+    "KERNELHUB_STRICT", "KERNELHUB_PLUGINS", "KERNELHUB_IGNORE_VLLM_ENV", "KERNELHUB_LOCK_MISSING",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A rank's verdicts by the key of their problem class."""
+
+    verdicts: Mapping[str, Selection[Any]]
+    plans: Mapping[str, tuple[Plan, ...]]
+
+
+def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts) -> Stated:
+    """This rank's verdicts.
+
+    Args:
+        what: plans and verdicts stand as they are; for a need the choice is made now.
+        device: where needs are met.
+
+    Raises:
+        ConfigurationError: two plans of one problem class run different kernels.
+    """
+    verdicts: dict[str, Selection[Any]] = {}
+    plans: dict[str, tuple[Plan, ...]] = {}
+    for item in what:
+        if isinstance(item, Need):
+            function = HUB.function(item.op)
+            verdict = function.op.select(item.problem(device), None)
+        else:
+            verdict = item.selection if isinstance(item, Plan) else item
+        key = key_of(verdict)
+        known = verdicts.setdefault(key, verdict)
+        if known.selected != verdict.selected:
+            raise ConfigurationError(
+                f"agree: plans of one problem class run {known.selected} and {verdict.selected} ({key}); ranks hold "
+                "one kernel for each class"
+            )
+        if isinstance(item, Plan):
+            plans[key] = (*plans.get(key, ()), item)
+    return Stated(verdicts, plans)
+
+
+def key_of(verdict: Selection[Any]) -> str:
+    """The problem class of a verdict, as people read it: the op, then its facets."""
+    return f"{verdict.op} {json.dumps(dict(facets_of(verdict.problem)), sort_keys=True)}"
+
+
+def statement_of(stated: Stated, rank: int, where: str, tuned: str) -> dict[str, Any]:
+    """What goes over the wire.
+
+    Args:
+        stated: the rank's verdicts.
+        rank: its number in the group.
+        where: host and process, for messages.
+        tuned: digest of the rank's own tuned choices.
+    """
+    kernels: dict[str, dict[str, Any]] = {}
+    for verdict in stated.verdicts.values():
+        records = {kernel.name: kernel for kernel in HUB.registry.candidates(verdict.op).kernels}
+        known = kernels.setdefault(verdict.op, {})
+        for decision in verdict.decisions:
+            if decision.accepted and decision.kernel not in known:
+                kernel = records[decision.kernel]
+                known[kernel.name] = {"versions": HUB.versions_of(kernel), "record": record_digest(kernel)}
+    return {
+        "rank": rank,
+        "where": where,
+        "kernelhub": own_version(),
+        "policy": policy_words(),
+        "strict": HUB.policy(next(iter(HUB.registry.contracts)), None, HUB.contexts.get()).strict,
+        "tuned": tuned,
+        "kernels": kernels,
+        "verdicts": {key: _verdict(verdict) for key, verdict in stated.verdicts.items()},
+    }
+
+
+def policy_words() -> dict[str, str]:
+    """Everything that was said to this process and can change a choice, by where it was said."""
+    settings = HUB.settings
+    words = {name: _said(settings.values[name]) for name in _CHOOSING}
+    words["the config file"] = _words(settings.file)
+    words["variables of other projects"] = _words(settings.foreign)
+    words["the lock file"] = settings.lock.digest[:16] if settings.lock else ""
+    words["configure()"] = _words(HUB.configured)
+    words["use()"] = "; ".join(filter(None, map(_words, HUB.contexts.get())))
+    return {place: said for place, said in words.items() if said}
+
+
+def _said(setting: Setting) -> str:
+    """What a variable says, the same for two ways to write it; nothing if that is the default."""
+    if setting.value == setting.variable.default:
+        return ""
+    return str(setting.value) if isinstance(setting.value, bool) else setting.text or ""
+
+
+def _words(layer: Layer) -> str:
+    parts = [
+        f"{kind} {wish.ops}={','.join(wish.names)}"
+        for kind, wishes in (("request", layer.requests), ("prefer", layer.prefers), ("disable", layer.disables))
+        for wish in wishes
+    ]
+    for flag in ("deterministic", "batch_invariant", "strict", "unsafe"):
+        if getattr(layer, flag) is not None:
+            parts.append(f"{flag}={getattr(layer, flag)}")
+    return ", ".join(parts)
+
+
+def _verdict(verdict: Selection[Any]) -> dict[str, Any]:
+    return {
+        "order": [item.kernel for item in verdict.decisions if item.accepted],
+        "because": f"{verdict.source}: {verdict.because}",
+        "refused": {
+            item.kernel: [item.code, item.reason, item.remedy] for item in verdict.decisions if not item.accepted
+        },
+    }
+
+
+def table_digest(table: Mapping[str, Any]) -> str:
+    """Digest of a table of tuned choices; empty for an empty one."""
+    return digest(dict(table)) if table else ""

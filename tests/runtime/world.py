@@ -1,0 +1,118 @@
+"""Real processes in a real gloo group, each running one function; what each says, raises or does not live to say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from kernelhub.errors import RanksDisagree
+
+
+def run_world(
+    size: int, act: Callable[[int, int], Any], folder: Path, limit_s: float = 90.0, *, store_here: bool = False
+) -> list[Any]:
+    """What `act(rank, size)` gave in each of `size` new processes; None of one that ended without giving anything.
+
+    The group's store is held by rank 0, or by this process, as torchrun's agent holds it.
+    """
+    held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if store_here else None
+    port = held.port if held is not None else _free_port()
+    context = mp.get_context("spawn")
+    ranks = [
+        context.Process(target=_live, args=(act, rank, size, port, store_here, str(folder))) for rank in range(size)
+    ]
+    for rank in ranks:
+        rank.start()
+    until = time.monotonic() + limit_s
+    try:
+        while any(rank.is_alive() for rank in ranks) and time.monotonic() < until:
+            if _heard(folder) >= _owed(ranks):
+                break
+            time.sleep(0.05)
+    finally:
+        for rank in ranks:  # those that stopped themselves too
+            if rank.is_alive():
+                rank.kill()
+            rank.join()
+    files = [folder / str(rank) for rank in range(size)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def attempt(work: Callable[[], Any]) -> dict[str, Any]:
+    """What `work` gives or how ranks disagree, and how long that took in seconds."""
+    begun = time.monotonic()
+    try:
+        answer: dict[str, Any] = {"value": work()}
+    except RanksDisagree as error:
+        answer = {"code": error.code, "message": str(error), "ranks": list(error.ranks)}
+    return {**answer, "elapsed_s": time.monotonic() - begun}
+
+
+def end_this_process(by: signal.Signals) -> None:
+    """Be killed, or stopped for good, before the next statement runs."""
+    os.kill(os.getpid(), by)
+    while True:
+        time.sleep(1)
+
+
+@contextlib.contextmanager
+def variables(**values: str) -> Iterator[None]:
+    """Environment variables that hold inside a block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _live(act: Callable[[int, int], Any], rank: int, size: int, port: int, store_there: bool, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0 and not store_there, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.barrier()
+    answer = json.dumps(act(rank, size))
+    written = Path(folder) / f"{rank}.part"
+    written.write_text(answer)
+    written.rename(Path(folder) / str(rank))
+    if rank == 0:  # it holds the store, which others may still need
+        time.sleep(1)
+    os._exit(0)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _heard(folder: Path) -> int:
+    return sum(1 for file in folder.iterdir() if file.suffix != ".part")
+
+
+def _owed(ranks: list[Any]) -> int:
+    """Answers that can still come: of processes that live and are not stopped, and of those that ended well."""
+    return sum(1 for rank in ranks if rank.exitcode == 0 or (rank.exitcode is None and not _stopped(rank.pid)))
+
+
+def _stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
