@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from kernelhub.runtime.caches.notices import cache_notices as cache_notices
     from kernelhub.runtime.caches.variables import set_cache_variables as set_cache_variables
     from kernelhub.runtime.health import health as health
+    from kernelhub.runtime.ranks import agree as agree
     from kernelhub.runtime.seal import seal as seal
     from kernelhub.runtime.seal import unseal as unseal
     from kernelhub.runtime.warm import warm as warm
-    from kernelhub.runtime.ranks import agree as agree
 
 __version__ = "0.1.0"
 

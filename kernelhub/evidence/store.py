@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelhub.probes.cache import kernelhub_cache_folder
+from kernelhub.runtime.caches.root import places
 
 Document = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Miss:
 
 def folder(*parts: str) -> Path:
     """Where documents about something stand, e.g. ``folder("verify", "NVIDIA H200")``."""
-    return kernelhub_cache_folder().joinpath("evidence", *(_plain(part) for part in parts))
+    return places()[0].path.joinpath("evidence", *(_plain(part) for part in parts))
 
 
 def read(path: Path) -> Document | Miss | None:
