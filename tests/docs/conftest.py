@@ -9,4 +9,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def evidence_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelhub.evidence.store.kernelhub_cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path))
