@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kernelhub.runtime.caches.root import Place
+
 
 @pytest.fixture(autouse=True)
 def evidence_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("kernelhub.evidence.store.places", lambda: (Place(tmp_path, "test"),))
