@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "verify": Command(
         "hold every kernel against its reference on this machine, and quarantine those that are wrong",
-        "kernelhub verify fp8_gemm --quick",
+        "kernelhub verify merge_attention_states --backend torch --quick",
     ),
     "env": Command("list every KERNELHUB_* variable, its value and where that came from", "kernelhub env"),
 }
