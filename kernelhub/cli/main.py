@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "verify": Command(
         "hold every kernel against its reference on this machine, and quarantine those that are wrong",
-        "kernelhub verify fp8_gemm --quick",
+        "kernelhub verify merge_attention_states --backend torch --quick",
     ),
     "lock": Command(
         "write down the kernels chosen for a model, or show what would change since",

@@ -39,6 +39,12 @@ class Answer:
 Ask = Callable[..., Answer]
 
 
+@pytest.fixture(autouse=True)
+def evidence_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command verifies is kept in a folder of the test, and what was verified on this machine is not heeded."""
+    monkeypatch.setattr("kernelhub.evidence.store.kernelhub_cache_folder", lambda: tmp_path / "cache")
+
+
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
     """Run ``kernelhub WORDS`` in this process."""

@@ -9,8 +9,7 @@ from tests.evidence import liars
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path))
+def nothing_kept():
     yield
     store.forget_unwritten()
     quarantine.say.cache_clear()
