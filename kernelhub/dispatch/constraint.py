@@ -128,7 +128,7 @@ class AnyOf:
             rejections.append(rejection)
         close = [rejection for rejection in rejections if rejection.code != "vendor"] or rejections[:1]
         remedy = next((rejection.remedy for rejection in close if rejection.remedy), "")
-        return Rejection(close[0].code, "; ".join(rejection.reason for rejection in close), remedy)
+        return Rejection(close[0].code, "; ".join(dict.fromkeys(rejection.reason for rejection in close)), remedy)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from unittest import mock
 
 import torch
 
-from kernelhub.backends.triton.gemm.fp4.adapter import DECODED_FROM, Fp4Gemm
+from kernelhub.backends.triton.gemm.fp4 import decoded
+from kernelhub.backends.triton.gemm.fp4.adapter import Fp4Gemm
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, Fp4GemmProblem
@@ -42,14 +44,10 @@ def _launch(facets: dict[str, Any], rows: int, device: DeviceFacts) -> None:
     out = _empty(rows, n, dtype=getattr(torch, problem.out_dtype))
     nvfp4_a = one if form == "nvfp4" else None
     nvfp4_b = one if problem.b_format == "nvfp4" else None
-    weights = Weights(codes, scale, nvfp4_b)
-    adapter = Fp4Gemm(problem)
-    if rows < DECODED_FROM or adapter.decoded is None:
-        adapter.launch(Activations(a, a_scale, nvfp4_a), weights, bias, out)
-        return
-    # All but the product, which is torch's, and which a build without CUDA cannot ask for.
-    adapter.decoded.decode_rows(weights, 0, n, _empty(n, k, dtype=a.dtype))
-    adapter.decoded.finish_columns(_empty(rows, n, dtype=torch.float32), weights, bias, out)
+    # The product of a weight that is decoded first is torch's, which a build without CUDA cannot ask for.
+    product = _empty(rows, n, dtype=torch.float32)
+    with mock.patch.object(decoded, "_product", return_value=product):
+        Fp4Gemm(problem).launch(Activations(a, a_scale, nvfp4_a), Weights(codes, scale, nvfp4_b), bias, out)
 
 
 def _cases() -> list[Case]:

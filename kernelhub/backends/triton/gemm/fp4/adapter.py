@@ -90,7 +90,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         self._few = _FEW_OF_QUADS if self._quads else FEW
         self._planes = Planes(problem.k)
         # torch multiplies into float32 on NVIDIA GPUs only.
-        self.decoded = Decoded(problem, self._packed) if self._quads and device.vendor in ("nvidia", "cpu") else None
+        self._decoded = Decoded(problem, self._packed) if self._quads and device.vendor in ("nvidia", "cpu") else None
         self._launchers: dict[tuple[int, bool], tuple[Launcher, int, Tiles]] = {}
         self._splits = self._launcher_of(16, True)[1]
         static = {
@@ -152,8 +152,8 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
     def workspace_bytes(self, **sizes: int) -> int:
         """Parts of a split K, and planes, or a decoded weight, for up to `num_tokens` rows."""
         tokens, decoded = sizes["num_tokens"], 0
-        if self.decoded is not None and tokens >= DECODED_FROM:
-            decoded = self.decoded.workspace_bytes(tokens)
+        if self._decoded is not None and tokens >= DECODED_FROM:
+            decoded = self._decoded.workspace_bytes(tokens)
             tokens = DECODED_FROM
         parts = 4 * self._splits * min(tokens, self._few) * self.problem.n if self._splits > 1 else 0
         return max(decoded, parts + (2 * tokens * self.problem.k if self._quads else 0))
@@ -168,9 +168,9 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
 
     def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
         rows, n = out.shape
-        if self.decoded is not None and rows >= DECODED_FROM:
+        if self._decoded is not None and rows >= DECODED_FROM:
             with device_of(out):
-                self.decoded.launch(a, b, bias, out)
+                self._decoded.launch(a, b, bias, out)
             return
         codes, b_codes, scale = a.codes, b.codes, a.scale
         if codes.itemsize == 1 and codes.dtype is not torch.uint8:

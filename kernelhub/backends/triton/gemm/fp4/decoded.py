@@ -60,15 +60,18 @@ class Decoded:
         """As of `Fp4GemmAdapter`, on the current device."""
         rows, n = out.shape
         step = self.stretch(rows)
-        decoded = a.codes.new_empty((step, self._problem.k))
         for first in range(0, n, step):
             last = min(first + step, n)
-            weight = decoded[: last - first]
-            self.decode_rows(b, first, last, weight)
+            weight = a.codes.new_empty((last - first, self._problem.k))
+            self._decode_rows(b, first, last, weight)
             parts = _product(a.codes, weight)
-            self.finish_columns(parts, b, None if bias is None else bias[first:last], out[:, first:last])
+            if step == n:
+                self._finish_columns(parts, b, bias, out)
+            else:
+                own_bias = None if bias is None else bias[first:last]
+                self._finish_columns(parts, b, own_bias, out[:, first:last])
 
-    def decode_rows(self, b: Weights, first: int, last: int, weight: Tensor) -> None:
+    def _decode_rows(self, b: Weights, first: int, last: int, weight: Tensor) -> None:
         """Those rows of the weight into `weight`."""
         scale = b.scale if b.scale.dtype is torch.uint8 else b.scale.view(torch.uint8)
         strides: tuple[int, ...] = (0, 1, 0, 1) if self._packed else (*b.codes.stride(), *scale.stride())
@@ -76,7 +79,7 @@ class Decoded:
         programs = -(-(last - first) // _BLOCK_N) * -(-self._problem.k // _BLOCK_K)
         self._decode(programs, variant, b.codes, scale, weight, first, last, *strides)
 
-    def finish_columns(self, parts: Tensor, b: Weights, bias: Tensor | None, out: Tensor) -> None:
+    def _finish_columns(self, parts: Tensor, b: Weights, bias: Tensor | None, out: Tensor) -> None:
         """What follows a product, for some columns of `out` and the bias of those."""
         rows, columns = out.shape
         aligned = not (parts.data_ptr() | out.data_ptr()) & 15
