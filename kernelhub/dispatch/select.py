@@ -189,14 +189,10 @@ def select(
     if quarantined is None:
         quarantined = machine.quarantined(problem.device)
     rejections = {}
-    plain = not (policy.disables or policy.unsafe)
     for kernel in candidates.kernels:
         standing = kept.get(kernel)
         if standing is None:
             standing = kept[kernel] = _standing(kernel, problem, machine)
-        if standing.elsewhere and plain:
-            rejections[kernel.name] = standing.elsewhere
-            continue
         known_bad = candidates.known_bad_of(kernel)
         rejections[kernel.name] = _rejections(op, kernel, standing, problem, features, known_bad, machine, policy)
     if quarantined:
@@ -249,12 +245,10 @@ class _Standing(NamedTuple):
     Attributes:
         rejections: of those that read nothing but the device, each with its place among the constraints.
         rest: what the other constraints say of a problem, likewise; of a kernel for other devices, none.
-        elsewhere: of a kernel for other devices all that is said of it, whatever the problem; else nothing.
     """
 
     rejections: tuple[tuple[int, Rejection], ...]
     rest: tuple[tuple[int, Callable[[Any, Machine], Rejection | None]], ...]
-    elsewhere: tuple[Rejection, ...] = ()
 
 
 def _standing(kernel: Kernel, problem: Any, machine: Machine) -> _Standing:
@@ -266,7 +260,7 @@ def _standing(kernel: Kernel, problem: Any, machine: Machine) -> _Standing:
             first.setdefault(one, place)
     found = tuple((place, one) for one, place in first.items())
     if any(one.code in OF_DEVICES for _, one in found):
-        return _Standing(found, (), tuple(one for _, one in found))
+        return _Standing(found, ())
     return _Standing(found, tuple((place, one.reject) for place, one in numbered if not set(one.fields) <= _DEVICE))
 
 
@@ -287,7 +281,7 @@ def _rejections(
     machine: Machine,
     policy: Policy,
 ) -> tuple[Rejection, ...]:
-    """Every reason against one kernel for this device, or for another one if the user disables some or is `unsafe`."""
+    """Every reason against one kernel, but that one for other devices is not asked about the problem."""
     found: list[Rejection] = []
     if policy.disables:
         found = [
