@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.context import use
+from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.problem import feature_name
@@ -215,7 +216,9 @@ class Subject:
             yield
 
     def _lost(self) -> bool:
-        """Whether an error of the device stays."""
+        """Whether an error of the device stays: every later call refuses, or the device answers no more."""
+        if (self.device.index or 0 if self.device.type == "cuda" else -1) in GATE.lost:
+            return True
         if self.device.type != "cuda":
             return False
         try:

@@ -115,6 +115,11 @@ class WrongForOddTokens(Lie):
 
 class Raises(Lie):
     def spoil(self, q, k, out, lse):
+        raise RuntimeError("operands must begin at multiples of 128 bytes")
+
+
+class LosesTheDevice(Lie):
+    def spoil(self, q, k, out, lse):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 

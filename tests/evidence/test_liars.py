@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.errors import NoKernel
+from kernelhub.errors import DeviceLost, NoKernel
 from kernelhub.evidence.results import CODES as KNOWN_CODES
 from tests.evidence import liars
 
@@ -50,6 +50,20 @@ class TestOfAttention:
         assert after.selected == before.decisions[1].kernel != "liar.k"
         want = kernelhub.attention.reference(q, k, v)
         torch.testing.assert_close(kernelhub.attention(q, k, v), want, rtol=0, atol=1e-4)
+
+
+def test_a_kernel_that_loses_the_device_ends_the_run_and_the_process_is_told_so() -> None:
+    liars.attention(liars.LosesTheDevice)
+    found = kernelhub.verify("attention", device="cpu", quick=True)
+    by_name = {result.kernel: result for result in found.results}
+    assert by_name["liar.k"].code == "raised"
+    assert len(by_name["liar.k"].checks) == 1
+    later = [result for result in found.results if "start it anew" in result.why_not]
+    assert later
+    assert not any(result.checks for result in later)
+    assert not kernelhub.health().ok
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        kernelhub.attention(*operands())
 
 
 class TestQuarantine:
