@@ -228,10 +228,10 @@ def one_rank_comes_too_late_and_then_in_time(rank: int) -> Any:
 
 
 def one_rank_takes_too_long_to_choose(rank: int) -> Any:
-    handle = plugin(Rule((), lambda problem: time.sleep(7) if rank == 1 else None))
-    answer = attempt(lambda: kernelhub.agree(what=NEED, timeout_s=1.5, device="cpu").size)
+    handle = plugin(Rule((), lambda problem: time.sleep(12) if rank == 1 else None))
+    answer = attempt(lambda: kernelhub.agree(what=NEED, timeout_s=5, device="cpu").size)
     if rank == 1:
-        time.sleep(1.5)  # until the thread that chooses is done
+        time.sleep(2)  # until the thread that chooses is done
     handle.remove()
     return answer
 

@@ -182,9 +182,9 @@ class TestTime:
     def test_one_rank_takes_too_long_to_choose(self, scene):
         for answer in scene:
             assert (answer["code"], answer["ranks"]) == ("rank_slow", [1])
-            assert answer["elapsed_s"] < 1.5 + 6
-        assert "came to agree() and lives, but was not ready within 1.5 s" in scene[0]["message"]
-        assert "rank 1 was still choosing kernels after 1.5 s" in scene[1]["message"]
+            assert answer["elapsed_s"] < 5 + 6
+        assert "came to agree() and lives, but was not ready within 5 s" in scene[0]["message"]
+        assert "rank 1 was still choosing kernels after 5 s" in scene[1]["message"]
 
 
 def ends(rank: int, victim: int, by: signal.Signals, before: bool) -> dict[str, Any]:
