@@ -189,11 +189,21 @@ def select(
     if quarantined is None:
         quarantined = machine.quarantined(problem.device)
     rejections = {}
+    plain = not (policy.disables or policy.unsafe or machine.load_failures)
     for kernel in candidates.kernels:
         standing = kept.get(kernel)
         if standing is None:
             standing = kept[kernel] = _standing(kernel, problem, machine)
         known_bad = candidates.known_bad_of(kernel)
+        if standing.elsewhere and plain and not known_bad:
+            # Of a kernel for other devices nothing is asked but which features are used.
+            key = (*features, policy.deterministic, policy.batch_invariant)
+            known = standing.said.get(key)
+            if known is None:
+                known = _rejections(op, kernel, standing, problem, features, known_bad, machine, policy)
+                standing.said[key] = known
+            rejections[kernel.name] = known
+            continue
         rejections[kernel.name] = _rejections(op, kernel, standing, problem, features, known_bad, machine, policy)
     if quarantined:
         for kernel in candidates.kernels:
@@ -245,10 +255,14 @@ class _Standing(NamedTuple):
     Attributes:
         rejections: of those that read nothing but the device, each with its place among the constraints.
         rest: what the other constraints say of a problem, likewise; of a kernel for other devices, none.
+        elsewhere: whether the kernel is for other devices.
+        said: all that was said of such a kernel, by the features that were used.
     """
 
     rejections: tuple[tuple[int, Rejection], ...]
     rest: tuple[tuple[int, Callable[[Any, Machine], Rejection | None]], ...]
+    elsewhere: bool
+    said: dict[tuple[Any, ...], tuple[Rejection, ...]]
 
 
 def _standing(kernel: Kernel, problem: Any, machine: Machine) -> _Standing:
@@ -260,8 +274,9 @@ def _standing(kernel: Kernel, problem: Any, machine: Machine) -> _Standing:
             first.setdefault(one, place)
     found = tuple((place, one) for one, place in first.items())
     if any(one.code in OF_DEVICES for _, one in found):
-        return _Standing(found, ())
-    return _Standing(found, tuple((place, one.reject) for place, one in numbered if not set(one.fields) <= _DEVICE))
+        return _Standing(found, (), True, {})
+    rest = tuple((place, one.reject) for place, one in numbered if not set(one.fields) <= _DEVICE)
+    return _Standing(found, rest, False, {})
 
 
 def _rejection(constraint: Constraint, problem: Any, machine: Machine) -> Rejection | None:
@@ -306,8 +321,11 @@ def _rejections(
         found += [rejection for _, rejection in sorted((*standing.rejections, *against), key=_place)]
     elif standing.rejections:
         found += [rejection for _, rejection in standing.rejections]
-    if any(rejection.code == NOT_BUILT for rejection in found) and _named(op, kernel, policy):
-        found = [rejection for rejection in found if rejection.code != NOT_BUILT]
+    for rejection in found:
+        if rejection.code == NOT_BUILT:
+            if _named(op, kernel, policy):
+                found = [other for other in found if other.code != NOT_BUILT]
+            break
     for name in features:
         if name not in kernel.features:
             found.append(Rejection("feature", f"does not support {name}"))
