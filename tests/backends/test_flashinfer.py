@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import types
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -158,17 +157,6 @@ class WithSinks(OnFake, PagedContract):
     def inputs(cls, case: Case) -> dict[str, Any]:
         return super().inputs(dataclasses.replace(case, features=(*case.features, "sinks")))
 
-    @pytest.fixture(autouse=True)
-    def a_process_of_its_own(self, installed, monkeypatch):
-        monkeypatch.setattr(importlib.import_module("kernelhub.backends.flashinfer.attention.sinks"), "_widths", Free())
-
-
-class Free(dict[str, int]):
-    """Widths of a process that has none loaded."""
-
-    def setdefault(self, key: str, default: int = 0) -> int:
-        return default
-
 
 class TestSinks(WithSinks):
     kernel = "flashinfer.fa2_sinks"
@@ -239,12 +227,12 @@ LATENT = {
 
 
 class TestWidthsWithSinks(OnFake):
-    def test_a_second_width_in_a_process_is_refused_with_the_reason(self) -> None:
-        module = importlib.import_module("kernelhub.backends.flashinfer.attention.sinks")
-        module._widths.clear()
+    def test_a_second_width_is_refused_with_the_reason_and_spoils_nothing_for_the_first(self) -> None:
         sinks = torch.linspace(-1, 4, 8)
-        for width, chosen in ((64, "flashinfer.fa2_sinks"), (128, "torch.blocked"), (64, "flashinfer.fa2_sinks")):
-            args, kwargs = split(paged_attention_inputs(AttentionModel("wide", 8, 2, width, width), seq_lens=(40, 9)))
+        asked = ((64, 1, "flashinfer.fa2_sinks"), (128, 1, "torch.blocked"), (64, 3, "flashinfer.fa2_sinks"))
+        for width, queries, chosen in asked:
+            model = AttentionModel("wide", 8, 2, width, width)
+            args, kwargs = split(paged_attention_inputs(model, seq_lens=(40, 9), q_lens=queries))
             order = ("flashinfer.fa2_sinks", "torch.blocked")
             with kernelhub.use(paged_attention=order):
                 plan = kernelhub.paged_attention.prepare(*args, sinks=sinks, **kwargs)

@@ -144,7 +144,7 @@ class TestXqa(OneQuery, PagedContract):
 
 
 class WithSinks(Wide, PagedContract):
-    """Every case with sinks, and with heads of 64: a process may have one width."""
+    """Every case with sinks, and with heads of 64, the one width."""
 
     cases = paged_cases()
     several = Case("several queries", {"seq_lens": (40, 9, 77), "q_lens": 6})

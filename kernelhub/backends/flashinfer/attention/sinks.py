@@ -13,25 +13,10 @@ from kernelhub.backends.flashinfer.operands import alike
 from kernelhub.backends.flashinfer.steps import attend, wanted_for
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.arguments import Values
-from kernelhub.ops.attention.problem import PagedAttentionProblem
-
-_widths: dict[str, int] = {}
 
 
 class Sinks(Prefill):
     """FlashAttention-2 with a learned score for each head in the denominator."""
-
-    def __init__(self, problem: PagedAttentionProblem) -> None:
-        # The library names the module by dtype, window and backend alone: a second width in one process would be
-        # answered by the kernel of the first.
-        name = f"{problem.q_dtype}, window {problem.window_left}, {self.backend}"
-        width = _widths.setdefault(name, problem.head_dim_qk)
-        if width != problem.head_dim_qk:
-            raise RuntimeError(
-                f"a kernel with sinks for heads of {width} is loaded, and FlashInfer would take it for one of "
-                f"{problem.head_dim_qk}: its name says nothing of the width"
-            )
-        super().__init__(problem)
 
     def launch(
         self,
