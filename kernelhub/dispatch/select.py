@@ -189,15 +189,17 @@ def select(
     if quarantined is None:
         quarantined = machine.quarantined(problem.device)
     rejections = {}
-    plain = not (policy.disables or policy.unsafe or machine.load_failures)
+    # Where the user named no kernel and nothing is fixed, only these two of the policy speak against one.
+    flags = (policy.deterministic, policy.batch_invariant)
+    silent = policy.names_none and not machine.load_failures
     for kernel in candidates.kernels:
         standing = kept.get(kernel)
         if standing is None:
             standing = kept[kernel] = _standing(kernel, problem, machine)
         known_bad = candidates.known_bad_of(kernel)
-        if standing.elsewhere and plain and not known_bad:
+        if standing.elsewhere and silent and not known_bad:
             # Of a kernel for other devices nothing is asked but which features are used.
-            key = (*features, policy.deterministic, policy.batch_invariant)
+            key = (*features, *flags)
             known = standing.said.get(key)
             if known is None:
                 known = _rejections(op, kernel, standing, problem, features, known_bad, machine, policy)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelhub.dispatch.constraint import NOT_BUILT, Between, OnDevice, OneOf, Package, Rule
+from kernelhub.dispatch.constraint import NOT_BUILT, Between, OnDevice, OneOf, Package, Rejection, Rule
 from kernelhub.dispatch.kernel import Band, KnownBad
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.order import Line
@@ -249,6 +249,33 @@ def test_a_selection_tells_the_whole_truth(candidates, policy, asked) -> None:
         assert set(used) <= verdict.kernel.features, "a feature was dropped"
         assert asked.width >= 64 or verdict.kernel.constraints[0].low == 1
     assert choose(*candidates, policy=policy, asked=asked) == verdict
+
+
+def test_what_a_machine_keeps_changes_no_reason() -> None:
+    """Whoever asked before, and under which policy: the reasons are those of a machine that was never asked."""
+    late = Rule((), lambda _: "for minutes", code=NOT_BUILT)
+    candidates = (
+        A,
+        kernel("d.elsewhere", OnDevice("amd")),
+        kernel("d.slow", OnDevice("amd"), late, features=("sinks",)),
+    )
+    barred = {"d.elsewhere": (Rejection("refused_by_rank", "rank 1 has none"),)}
+    policies = (
+        Policy(),
+        Policy(barred=barred),
+        Policy(prefers=(wish("d"),)),
+        Policy(requests=(wish("d.slow"),)),
+        Policy(requests=(wish("d.slow"),), unsafe=True),
+        Policy(disables=(wish("d"),)),
+        Policy(deterministic=True),
+        Policy(batch_invariant=True),
+    )
+    asked = [(policy, problem(sinks=sinks)) for policy in policies for sinks in (False, True)]
+    for first, second in itertools.product(asked, repeat=2):
+        machine = SimulatedMachine({})
+        choose(*candidates, policy=first[0], asked=first[1], machine=machine)
+        kept = choose(*candidates, policy=second[0], asked=second[1], machine=machine)
+        assert kept == choose(*candidates, policy=second[0], asked=second[1], machine=SimulatedMachine({}))
 
 
 def test_the_order_of_registration_changes_nothing() -> None:
