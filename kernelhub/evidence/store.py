@@ -7,14 +7,13 @@ cannot be written is kept for this process, so a folder that is read-only, full 
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelhub.runtime.caches.attempt import replace
 from kernelhub.runtime.caches.root import places
 
 Document = dict[str, Any]
@@ -79,16 +78,7 @@ def write(path: Path, document: Document) -> str:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".part", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        replace(path, json.dumps(document, indent=1))
     except OSError as error:
         _unwritten[path] = document
         return f"{path} cannot be written: {error.strerror or error}; set KERNELHUB_CACHE_DIR to a writable folder"
