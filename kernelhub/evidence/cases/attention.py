@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
+from kernelhub.evidence.cases.attending import AttendingCases, padded
+from kernelhub.evidence.cases.case import Arguments, Case, Make
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
-from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 TOKENS = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 129)
@@ -33,7 +33,7 @@ KV_SCALES = ("value", "tensor", "head")
 NEUTRAL: Arguments = {"causal": False, "window": None, "softcap": None, "sinks": None}
 
 
-class _Attention(OpCases):
+class _Attention(AttendingCases):
     """What both ops have in common."""
 
     generate: ClassVar[Any]
@@ -121,41 +121,12 @@ class _Attention(OpCases):
         value = arguments["v"] if "v" in arguments else arguments["v_cache"]
         return {"out": ((*arguments["q"].shape[:-1], value.shape[-1]), arguments["q"].dtype)}
 
-    def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
-        return dict(destinations) | ({"lse": returned[1]} if isinstance(returned, tuple) else {})
+    def wanted(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+        want, lse = self.reference(**arguments | {"return_lse": True})
+        return want, lse
 
-    def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
-        """Tokens past the last offset."""
-        q, offsets = arguments["q"], arguments.get("cu_seqlens_q")
-        return {} if offsets is None else {"out": torch.arange(q.shape[0], device=q.device) >= offsets[-1]}
-
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        reference = self.reference
-        want, want_lse = reference(**arguments | {"return_lse": True})
-        out, past = results["out"], self.untouched(arguments)
-        if past:
-            out, want = out[~past["out"]], want[~past["out"]]
-        agreement = compare_out(out, want, _largest_value(arguments))
-        shares = (
-            agreement.largest / max(agreement.largest_allowed, 1e-300),
-            agreement.rms_ratio / agreement.rms_ratio_allowed,
-        )
-        ratio, figures = max(shares) if agreement.all_finite else float("inf"), str(agreement)
-        if "lse" in results:
-            error, allowed = compare_lse(results["lse"], want_lse), lse_tolerance(results["out"].dtype)
-            if error > allowed and error / allowed > ratio:
-                ratio, figures = error / allowed, f"the LSE is off by {error:.2g} where {allowed:.2g} is allowed"
-        return Judgement(ratio, figures, {"out": want, "lse": want_lse})
-
-    def padded(self, make: Make) -> Make:
-        """A ragged call with three more tokens, which belong to no sequence."""
-
-        def made(device: torch.device) -> Arguments:
-            arguments = make(device)
-            q = arguments["q"]
-            return arguments | {"q": torch.cat([q, torch.full_like(q[:3], torch.nan)])}
-
-        return made
+    def largest_value(self, arguments: Arguments) -> float:
+        return _largest_value(arguments)
 
     def strided(self, make: Make, names: tuple[str, ...]) -> Make:
         """Operands as parts of wider tensors, heads before tokens in memory."""
@@ -197,7 +168,7 @@ class AttentionCases(_Attention):
         for model in (self.small, self.wide):
             ragged = self.make({"q_lens": (17, 0, 33, 1), "kv_lens": (17, 5, 50, 0)}, None, model)
             yield Case(label=f"ragged, width {model.head_dim_qk}", make=ragged, quick=True, repeats=True)
-            yield Case(label=f"ragged and padded, width {model.head_dim_qk}", make=self.padded(ragged), quick=True)
+            yield Case(label=f"ragged and padded, width {model.head_dim_qk}", make=padded(ragged), quick=True)
             heads_first = self.strided(self.make(self.several, None, model), ("q", "k", "v"))
             yield Case(label=f"heads first in memory, width {model.head_dim_qk}", make=heads_first, quick=True)
             more = {"return_lse": True, "causal": False}
@@ -248,8 +219,7 @@ class PagedAttentionCases(_Attention):
             yield Case(label=f"decode, {width}", make=self.make(decode, None, model), quick=True, repeats=True)
             yield Case(label=f"decode, lse, {width}", make=self.make(decode, {"return_lse": True}, model))
             yield Case(label=f"mixed, {width}", make=self.make(mixed, None, model), quick=True, repeats=True)
-            padded = self.padded(self.make(mixed, None, model))
-            yield Case(label=f"mixed and padded, {width}", make=padded, quick=True)
+            yield Case(label=f"mixed and padded, {width}", make=padded(self.make(mixed, None, model)), quick=True)
             heads_first = self.strided(self.make(decode, None, model), ("k_cache", "v_cache"))
             yield Case(label=f"heads first in memory, {width}", make=heads_first)
             yield Case(label=f"mixed, HND, {width}", make=self.make(mixed | {"kv_layout": "HND"}, None, model))

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from kernelhub.evidence.cases.attending import AttendingCases, padded
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, same_bits
-from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
@@ -19,7 +19,7 @@ SMALL, REAL = MlaModel("small", 5, 64, 16), MlaModel("deepseek", 16, 512, 64)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class MlaAttentionCases(OpCases):
+class MlaAttentionCases(AttendingCases):
     """Decode, several queries, ragged batches and listed tokens; a small latent and DeepSeek's own."""
 
     op = "mla_attention"
@@ -71,8 +71,7 @@ class MlaAttentionCases(OpCases):
                         feature="kv_scale",
                         quick=few and name == "decode",
                     )
-            padded = _padded(_make(model, self.ragged | paged))
-            yield Case(label=f"ragged and padded, {label}", make=padded, quick=few)
+            yield Case(label=f"ragged and padded, {label}", make=padded(_make(model, self.ragged | paged)), quick=few)
             uniform = self.uniform | paged
             yield Case(
                 label=f"causal, {label}",
@@ -99,31 +98,12 @@ class MlaAttentionCases(OpCases):
         q = arguments["q"]
         return {"out": ((*q.shape[:-1], arguments["value_dim"]), q.dtype)}
 
-    def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
-        return dict(destinations) | ({"lse": returned[1]} if isinstance(returned, tuple) else {})
+    def wanted(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+        want, lse = self.reference(**arguments | {"return_lse": True}, compute_dtype=torch.float64)
+        return want, lse
 
-    def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
-        """Tokens past the last offset."""
-        q, offsets = arguments["q"], arguments.get("cu_seqlens_q")
-        return {} if offsets is None else {"out": torch.arange(q.shape[0], device=q.device) >= offsets[-1]}
-
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        reference = self.reference
-        want, want_lse = reference(**arguments | {"return_lse": True}, compute_dtype=torch.float64)
-        out, past = results["out"], self.untouched(arguments)
-        if past:
-            out, want = out[~past["out"]], want[~past["out"]]
-        agreement = compare_out(out, want, _largest_value(arguments))
-        shares = (
-            agreement.largest / max(agreement.largest_allowed, 1e-300),
-            agreement.rms_ratio / agreement.rms_ratio_allowed,
-        )
-        ratio, figures = max(shares) if agreement.all_finite else float("inf"), str(agreement)
-        if "lse" in results:
-            error, allowed = compare_lse(results["lse"], want_lse), lse_tolerance(results["out"].dtype)
-            if error > allowed and error / allowed > ratio:
-                ratio, figures = error / allowed, f"the LSE is off by {error:.2g} where {allowed:.2g} is allowed"
-        return Judgement(ratio, figures, {"out": want, "lse": want_lse})
+    def largest_value(self, arguments: Arguments) -> float:
+        return _largest_value(arguments)
 
 
 def _make(
@@ -146,17 +126,6 @@ def _make(
             arguments["topk_indices"] = torch.full_like(arguments["topk_indices"], -1)
             arguments["topk_indices"][..., 0] = 0
         return arguments
-
-    return made
-
-
-def _padded(make: Make) -> Make:
-    """A ragged call with three more tokens, which belong to no sequence."""
-
-    def made(device: torch.device) -> Arguments:
-        arguments = make(device)
-        q = arguments["q"]
-        return arguments | {"q": torch.cat([q, torch.full_like(q[:3], torch.nan)])}
 
     return made
 

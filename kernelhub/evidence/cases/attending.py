@@ -1,0 +1,61 @@
+"""What the cases of all softmax attention have in common: how a result is judged, and tokens of no sequence."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.evidence.cases.case import Arguments, Judgement, Make, OpCases
+from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+
+
+class AttendingCases(OpCases):
+    """Cases of an op that gives ``out`` and, if asked, ``lse``, and takes ``cu_seqlens_q`` for ragged queries."""
+
+    @abc.abstractmethod
+    def wanted(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+        """The reference's result and LSE."""
+
+    @abc.abstractmethod
+    def largest_value(self, arguments: Arguments) -> float:
+        """Largest magnitude of a value that is attended to, scaled."""
+
+    def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
+        return dict(destinations) | ({"lse": returned[1]} if isinstance(returned, tuple) else {})
+
+    def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
+        """Tokens past the last offset."""
+        q, offsets = arguments["q"], arguments.get("cu_seqlens_q")
+        return {} if offsets is None else {"out": torch.arange(q.shape[0], device=q.device) >= offsets[-1]}
+
+    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+        want, want_lse = self.wanted(arguments)
+        out, past = results["out"], self.untouched(arguments)
+        if past:
+            out, want = out[~past["out"]], want[~past["out"]]
+        agreement = compare_out(out, want, self.largest_value(arguments))
+        shares = (
+            agreement.largest / max(agreement.largest_allowed, 1e-300),
+            agreement.rms_ratio / agreement.rms_ratio_allowed,
+        )
+        ratio, figures = max(shares) if agreement.all_finite else float("inf"), str(agreement)
+        if "lse" in results:
+            error, allowed = compare_lse(results["lse"], want_lse), lse_tolerance(results["out"].dtype)
+            if error > allowed and error / allowed > ratio:
+                ratio, figures = error / allowed, f"the LSE is off by {error:.2g} where {allowed:.2g} is allowed"
+        return Judgement(ratio, figures, {"out": want, "lse": want_lse})
+
+
+def padded(make: Make) -> Make:
+    """A ragged call with three more tokens, which belong to no sequence."""
+
+    def made(device: torch.device) -> Arguments:
+        arguments = make(device)
+        q = arguments["q"]
+        return arguments | {"q": torch.cat([q, torch.full_like(q[:3], torch.nan)])}
+
+    return made
