@@ -13,10 +13,9 @@ from kernelhub.backends.flashinfer import kernels as records
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
-from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.probes.device import simulated
 from tests.backends import flashinfer_experts_fake as fake
-from tests.backends.test_flashinfer import OnFake
+from tests.backends.flashinfer_experts_contract import Experts, check
 from tests.contract.experts import PLAIN
 
 MODEL = dataclasses.replace(PLAIN, hidden_size=256, intermediate_size=128)
@@ -38,80 +37,15 @@ def run(kernel: str, arguments: dict[str, Any], **more: Any) -> torch.Tensor:
     return kernelhub.fused_moe(**arguments, **more, backend=kernel)
 
 
-def check(out: torch.Tensor, arguments: dict[str, Any]) -> None:
-    agreement = compare(out, arguments)
-    assert agreement.ok, str(agreement)
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
-class TestExperts(OnFake):
-    @pytest.mark.parametrize("tokens", [1, 2, 17, 90])
-    def test_matches_the_reference_in_float64(self, kernel, tokens) -> None:
-        arguments = inputs(kernel, tokens=tokens)
-        out = torch.full_like(arguments["x"], torch.nan)
-        assert run(kernel, arguments, out=out) is out
-        check(out, arguments)
-        assert torch.equal(run(kernel, arguments), out)
+class TestExperts(Experts):
+    inputs = staticmethod(inputs)
+    run = staticmethod(run)
 
     @pytest.mark.parametrize(("experts", "top_k"), [(23, 1), (23, 22), (1, 1)])
     def test_any_number_of_choices(self, kernel, experts, top_k) -> None:
         arguments = inputs(kernel, num_experts=experts, top_k=top_k, tokens=3)
         check(run(kernel, arguments), arguments)
-
-    def test_halves_of_w13_are_told_apart(self, kernel) -> None:
-        arguments = inputs(kernel)
-        half = arguments["w13"].shape[1] // 2
-        raw = arguments["w13"].view(torch.uint8) if arguments["w13"].itemsize == 1 else arguments["w13"]
-        swapped = arguments | {"w13": raw.roll(half, 1).view(arguments["w13"].dtype)}
-        out = run(kernel, arguments)
-        check(out, arguments)
-        assert not compare(out, swapped).ok
-        check(run(kernel, swapped), swapped)
-
-    def test_an_expert_that_is_chosen_twice_counts_twice(self, kernel) -> None:
-        arguments = inputs(kernel, top_k=3)
-        arguments["topk_ids"][:, 1] = arguments["topk_ids"][:, 0]
-        arguments["topk_ids"][3] = 4
-        check(run(kernel, arguments), arguments)
-
-    def test_choices_outside_of_the_experts_are_left_out(self, kernel) -> None:
-        arguments = inputs(kernel)
-        for outside in (-1, 5, 1 << 30, -(1 << 31)):
-            ids, weights = arguments["topk_ids"].clone(), arguments["topk_weights"].clone()
-            ids[0, 1], ids[2] = outside, outside
-            weights[2, 0] = torch.nan
-            out = run(kernel, arguments | {"topk_ids": ids, "topk_weights": weights})
-            check(out, arguments | {"topk_ids": ids})
-            assert not out[2].any()
-
-    def test_a_map_says_which_experts_are_here(self, kernel) -> None:
-        arguments = inputs(kernel, tokens=9)
-        experts = arguments["w13"].shape[0]
-        table = torch.full((experts + 3,), -1, dtype=torch.int32)
-        table[[2, 0, experts + 2]] = torch.tensor([1, 3, 0], dtype=torch.int32)
-        table[1] = experts + 4  # which is nowhere
-        ids = torch.randint(-2, experts + 5, arguments["topk_ids"].shape, dtype=torch.int32)
-        mapped = arguments | {"expert_map": table, "topk_ids": ids}
-        mapped["topk_ids"][0] = torch.tensor([2, 0], dtype=torch.int32)
-        check(run(kernel, mapped), mapped)
-
-    def test_operands_may_have_any_strides(self, kernel) -> None:
-        arguments = inputs(kernel)
-        want = run(kernel, arguments)
-        wide = torch.full((7, 2 * 256), torch.nan, dtype=torch.bfloat16)
-        moved = {name: arguments[name].t().contiguous().t() for name in ("x", "topk_weights", "topk_ids")}
-        for name in ("w13", "w2"):
-            raw = arguments[name].view(torch.uint8) if arguments[name].itemsize == 1 else arguments[name]
-            moved[name] = torch.cat([raw, raw], 2)[..., : raw.shape[2]].view(arguments[name].dtype)
-        run(kernel, arguments | moved, out=wide[:, ::2])
-        assert torch.equal(wide[:, ::2], want)
-        assert wide[:, 1::2].isnan().all()
-        place = arguments["x"].clone()
-        run(kernel, arguments | {"x": place}, out=place)
-        assert torch.equal(place, want)
-
-    def test_no_tokens_give_an_empty_result(self, kernel) -> None:
-        assert run(kernel, inputs(kernel, tokens=0)).shape == (0, 256)
 
     def test_a_plan_arranges_its_weights_once(self, kernel, monkeypatch) -> None:
         arguments = inputs(kernel)
