@@ -185,7 +185,7 @@ class Verification:
         """The counts in a sentence."""
         checks = sum(len(result.checks) for result in self.results)
         partly = sum(bool(result.left_out) for result in self.results if result.checks)
-        told = f"{self.counts[RIGHT]} kernels right, {self.counts[WRONG]} wrong, {self.counts[NOT_RUN]} not run"
+        told = f"kernels: {self.counts[RIGHT]} right, {self.counts[WRONG]} wrong, {self.counts[NOT_RUN]} not run"
         return f"{told}; {checks} checks on {self.device}" + (f"; {partly} not to the end" if partly else "")
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ def test_right_kernels_give_0_a_row_each_and_a_line_of_progress(ask):
     answer = ask("verify", "merge_attention_states", "--backend", "torch", *QUICK)
     assert answer.code == 0
     assert answer.row("right").split()[1:3] == ["merge_attention_states", "torch.merge"]
-    assert "1 kernels right, 0 wrong, 0 not run" in answer.out
+    assert "kernels: 1 right, 0 wrong, 0 not run" in answer.out
     assert "step 1/1: verify merge_attention_states torch.merge" in answer.err
 
 
