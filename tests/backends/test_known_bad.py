@@ -112,8 +112,8 @@ KNOWN = (
         "paged_attention",
         "flashinfer.fa2_sinks",
         f"{FLASHINFER}/issues/4972",
-        bad=(flashinfer("0.6.18.post1", causal=False, sinks=True, **WINDOW),),
-        beside=(flashinfer("0.6.18.post1", causal=True, sinks=True, **WINDOW),),
+        bad=(flashinfer("0.6.18.post1", causal=False, sinks=True, head_dim_qk=64, **WINDOW),),
+        beside=(flashinfer("0.6.18.post1", causal=True, sinks=True, head_dim_qk=64, **WINDOW),),
     ),
     Known(
         "attention",
