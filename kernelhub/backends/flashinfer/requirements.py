@@ -80,6 +80,26 @@ class Cubins:
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 
+# As the releases that were read ask for by themselves.
+DSL = Package(
+    "cutlass", ">=4.6.2", distribution="nvidia-cutlass-dsl", install='pip install "nvidia-cutlass-dsl>=4.6.2"'
+)
+
+
+@dataclass(frozen=True)
+class CompilesForRows:
+    """A kernel of CuTe DSL, compiled anew for each number of rows that there is room for, in the process: never built.
+
+    So it is taken only where it is asked for.
+    """
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        reason = "CuTe DSL compiles it for each M_max when that is first met, while a process runs, and keeps no code"
+        return Rejection(NOT_BUILT, reason, "ask for the kernel or prefer it, and call once with each M_max beforehand")
+
+
 @dataclass(frozen=True)
 class RunsNvcc:
     """A module that runs nvcc itself, for each class of shapes and wherever it was built: with what, and into where."""
