@@ -27,6 +27,17 @@ def test_at_most_two_graphs_over_sizes(scaling: str) -> None:
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("scaling", ["row", "block"])
+def test_weights_alone_go_through(scaling: str) -> None:
+    run, counter = compiled(lambda a: kernelhub.fp8_gemm(**a) * 2)
+    for tokens in (2, 3, 9, 70):
+        arguments = fp8_gemm_inputs(
+            tokens=tokens, n=96, k=160, scaling=scaling, weight_only=torch.bfloat16, device=DEVICE
+        )
+        assert torch.equal(run(arguments), kernelhub.fp8_gemm(**arguments) * 2)
+    assert counter.frame_count <= 2
+
+
 def test_a_destination_and_a_named_backend_go_through() -> None:
     arguments = fp8_gemm_inputs(tokens=5, n=96, k=160, out_dtype=torch.float32, device=DEVICE)
     run, counter = compiled(lambda a, out: kernelhub.fp8_gemm(**a, out=out, backend="torch.dequantized"))

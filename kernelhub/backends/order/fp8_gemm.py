@@ -58,5 +58,7 @@ LINES = (
         (_DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _TRITON, _FLASHINFER, *_NOT_RUN, _LAST),
         _H200,
     ),
+    # Kernels with a feature for activations that are not quantised; neither was measured so.
+    Line("*", "weight_only", (_TRITON, _LAST), "Triton decodes in registers, torch through float32 in memory"),
     Line("*", "mx", (_TRITON, "flashinfer.mx_cutlass", "flashinfer.mx_cudnn", _LAST), _H200),
 )

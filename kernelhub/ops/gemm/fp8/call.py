@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import (
+    Forms,
     alike,
     check_has_memory,
     check_is_tensor,
@@ -20,12 +21,13 @@ from kernelhub.ops.arguments import (
     usable,
 )
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, FLOATS, MANY, Fp8GemmProblem
+from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, FLOATS, HALVES, MANY, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, scaling_of_form
 from kernelhub.probes.device import facts_of
 
 NAME = "fp8_gemm"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
+_HALVES = tuple(getattr(torch, name) for name in HALVES)
 
 
 def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
@@ -35,7 +37,7 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 def problem_of(key: Any, device: int) -> Fp8GemmProblem:
     """The problem that a key means on a device; the key is built in `fp8_gemm`."""
-    _, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many = key
+    of_a, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many = key
     return Fp8GemmProblem(
         device=facts_of(device),
         scaling=str(scaling_of_form(a_dtype, rank, last, b_dtype, b_shape, n, k)),
@@ -43,16 +45,18 @@ def problem_of(key: Any, device: int) -> Fp8GemmProblem:
         k=k,
         rows=MANY if many else FEW,
         out_dtype=dtype_name(out_dtype),
-        a_scale_dtype=FLOAT if a_dtype is torch.float32 else E8M0,
+        a_scale_dtype=FLOAT if a_dtype in (None, torch.float32) else E8M0,
         b_scale_dtype=FLOAT if b_dtype is torch.float32 else E8M0,
+        weight_only=None if of_a is E4M3 else dtype_name(of_a),
         bias=has_bias,
     )
 
 
 def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any, out: Any) -> None:
     """Everything that the contract says of a call."""
-    operands = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
-    operands |= {name: value for name, value in (("bias", bias), ("out", out)) if value is not None}
+    operands = {"a": a, "b": b, "b_scale": b_scale}
+    more = (("a_scale", a_scale), ("bias", bias), ("out", out))
+    operands |= {name: value for name, value in more if value is not None}
     for parameter, tensor in operands.items():
         check_is_tensor(NAME, parameter, tensor)
     if out_dtype not in _FLOATS:
@@ -60,8 +64,12 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
     for parameter, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[N, K]")):
         if tensor.ndim != 2:
             refuse(parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
-        if tensor.dtype is not E4M3:
-            refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", "give float8_e4m3fn")
+        if tensor.dtype is not E4M3 and (parameter == "b" or tensor.dtype not in _HALVES):
+            more_dtypes = f", {', '.join(HALVES)}" if parameter == "a" else ""
+            refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give float8_e4m3fn{more_dtypes}")
+    if (a_scale is None) != (a.dtype is not E4M3):
+        what, fix = ("is missing", "float8_e4m3fn has scales") if a_scale is None else ("is given", "leave it out")
+        refuse("a_scale", what, f"a is {dtype_name(a.dtype)}: {fix}")
     check_has_memory(NAME, "a", a)
     n, k = b.shape
     if 0 in (n, k):
@@ -79,14 +87,22 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
         check_wants_no_gradient(NAME, parameter, tensor)
 
 
-def form_of_a(scale: Tensor) -> tuple[torch.dtype, int, int]:
+def form_of_a(scale: Tensor | None) -> tuple[torch.dtype | None, int, int]:
     """What a key holds of a_scale: nothing that depends on the number of rows, but whether there is one scale."""
+    if scale is None:
+        return None, 0, 0
     rank = scale.ndim
     return scale.dtype, rank, 1 if rank == 0 else scale.shape[1] if rank == 2 else int(scale.shape[0] == 1)
 
 
-def _check_scales(a: Tensor, a_scale: Tensor, b_scale: Tensor, n: int, k: int) -> None:
+def _check_scales(a: Tensor, a_scale: Tensor | None, b_scale: Tensor, n: int, k: int) -> None:
     tokens = a.shape[0]
+    if a_scale is None:
+        if scaling_of_form(None, 0, 0, b_scale.dtype, b_scale.shape, n, k) is None:
+            of_blocks = f"[{blocks(n, 128)}, {blocks(k, 128)}] in float32 or float8_e8m0fnu"
+            fix = f"for b [{n}, {k}] beside {dtype_name(a.dtype)} give float32 [] or [{n}], or {of_blocks}"
+            refuse("b_scale", f"is {describe(b_scale)}", fix)
+        return
     if scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, n, k) is None:
         parameter, told = ("a_scale", a_scale) if fits_b(b_scale.dtype, b_scale.shape, n, k) else ("b_scale", b_scale)
         refuse(
@@ -109,6 +125,8 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch."""
+    if problem.weight_only is not None:
+        return _bind_weights(adapter, problem, device, tick, elsewhere)
     launch = adapter.launch
     n, k = problem.n, problem.k
     dtype = getattr(torch, problem.out_dtype)
@@ -156,11 +174,52 @@ def bind(
     return run
 
 
-def check_form(b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, problem: Fp8GemmProblem) -> None:
+def _bind_weights(
+    adapter: Any,
+    problem: Fp8GemmProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The same of activations that are not quantised."""
+    launch, n = adapter.launch_weights, problem.n
+    dtype, of_a = getattr(torch, problem.out_dtype), getattr(torch, str(problem.weight_only))
+    forms = Forms(device)
+
+    def run(
+        a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, out: Tensor | None
+    ) -> Tensor:
+        if a.get_device() != device:
+            result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, bias, out)
+            return result
+        form = forms.of((a, b, a_scale, b_scale, bias, out))
+        if form is None or form not in forms:
+            check(a, b, a_scale, b_scale, bias, dtype, out)
+            if a.dtype is not of_a:
+                refuse("a", f"has dtype {dtype_name(a.dtype)}", f"the plan is for {problem.weight_only}")
+            check_form(b, a_scale, b_scale, bias, problem)
+            forms.add(form)
+        if out is None:
+            out = a.new_empty((a.shape[0], n), dtype=dtype)
+        if out.shape[0]:
+            tick()
+            try:
+                launch(a, b, b_scale, bias, out)
+            except Exception as error:
+                failed(launch, error)
+                raise
+        return out
+
+    return run
+
+
+def check_form(
+    b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, problem: Fp8GemmProblem
+) -> None:
     """Operands are those that the kernel was made for: a plan may be run with others than it was prepared for."""
     scaling = scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, *b.shape)
-    dtypes = tuple(FLOAT if scale.dtype is torch.float32 else E8M0 for scale in (a_scale, b_scale))
-    form = (scaling, *b.shape, bias is not None, *dtypes)
+    dtypes = tuple(FLOAT if scale is None or scale.dtype is torch.float32 else E8M0 for scale in (a_scale, b_scale))
+    form = (scaling, *b.shape, bias is not None, *dtypes, a_scale is None)
     wanted = (
         problem.scaling,
         problem.n,
@@ -168,8 +227,11 @@ def check_form(b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None,
         problem.bias,
         problem.a_scale_dtype,
         problem.b_scale_dtype,
+        problem.weight_only is not None,
     )
     if form != wanted:
-        text = f"a b of {[problem.n, problem.k]}, scaling {problem.scaling} ({', '.join(wanted[4:])})"
-        told = f"is {describe(b)} with scales {describe(a_scale)} and {describe(b_scale)}"
+        dtypes_wanted = (problem.a_scale_dtype, problem.b_scale_dtype)
+        text = f"a b of {[problem.n, problem.k]}, scaling {problem.scaling} ({', '.join(dtypes_wanted)})"
+        of_a = "no scales of a" if a_scale is None else f"scales {describe(a_scale)}"
+        told = f"is {describe(b)} with {of_a} and {describe(b_scale)}"
         refuse("b", told, f"the plan is for {text}, {'with' if problem.bias else 'without'} bias")

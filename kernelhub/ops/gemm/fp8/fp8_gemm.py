@@ -50,7 +50,7 @@ class Fp8GemmPlan(Plan):
         def run(
             a: Tensor,
             b: Tensor,
-            a_scale: Tensor,
+            a_scale: Tensor | None,
             b_scale: Tensor,
             bias: Tensor | None = None,
             out: Tensor | None = None,
@@ -61,7 +61,7 @@ class Fp8GemmPlan(Plan):
         def traced(
             a: Tensor,
             b: Tensor,
-            a_scale: Tensor,
+            a_scale: Tensor | None,
             b_scale: Tensor,
             bias: Tensor | None = None,
             out: Tensor | None = None,
@@ -81,23 +81,25 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> Fp8GemmPlan:
 def fp8_gemm(
     a: Tensor,
     b: Tensor,
-    a_scale: Tensor,
+    a_scale: Tensor | None,
     b_scale: Tensor,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | None = None,
     backend: Backend = None,
 ) -> Tensor:
-    """Multiply float8 activations by float8 weights, both scaled: ``(a * a_scale) @ (b * b_scale).T + bias``.
+    """Multiply activations by float8 weights, scaled: ``(a * a_scale) @ (b * b_scale).T + bias``.
 
     How they are scaled is told from the scales: per tensor; per row of a (token), of b (channel) or of both; in blocks
-    of 1 x 128 of a by 128 x 128 of b; in blocks of 1 x 32 of both (MXFP8). The last blocks may be cut short by M, N, K.
+    of 1 x 128 of a by 128 x 128 of b; in blocks of 1 x 32 of both (MXFP8). Activations that are not quantised have no
+    scales, and weights then one, one per row or one per 128 x 128. The last blocks may be cut short by M, N, K.
 
     Args:
-        a: activations ``[M, K]``, float8_e4m3fn.
+        a: activations ``[M, K]``, float8_e4m3fn; or bfloat16 or float16, where the weights alone are quantised.
         b: weights ``[N, K]``, float8_e4m3fn, as in checkpoints.
         a_scale: float32 ``[]`` or ``[1]`` for all; float32 ``[M]`` or ``[M, 1]`` per token; float32 or float8_e8m0fnu
-            ``[M, ceil(K/128)]``; float8_e8m0fnu ``[M, ceil(K/32)]``. Rows or columns may be contiguous.
+            ``[M, ceil(K/128)]``; float8_e8m0fnu ``[M, ceil(K/32)]``. Rows or columns may be contiguous. None beside
+            bfloat16 and float16, where b_scale is one of the first three.
         b_scale: in the same order float32 ``[]`` or ``[1]``; float32 ``[N]`` or ``[N, 1]`` per channel; float32 or
             float8_e8m0fnu ``[ceil(N/128), ceil(K/128)]``; float8_e8m0fnu ``[N, ceil(K/32)]``. For float8_e8m0fnu, bytes
             as uint8 are accepted.
@@ -130,13 +132,16 @@ def fp8_gemm(
         return library.fp8_gemm(a, b, a_scale, b_scale, bias, out_dtype, out, backend)
     try:
         rows, columns = b.shape
-        rank = a_scale.ndim
-        last = 1 if rank == 0 else a_scale.shape[1] if rank == 2 else int(a_scale.shape[0] == 1)
+        of_a: tuple[torch.dtype | None, int, int] = (None, 0, 0)
+        if a_scale is not None:
+            rank = a_scale.ndim
+            last = 1 if rank == 0 else a_scale.shape[1] if rank == 2 else int(a_scale.shape[0] == 1)
+            of_a = (a_scale.dtype, rank, last)
         key = (
             a.dtype,
             rows,
             columns,
-            (a_scale.dtype, rank, last),
+            of_a,
             (b_scale.dtype, b_scale.shape),
             out_dtype,
             bias is not None,

@@ -13,7 +13,7 @@ from kernelhub.ops.operators import define, names_of
 def fp8_gemm(
     a: Tensor,
     b: Tensor,
-    a_scale: Tensor,
+    a_scale: Tensor | None,
     b_scale: Tensor,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
@@ -33,7 +33,7 @@ def fp8_gemm(
 def _functional(
     a: Tensor,
     b: Tensor,
-    a_scale: Tensor,
+    a_scale: Tensor | None,
     b_scale: Tensor,
     bias: Tensor | None,
     out_dtype: torch.dtype,
@@ -42,13 +42,21 @@ def _functional(
     from kernelhub.ops.gemm.fp8.fp8_gemm import fp8_gemm as eager
 
     bias = None if bias is None else plain(bias)
-    return eager(plain(a), plain(b), plain(a_scale), plain(b_scale), bias, out_dtype, backend=backend)
+    return eager(
+        plain(a),
+        plain(b),
+        None if a_scale is None else plain(a_scale),
+        plain(b_scale),
+        bias,
+        out_dtype,
+        backend=backend,
+    )
 
 
 def _mutating(
     a: Tensor,
     b: Tensor,
-    a_scale: Tensor,
+    a_scale: Tensor | None,
     b_scale: Tensor,
     bias: Tensor | None,
     out_dtype: torch.dtype,
@@ -58,13 +66,15 @@ def _mutating(
     from kernelhub.ops.gemm.fp8.fp8_gemm import fp8_gemm as eager
 
     bias = None if bias is None else plain(bias)
-    eager(plain(a), plain(b), plain(a_scale), plain(b_scale), bias, out_dtype, out, backend)
+    eager(
+        plain(a), plain(b), None if a_scale is None else plain(a_scale), plain(b_scale), bias, out_dtype, out, backend
+    )
 
 
 def _fake(
     a: Tensor,
     b: Tensor,
-    a_scale: Tensor,
+    a_scale: Tensor | None,
     b_scale: Tensor,
     bias: Tensor | None,
     out_dtype: torch.dtype,
@@ -73,6 +83,6 @@ def _fake(
     return a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype)
 
 
-_ARGUMENTS = "Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? bias, ScalarType out_dtype, str[]? backend"
+_ARGUMENTS = "Tensor a, Tensor b, Tensor? a_scale, Tensor b_scale, Tensor? bias, ScalarType out_dtype, str[]? backend"
 define(f"fp8_gemm({_ARGUMENTS}) -> Tensor", _functional, _fake)
 define(f"fp8_gemm_out({_ARGUMENTS}, Tensor(a!) out) -> ()", _mutating)

@@ -13,7 +13,7 @@ from kernelhub.ops.gemm.fp8.scaling import dequantised, scaling_of_form
 def fp8_gemm_reference(
     a: Tensor,
     b: Tensor,
-    a_scale: Tensor,
+    a_scale: Tensor | None,
     b_scale: Tensor,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
@@ -23,7 +23,7 @@ def fp8_gemm_reference(
 ) -> Tensor:
     """The op, computed in `dtype` and returned in it; arguments as of the op, the destination ignored."""
     scaling = str(scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, *b.shape))
-    left = dequantised(a, a_scale, scaling, 1, dtype)
+    left = a.to(dtype) if a_scale is None else dequantised(a, a_scale, scaling, 1, dtype)
     right = dequantised(b, b_scale, scaling, 128 if scaling == BLOCK else 1, dtype)
     product = left @ right.t()
     return product if bias is None else product + bias.to(dtype)
