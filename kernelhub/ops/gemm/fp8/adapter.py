@@ -39,4 +39,8 @@ class WeightOnlyAdapter(abc.ABC):
 
     @abc.abstractmethod
     def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """As `launch`, with a of the dtype `weight_only` and without scales."""
+        """As `launch`, with a of the dtype `weight_only` and without scales.
+
+        A kernel with a layout of its own is a `kernelhub.ops.packed.PackingAdapter` too: its `pack` takes codes and
+        scale as in a checkpoint, and gives ``codes`` and ``scale``, which come here as b and b_scale.
+        """

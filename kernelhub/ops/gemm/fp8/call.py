@@ -23,6 +23,7 @@ from kernelhub.ops.arguments import (
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, FLOATS, HALVES, MANY, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, scaling_of_form
+from kernelhub.ops.packed import PackedWeight, layout_of
 from kernelhub.probes.device import facts_of
 
 NAME = "fp8_gemm"
@@ -37,7 +38,7 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 def problem_of(key: Any, device: int) -> Fp8GemmProblem:
     """The problem that a key means on a device; the key is built in `fp8_gemm`."""
-    of_a, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many = key
+    of_a, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many, layout = key
     return Fp8GemmProblem(
         device=facts_of(device),
         scaling=str(scaling_of_form(a_dtype, rank, last, b_dtype, b_shape, n, k)),
@@ -47,21 +48,30 @@ def problem_of(key: Any, device: int) -> Fp8GemmProblem:
         out_dtype=dtype_name(out_dtype),
         a_scale_dtype=FLOAT if a_dtype in (None, torch.float32) else E8M0,
         b_scale_dtype=FLOAT if b_dtype is torch.float32 else E8M0,
+        weight_layout=layout,
         weight_only=None if of_a is E4M3 else dtype_name(of_a),
         bias=has_bias,
     )
 
 
+def with_layout(key: Any, layout: str) -> Any:
+    """The key of the same call with a weight of another layout."""
+    return (*key[:-1], layout)
+
+
 def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any, out: Any) -> None:
     """Everything that the contract says of a call."""
-    operands = {"a": a, "b": b, "b_scale": b_scale}
+    packed = isinstance(b, PackedWeight)
+    operands = {"a": a} if packed else {"a": a, "b": b, "b_scale": b_scale}
     more = (("a_scale", a_scale), ("bias", bias), ("out", out))
     operands |= {name: value for name, value in more if value is not None}
     for parameter, tensor in operands.items():
         check_is_tensor(NAME, parameter, tensor)
     if out_dtype not in _FLOATS:
         refuse("out_dtype", f"is {out_dtype}", f"give torch.{', torch.'.join(FLOATS)}")
-    for parameter, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[N, K]")):
+    if packed:
+        _check_packed(b, b_scale, a)
+    for parameter, tensor, shape in (("a", a, "[M, K]"), *(() if packed else (("b", b, "[N, K]"),))):
         if tensor.ndim != 2:
             refuse(parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
         if tensor.dtype is not E4M3 and (parameter == "b" or tensor.dtype not in _HALVES):
@@ -76,7 +86,8 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
         refuse("b", f"has shape {list(b.shape)}", "give at least one row and one column")
     if a.shape[1] != k:
         refuse("a", f"has {a.shape[1]} columns", f"b has {k}: give [M, {k}]")
-    _check_scales(a, a_scale, b_scale, n, k)
+    if not packed:
+        _check_scales(a, a_scale, b_scale, n, k)
     if bias is not None and (bias.shape != (n,) or bias.dtype is not out_dtype):
         refuse("bias", f"is {describe(bias)}", f"give {dtype_name(out_dtype)} [{n}]")
     if out is not None and (out.shape != (a.shape[0], n) or out.dtype is not out_dtype):
@@ -187,12 +198,21 @@ def _bind_weights(
     forms = Forms(device)
 
     def run(
-        a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, out: Tensor | None
+        a: Tensor,
+        b: Tensor | PackedWeight,
+        a_scale: Tensor | None,
+        b_scale: Tensor | None,
+        bias: Tensor | None,
+        out: Tensor | None,
     ) -> Tensor:
         if a.get_device() != device:
             result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, bias, out)
             return result
-        form = forms.of((a, b, a_scale, b_scale, bias, out))
+        given: tuple[Any, ...] = (b, b_scale)
+        about: tuple[Any, ...] = ()
+        if isinstance(b, PackedWeight):
+            given, about = tuple(b.tensors.values()), (b.op, b.layout, b.shape, b.facts["scale"])
+        form = forms.of((a, *given, a_scale, bias, out), b_scale is None, *about)
         if form is None or form not in forms:
             check(a, b, a_scale, b_scale, bias, dtype, out)
             if a.dtype is not of_a:
@@ -204,7 +224,7 @@ def _bind_weights(
         if out.shape[0]:
             tick()
             try:
-                launch(a, b, b_scale, bias, out)
+                launch(a, *given, bias, out)
             except Exception as error:
                 failed(launch, error)
                 raise
@@ -213,12 +233,48 @@ def _bind_weights(
     return run
 
 
+def _check_packed(b: PackedWeight, b_scale: Any, a: Tensor) -> None:
+    if b.op != NAME:
+        refuse("b", f"is packed for {b.op}", f"pack it with a plan of {NAME}")
+    if b_scale is not None:
+        refuse("b_scale", "is given beside a packed weight", "the packed weight holds it")
+    if a.dtype not in _HALVES:
+        refuse("b", "is packed", f"a is {dtype_name(a.dtype)}; packed weights go with {' or '.join(HALVES)}")
+    if b.device != a.device:
+        refuse("b", f"is on {b.device}", f"move it to {a.device}, where a is")
+
+
+def facts_of_weight(b: Tensor, b_scale: Tensor, problem: Fp8GemmProblem) -> dict[str, Any]:
+    """What the op must know of a weight that is packed: dtype and shape of its scales. It is of the problem."""
+    n, k = b.shape
+    scaling = scaling_of_form(None, 0, 0, b_scale.dtype, b_scale.shape, n, k)
+    dtype = FLOAT if b_scale.dtype is torch.float32 else E8M0
+    if (scaling, n, k, dtype) != (problem.scaling, problem.n, problem.k, problem.b_scale_dtype):
+        of_plan = f"{[problem.n, problem.k]}, scaling {problem.scaling} in {problem.b_scale_dtype}"
+        refuse("b", f"is {describe(b)} with scale {describe(b_scale)}", f"the plan is for {of_plan}")
+    return {"scale": (b_scale.dtype, tuple(b_scale.shape))}
+
+
 def check_form(
-    b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, problem: Fp8GemmProblem
+    b: Tensor | PackedWeight,
+    a_scale: Tensor | None,
+    b_scale: Tensor | None,
+    bias: Tensor | None,
+    problem: Fp8GemmProblem,
 ) -> None:
     """Operands are those that the kernel was made for: a plan may be run with others than it was prepared for."""
-    scaling = scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, *b.shape)
-    dtypes = tuple(FLOAT if scale is None or scale.dtype is torch.float32 else E8M0 for scale in (a_scale, b_scale))
+    if layout_of(b) != problem.weight_layout:
+        fix = f"the plan is for {problem.weight_layout}; give what its pack() gives, or prepare one with this weight"
+        refuse("b", f"is laid out as {layout_of(b)}", fix)
+    if isinstance(b, PackedWeight):
+        b_dtype, b_shape = b.facts["scale"]
+    else:
+        assert b_scale is not None
+        b_dtype, b_shape = b_scale.dtype, b_scale.shape
+    of_a_scale = form_of_a(a_scale)
+    n, k = b.shape
+    scaling = scaling_of_form(*of_a_scale, b_dtype, b_shape, n, k)
+    dtypes = tuple(FLOAT if dtype in (None, torch.float32) else E8M0 for dtype in (of_a_scale[0], b_dtype))
     form = (scaling, *b.shape, bias is not None, *dtypes, a_scale is None)
     wanted = (
         problem.scaling,
@@ -233,5 +289,5 @@ def check_form(
         dtypes_wanted = (problem.a_scale_dtype, problem.b_scale_dtype)
         text = f"a b of {[problem.n, problem.k]}, scaling {problem.scaling} ({', '.join(dtypes_wanted)})"
         of_a = "no scales of a" if a_scale is None else f"scales {describe(a_scale)}"
-        told = f"is {describe(b)} with {of_a} and {describe(b_scale)}"
+        told = f"is {[n, k]} with {of_a} and {dtype_name(b_dtype)} {list(b_shape)}"
         refuse("b", told, f"the plan is for {text}, {'with' if problem.bias else 'without'} bias")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelhub.dispatch.problem import facet, feature
+from kernelhub.dispatch.problem import CHECKPOINT, facet, feature, weight_layout
 from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("bfloat16", "float16", "float32")
@@ -35,6 +35,7 @@ class Fp8GemmProblem:
     out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
     a_scale_dtype: str = facet("dtype of a's scales", values=(FLOAT, E8M0), default=FLOAT)
     b_scale_dtype: str = facet("dtype of b's scales", values=(FLOAT, E8M0), default=FLOAT)
+    weight_layout: str = weight_layout()
     weight_only: str | None = feature(
         "dtype of activations that are not quantised: the weights alone are", None, HALVES
     )
@@ -50,6 +51,8 @@ def complete(facets: dict[str, object]) -> dict[str, object]:
 
 def contradiction(problem: Fp8GemmProblem) -> str | None:
     """Scales that do not go with the scaling."""
+    if problem.weight_only is None and problem.weight_layout != CHECKPOINT:
+        return "weights are packed for activations that are not quantised only; give weight_only"
     if problem.weight_only is not None:
         if problem.scaling == MX:
             return "weight_only has no 1 x 32 blocks; those scale both operands"
