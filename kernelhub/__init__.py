@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.hub import reload as reload
     from kernelhub.dispatch.hub import report as report
     from kernelhub.dispatch.machine import SimulatedMachine as SimulatedMachine
-    from kernelhub.dispatch.select import Selection as Selection
+    from kernelhub.dispatch.selection import Selection as Selection
     from kernelhub.evidence.verify import verify as verify
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
@@ -96,7 +96,7 @@ _HOMES = {
     "verify": "kernelhub.evidence.verify",
     "fp4_gemm": "kernelhub.ops.gemm.fp4.fp4_gemm",
     "PackedWeight": "kernelhub.ops.packed",
-    "Selection": "kernelhub.dispatch.select",
+    "Selection": "kernelhub.dispatch.selection",
     "DeviceFacts": "kernelhub.probes.device",
     "SimulatedMachine": "kernelhub.dispatch.machine",
     "cache_notices": "kernelhub.runtime.caches.notices",

@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -33,7 +33,8 @@ from kernelhub.dispatch.policy import Layer, Names, Policy, combine
 from kernelhub.dispatch.problem import as_dict
 from kernelhub.dispatch.registry import Registered, Registry
 from kernelhub.dispatch.report import Fallback, Report, Row
-from kernelhub.dispatch.select import Selection, as_wished, select
+from kernelhub.dispatch.select import as_wished, select
+from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import Settings, did_you_mean, read_settings
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import ConfigurationError, KernelUnavailable, NoKernel
@@ -159,7 +160,7 @@ class Hub:
             policy,
         )
 
-    def ranked(self, op: str, problem: Any, policy: Policy) -> list[Kernel]:
+    def ranked(self, op: str, problem: Any, policy: Policy) -> Sequence[Kernel]:
         """The kernels that the policy leaves, in the order in which they are tried, whether or not they can run."""
         _ = self.settings
         candidates = self.registry.candidates(op)
@@ -256,7 +257,7 @@ class Hub:
             self._adapter(kernel, self.registry.contracts[op], problem)
         except LoadFailure as failure:
             rejection = Rejection(failure.code, failure.reason, failure.remedy)
-            self.machine.load_failures[op, kernel.name] = rejection
+            self.machine.cannot_load(op, kernel.name, rejection)
             return rejection
         return None
 
@@ -430,7 +431,7 @@ class Hub:
         if failure.code == "load_timeout":  # the rest of the backend would hang on the same import
             failed = [k for k in self.registry.candidates(op).kernels if k.backend == kernel.backend]
         for item in failed:
-            self.machine.load_failures[op, item.name] = rejection
+            self.machine.cannot_load(op, item.name, rejection)
         if policy.strict or GATE.sealed:
             why = "strict is on" if policy.strict else "kernelhub is sealed"
             raise KernelUnavailable(

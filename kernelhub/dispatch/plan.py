@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from kernelhub.dispatch.hub import HUB, Bound
 from kernelhub.dispatch.kernel import GraphLevel
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
