@@ -288,6 +288,7 @@ def fused_moe(
         raise
     if run is None:
         check(given, activation, activation_dtype)
-        run = _op.decide(key, x.get_device(), backend)
+        fresh: Tensor = _op.decide(key, x.get_device(), backend)(given, True)
+        return fresh
     result: Tensor = run(given)
     return result
