@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.context import strict as strict
     from kernelhub.dispatch.context import use as use
     from kernelhub.dispatch.explain import explain as explain
-    from kernelhub.dispatch.hub import register_backend as register_backend
-    from kernelhub.dispatch.hub import reload as reload
-    from kernelhub.dispatch.hub import report as report
     from kernelhub.dispatch.machine import SimulatedMachine as SimulatedMachine
+    from kernelhub.dispatch.process import register_backend as register_backend
+    from kernelhub.dispatch.process import reload as reload
+    from kernelhub.dispatch.process import report as report
     from kernelhub.dispatch.selection import Selection as Selection
     from kernelhub.evidence.verify import verify as verify
     from kernelhub.ops.attention.attention import attention as attention
@@ -87,12 +87,12 @@ _HOMES = {
     "bmm_fp8": "kernelhub.ops.gemm.fp8.batched.bmm_fp8",
     "fp8_gemm": "kernelhub.ops.gemm.fp8.fp8_gemm",
     "explain": "kernelhub.dispatch.explain",
-    "report": "kernelhub.dispatch.hub",
+    "report": "kernelhub.dispatch.process",
     "use": "kernelhub.dispatch.context",
     "strict": "kernelhub.dispatch.context",
     "configure": "kernelhub.dispatch.context",
-    "reload": "kernelhub.dispatch.hub",
-    "register_backend": "kernelhub.dispatch.hub",
+    "reload": "kernelhub.dispatch.process",
+    "register_backend": "kernelhub.dispatch.process",
     "verify": "kernelhub.evidence.verify",
     "fp4_gemm": "kernelhub.ops.gemm.fp4.fp4_gemm",
     "PackedWeight": "kernelhub.ops.packed",

@@ -20,14 +20,16 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.forms import written
 from kernelhub.dispatch.gate import GATE, Caller
-from kernelhub.dispatch.hub import HUB, Bound, Layers
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.policy import Names
 from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.selection import Selection
+from kernelhub.dispatch.words import Layers
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

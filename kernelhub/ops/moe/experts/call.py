@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
