@@ -45,7 +45,7 @@ def select(
     policy = policy.about(problem, machine)
     lineup = lineup_of(candidates, problem, machine)
     quarantined = machine.quarantined(problem.device)
-    features = schema.features_used(problem)
+    features = tuple(schema.features_used(problem))
     asked = Question(op, problem, features, candidates, lineup, machine, quarantined, policy)
     line, ranking = lineup.ranking(regime)
     order = as_wished(op, ranking, policy)

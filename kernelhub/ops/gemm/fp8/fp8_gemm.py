@@ -152,6 +152,7 @@ def fp8_gemm(
         run = _op.override(key, backend)
     if run is None:
         check(a, b, a_scale, b_scale, bias, out_dtype, out)
-        run = _op.decide(key, a.get_device(), backend)
+        fresh: Tensor = _op.decide(key, a.get_device(), backend)(a, b, a_scale, b_scale, bias, out, True)
+        return fresh
     result: Tensor = run(a, b, a_scale, b_scale, bias, out)
     return result
