@@ -18,7 +18,8 @@ from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import check_is_tensor
 from kernelhub.ops.gemm.fp8 import library
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
-from kernelhub.ops.gemm.fp8.call import NAME, bind, check, facts_of_weight, problem_of, refuse, with_layout
+from kernelhub.ops.gemm.fp8.call import bind, problem_of, with_layout
+from kernelhub.ops.gemm.fp8.checks import NAME, check, facts_of_weight, refuse
 from kernelhub.ops.gemm.fp8.problem import MOST_FEW, REGIMES, Fp8GemmProblem, complete, contradiction, regime
 from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
 from kernelhub.ops.packed import PackedWeight, PackingPlan, key_to_prepare

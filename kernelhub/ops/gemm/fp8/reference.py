@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.ops.gemm.fp8.call import form_of_a
+from kernelhub.ops.gemm.fp8.checks import form_of_a
 from kernelhub.ops.gemm.fp8.problem import BLOCK
 from kernelhub.ops.gemm.fp8.scaling import dequantised, scaling_of_form
 from kernelhub.ops.packed import PackedWeight
