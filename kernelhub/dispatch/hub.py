@@ -25,7 +25,7 @@ from kernelhub.dispatch.foreign import read_foreign
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.held import LOCK, Held
 from kernelhub.dispatch.kernel import Kernel, Watch
-from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
+from kernelhub.dispatch.load import LoadFailure, failure_of, is_imported, load_attribute
 from kernelhub.dispatch.lock import check_lock
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import line_for, ranked
@@ -408,11 +408,7 @@ class Hub:
         try:
             adapter = make(problem)
         except (Exception, SystemExit) as error:  # some libraries are imported here, and leave where there is no GPU
-            raise LoadFailure(
-                "load_failed",
-                f"preparing it raised {type(error).__name__}: {error}",
-                "disable it and report this",
-            ) from error
+            raise failure_of("preparing it", error, "disable it and report this") from error
         if not isinstance(adapter, contract.adapter):
             raise LoadFailure(
                 "load_failed",

@@ -184,23 +184,30 @@ class TestLoading:
     """Imports of adapters that raise, exit or hang: the next kernel runs, and the reason is kept."""
 
     @pytest.mark.parametrize(
-        ("text", "reason"),
+        ("text", "reason", "code"),
         [
-            ("raise ImportError('undefined symbol: foo')", "undefined symbol: foo"),
-            ("raise TypeError('unexpected keyword')", "TypeError"),
-            ("import sys; sys.exit(1)", "SystemExit"),
-            ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-            ("def (", "SyntaxError"),
-            ("x = 1", "has no attribute Fast"),
-            ("def Fast(problem): raise ValueError('bad tile')", "bad tile"),
+            ("raise ImportError('undefined symbol: foo')", "undefined symbol: foo", "load_symbol"),
+            ("raise OSError('libcudart.so.12: cannot open shared object file')", "libcudart.so.12", "load_library"),
+            ("raise OSError('/x/_C.so: wrong ELF class: ELFCLASS32')", "ELFCLASS32", "load_file"),
+            ("raise TypeError('unexpected keyword')", "TypeError", "load_failed"),
+            ("import sys; sys.exit(1)", "SystemExit", "load_failed"),
+            ("raise KeyboardInterrupt", "KeyboardInterrupt", "load_failed"),
+            ("def (", "SyntaxError", "load_failed"),
+            ("x = 1", "has no attribute Fast", "load_failed"),
+            ("def Fast(problem): raise ValueError('bad tile')", "bad tile", "load_failed"),
+            (
+                "def Fast(problem): raise OSError('libnccl.so.2: cannot open shared object file')",
+                "nccl",
+                "load_library",
+            ),
         ],
     )
-    def test_a_failing_adapter_is_passed(self, site: Path, text: str, reason: str) -> None:
+    def test_a_failing_adapter_is_passed(self, site: Path, text: str, reason: str, code: str) -> None:
         (site / "acme_adapter.py").write_text(text)
         register("acme", record("acme.k", "acme_adapter:Fast"))
         assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
         fallback = kernelhub.report().fallbacks[0]
-        assert (fallback.kernel, fallback.code) == ("acme.k", "load_failed")
+        assert (fallback.kernel, fallback.code) == ("acme.k", code)
         assert reason in fallback.reason
         with pytest.raises(NoKernel, match=r"acme\.k"):
             kernelhub.attention(*qkv(), backend="acme")
