@@ -29,6 +29,9 @@ def toolkit_here(tmp_path: Path, monkeypatch) -> Path:
     (root / "bin").mkdir(parents=True)
     for name in ("nvcc", "cuobjdump"):
         (root / "bin" / name).touch()
+    (root / "include").mkdir()
+    for name in ("cuda.h", "cuda_runtime.h"):
+        (root / "include" / name).touch()
     (root / "version.json").write_text('{"cuda": {"name": "CUDA SDK", "version": "13.0.1"}}')
     monkeypatch.setenv("CUDA_HOME", str(root))
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))

@@ -153,7 +153,7 @@ class TestToolkit:
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
         assert toolkit.nvcc().code == "toolkit_missing"
 
-    @pytest.mark.parametrize("script", ["exit 1", "echo garbage", "exit 137"])
+    @pytest.mark.parametrize("script", ["exit 1", "echo garbage", "echo release 13.0; exit 3"])
     def test_a_compiler_that_does_not_answer_is_broken(self, tmp_path: Path, script: str, monkeypatch) -> None:
         (tmp_path / "bin").mkdir()
         nvcc = tmp_path / "bin" / "nvcc"
