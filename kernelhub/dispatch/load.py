@@ -12,7 +12,8 @@ import threading
 from types import ModuleType
 from typing import Any
 
-# What the dynamic linker says of a compiled library, the code of such a failure, and what helps.
+# What the dynamic linker says of a compiled library, and what is said of a compiler that was run; the code of such a
+# failure, and what helps.
 _KINDS = (
     (
         ("undefined symbol", "symbol not found"),
@@ -25,9 +26,19 @@ _KINDS = (
         "install the library that it names, in that version, or the build of the package for the CUDA that is here",
     ),
     (
-        ("wrong ELF class", "invalid ELF header", "file too short", "GLIBC", "CXXABI"),
+        ("wrong ELF class", "invalid ELF header", "file too short", "cannot read file data", "GLIBC", "CXXABI"),
         "load_file",
         "it is damaged, or was compiled for another system or processor: install the package anew, for this one",
+    ),
+    (
+        ("Killed signal", "(exit 137)", "(exit -9)"),
+        "load_killed",
+        "something ended the compiler, most often for lack of memory: see dmesg, and the limit of the container",
+    ),
+    (
+        ("timed out after",),
+        "load_hangs",
+        "look at what the program that it names waits for: a file system that is gone, a wrapper, a licence",
     ),
 )
 
@@ -46,8 +57,8 @@ def load_attribute(target: str, timeout_s: float) -> Any:
     """The attribute that ``"module:attribute"`` names.
 
     Raises:
-        LoadFailure: ``load_failed`` (the import raised, or there is no such attribute), ``load_symbol``,
-            ``load_library`` or ``load_file`` (what it raised speaks of a compiled library), or ``load_timeout``.
+        LoadFailure: ``load_failed`` (the import raised, or there is no such attribute), ``load_timeout``,
+            or one of `_KINDS`, by what it raised.
     """
     name, _, attribute = target.partition(":")
     module = load_module(name, timeout_s)

@@ -213,6 +213,7 @@ class TestWriting:
         monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(path))
         return path
 
+    @pytest.mark.fault("evidence_blocked")
     def test_a_blocked_folder_gives_way_to_the_next_best(self, blocked, next_best) -> None:
         liars.attention(liars.Zeros)
         found = kernelhub.verify("attention", backend="liar", device="cpu", quick=True)
@@ -272,6 +273,7 @@ class TestWriting:
         left = [path for path in kept.parents[2].rglob("*") if path.is_file() and path != kept]
         assert left == [], "nothing half-written is left"
 
+    @pytest.mark.fault("evidence_writer_killed")
     def test_a_process_killed_while_it_writes_leaves_whole_documents(self) -> None:
         code = "print('go', flush=True)\nwhile True: store.write(fingerprint('any'), 'b', {'x': 'y' * 100000})\n"
         for _ in range(3):
