@@ -135,13 +135,13 @@ class _Reports:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """A table by kind, and all of it in build/faults.json."""
+    """A table of the kinds that were injected, and all of it in build/faults.json."""
     counts = config.stash[_COUNTS]
     if not counts.injected:
         return
     rows = counts.rows()
     lines = [f"{'':44} {'faults':>8} {'injected':>8} {'survived':>8} {'lost':>8} {'cases':>8}"]
-    for row in [*rows, _sum(rows)]:
+    for row in [*(row for row in rows if row["injected"]), _sum(rows)]:
         numbers = (row[name] for name in ("faults", "injected", "survived", "lost", "cases"))
         lines.append(f"{row['fixture']:5} {row['title']:38} " + " ".join(f"{number:8}" for number in numbers))
     terminalreporter.section("faults")

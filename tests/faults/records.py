@@ -203,7 +203,7 @@ _KERNELS = _all(
     ("other_bits", "a kernel that gives other bits each time", "other_bits", "quarantined: report it"),
     ("packing", "a kernel that packs wrongly", "packing", "quarantined: report it"),
     ("device_error", "a kernel with an illegal memory access", "DeviceLost", "end the process and start another"),
-    ("launch_refused", "a kernel that refuses before it launches", "raised at the call", "do what it says"),
+    ("launch_refused", "a kernel that refuses a call: later ones run", "RuntimeError", "do what it says"),
 )
 
 FAULTS: dict[str, Fault] = {

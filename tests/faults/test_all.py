@@ -29,11 +29,9 @@ def pytest_of(*words: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="session")
-def injecting(tmp_path_factory) -> list[dict[str, Any]]:
-    """The tests that inject faults, as pytest collects them."""
+def injecting_tests(listed: Path) -> list[dict[str, Any]]:
+    """The tests that inject faults, as pytest collects them, with the keys of these."""
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.fault(" in path.read_text()]
-    listed = tmp_path_factory.mktemp("faults") / "list.json"
     names = [str(path.relative_to(ROOT)) for path in files]
     pytest_of("-n0", "--collect-only", "-p", "tests.faults.listing", *names, FAULTS_LIST=str(listed))
     told: list[dict[str, Any]] = json.loads(listed.read_text())
@@ -45,20 +43,15 @@ def test_all_twelve_kinds_are_there() -> None:
     assert {fault.fixture for fault in FAULTS.values()} == set(FIXTURES)
 
 
-@pytest.mark.xdist_group("the list of faults")
-def test_every_fault_is_injected_by_some_test(injecting) -> None:
+def test_every_fault_is_injected_by_some_test_that_names_its_code(tmp_path) -> None:
+    """So that no record says one thing while the test asserts another."""
+    injecting = injecting_tests(tmp_path / "list.json")
     injected = {key for item in injecting for key in item["keys"]}
     assert set(FAULTS) - injected == set(), "faults that no test injects"
     assert injected <= set(FAULTS)
-
-
-@pytest.mark.xdist_group("the list of faults")
-def test_the_tests_of_a_fault_name_its_code(injecting) -> None:
-    """So that no record says one thing while the test asserts another."""
     texts = {item["file"]: Path(item["file"]).read_text() for item in injecting}
     for key, fault in FAULTS.items():
-        files = {item["file"] for item in injecting if key in item["keys"]}
-        asked = [texts[file] for file in files]
+        asked = [texts[file] for file in {item["file"] for item in injecting if key in item["keys"]}]
         by_record = any("FAULTS[" in text or "check(" in text for text in asked)
         by_code = key == fault.code  # the mark is made of the very word that the test asserts
         by_name = any(fault.code in text for text in asked)
@@ -113,7 +106,12 @@ class TestCounting:
         rows = {line.split()[0]: line.split()[-5:] for line in printed.splitlines() if line.startswith("FX")}
         faults = sum(fault.fixture == "FX1" for fault in FAULTS.values())
         assert rows["FX1"] == [str(faults), "2", "2", "0", "4"]
-        assert set(rows) == set(FIXTURES)
+        assert set(rows) == {"FX1"}, "kinds of which nothing was injected are left out"
+        (last,) = [line.split() for line in printed.splitlines() if line.split()[:1] == ["all"]]
+        assert last[1:] == [str(len(FAULTS)), "2", "2", "0", "4"]
+        kept = json.loads((ROOT / "build" / "faults.json").read_text())
+        assert [row["fixture"] for row in kept["fixtures"]] == list(FIXTURES)
+        assert {item["state"] for item in kept["faults"]} == {"survived", "not in this run"}
 
     def test_a_mark_that_names_no_fault_is_an_error(self) -> None:
         from tests.faults.counting import note_faults
