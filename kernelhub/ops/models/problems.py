@@ -30,12 +30,15 @@ class Need:
         facets: of its problem, by name, without the device.
         phases: when it is asked: ``"prefill"``, ``"decode"`` or both.
         layers: parts of the model that ask for it, e.g. ``"qkv"``, ``"windowed attention"``.
+        sizes: figures of calls that no facet holds, by name, once for each kind of call: the widths that are
+            quantised, say.
     """
 
     op: str
     facets: tuple[tuple[str, Any], ...]
     phases: tuple[str, ...]
     layers: tuple[str, ...]
+    sizes: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     def problem(self, device: DeviceLike = None) -> Any:
         """The op's problem on a device: as `explain` takes it, by default the first GPU here, else the CPU."""
@@ -127,7 +130,9 @@ def _merged(asked: Iterator[Asked], phases: tuple[str, ...]) -> Iterator[Need]:
         key = item.op, tuple(sorted(item.facets.items()))
         known = found.get(key) or Need(*key, (), ())
         both = tuple(phase for phase in PHASES if phase in (*known.phases, *when))
-        found[key] = replace(known, phases=both, layers=tuple(dict.fromkeys((*known.layers, item.layer))))
+        layers = tuple(dict.fromkeys((*known.layers, item.layer)))
+        sizes = tuple(dict.fromkeys((*known.sizes, tuple(item.sizes.items())))) if item.sizes else known.sizes
+        found[key] = replace(known, phases=both, layers=layers, sizes=sizes)
     ops = list(dict.fromkeys(op for op, _ in found))
     yield from sorted(found.values(), key=lambda need: ops.index(need.op))
 
