@@ -6,7 +6,8 @@ How a number of new tokens T becomes a call:
 of                                the call
 ================================  ============================================================================
 decode (``q_len`` one)            T sequences of one new token; a CUDA graph of size T is such a call
-speculation (``q_len`` few)       T / n sequences of n new tokens, n being ``queries`` of the need's sizes, or 4
+speculation (``q_len`` few)       T / n sequences of n new tokens, n being ``queries`` of the need's sizes, or 4; one
+                                  of T where these are fewer and the call is ragged
 prefill (``q_len`` many)          as many sequences as `sequences` says, by default one for each `context_len` tokens;
                                   a ragged call says that its longest sequence has at least 17
 mixed (``q_len`` any)             half of the tokens, up to 256, are decoded, the others are one sequence's chunk; the
@@ -157,6 +158,12 @@ def calls_of(
                 yield Call(need.op, batch.tokens, f"{need.op}, {batch.tokens} tokens{said}", calls(batch))
 
 
+def counts_of(need: Need, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Those numbers of new tokens that the class has calls of, for at least one kind of its sizes."""
+    problem, kinds = need.problem("cpu"), [dict(sizes) for sizes in need.sizes or ((),)]
+    return tuple(n for n in tokens if any(_batch(need.op, problem, kind, n, n, n, None) is not None for kind in kinds))
+
+
 def need_of(op: str, problem: Any) -> Need:
     """The need that a problem of an op is, asked in every phase, with the usual sizes where a facet does not say."""
     facets = HUB.function(op).op.contract.schema.facets
@@ -172,22 +179,25 @@ def _batch(
         return None
     q_len = getattr(problem, "q_len", None)
     max_q_len: int | None = None
-    prefill = tokens if sequences is None else sequences * context_len
-    several = min(tokens, sequences or max(1, -(-prefill // max(context_len, 1))))
+    several = min(tokens, sequences or -(-tokens // max(context_len, 1)))
     if q_len == ONE or op == "paged_mqa_logits" or (op == "topk_indices" and not problem.row_starts):
         q_lens, max_q_len = (1,) * tokens, 1
     elif q_len == FEW:
         queries = min(sizes.get("queries", _QUERIES), FEW_TOKENS)
-        if tokens < queries:
-            return None
         q_lens, max_q_len = (queries,) * (tokens // queries), queries
+        if not q_lens and problem.ragged:
+            q_lens = (tokens,)
+        if not q_lens:
+            return None
     elif q_len == MANY or (q_len is None and op in _OF_SEQUENCES):
         q_lens = _shared_out(tokens, several)
         max_q_len = max(FEW_TOKENS + 1, *q_lens)
         if not getattr(problem, "ragged", True):
-            q_lens = (tokens // several,) * several
-            if q_lens[0] <= (1 if op == "linear_attention" else FEW_TOKENS):
+            least = 2 if op == "linear_attention" else FEW_TOKENS + 1
+            if tokens < least:
                 return None
+            several = min(several, tokens // least)
+            q_lens = (tokens // several,) * several
     elif q_len is not None:
         decoded = min(tokens // 2, _MOST_DECODED)
         q_lens = (*(1,) * decoded, tokens - decoded)
