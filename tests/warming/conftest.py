@@ -1,4 +1,4 @@
-"""Each test has caches of its own, so that it sees what is compiled; what is loaded of our own libraries is forgotten."""
+"""Each test has caches of its own, so that it sees what is compiled; what is loaded of our libraries is forgotten."""
 
 from __future__ import annotations
 
