@@ -19,6 +19,7 @@ DEFAULT = (*GRAPH_SIZES, 1024, 2048, 4096, 8192)
 
 _MOST_DECODED = max(GRAPH_SIZES)
 _ROWS = 64
+_MOST_ELEMENTS = 1 << 24
 _FIRST_ROWS = (8, 16, 24, 32, 48)
 _PRODUCTS = ("fp8_gemm", "fp4_gemm", "bmm_fp8", "grouped_gemm", "fused_moe")
 
@@ -43,6 +44,9 @@ def checked(token_counts: Sequence[int] | None) -> tuple[int, ...]:
 def counts_for(need: Need, counts: Sequence[int], on_gpu: bool) -> tuple[int, ...]:
     """Those of an item: of decode, up to the largest graph; of products on a GPU, every tile too."""
     facets = dict(need.facets)
+    columns = max((number for sizes in need.sizes for name, number in sizes if name == "columns"), default=0)
+    if columns:
+        counts = [count for count in counts if count * columns <= _MOST_ELEMENTS] or list(counts[:1])
     if need.op == "paged_mqa_logits" or (facets.get("q_len") == ONE and not facets.get("ragged")):
         few = tuple(count for count in counts if count <= _MOST_DECODED)
         return few or tuple(counts[:1])

@@ -7,6 +7,8 @@ rows of a product            few and many, whatever the phase: a batch of 512 is
 a ragged batch's longest     not said, 1, 2 to 16 (with 2, 4, 8 and 16, of which tiles are chosen), and more
 scales of a block-scaled a   row by row, and column by column; `quantize_fp8` in groups writes both
 the indexer's cache          scales beside the pages, and within them
+columns of top-k             4096, 8192, ... 131072 keys of all sequences together, as few rows and as many as 2**24
+                             elements allow
 weights that a kernel packs  as in the checkpoint, and packed
 ===========================  =======================================================================================
 """
@@ -21,6 +23,7 @@ from kernelhub.ops.models.calls import need_of
 from kernelhub.ops.models.problems import Need
 
 _FEW_QUERIES = (2, 4, 8, 16)
+COLUMNS = (4096, 8192, 16384, 32768, 65536, 131072)
 _ROWS = (FEW, MANY)
 
 Sizes = tuple[tuple[str, int], ...]
@@ -65,6 +68,9 @@ def _forms(need: Need) -> Iterator[Need]:
     elif need.op == "quantize_fp8" and facets.get("granularity") == "group":
         yield need
         yield _changed(need, column=True)
+    elif need.op == "topk_indices":
+        wide = tuple((*sizes, ("columns", number)) for sizes in need.sizes or ((),) for number in COLUMNS)
+        yield replace(need, sizes=wide)
     elif need.op == "paged_mqa_logits":
         yield _sized(need, "fused")
     else:

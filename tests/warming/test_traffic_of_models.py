@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -64,3 +68,26 @@ def test_what_the_model_does_not_have_is_refused() -> None:
     q = torch.zeros(8, 4, 64, dtype=torch.bfloat16)
     with kernelhub.seal(), pytest.raises(NotWarmed):
         kernelhub.attention(*[q.view(1, 8, 4, 64)] * 3)
+
+
+AHEAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama in blocks": ("llama-3.1-70b", {"tp": 32, "quantization": "fp8_block", "kv_dtype": "float8_e4m3fn"}),
+    "llama in nvfp4": ("llama-3.1-8b", {"tp": 32, "quantization": "nvfp4"}),
+    "gpt-oss": ("gpt-oss-120b", {"tp": 32, "ep": 128}),
+    "deepseek-v3.2": ("deepseek-v3.2", {"tp": 64, "ep": 256}),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_with_tritons_compiler_for_an_h200_nothing_is_compiled_after_the_warm_up(name: str, tmp_path) -> None:
+    model, setting = AHEAD[name]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.warming.triton_warmup", str(tmp_path), model, json.dumps(setting)]
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    told: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    assert told["failures"] == []
+    assert told["kernels"] == ["ahead.k"]
+    assert told["compiled"] >= 16
+    assert (told["refused"], told["after_seal"], told["more"]) == ([], 0, 0)
+    assert told["calls"] == 300

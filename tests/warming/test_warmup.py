@@ -17,8 +17,12 @@ from kernelhub.dispatch.constraint import NOT_BUILT, Rule, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.errors import ConfigurationError, NotWarmed
+from kernelhub.ops.models.description import FORMATS
+from kernelhub.ops.models.features import FEATURES
 from kernelhub.ops.models.problems import Need, problems_of
+from kernelhub.ops.models.published import CONFIGS
 from kernelhub.warming.beat import Beat
+from kernelhub.warming.forms import forms_of
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED
 from tests.evidence import liars
 
@@ -68,7 +72,7 @@ class TestWhatIsAsked:
         done = kernelhub.warmup([plan, verdict, FP8, refused.value.line, lambda: ran.append(1)], **SMALL)
         assert done.ok
         assert ran == [1]
-        assert [item.op for item in done.items][:4] == ["quantize_fp8", "topk_indices", "fp8_gemm", "fp8_gemm"]
+        assert [*dict.fromkeys(item.op for item in done.items)][:3] == ["quantize_fp8", "topk_indices", "fp8_gemm"]
         assert "width 192" in done.items[0].label, "the width that the plan was prepared with"
         with kernelhub.seal():
             attention()
@@ -285,3 +289,30 @@ def test_every_model_lists_what_it_needs_on_any_device():
     assert 192 in products[0].tokens, "every tile of 64 rows"
     decode = [item for item in listed if item.op == "paged_mqa_logits"]
     assert decode[0].tokens == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class TestNotWarmed:
+    def test_says_that_a_warm_up_covers_what_a_model_asks_for_and_of_nothing_else(self):
+        q, kv = torch.zeros(8, 4, 16), torch.zeros(8, 2, 16)
+        offsets = torch.tensor([0, 8], dtype=torch.int32)
+        with kernelhub.seal():
+            with pytest.raises(NotWarmed, match=r"kernelhub.warmup\(model, ...\) covers it"):
+                kernelhub.attention(q, kv, kv, offsets, offsets, causal=True)
+            for more in ({"return_lse": True}, {"window": (-1, 3)}):
+                with pytest.raises(NotWarmed) as refused:
+                    kernelhub.attention(q, kv, kv, offsets, offsets, **more)
+                assert "warmup" not in str(refused.value)
+            with pytest.raises(NotWarmed) as refused:
+                kernelhub.dequantize_mxfp8(*kernelhub.quantize_mxfp8.reference(torch.ones(2, 32)))
+            assert "warmup" not in str(refused.value)
+
+    def test_the_table_is_what_published_models_ask_for(self):
+        found: dict[str, set[str]] = {}
+        for model in CONFIGS:
+            for quantization in (None, *FORMATS):
+                for kv_dtype, ep in ((None, 1), ("float8_e4m3fn", 8)):
+                    needs = problems_of(model, quantization=quantization, kv_dtype=kv_dtype, ep=ep)
+                    for need in forms_of(needs):
+                        schema = HUB.registry.contracts[need.op].schema
+                        found.setdefault(need.op, set()).update(schema.features_used(need.problem("cpu")))
+        assert found == FEATURES

@@ -56,7 +56,7 @@ def paged_mqa_logits_calls(problem: PagedLogitsProblem, sizes: Sizes, values: Va
 
 
 def topk_indices_calls(problem: TopKProblem, sizes: Sizes, values: Values) -> Calls:
-    """Rows of logits: of a prefill with starts, of a decode step with ends alone."""
+    """Rows of logits: of a prefill with starts, of a decode step with ends alone. `sizes`: ``columns``, at least."""
 
     def call(batch: Batch) -> Arguments:
         starts, ends = _ranges(batch)
@@ -64,8 +64,9 @@ def topk_indices_calls(problem: TopKProblem, sizes: Sizes, values: Values) -> Ca
         if not problem.row_starts:
             ends = [end - start for start, end in zip(starts, ends, strict=True)]
             columns = batch.max_kv_len
+        columns = max(columns, sizes.get("columns", 0), *ends)
         made: Arguments = {
-            "logits": values.normal(batch.tokens, max(columns, *ends), dtype=torch.float32),
+            "logits": values.normal(batch.tokens, columns, dtype=torch.float32),
             "k": problem.k,
         }
         if problem.row_starts:
