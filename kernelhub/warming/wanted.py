@@ -16,7 +16,7 @@ import torch
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.calls import counts_of, need_of
 from kernelhub.ops.models.description import Description

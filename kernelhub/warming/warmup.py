@@ -263,7 +263,7 @@ class _Run:
         if alone.lost:
             return replace(outcome, reason=alone.lost[item.key])
         with HUB.lock:
-            HUB.machine.load_failures.pop((item.op, kernel), None)
+            HUB.machine.forget_failure(item.op, kernel)
             HUB.forget_choices()
         return make_ready(item, self.device, self.sizing, self.heart.step, item in self.before)
 
