@@ -158,6 +158,9 @@ class _Run:
             self._make_all()
         if mine.note:
             self.notes.append(mine.note)
+        most = peak(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # an engine sizes its cache by what is free
         return WarmUp(
             str(facts(self.device)),
             tuple(self.outcomes[item] for item in self.items),
@@ -169,7 +172,7 @@ class _Run:
             tuple(self.proof.quarantined),
             tuple(self.proof.unverified),
             time.monotonic() - begun,
-            peak(self.device),
+            most,
             (*self.notes, *self.lost.notes),
         )
 
@@ -259,7 +262,7 @@ class _Run:
             return outcome
         self.tried.add(item.key)
         self.notes.append(f"{item.op} {kernel}: {outcome.reason}; tried again alone with one job")
-        alone = compile_in_children([(item, kernel)], 1, 1, self.device, self.sizing, _nothing, self._answered)
+        alone = compile_in_children([(item, kernel)], 1, 1, self.device, self.sizing, lambda item: None, self._answered)
         if alone.lost:
             return replace(outcome, reason=alone.lost[item.key])
         with HUB.lock:
@@ -293,7 +296,3 @@ def _is_ready(item: Item, device: torch.device) -> bool:
     """Whether such calls were decided before this warm-up."""
     assert item.need is not None
     return item.need.problem(device) in HUB.function(item.op).op.ready()
-
-
-def _nothing(item: Item) -> None:
-    return None
