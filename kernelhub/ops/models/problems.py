@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernelhub.dispatch.explain import DeviceLike, device_facts, problem_from
+from kernelhub.dispatch.explain import DeviceLike, device_facts, dtype_named, problem_from
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
@@ -116,7 +116,8 @@ def problems_of(
             raise ConfigurationError(f"{name} is {ranks!r}; it is a number of ranks, 1 or more")
     described = describe(model, quantization)
     latent = isinstance(described.attention, LatentAttention)
-    setting = Setting(tp, ep, dtype, kv_dtype or dtype, page_size or (64 if latent else 16))
+    dtype, kv_dtype = dtype_named(dtype), dtype_named(kv_dtype or dtype)
+    setting = Setting(tp, ep, dtype, kv_dtype, page_size or (64 if latent else 16))
     return tuple(_merged(asked_by(described, setting), tuple(phases)))
 
 
