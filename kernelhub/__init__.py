@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from kernelhub.runtime.seal import seal as seal
     from kernelhub.runtime.seal import unseal as unseal
     from kernelhub.runtime.warm import warm as warm
+    from kernelhub.warming.warmup import warmup as warmup
 
 __version__ = "0.1.0"
 
@@ -105,6 +106,7 @@ _HOMES = {
     "seal": "kernelhub.runtime.seal",
     "unseal": "kernelhub.runtime.seal",
     "warm": "kernelhub.runtime.warm",
+    "warmup": "kernelhub.warming.warmup",
     "problems_of": "kernelhub.ops.models.problems",
     "agree": "kernelhub.runtime.ranks",
 }

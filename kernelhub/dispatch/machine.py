@@ -65,6 +65,10 @@ class Machine:
         """Remember why a kernel's adapter could not be imported or prepared."""
         self.load_failures = {**self.load_failures, (op, kernel): rejection}
 
+    def forget_failure(self, op: str, kernel: str) -> None:
+        """Let a kernel be tried again whose adapter could not be prepared."""
+        self.load_failures = {key: why for key, why in self.load_failures.items() if key != (op, kernel)}
+
     def quarantined(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
         """By (op, kernel), what was found wrong on a device; read from disk at the first question, until `forget`."""
         kept = self.on(device)
