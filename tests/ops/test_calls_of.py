@@ -92,24 +92,35 @@ SMALL: dict[str, dict[str, Any]] = {
     "dequantize_fp8": {"granularity": "group", "group_size": 64},
 }  # fmt: skip
 
+# Other ways in which an op is asked.
+MORE: tuple[tuple[str, dict[str, Any]], ...] = (
+    *(("fp8_gemm", {"n": 64, "k": 128, "scaling": of, "weight_only": "bfloat16"}) for of in ("tensor", "row", "block")),
+    *(("grouped_gemm", {"num_groups": 3, "n": 64, "k": 128, "a_scale": rows, "b_scale": weights, "masked": masked})
+      for rows, weights in (("mxfp8", "mxfp4"), ("mxfp8", "mxfp8"), ("mxfp4", "mxfp4")) for masked in (False, True)),
+    ("grouped_gemm", {"num_groups": 3, "n": 64, "k": 128, "a_global_scale": True, "global_scale": True}),
+    ("grouped_gemm", {"num_groups": 3, "n": 64, "k": 256, "a_scale": "group", "b_scale": "block"}),
+)  # fmt: skip
+
 
 class TestEveryOp:
     def test_has_calls(self):
         _ = HUB.settings
         assert set(MAKERS) == set(HUB.registry.contracts)
 
-    @pytest.mark.parametrize("op", MAKERS)
-    def test_with_features_they_are_what_is_asked_and_run(self, op):
+    @pytest.mark.parametrize(("op", "facets"), [*((op, SMALL.get(op, {})) for op in MAKERS), *MORE], ids=str)
+    def test_with_features_they_are_what_is_asked_and_run(self, op, facets):
         sizes = {"width": 256} if "quantize" in op else {"batch": 3} if op == "bmm_fp8" else {}
         if op == "fused_moe":
             sizes = {"global_experts": 8}
-        asked = need(op, sizes, **SMALL.get(op, {}))
+        asked = need(op, sizes, **facets)
         calls = list(calls_of(asked, (1, 5, 20), "cpu", context_len=40, max_context_len=100))
         assert calls
         for call in calls:
             assert call.problem == asked.problem("cpu"), call.label
             result = HUB.function(op)(**call.arguments)
             first = result[0] if isinstance(result, tuple) else result
+            if facets.get("masked"):  # rows of no group are not written
+                first = torch.cat([of[:size] for of, size in zip(first, call.arguments["group_sizes"], strict=True)])
             first = first.view(torch.uint8) if first.dtype == getattr(torch, "float8_e8m0fnu", None) else first
             assert torch.isfinite(first.float()).all() or op in ("mqa_logits", "paged_mqa_logits"), call.label
 

@@ -32,6 +32,8 @@ def fp8_gemm_calls(problem: Fp8GemmProblem, sizes: Sizes, values: Values) -> Cal
         layer["bias"] = values.normal(n, dtype=out_dtype)
 
     def call(batch: Batch) -> Arguments:
+        if problem.weight_only is not None:
+            return {"a": values.normal(batch.tokens, k, dtype=problem.weight_only), "a_scale": None, **layer}
         rows = () if scaling == TENSOR else (batch.tokens, wide)
         a_scale: Tensor = values.near(*rows, size=_CODE, dtype=kinds["a"])
         if sizes.get("column") and rows:
