@@ -27,7 +27,7 @@ import triton
 import kernelhub
 from kernelhub.backends.triton.moe import tiles as defaults
 from kernelhub.backends.triton.moe.tuned import LAYER, Tiles, Tuned
-from kernelhub.cli.measure import time_calls
+from kernelhub.evidence.timing import time_calls
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP4_FORMATS, ExpertsProblem
 from kernelhub.probes.device import facts
