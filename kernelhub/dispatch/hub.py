@@ -7,20 +7,22 @@ Every question about a kernel goes through `HUB.select`; every call that misses 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from kernelhub.dispatch.configuration import Configuration
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.fingerprint import Fingerprint, fingerprint_of, versions_of
+from kernelhub.dispatch.fingerprint import Fingerprint, digest, fingerprint_of, versions_of
 from kernelhub.dispatch.foreign import read_foreign
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.held import LOCK, Held
@@ -164,7 +166,11 @@ class Hub:
         _ = self.settings
         candidates = self.registry.candidates(op)
         line = line_for(candidates.lines, problem.device, self.registry.contracts[op].regime(problem))
-        return as_wished(op, ranked(candidates.kernels, line), policy.about(problem, self.machine))
+        kernels: Sequence[Kernel] = ranked(candidates.kernels, line)
+        tuned = self.machine.tuned(problem.device).find(op, problem)
+        if tuned is not None:
+            kernels = tuned.ranked(kernels)
+        return as_wished(op, kernels, policy.about(problem, self.machine))
 
     def commit(
         self,
@@ -265,9 +271,24 @@ class Hub:
         return versions_of(kernel, self.registry.backends[kernel.backend].backend, machine or self.machine)
 
     def fingerprint_of(self, selection: Selection[Any], tuned: str = "") -> Fingerprint:
-        """What must be equal in two processes that are to run the same."""
-        assert selection.kernel is not None
-        return fingerprint_of(selection, self.registry.backends[selection.kernel.backend].backend, self.machine, tuned)
+        """What must be equal in two processes that are to run the same.
+
+        Args:
+            selection: a verdict that chose a kernel.
+            tuned: digest of a whole table; by default that of the measured sizes which the kernel takes.
+        """
+        kernel = selection.kernel
+        assert kernel is not None
+        sizes = self.configurations_of(kernel, selection.problem)
+        tuned = tuned or (digest(dict(sizes)) if sizes else "")
+        return fingerprint_of(selection, self.registry.backends[kernel.backend].backend, self.machine, tuned)
+
+    def configurations_of(self, kernel: Kernel, problem: Any) -> Mapping[int, Configuration]:
+        """Sizes of a kernel that were measured for a problem, by number of tokens; empty if it takes its own."""
+        if not kernel.configurable:
+            return {}
+        tuned = self.machine.tuned(problem.device).find(kernel.op, problem)
+        return {} if tuned is None else tuned.configurations.get(kernel.name, {})
 
     def chosen(self) -> list[Selection[Any]]:
         """The verdict on every problem that was met since the report began, as it is now, each once.
@@ -338,7 +359,7 @@ class Hub:
     def forget_evidence(self) -> None:
         """Choose anew with what the store of evidence says now."""
         with self.lock:
-            self.machine.forget_quarantine()
+            self.machine.forget_evidence()
             self.forget_choices()
 
     def report(self) -> Report:
@@ -353,6 +374,15 @@ class Hub:
             for (op, kernel, source, because, problem), count in calls.items()
         ]
         return Report(tuple(rows), tuple(self._fallbacks.values()), JOURNAL.work, GATE.sealed)
+
+    @contextlib.contextmanager
+    def unreported(self) -> Iterator[None]:
+        """A block whose choices neither the report nor an agreement of ranks counts, since nobody served by them."""
+        before = len(self._bound)
+        try:
+            yield
+        finally:
+            del self._bound[before:]
 
     def forget_report(self) -> None:
         """Start the report anew."""
@@ -371,6 +401,7 @@ class Hub:
         for layer in (settings.force, settings.environment, settings.file):
             self.registry.check_layer(layer)
         self.machine.heeds_evidence = settings["KERNELHUB_EVIDENCE"]
+        self.machine.tables = settings["KERNELHUB_TUNED"]
         if settings.lock is not None:
             check_lock(settings.lock, self.registry.contracts)
         self._missing_said = False
@@ -420,7 +451,23 @@ class Hub:
                 "mend the backend",
             )
         self.watch()  # making it may have imported its library
+        if kernel.configurable:
+            self._configure(adapter, kernel, problem)
         return adapter
+
+    def _configure(self, adapter: Any, kernel: Kernel, problem: Any) -> None:
+        """Have an adapter take the sizes that were measured for the problem, if some were."""
+        measured = self.configurations_of(kernel, problem)
+        if not measured:
+            return
+        try:
+            adapter.configure(measured)
+        except (KeyError, TypeError, ValueError) as error:
+            adapter.configure({})
+            fallback_log.warning(
+                "%s: %s does not understand its measured sizes and takes its own: %r; `kernelhub tune` measures anew",
+                kernel.op, kernel.name, error,
+            )  # fmt: skip
 
     def _note_failure(self, selection: Selection[Any], kernel: Kernel, failure: LoadFailure, policy: Policy) -> None:
         """Remember why a chosen kernel could not be loaded; raise if nothing may take its place."""

@@ -16,6 +16,7 @@ from kernelhub.dispatch.machine import QUARANTINED, Machine
 from kernelhub.dispatch.order import Line, line_for, ranked
 from kernelhub.dispatch.policy import Policy, Wish
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, ProblemT, Schema, as_dict
+from kernelhub.dispatch.tuned import TUNED, Tuned
 
 _DEVICE = frozenset({"device"})
 OF_DEVICES = ("vendor", "capability")  # codes of what speaks against a device, whatever the problem
@@ -65,7 +66,8 @@ class Selection(Generic[ProblemT]):
         kernel: the record of the chosen kernel, or None if none may run.
         source: who decided, a stable word: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``, ``"ranks"`` (what
             ranks agreed on), ``"lock"`` (a lock file), ``"environment"``, ``"file"``, ``"engine"`` (a variable of
-            another project), ``"order"`` (a line of the heuristic), ``"band"`` (no line).
+            another project), ``"tuned"`` (measured: `kernelhub.tune`), ``"order"`` (a line of the heuristic),
+            ``"band"`` (no line).
         because: the same as a sentence, with its evidence.
         decisions: one for every registered kernel of the op: the chosen one first, then those that were
             outranked, best first, then the rejected by name.
@@ -217,11 +219,14 @@ def select(
         if layout not in kernel.layouts and not (policy.unsafe and _asked_for(op, kernel, policy)):
             rejections[kernel.name] += (_layout_rejection(kernel, layout, candidates.kernels),)
     able = [kernel for kernel in ranked(candidates.kernels, line) if not rejections[kernel.name]]
+    tuned = machine.tuned(problem.device).find(op, problem)
+    if tuned is not None:
+        able = tuned.ranked(able)
     order = as_wished(op, able, policy)
     if request is not None:
         source, because = request.source, request.origin
     else:
-        source, because = _soft_source(order, _preferences(op, policy), line)
+        source, because = _soft_source(order, _preferences(op, policy), line, tuned)
     chosen = order[0] if order else None
     decisions = _decisions(candidates.kernels, chosen, order, able, rejections, because, request)
     if chosen is None:
@@ -377,13 +382,17 @@ def _position(wish: Wish, kernel: Kernel) -> int:
     return next((place for place, name in enumerate(wish.names) if kernel.matches(name)), len(wish.names))
 
 
-def _soft_source(order: Sequence[Kernel], wishes: Sequence[Wish], line: Line | None) -> tuple[str, str]:
-    """Who decided when nothing explicit was said: the strongest wish that means the winner, or the heuristic."""
+def _soft_source(
+    order: Sequence[Kernel], wishes: Sequence[Wish], line: Line | None, tuned: Tuned | None
+) -> tuple[str, str]:
+    """Who decided when nothing explicit was said: the strongest wish that means the winner, times, or the heuristic."""
     if not order:
         return "band", "no kernel can run"
     wish = next((wish for wish in wishes if _position(wish, order[0]) < len(wish.names)), None)
     if wish is not None:
         return wish.source, f"preferred by {wish.origin}"
+    if tuned is not None and order[0].name in tuned.because:
+        return TUNED, tuned.because[order[0].name]
     if line is not None and order[0].name in line.kernels:
         return "order", f"first able in the order for {line.family}/{line.regime}: {line.evidence}"
     return "band", f"highest band: {order[0].band.name.lower()}"

@@ -88,6 +88,10 @@ def _parse_missing(text: str) -> str:
     return word
 
 
+def _parse_paths(text: str) -> tuple[Path, ...]:
+    return tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part.strip())
+
+
 def _parse_names(text: str) -> Names:
     return tuple(filter(None, (word.strip() for word in text.split(","))))
 
@@ -113,7 +117,14 @@ VARIABLES = {
             parse_bool,
             True,
             "0 or 1",
-            "Do not choose kernels that `kernelhub verify` found wrong here; 0 ignores what it found.",
+            "Heed what `kernelhub verify` found wrong here and `kernelhub tune` found fast; 0 ignores both.",
+        ),
+        Variable(
+            "KERNELHUB_TUNED",
+            _parse_paths,
+            (),
+            f"paths of table files or folders, {os.pathsep} between them",
+            "Read these tables of `kernelhub tune --export` too, after what was measured here.",
         ),
         Variable("KERNELHUB_DETERMINISTIC", parse_bool, None, "0 or 1", "Only kernels that repeat bit for bit."),
         Variable(
