@@ -107,8 +107,19 @@ def choices() -> str:
 
 
 def explanation() -> str:
+    """A verdict, of whose rejected kernels one for each code is shown."""
     verdict = kernelhub.explain("fp8_gemm", device="H200", machine=INSTALLED, rows="many")
-    return f"```text\n{verdict}\n```"
+    codes: set[str] = set()
+    lines, left, shown = [], 0, True
+    for line in str(verdict).splitlines():
+        rejected = re.match(r"  - \S+ +(\w+):", line)
+        if rejected:
+            shown = rejected[1] not in codes
+            left += not shown
+            codes.add(rejected[1])
+        if shown:
+            lines.append(line)
+    return "\n".join(["```text", *lines, f"  ... and {left} more, each with its reason", "```"])
 
 
 def api(name: str) -> str:

@@ -12,7 +12,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.op import Backend, OpFunction
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes.device import DeviceFacts, facts, simulated

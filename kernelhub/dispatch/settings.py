@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelhub.dispatch.lock import Lock, read_lock
+from kernelhub.dispatch.lock_file import Lock, read_lock
 from kernelhub.dispatch.policy import Layer, Names, Wish
 from kernelhub.errors import ConfigurationError
 
@@ -88,12 +88,8 @@ def _parse_missing(text: str) -> str:
     return word
 
 
-def _parse_paths(text: str) -> tuple[Path, ...]:
-    return tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part.strip())
-
-
-def _parse_names(text: str) -> Names:
-    return tuple(filter(None, (word.strip() for word in text.split(","))))
+def _parse_names(text: str, between: str = ",") -> Names:
+    return tuple(filter(None, (word.strip() for word in text.split(between))))
 
 
 _WISHES = "[op=]name[,name][;...], a name being a backend, a kernel or a glob"
@@ -121,9 +117,9 @@ VARIABLES = {
         ),
         Variable(
             "KERNELHUB_TUNED",
-            _parse_paths,
+            lambda text: _parse_names(text, os.pathsep),
             (),
-            f"paths of table files or folders, {os.pathsep} between them",
+            f"paths of files or folders, {os.pathsep} between",
             "Read these tables of `kernelhub tune --export` too, after what was measured here.",
         ),
         Variable("KERNELHUB_DETERMINISTIC", parse_bool, None, "0 or 1", "Only kernels that repeat bit for bit."),

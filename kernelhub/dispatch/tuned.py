@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelhub.dispatch.configuration import Configuration
 from kernelhub.dispatch.kernel import Kernel
+
+if TYPE_CHECKING:
+    from kernelhub.dispatch.machine import Machine
 
 TUNED = "tuned"  # the source of a choice that measurements made
 
@@ -29,10 +32,18 @@ class Tuned:
     because: Mapping[str, str] = field(default_factory=dict)
     configurations: Mapping[str, Mapping[int, Configuration]] = field(default_factory=dict)
 
-    def ranked(self, kernels: Iterable[Kernel]) -> list[Kernel]:
+    def ranked(self, kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
         """Kernels as measured, then those that were not measured, in the order in which they are given."""
         place = {name: index for index, name in enumerate(self.kernels)}
-        return sorted(kernels, key=lambda kernel: place.get(kernel.name, len(place)))
+        return tuple(sorted(kernels, key=lambda kernel: place.get(kernel.name, len(place))))
+
+
+def sizes_of(machine: Machine, kernel: Kernel, problem: Any) -> Mapping[int, Configuration]:
+    """Sizes of a kernel that were measured for a problem, by number of tokens; empty if it takes its own."""
+    if not kernel.configurable:
+        return {}
+    tuned = machine.tuned(problem.device).find(kernel.op, problem)
+    return {} if tuned is None else tuned.configurations.get(kernel.name, {})
 
 
 class TunedTable(Protocol):

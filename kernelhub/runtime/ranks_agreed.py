@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from kernelhub.dispatch import tuned as measured
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.fingerprint import Fingerprint
 from kernelhub.dispatch.held import RANKS, Facets, Held, as_packed, facets_of
@@ -14,7 +15,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.policy import Wish
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import RanksDisagree
 from kernelhub.runtime.ranks_settle import Outcome, Refusal
 from kernelhub.runtime.ranks_statement import Stated
@@ -150,7 +151,7 @@ def stop(stated: Stated, outcome: Outcome, size: int) -> tuple[Plan, ...]:
 def sizes_of(stated: Stated) -> dict[Plan, Mapping[int, Any]]:
     """The measured sizes, such as tiles, that each plan's kernel takes if it is made now."""
     return {
-        plan: HUB.configurations_of(_record(plan.selection.op, plan.kernel), plan.selection.problem)
+        plan: measured.sizes_of(HUB.machine, _record(plan.selection.op, plan.kernel), plan.selection.problem)
         for plans in stated.plans.values()
         for plan in plans
         if not isinstance(plan.adapter, _Stopped)

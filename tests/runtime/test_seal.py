@@ -79,7 +79,7 @@ class TestSealed:
         kernelhub.attention(*qkv())
         assert [item.kernel for item in kernelhub.report().fallbacks] == ["gone.k"]
         HUB.forget_choices()
-        HUB.machine.load_failures.clear()
+        HUB.machine.load_failures = {}
         with kernelhub.seal(), pytest.raises(NotWarmed):
             kernelhub.attention(*qkv())
 

@@ -26,7 +26,7 @@ from kernelhub.probes.device import DeviceFacts
 _Place = tuple[Path, Plain]  # an entry, and where it stands
 
 
-def table_of(device: DeviceFacts, files: Sequence[Path]) -> MeasuredTable:
+def table_of(device: DeviceFacts, files: Sequence[str]) -> MeasuredTable:
     """The measurements of a device that is here: the user's own, then table files, then those that are shipped."""
     return MeasuredTable(device, files)
 
@@ -39,7 +39,7 @@ def table_from(document: Mapping[str, Any], device: DeviceFacts) -> GivenTable:
 class MeasuredTable:
     """What was measured, here or on a machine of the same kind, and holds."""
 
-    def __init__(self, device: DeviceFacts, files: Sequence[Path] = ()) -> None:
+    def __init__(self, device: DeviceFacts, files: Sequence[str] = ()) -> None:
         self._device = device
         self._files = tuple(files)
         self._of_files: tuple[dict[str, dict[str, list[_Place]]], list[Miss]] | None = None

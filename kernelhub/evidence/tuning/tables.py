@@ -136,15 +136,16 @@ def read_table(path: Path, device: DeviceFacts) -> list[Plain] | Miss:
     )
 
 
-def files_of(paths: Iterable[Path]) -> list[Path]:
+def files_of(names: Iterable[str]) -> list[Path]:
     """Table files: those that are named, and of folders all that end in ``.json``, in order."""
+    paths = [Path(name).expanduser() for name in names]
     return [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
 
 
 def shipped() -> list[Path]:
     """The table files that come with kernelhub."""
     folder = resources.files("kernelhub.evidence.tuning.shipped")
-    return files_of([Path(str(folder))])
+    return files_of([str(folder)])
 
 
 def _folders(device: DeviceFacts) -> list[Path]:

@@ -18,30 +18,24 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.plan import Plan
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.tuning import tables
+from kernelhub.evidence.tuning.counts import usual_counts
 from kernelhub.evidence.tuning.decide import decide_for_all
 from kernelhub.evidence.tuning.entry import Entry, Kind, Size
 from kernelhub.evidence.tuning.measure import Ended, Limits, measure
 from kernelhub.evidence.tuning.operands import NoRoom, Room, out_of_memory
 from kernelhub.evidence.tuning.report import LeftOut, Tuning
 from kernelhub.evidence.verify import device_here
-from kernelhub.ops.models.calls import GRAPH_SIZES, calls_of, need_of
+from kernelhub.ops.models.calls import calls_of, need_of
 from kernelhub.ops.models.description import Description
-from kernelhub.ops.models.layers import DECODE, PREFILL
 from kernelhub.ops.models.problems import PHASES, Need, problems_of
 from kernelhub.probes.device import facts
 from kernelhub.runtime.caches import root
 
 What = Plan | Need | Selection[Any]
 Progress = Callable[[str, int, int], None]
-
-# Tokens of a step: of decode what engines capture, a power of four apart, since between two of them the fastest kernel
-# seldom changes twice; of prefill a short prompt, and the chunks that engines cut long ones into.
-TOKEN_COUNTS = {DECODE: (1, 4, 16, 64, 256), PREFILL: (256, 1024, 4096)}
-TOKEN_COUNTS_OF_A_CPU = {DECODE: (1, 8), PREFILL: (64,)}
-_MOST_DECODED = max(GRAPH_SIZES)
 
 
 def tune(
@@ -118,7 +112,7 @@ def tune(
     limits = Limits(Room(where, memory_bytes), samples, configurations=configurations, until=until)
     run = _Run(where, limits, words, context_len)
     try:
-        with torch.no_grad(), HUB.unreported():
+        with torch.no_grad(), HUB.ledger.unreported():
             for place, need in enumerate(needs):
                 if progress is not None:
                     progress(_name(need), place, len(needs))
@@ -257,12 +251,6 @@ class _Run:
         )
         self.entries.append(entry)
         tables.keep(facts(self._device), [entry])
-
-
-def usual_counts(need: Need, device: torch.device) -> tuple[int, ...]:
-    """Token counts of the phases in which a need is asked."""
-    by_phase = TOKEN_COUNTS if device.type == "cuda" else TOKEN_COUNTS_OF_A_CPU
-    return tuple(sorted({count for phase in need.phases or PHASES for count in by_phase[phase]}))
 
 
 def _need(item: Any) -> Need:

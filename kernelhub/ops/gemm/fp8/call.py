@@ -134,13 +134,23 @@ def bind(
             out is None or alike(out, (rows, n), dtype, device)
         )
 
-    def run(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    def run(
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        bias: Tensor | None,
+        out: Tensor | None,
+        checked: bool = False,
+    ) -> Tensor:
+        """`checked`: the call was checked, and this function made for it."""
         if a.get_device() != device:
             result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, bias, out)
             return result
         if not known(a, b, a_scale, b_scale, bias, out):
-            check(a, b, a_scale, b_scale, bias, dtype, out)
-            check_form(b, a_scale, b_scale, bias, problem)
+            if not checked:
+                check(a, b, a_scale, b_scale, bias, dtype, out)
+                check_form(b, a_scale, b_scale, bias, problem)
             seen.add((*form_of_a(a_scale), b_scale.dtype, b_scale.shape, bias is None))
         if out is None:
             out = a.new_empty((a.shape[0], n), dtype=dtype)

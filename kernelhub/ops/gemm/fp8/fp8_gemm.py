@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
@@ -151,6 +152,7 @@ def fp8_gemm(
         run = _op.override(key, backend)
     if run is None:
         check(a, b, a_scale, b_scale, bias, out_dtype, out)
-        run = _op.decide(key, a.get_device(), backend)
+        fresh: Tensor = _op.decide(key, a.get_device(), backend)(a, b, a_scale, b_scale, bias, out, True)
+        return fresh
     result: Tensor = run(a, b, a_scale, b_scale, bias, out)
     return result
