@@ -119,17 +119,16 @@ def agree(
     items = _items(what, tp or size)
     where = device_facts(torch.device("cuda", torch.cuda.current_device()) if _on_gpu(device) else device)
     clock = Clock(timeout_s, time.monotonic())
-    table = _plain_table(HUB.machine.tuned(where).plain() if tuned is None else tuned)
-    HUB.machine.check_tuned(table)
+    given = None if tuned is None else _plain_table(tuned)
 
     def meet() -> tuple[Stated, Outcome, Mapping[str, Any]]:
         if store is None:
-            return alone(state(items, where), table)
+            return alone(state(items, where), _own_table(given, where))
         meeting, failure = Meeting(store, rank, size, clock), None
         try:
             meeting.arrive()
             with meeting.beating():
-                return _held_with_others(meeting, items, where, table)
+                return _held_with_others(meeting, items, where, given)
         except Ended as ended:
             failure = ended.failure
             raise
@@ -182,6 +181,11 @@ def _items(what: Any, tp: int) -> list[What]:
     return items
 
 
+def _own_table(given: dict[str, Any] | None, where: DeviceFacts) -> dict[str, Any]:
+    """This rank's table: what it was given, else what was measured here."""
+    return _plain_table(HUB.machine.tuned(where).plain()) if given is None else given
+
+
 def _plain_table(tuned: Mapping[str, Any]) -> dict[str, Any]:
     try:
         table: dict[str, Any] = json.loads(json.dumps(dict(tuned)))
@@ -191,6 +195,7 @@ def _plain_table(tuned: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(
             "agree: tuned changes on its way through JSON; give names as str, and lists for tuples"
         )
+    HUB.machine.check_tuned(table)
     return table
 
 
@@ -199,13 +204,13 @@ def _on_gpu(device: DeviceLike) -> bool:
 
 
 def _held_with_others(
-    meeting: Meeting, items: list[What], where: DeviceFacts, table: dict[str, Any]
+    meeting: Meeting, items: list[What], where: DeviceFacts, given: dict[str, Any] | None
 ) -> tuple[Stated, Outcome, Mapping[str, Any]]:
     """State what this rank would run, and settle with the others."""
     rank, clock = meeting.rank, meeting.clock
     try:
         clock.doing = "choosing"
-        stated = state(items, where)
+        stated, table = state(items, where), _own_table(given, where)
         mine = statement_of(stated, rank, str(this_process()), table_digest(table))
     except Exception as error:
         message = f"rank {rank} ({this_process()}) could not tell its plans: {type(error).__name__}: {error}"
