@@ -12,7 +12,7 @@ from kernelhub.dispatch.configuration import Configuration
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.events import fallback_log
 from kernelhub.dispatch.kernel import Kernel, Watch
-from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
+from kernelhub.dispatch.load import LoadFailure, failure_of, is_imported, load_attribute
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.work import JOURNAL
 
@@ -55,11 +55,7 @@ def make_adapter(
     try:
         adapter = make(problem)
     except (Exception, SystemExit) as error:  # some libraries are imported here, and leave where there is no GPU
-        raise LoadFailure(
-            "load_failed",
-            f"preparing it raised {type(error).__name__}: {error}",
-            "disable it and report this",
-        ) from error
+        raise failure_of("preparing it", error, "disable it and report this") from error
     if not isinstance(adapter, contract.adapter):
         raise LoadFailure(
             "load_failed",

@@ -14,7 +14,7 @@ import torch
 from kernelhub.dispatch.constraint import NOT_BUILT, Constraint, OnDevice, Package, Rejection, Takes
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
-from kernelhub.probes import cache, compiler
+from kernelhub.probes import cache, compiler, toolkit
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import fits, folders, package
 from kernelhub.probes.signature import Call, takes
@@ -175,10 +175,19 @@ def compiler_of_modules() -> Finding:
     made = compiler.cxx_compiler()
     if not made.ok:
         return lacking(subject, made.code, f"it would be compiled, but {made.reason}", made.remedy)
+    answer = _answer_of(nvcc)
+    if not answer.ok:
+        return lacking(subject, answer.code, f"it would be compiled, but {answer.reason}", answer.remedy)
     kept = cache.writable(cache_folder(), "FLASHINFER_WORKSPACE_BASE")
     if not kept.ok:
         return lacking(subject, kept.code, f"it would be compiled, but {kept.reason}", kept.remedy)
     return found(subject, nvcc, f"compiled by {nvcc} at first use")
+
+
+def _answer_of(nvcc: str) -> Finding:
+    """Whether nvcc can be used, asked of it only where the library is there to run it."""
+    there = package("flashinfer").ok
+    return toolkit.nvcc_at(Path(shutil.which(nvcc) or nvcc)) if there else found("nvcc", None, "nobody would run it")
 
 
 def compiler_of_kernels() -> Finding:
@@ -194,6 +203,9 @@ def compiler_of_kernels() -> Finding:
     made = compiler.cxx_compiler()
     if not made.ok:
         return lacking(subject, made.code, f"nvcc needs a C++ compiler, but {made.reason}", made.remedy)
+    answer = _answer_of(path)
+    if not answer.ok:
+        return lacking(subject, answer.code, answer.reason, answer.remedy)
     kept = cache.writable(kernels_folder(), "TRTLLM_DG_CACHE_DIR")
     if not kept.ok:
         return lacking(subject, kept.code, kept.reason, kept.remedy)
