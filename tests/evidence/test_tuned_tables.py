@@ -18,7 +18,7 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.tuning import tables
 from kernelhub.evidence.tuning.carried import export_stored, import_table
 from kernelhub.evidence.tuning.lookup import MeasuredTable
-from kernelhub.runtime.caches import manifest, notices, store
+from kernelhub.runtime.caches import documents, manifest, notices
 from tests.dispatch.backends import record, register
 from tests.evidence.tuned_entries import CPU, entry, keep
 
@@ -171,7 +171,7 @@ class TestWriting:
         keep(entry("attention", FACETS, {verdict().selected: 30.0, other: 10.0}))
         assert (verdict().selected, verdict().source) == (other, "tuned")
         assert any(notice.code == "cache_memory" for notice in kernelhub.cache_notices())
-        store._memory.clear()
+        documents._memory.clear()
         assert reread().source != "tuned"
 
     def test_two_processes_that_tune_lose_nothing_of_each_other(self, cache) -> None:
