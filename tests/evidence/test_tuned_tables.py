@@ -106,6 +106,9 @@ class TestMisses:
         kept.write_text(text)
         assert reread().source != "tuned"
         assert str(kept) in caplog.text
+        misses: list[Any] = []
+        assert list(MeasuredTable(CPU).entries(misses)) == []
+        assert [miss.path for miss in misses] == [kept], "doctor lists it"
 
     def test_an_edited_file(self, kept, caplog) -> None:
         kept.write_text(kept.read_text().replace('"us": 10.0', '"us": 1.0'))
@@ -170,6 +173,8 @@ class TestWriting:
             monkeypatch.setenv(name, str(blocked))
         keep(entry("attention", FACETS, {verdict().selected: 30.0, other: 10.0}))
         assert (verdict().selected, verdict().source) == (other, "tuned")
+        assert len(kernelhub.agree(what=verdict()).tuned["entries"]) == 1, "other ranks hear of it too"
+        kernelhub.reload()
         assert any(notice.code == "cache_memory" for notice in kernelhub.cache_notices())
         documents._memory.clear()
         assert reread().source != "tuned"

@@ -61,8 +61,9 @@ class MeasuredTable:
         _ = HUB.settings
         told = [] if misses is None else misses
         of_files, broken = self._files_read()
-        told += broken
-        ops = dict.fromkeys([*tables.ops_stored(self._device), *of_files])
+        kept, damaged = tables.ops_stored(self._device)
+        told += [*damaged, *broken]
+        ops = dict.fromkeys([*kept, *of_files])
         for op in ops:
             for key in self._of_op(op):
                 entry = self._entry(op, key, told)
@@ -75,7 +76,7 @@ class MeasuredTable:
         return {"format": FORMAT, "device": list(device_key(self._device)), "entries": entries} if entries else {}
 
     def _of_op(self, op: str) -> dict[str, list[_Place]]:
-        if not self._raw and not tables.ops_stored(self._device):
+        if not self._raw and not tables.has_folder(self._device):
             for folder, differs in tables.other_standings(self._device):
                 say(Miss(folder, f"was measured for {differs}"))
         of_op = self._raw.get(op)

@@ -23,6 +23,7 @@ from kernelhub.probes.device import DeviceFacts
 from kernelhub.runtime.caches import manifest
 from kernelhub.runtime.caches.attempt import replace
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of
+from kernelhub.runtime.caches.manifest import Flaw
 from kernelhub.runtime.caches.root import readable
 from kernelhub.runtime.caches.store import Store
 
@@ -55,11 +56,10 @@ def store_of(device: DeviceFacts) -> Store:
 
 def stored(device: DeviceFacts, op: str) -> tuple[Path, dict[str, Plain]]:
     """Where the entries of an op are kept, and those that are, by problem class, as they stand there."""
-    document = store_of(device).read(op)
+    store = store_of(device)
+    document = store.read(op)
     entries = document.get("entries") if isinstance(document, dict) else None
-    paths = [folder / f"{op}.json" for folder in _folders(device)]
-    where = next((path for path in paths if path.exists()), Path(KIND, op))  # else in memory
-    return where, dict(entries) if isinstance(entries, dict) else {}
+    return store.path(op), dict(entries) if isinstance(entries, dict) else {}
 
 
 def keep(device: DeviceFacts, entries: Iterable[Entry]) -> None:
@@ -71,9 +71,21 @@ def keep(device: DeviceFacts, entries: Iterable[Entry]) -> None:
         store_of(device).update(op, functools.partial(_merged, new))
 
 
-def ops_stored(device: DeviceFacts) -> list[str]:
-    """Ops that have a document for this device between these versions."""
-    return sorted({path.stem for folder in _folders(device) if folder.is_dir() for path in folder.glob("*.json")})
+def ops_stored(device: DeviceFacts) -> tuple[list[str], list[Miss]]:
+    """Ops that have a document for this device between these versions, also in memory; and what does not hold."""
+    store, ops, misses = store_of(device), [], []
+    for op, document in store.every():
+        if isinstance(document, Flaw):
+            misses.append(Miss(store.path(op), document.sentence.removeprefix(f"{store.path(op)} ")))
+        else:
+            ops.append(op)
+    return ops, misses
+
+
+def has_folder(device: DeviceFacts) -> bool:
+    """Whether anything was kept on disk for this device between these versions."""
+    standing = standing_of(device)
+    return any((place.path / KIND / standing.sm / standing.digest).is_dir() for place in readable())
 
 
 def other_standings(device: DeviceFacts) -> list[tuple[Path, str]]:
@@ -86,7 +98,7 @@ def other_standings(device: DeviceFacts) -> list[tuple[Path, str]]:
             if folder.name == standing.digest or document is None:
                 continue
             content = manifest.read(document)
-            if not isinstance(content, manifest.Flaw) and content["parts"].get("device") == device.name:
+            if not isinstance(content, Flaw) and content["parts"].get("device") == device.name:
                 found.append((folder, standing.difference(content["parts"])))
     return found
 
@@ -146,12 +158,6 @@ def shipped() -> list[Path]:
     """The table files that come with kernelhub."""
     folder = resources.files("kernelhub.evidence.tuning.shipped")
     return files_of([str(folder)])
-
-
-def _folders(device: DeviceFacts) -> list[Path]:
-    """Where documents for a device between these versions are read from."""
-    standing = standing_of(device)
-    return [place.path / KIND / standing.sm / standing.digest for place in readable()]
 
 
 def _merged(new: Mapping[str, Plain], document: Any) -> Plain:
