@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.dispatch.configuration import Configuration
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.events import fallback_log
 from kernelhub.dispatch.kernel import Kernel, Watch
 from kernelhub.dispatch.load import LoadFailure, failure_of, is_imported, load_attribute
 from kernelhub.dispatch.selection import Selection
@@ -62,6 +64,18 @@ def make_adapter(
         )
     watch()
     return adapter
+
+
+def configure(adapter: Any, kernel: Kernel, measured: Mapping[int, Configuration]) -> None:
+    """Have an adapter take the sizes that were measured for its problem, if some were."""
+    if not measured:
+        return
+    try:
+        adapter.configure(measured)
+    except (KeyError, TypeError, ValueError) as error:
+        adapter.configure({})
+        told = "%s: %s does not understand its measured sizes and takes its own: %r; `kernelhub tune` measures anew"
+        fallback_log.warning(told, kernel.op, kernel.name, error)
 
 
 def watch_imported(watches: Iterable[Watch], watched: set[Watch], timeout_s: float) -> None:

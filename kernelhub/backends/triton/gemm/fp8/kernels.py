@@ -25,6 +25,7 @@ KERNELS = (
         ),
         features=frozenset({"bias", *(f"weight_only={dtype}" for dtype in HALVES)}),
         graph=GraphLevel.FULL,
+        configurable=True,
         deterministic=True,
         source="DeepSeek-V3 (2024), section 3.3",
     ),
