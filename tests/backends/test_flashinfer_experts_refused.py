@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer import kernels as records
 from kernelhub.ops.formats import to_e4m3
+from kernelhub.ops.moe.experts.activations import Activations
 from kernelhub.ops.moe.experts.inputs import moe_inputs
-from kernelhub.ops.moe.experts.reference import fp8_values
 from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.ops.moe.experts.weights import dequantized, matrix
 from tests.contract.experts import PLAIN
@@ -34,7 +34,7 @@ def bfloat16(values: Tensor) -> Tensor:
 
 
 def fp8_by_128(values: Tensor) -> Tensor:
-    return fp8_values(values.float(), None, True, torch.float64)
+    return Activations("float8_e4m3fn", True).rounded(values, None, torch.float64)
 
 
 def by_reciprocals(values: Tensor) -> Tensor:
