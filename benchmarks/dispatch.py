@@ -7,8 +7,8 @@ Kernels that do nothing are registered, so that what is timed is kernelhub:
     cached_call    a call of the op, beyond the function it finds in its table and runs
     override_call  the same with backend=
     plan_run       step.run of a plan, beyond the kernel's launch
-    miss           a call whose key is new, beyond the same call cached: problem, every constraint of every
-                   kernel, the verdict, the adapter, the binding
+    miss           a call whose key is new, beyond the same call cached: problem, the constraints of kernels up to the
+                   first that can run, the adapter, the binding
     import         `import kernelhub` and both ops, beyond `import torch`; least of several processes
     ops            a whole call of every op, beyond its kernel's launch: see `calls.py`
 
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from calls import GOAL_MISS_NS, goal_ns, measure_ops, table
+from calls import goal_miss_ns, goal_ns, measure_ops, table
 from harness import time_statements
 
 import kernelhub
@@ -49,7 +49,7 @@ GOALS: dict[str, dict[str, float]] = {
     "cached_call": {"ns": 1_000, "ratio": 30},
     "override_call": {"ns": 1_300, "ratio": 40},
     "plan_run": {"ns": 60, "ratio": 2},
-    "miss": {"ns": 50_000},
+    "miss": {"ns": 35_000},
     "import": {"ns": 50_000_000},
 }
 TABLE_KEYS = 100_000
@@ -217,9 +217,10 @@ def missed_goals(result: dict[str, Any], slack: float = 1.0) -> dict[str, str]:
             if result[name][unit] > limit * slack * (slower if unit == "ns" else 1.0):
                 missed[f"{name}, {unit}"] = f"{name}: {result[name][unit]:g} {unit}, goal at most {limit:g}"
     for op, cost in result["ops"].items():
-        for figure, limit in (("ns", goal_ns(op)), ("miss_ns", GOAL_MISS_NS)):
-            if cost[figure] > limit * (SLACK_OF_OPS if slack > 1.0 else 1.0) * slower:
-                missed[f"{op}, {figure}"] = f"{op}: {cost[figure]:,g} {figure}, goal at most {limit:,}"
+        first = cost["miss_ns"] + cost["verdict_ns"]
+        for figure, ns, limit in (("ns", cost["ns"], goal_ns(op)), ("miss_ns", first, goal_miss_ns(op))):
+            if ns > limit * (SLACK_OF_OPS if slack > 1.0 else 1.0) * slower:
+                missed[f"{op}, {figure}"] = f"{op}: {ns:,g} {figure}, goal at most {limit:,}"
     if result["table"]["entries"] != 1:
         missed["table"] = f"table: {result['table']['entries']} entries after {TABLE_KEYS} lengths, goal 1"
     return missed

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.context import strict as strict
     from kernelhub.dispatch.context import use as use
     from kernelhub.dispatch.explain import explain as explain
-    from kernelhub.dispatch.hub import register_backend as register_backend
-    from kernelhub.dispatch.hub import reload as reload
-    from kernelhub.dispatch.hub import report as report
     from kernelhub.dispatch.machine import SimulatedMachine as SimulatedMachine
-    from kernelhub.dispatch.select import Selection as Selection
+    from kernelhub.dispatch.process import register_backend as register_backend
+    from kernelhub.dispatch.process import reload as reload
+    from kernelhub.dispatch.process import report as report
+    from kernelhub.dispatch.selection import Selection as Selection
     from kernelhub.evidence.verify import verify as verify
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from kernelhub.runtime.seal import seal as seal
     from kernelhub.runtime.seal import unseal as unseal
     from kernelhub.runtime.warm import warm as warm
+    from kernelhub.warming.warmup import warmup as warmup
 
 __version__ = "0.1.0"
 
@@ -87,16 +88,16 @@ _HOMES = {
     "bmm_fp8": "kernelhub.ops.gemm.fp8.batched.bmm_fp8",
     "fp8_gemm": "kernelhub.ops.gemm.fp8.fp8_gemm",
     "explain": "kernelhub.dispatch.explain",
-    "report": "kernelhub.dispatch.hub",
+    "report": "kernelhub.dispatch.process",
     "use": "kernelhub.dispatch.context",
     "strict": "kernelhub.dispatch.context",
     "configure": "kernelhub.dispatch.context",
-    "reload": "kernelhub.dispatch.hub",
-    "register_backend": "kernelhub.dispatch.hub",
+    "reload": "kernelhub.dispatch.process",
+    "register_backend": "kernelhub.dispatch.process",
     "verify": "kernelhub.evidence.verify",
     "fp4_gemm": "kernelhub.ops.gemm.fp4.fp4_gemm",
     "PackedWeight": "kernelhub.ops.packed",
-    "Selection": "kernelhub.dispatch.select",
+    "Selection": "kernelhub.dispatch.selection",
     "DeviceFacts": "kernelhub.probes.device",
     "SimulatedMachine": "kernelhub.dispatch.machine",
     "cache_notices": "kernelhub.runtime.caches.notices",
@@ -105,6 +106,7 @@ _HOMES = {
     "seal": "kernelhub.runtime.seal",
     "unseal": "kernelhub.runtime.seal",
     "warm": "kernelhub.runtime.warm",
+    "warmup": "kernelhub.warming.warmup",
     "problems_of": "kernelhub.ops.models.problems",
     "agree": "kernelhub.runtime.ranks",
 }

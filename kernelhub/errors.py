@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelhub.dispatch.select import Selection
+    from kernelhub.dispatch.selection import Selection
 
 
 class KernelhubError(Exception):

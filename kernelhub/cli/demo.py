@@ -17,7 +17,7 @@ from kernelhub.cli.console import Console, steps
 from kernelhub.cli.explain import decision_table
 from kernelhub.cli.measure import Timing, time_calls
 from kernelhub.cli.showcase import FULL, QUICK, Case, cases
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.tolerance import Agreement
 

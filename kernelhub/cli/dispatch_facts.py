@@ -16,9 +16,10 @@ from kernelhub.cli.variables import Variables
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.lineup import OF_DEVICES
 from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.registry import Registered
-from kernelhub.dispatch.select import OF_DEVICES, Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.evidence.quarantine import all_kept, remedy
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding

@@ -12,7 +12,7 @@ from kernelhub.cli.console import Console, Table
 from kernelhub.cli.facets import add_facets, given, op_named, ops
 from kernelhub.cli.models import family_of
 from kernelhub.dispatch.problem import as_dict
-from kernelhub.dispatch.select import Decision, Selection
+from kernelhub.dispatch.selection import Decision, Selection
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from kernelhub.dispatch.fingerprint import packages_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.registry import Registered
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.probes.device import DeviceFacts, facts
 from kernelhub.probes.finding import Finding
 

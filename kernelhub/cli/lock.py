@@ -17,7 +17,7 @@ from kernelhub.cli.console import Console, Table
 from kernelhub.cli.lock_decisions import NEW, VERSIONS, Difference, differences, lock_for
 from kernelhub.dispatch.explain import device_facts
 from kernelhub.dispatch.held import device_key
-from kernelhub.dispatch.lock import Lock, Locked, lock_text, read_lock
+from kernelhub.dispatch.lock_file import Lock, Locked, lock_text, read_lock
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.description import FORMATS
 from kernelhub.ops.models.problems import Need, problems_of

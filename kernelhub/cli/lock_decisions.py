@@ -11,9 +11,9 @@ from kernelhub.dispatch.explain import problem_from
 from kernelhub.dispatch.fingerprint import own_version
 from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lock import Lock, Locked, order, whole_problem
+from kernelhub.dispatch.lock_file import Lock, Locked, order, whole_problem
 from kernelhub.dispatch.machine import Machine
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import Need
 from kernelhub.probes.device import DeviceFacts

@@ -43,6 +43,10 @@ COMMANDS = {
         "hold every kernel against its reference on this machine, and quarantine those that are wrong",
         "kernelhub verify merge_attention_states --backend torch --quick",
     ),
+    "warmup": Command(
+        "make ready what serving a model needs: compile, verify, and keep it on disk for the next processes",
+        "kernelhub warmup --model llama-3.1-8b --tp 8 --device H200 --list",
+    ),
     "lock": Command(
         "write down the kernels chosen for a model, or show what would change since",
         "kernelhub lock --model llama-3.1-8b --device H200",

@@ -2,8 +2,7 @@
 
 A constraint is a small value with `fields` (the facets it reads) and `reject(problem, machine)`, which
 gives None or a `Rejection`: a stable code, a sentence, a remedy. Constraints never raise and never look
-past the problem; the whole list of a record is evaluated, so that every reason is known, but that a kernel for other
-devices is not asked about the rest of the problem.
+past the problem: equal problems on equal facts get equal answers, whenever they are asked.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kernelhub.dispatch.constraint import AnyOf, Constraint, Package
 from kernelhub.dispatch.held import Facets, facets_of
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 
 if TYPE_CHECKING:
     from kernelhub.dispatch.kernel import Backend, Kernel

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from kernelhub.errors import DeviceLost, KernelhubError
+from kernelhub.errors import ConfigurationError, DeviceLost, KernelhubError
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,14 @@ class Gate:
         self.refuse = None
         for tell in self.changed:
             tell(False)
+
+    def check_change(self, word: str) -> None:
+        """Raise if what a word of the API changes may not change any more."""
+        if self.sealed:
+            raise ConfigurationError(
+                f"{word}() would have every choice made again, and kernelhub is sealed; unseal() first, then warm "
+                "up and seal() again"
+            )
 
     def check_device(self, device: int) -> None:
         """Raise if the device is lost."""

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.gate import GATE
-from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import DeviceLost, KernelhubError
 
@@ -69,7 +70,7 @@ def failed(method: Any, error: Exception) -> None:
     refusal = JOURNAL.swallowed()
     if refusal is not None and error is not refusal and not isinstance(error, KernelhubError):
         raise refusal from error
-    bound = HUB.bound_of(getattr(method, "__self__", None))
+    bound = HUB.ledger.bound_of(getattr(method, "__self__", None))
     if bound is None or not is_final(error):
         return
     if bound.device in GATE.lost:
@@ -82,13 +83,13 @@ def _lose(bound: Bound, error: Exception) -> None:
     with HUB.lock:
         first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         verdict, device = bound.selection, bound.device
-        there = [other for other in HUB.made if other.device == device]
+        there = [other for other in HUB.ledger.alive if other.device == device]
         told = [bound, *[other for other in reversed(there) if other is not bound]][:_TOLD]
         plans = tuple(f"{one.selection.op} {one.selection.selected}, {one.calls} calls" for one in told)
         GATE.lost[device] = DeviceLost(device, verdict.op, str(verdict.selected), first, time.time(), plans)
         for other in there:
             _shut(other, device)
-        for plan in list(HUB.plans):
+        for plan in list(HUB.ledger.plans):
             if plan.bound.device == device:
                 plan.run = _raising(device)
 

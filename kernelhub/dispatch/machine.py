@@ -32,7 +32,7 @@ ABSENT: dict[str, tuple[str, str, str]] = {
 # Gives, for the facts of a device, what speaks against each (op, kernel) that was found wrong on it. Imported with the
 # first decision about a device that is here, and only where evidence is asked for.
 _QUARANTINE = "kernelhub.evidence.quarantine:quarantined"
-QUARANTINED = "quarantined"  # where `Machine.on` keeps them
+_QUARANTINED = "quarantined"  # where `Machine.on` keeps them
 _NOBODY: Mapping[tuple[str, str], Rejection] = MappingProxyType({})
 
 
@@ -47,22 +47,40 @@ class Machine:
     heeds_evidence = False
 
     def __init__(self) -> None:
+        # Each is replaced rather than emptied, since what `as_it_is` gave goes on with it.
         self._findings: dict[Hashable, Finding] = {}
         self._on_devices: dict[DeviceFacts, dict[Any, Any]] = {}
-        self.load_failures: dict[tuple[str, str], Rejection] = {}
+        self.load_failures: Mapping[tuple[str, str], Rejection] = {}
+
+    def as_it_is(self) -> Machine:
+        """The same facts, which neither `forget` nor a failure to load changes later.
+
+        What was not asked by then is asked when it is needed, and remembered for both.
+        """
+        same = object.__new__(type(self))
+        same.__dict__.update(self.__dict__)
+        return same
+
+    def cannot_load(self, op: str, kernel: str, rejection: Rejection) -> None:
+        """Remember why a kernel's adapter could not be imported or prepared."""
+        self.load_failures = {**self.load_failures, (op, kernel): rejection}
+
+    def forget_failure(self, op: str, kernel: str) -> None:
+        """Let a kernel be tried again whose adapter could not be prepared."""
+        self.load_failures = {key: why for key, why in self.load_failures.items() if key != (op, kernel)}
 
     def quarantined(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
         """By (op, kernel), what was found wrong on a device; read from disk at the first question, until `forget`."""
         kept = self.on(device)
-        found: Mapping[tuple[str, str], Rejection] | None = kept.get(QUARANTINED)
+        found: Mapping[tuple[str, str], Rejection] | None = kept.get(_QUARANTINED)
         if found is None:
-            found = kept[QUARANTINED] = self._read_quarantine(device)
+            found = kept[_QUARANTINED] = self._read_quarantine(device)
         return found
 
     def forget_quarantine(self) -> None:
         """Read what was found wrong again at the next question."""
         for kept in self._on_devices.values():
-            kept.pop(QUARANTINED, None)
+            kept.pop(_QUARANTINED, None)
 
     def _read_quarantine(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
         if device.simulated or not self.heeds_evidence:
@@ -104,9 +122,7 @@ class Machine:
 
     def forget(self) -> None:
         """Ask every probe again at its next use."""
-        self._findings.clear()
-        self._on_devices.clear()
-        self.load_failures.clear()
+        self._findings, self._on_devices, self.load_failures = {}, {}, {}
 
 
 class SimulatedMachine(Machine):

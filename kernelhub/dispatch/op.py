@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.forms import written
 from kernelhub.dispatch.gate import GATE, Caller
-from kernelhub.dispatch.hub import HUB, Bound, Layers
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.policy import Names
 from kernelhub.dispatch.problem import ProblemT
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
+from kernelhub.dispatch.words import Layers
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -164,7 +166,7 @@ class Op(Generic[ProblemT]):
         policy = HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
         return HUB.select(self.contract.name, problem, policy, machine)
 
-    def ranked(self, problem: ProblemT, backend: Backend) -> list[Kernel]:
+    def ranked(self, problem: ProblemT, backend: Backend) -> Sequence[Kernel]:
         """The kernels that may run, best first, whether or not they can run this."""
         policy = HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
         return HUB.ranked(self.contract.name, problem, policy)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.bound import Bound
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -43,7 +44,7 @@ class Plan:
         self.selection: Selection[Any] = bound.selection
         self.adapter: Any = bound.adapter
         self.run: Callable[..., Any] = run
-        HUB.plans.add(self)
+        HUB.ledger.plans.add(self)
 
     @property
     def kernel(self) -> str:

@@ -116,10 +116,9 @@ class Policy:
         """The explicit choice that decides for `op`, or None if nothing explicit was said."""
         return next((wish for wish in self.requests if wish.concerns(op)), None)
 
-    @property
-    def names_none(self) -> bool:
-        """Is no kernel asked for, preferred, removed or barred?"""
-        return not (self.requests or self.prefers or self.disables or self.barred)
+    def preferences_for(self, op: str) -> tuple[Wish, ...]:
+        """The soft wishes that concern `op`, strongest first."""
+        return tuple([wish for wish in self.prefers if wish.concerns(op)]) if self.prefers else ()
 
     def fixes(self) -> bool:
         """Does something stand fixed for the problem that this policy is about?"""

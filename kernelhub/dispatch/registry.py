@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kernelhub.dispatch.candidates import Candidates
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad, Watch
 from kernelhub.dispatch.load import LoadFailure, load_module
 from kernelhub.dispatch.order import Line
 from kernelhub.dispatch.policy import Layer, Wish
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema
-from kernelhub.dispatch.select import Candidates
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, RegistrationError
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelhub.dispatch.lock import Lock, read_lock
+from kernelhub.dispatch.lock_file import Lock, read_lock
 from kernelhub.dispatch.policy import Layer, Names, Wish
 from kernelhub.errors import ConfigurationError
 

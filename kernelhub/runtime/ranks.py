@@ -17,7 +17,7 @@ from kernelhub.dispatch.explain import DeviceLike, device_facts
 from kernelhub.dispatch.fingerprint import digest
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError, KernelhubError, RanksDisagree
 from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import Need, problems_of

@@ -14,7 +14,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.policy import Wish
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import RanksDisagree
 from kernelhub.runtime.ranks_settle import Outcome, Refusal
 from kernelhub.runtime.ranks_statement import Stated

@@ -12,7 +12,7 @@ from kernelhub.dispatch.held import facets_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.policy import Layer
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import Setting
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import Need

@@ -10,7 +10,7 @@ import torch
 from kernelhub.dispatch import forms
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.packed import PackedWeight
 

@@ -13,7 +13,7 @@ import pytest
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
-from kernelhub.dispatch.select import Decision
+from kernelhub.dispatch.selection import Decision
 from kernelhub.probes.finding import lacking
 
 ROOT = Path(__file__).parents[2]

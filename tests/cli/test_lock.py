@@ -8,7 +8,7 @@ import pytest
 
 import kernelhub
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lock import read_lock
+from kernelhub.dispatch.lock_file import read_lock
 
 MACHINE = ("--with", "torch=2.13.0", "--with", "triton=3.7.1")
 

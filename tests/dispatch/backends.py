@@ -10,8 +10,8 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.dispatch.constraint import Constraint, anything
-from kernelhub.dispatch.hub import BackendHandle
 from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
+from kernelhub.dispatch.process import BackendHandle
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
 from kernelhub.ops.mla.attention.problem import MlaProblem

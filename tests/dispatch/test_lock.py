@@ -15,7 +15,7 @@ from kernelhub.dispatch.fingerprint import own_version
 from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
-from kernelhub.dispatch.lock import FORMAT, Lock, Locked, lock_text, read_lock
+from kernelhub.dispatch.lock_file import FORMAT, Lock, Locked, lock_text, read_lock
 from kernelhub.errors import ConfigurationError, NoKernel
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.probes.device import facts

@@ -26,7 +26,7 @@ from vllm.v1.attention.ops.triton_reshape_and_cache_flash import triton_reshape_
 
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.kernel import GraphLevel
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.ops.attention.paged_attention import paged_attention
 
 _FP8 = torch.float8_e4m3fn

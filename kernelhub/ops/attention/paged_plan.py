@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.gate import GATE
-from kernelhub.dispatch.hub import Bound
 from kernelhub.dispatch.plan import Plan
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.arguments import host_values

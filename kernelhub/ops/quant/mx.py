@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.hub import Bound
 from kernelhub.dispatch.op import Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from kernelhub.dispatch.hub import Bound
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
@@ -111,7 +111,7 @@ def bind(
     forms, fits, start = Forms(device), _fits_of(problem, device), _start_of(adapter, tick)
     arrange = None if type(adapter).arrange is ExpertsAdapter.arrange else adapter.arrange
 
-    def examine(given: Operands, form: Any) -> None:
+    def examine(given: Operands) -> None:
         """Check a call of a form that is new."""
         check(given, activation, activation_dtype)
         other = problem_of(key_of(given, activation, activation_dtype, on_input), device)
@@ -121,9 +121,9 @@ def bind(
             mine, its = getattr(problem, name), getattr(other, name)
             parameter = _PARAMETER_OF.get(name, name)
             refuse(parameter, f"makes {name} {its}", f"the plan is for {name} {mine}")
-        forms.add(form)
 
-    def run(given: Operands) -> Tensor:
+    def run(given: Operands, checked: bool = False) -> Tensor:
+        """`checked`: the call was checked, and this function made for it."""
         x = given.x
         if x.get_device() != device:
             result: Tensor = elsewhere(x.get_device())(given)
@@ -134,7 +134,9 @@ def bind(
             or form not in forms
             or not fits(x, given.topk_weights, given.topk_ids, given.residual, given.out)
         ):
-            examine(given, form)
+            if not checked:
+                examine(given)
+            forms.add(form)
         w13, w2 = given.w13, given.w2
         if as_given and not isinstance(w13, PackedWeight) and not isinstance(w2, PackedWeight):
             first = Matrix(w13, given.w13_scale, None, given.w13_bias)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.hub import HUB, Bound
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
@@ -292,6 +293,7 @@ def fused_moe(
         raise
     if run is None:
         check(given, activation, activation_dtype)
-        run = _op.decide(key, x.get_device(), backend)
+        fresh: Tensor = _op.decide(key, x.get_device(), backend)(given, True)
+        return fresh
     result: Tensor = run(given)
     return result

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.dispatch.select import Selection
+from kernelhub.dispatch.selection import Selection
 from kernelhub.ops.arguments import check_is_tensor
 from kernelhub.ops.moe.experts.adapter import W2, W13
 from kernelhub.ops.moe.experts.call import asked_by, key_of, problem_of

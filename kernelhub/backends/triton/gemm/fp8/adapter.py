@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product_kernel
-from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, splits_of, tiles
+from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, splits_of, tiles, tiles_of_weights
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.requirements import has_float8
-from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
+from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
 from kernelhub.ops.gemm.fp8.problem import E8M0, MX, ROW, TENSOR, Fp8GemmProblem
 
 if triton.knobs.runtime.interpret:
@@ -23,7 +23,7 @@ _GROUP_M = 8  # tiles of rows that are gone over together: their 8 x 128 rows of
 _ADDED = 1024  # columns that a program adds up, 8 per thread
 
 
-class Fp8Gemm(Fp8GemmAdapter):
+class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter):
     """`fp8_gemm` on any GPU."""
 
     def __init__(self, problem: Fp8GemmProblem) -> None:
@@ -33,6 +33,14 @@ class Fp8Gemm(Fp8GemmAdapter):
         self._add = Launcher(add_parts_kernel, {"BLOCK": _ADDED, "HAS_BIAS": problem.bias}, num_warps=4)
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        self._launch(a, b, a_scale, b_scale, bias, out)
+
+    def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        self._launch(a, b, None, b_scale, bias, out)
+
+    def _launch(
+        self, a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
         m, n = out.shape
         tile, programs, splits = self._cut(m)
         parts = torch.empty((splits, m, n), dtype=torch.float32, device=a.device) if splits > 1 else out
@@ -63,7 +71,10 @@ class Fp8Gemm(Fp8GemmAdapter):
     def _cut(self, rows: int) -> tuple[Tiles, int, int]:
         """Tiles, programs of a whole K, and parts of K."""
         problem = self.problem
-        tile = tiles(problem.device, problem.scaling, rows, problem.n, problem.k)
+        if problem.weight_only is not None:
+            tile = tiles_of_weights(problem.device, rows, problem.k)
+        else:
+            tile = tiles(problem.device, problem.scaling, rows, problem.n, problem.k)
         programs = -(-rows // tile.block_m) * -(-self.problem.n // tile.block_n)
         return tile, programs, splits_of(self.problem.device, programs, self.problem.k)
 
@@ -74,18 +85,20 @@ class Fp8Gemm(Fp8GemmAdapter):
         splits: int,
         a: Tensor,
         b: Tensor,
-        a_scale: Tensor,
+        a_scale: Tensor | None,
         b_scale: Tensor,
         bias: Tensor | None,
         out: Tensor,
     ) -> None:
         problem = self.problem
-        if not self.native or problem.scaling == MX:
+        if problem.weight_only is not None:
+            b = b.view(torch.uint8)
+        elif not self.native or problem.scaling == MX:
             a, b = a.view(torch.uint8), b.view(torch.uint8)
-        a_scale, b_scale = (
-            scale.view(torch.uint8) if dtype == E8M0 else scale
-            for scale, dtype in ((a_scale, problem.a_scale_dtype), (b_scale, problem.b_scale_dtype))
-        )
+        if a_scale is not None and problem.a_scale_dtype == E8M0:
+            a_scale = a_scale.view(torch.uint8)
+        if problem.b_scale_dtype == E8M0:
+            b_scale = b_scale.view(torch.uint8)
         of_parts = splits > 1
         strides = (
             0,
@@ -94,7 +107,7 @@ class Fp8Gemm(Fp8GemmAdapter):
             *b.stride(),
             *((0, 0, 0) if of_parts else (0, *out.stride())),
             0,
-            *strides_of_scale(a_scale),
+            *((0, 0) if a_scale is None else strides_of_scale(a_scale)),
             0,
             *strides_of_scale(b_scale),
             0 if bias is None else bias.stride(0),
@@ -132,6 +145,7 @@ class Fp8Gemm(Fp8GemmAdapter):
             "EVEN_K": problem.k % tile.block_k == 0,
             "PARTS": of_parts,
             "NATIVE": self.native,
+            "WEIGHT_ONLY": problem.weight_only is not None,
         }
         launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
         self._launchers[tile, of_parts] = launcher

@@ -71,6 +71,21 @@ def tiles(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> Tiles
     return Tiles(128, 128, 128, 8, 4 if large else 3)
 
 
+def tiles_of_weights(device: DeviceFacts, rows: int, k: int) -> Tiles:
+    """Tiles of float8 weights beside activations of 16 bits: those take the room of two float8 operands.
+
+    Nothing was measured yet. Weights are decoded in registers, which wgmma takes its left operand from, so up to
+    64 rows they are that; a tile of 128 rows keeps its activations in shared memory instead.
+    """
+    large = device.shared_memory_bytes >= 128 << 10
+    if k % 16:  # rows may begin anywhere: elements are loaded one by one, through registers
+        return Tiles(16, 32, 128, 4, 2)
+    if rows <= FEW:
+        block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        return Tiles(block_m, 64, 128, 4, 4 if large else 3)
+    return Tiles(128, 64, 128, 8, 3) if large else Tiles(64, 64, 128, 4, 3)
+
+
 def splits_of(device: DeviceFacts, programs: int, k: int) -> int:
     """Into how many parts K is split, so that about two programs run on each multiprocessor."""
     blocks = -(-k // 128)

@@ -23,7 +23,7 @@ from kernelhub.dispatch.policy import Wish
 from kernelhub.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from kernelhub.dispatch.select import Selection
+    from kernelhub.dispatch.selection import Selection
 
 FORMAT = "kernelhub lock, version 1"
 _DEVICE_FIELDS = ("vendor", "arch", "name")

@@ -1,0 +1,75 @@
+"""A selection made ready, and how the chosen adapter is made."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.kernel import Kernel, Watch
+from kernelhub.dispatch.load import LoadFailure, failure_of, is_imported, load_attribute
+from kernelhub.dispatch.selection import Selection
+from kernelhub.dispatch.work import JOURNAL
+
+watch_log = logging.getLogger("kernelhub.watch")
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A selection made ready: the adapter's instance and the function that a call runs.
+
+    Attributes:
+        selection: the verdict it came from.
+        adapter: instance of the op's adapter class, made for the problem.
+        run: the call, with the op's arguments in the order that the op's module says.
+        device: index of the GPU that it was made for, -1 for the CPU.
+        calls: how often `run` was entered.
+    """
+
+    selection: Selection[Any]
+    adapter: Any
+    run: Callable[..., Any]
+    counter: Any
+    device: int
+
+    @property
+    def calls(self) -> int:
+        return int(repr(self.counter)[len("count(") : -1])  # the only way to read one that Python will keep
+
+
+def make_adapter(
+    kernel: Kernel, contract: Contract[Any], problem: Any, timeout_s: float, watch: Callable[[], None]
+) -> Any:
+    """An instance of a kernel's adapter; `watch` is called whenever a library may have been imported.
+
+    Raises:
+        LoadFailure: its module cannot be imported, or it cannot be made for the problem here.
+    """
+    make = load_attribute(kernel.target, timeout_s)
+    watch()
+    try:
+        adapter = make(problem)
+    except (Exception, SystemExit) as error:  # some libraries are imported here, and leave where there is no GPU
+        raise failure_of("preparing it", error, "disable it and report this") from error
+    if not isinstance(adapter, contract.adapter):
+        raise LoadFailure(
+            "load_failed",
+            f"{kernel.target} gives {type(adapter).__name__}, not a {contract.adapter.__name__}",
+            "mend the backend",
+        )
+    watch()
+    return adapter
+
+
+def watch_imported(watches: Iterable[Watch], watched: set[Watch], timeout_s: float) -> None:
+    """Have the libraries that are imported by now, and were not in `watched`, tell of what they compile."""
+    for watch in watches:
+        if watch.module in sys.modules and watch not in watched and is_imported(watch.module):
+            watched.add(watch)
+            try:
+                load_attribute(watch.target, timeout_s)(watch.module, JOURNAL)
+            except Exception as error:  # a library may have changed; calls of it are as good as before
+                watch_log.warning("what %s compiles is neither counted nor refused: %r", watch.module, error)

@@ -1,0 +1,113 @@
+"""Every reason against a kernel, one after the other: who only wants to know whether there is one stops at the first.
+
+A `Question` holds all that reasons are made from, as it was when the question was asked. So a choice asks no more than
+it needs, and what it did not ask for can be told later, and is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kernelhub.dispatch.candidates import Candidates
+from kernelhub.dispatch.constraint import NOT_BUILT, Rejection
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.lineup import Lineup, said_by
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.policy import Policy
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
+
+
+class Question(NamedTuple):
+    """Which kernel runs a problem: everything the answer depends on.
+
+    Attributes:
+        op: name of the op.
+        problem: what is asked.
+        features: those that the problem uses.
+        candidates: the kernels there are, and their known defects.
+        lineup: the same as they stand on the problem's device.
+        machine: facts of the machine, as they were at the time.
+        quarantined: by (op, kernel), what was found wrong on the device, as it was at the time.
+        policy: what the user said about this problem.
+    """
+
+    op: str
+    problem: Any
+    features: Sequence[str]
+    candidates: Candidates
+    lineup: Lineup
+    machine: Machine
+    quarantined: Mapping[tuple[str, str], Rejection]
+    policy: Policy
+
+
+def can_run(asked: Question, kernel: Kernel) -> bool:
+    """Is there no reason against a kernel?"""
+    if asked.lineup.standings[kernel].refused and not forced_past_limits(asked, kernel):
+        return False
+    return next(reasons(asked, kernel), None) is None
+
+
+def reasons(asked: Question, kernel: Kernel) -> Iterator[Rejection]:
+    """Every reason against one kernel, but that one for other devices is not asked about the problem."""
+    policy, machine = asked.policy, asked.machine
+    if policy.disables:
+        for wish in policy.removing(asked.op, kernel):
+            yield Rejection("disabled", f"disabled by {wish.origin}", wish.undo or f"remove it from {wish.origin}")
+    if policy.barred:
+        yield from policy.barred.get("*", ())
+        yield from policy.barred.get(kernel.name, ())
+    failure = machine.load_failures.get((asked.op, kernel.name)) if machine.load_failures else None
+    if forced_past_limits(asked, kernel):
+        if failure is not None:  # what cannot be loaded cannot be run past anything
+            yield failure
+        return
+    for part in asked.lineup.standings[kernel].parts:
+        rejection = part if isinstance(part, Rejection) else said_by(part, asked.problem, machine)
+        if rejection is not None and (rejection.code != NOT_BUILT or not _named(asked, kernel)):
+            yield rejection
+    for name in asked.features:
+        if name not in kernel.features:
+            yield Rejection("feature", f"does not support {name}")
+    if failure is not None:
+        yield failure
+    if policy.deterministic and not kernel.deterministic:
+        yield Rejection("nondeterministic", "may give other bits from run to run")
+    if policy.batch_invariant and not kernel.batch_invariant:
+        yield Rejection("batch_variant", "a row's bits may depend on the rest of the batch")
+    for entry in asked.candidates.known_bad_of(kernel):
+        if all(condition.reject(asked.problem, machine) is None for condition in entry.where):
+            yield Rejection("known_bad", f"{entry.symptom} ({entry.issue})", entry.remedy)
+    if asked.quarantined and (found := asked.quarantined.get((asked.op, kernel.name))) is not None:
+        yield found
+    layout = getattr(asked.problem, WEIGHT_LAYOUT, CHECKPOINT)
+    if layout not in kernel.layouts:
+        yield _layout_rejection(kernel, layout, asked.candidates.kernels)
+
+
+def forced_past_limits(asked: Question, kernel: Kernel) -> bool:
+    """Does the user ask for the kernel whatever speaks against it?"""
+    return asked.policy.unsafe and _asked_for(asked, kernel)
+
+
+def _asked_for(asked: Question, kernel: Kernel) -> bool:
+    request = asked.policy.request_for(asked.op)
+    return request is not None and not request.fixed and request.means(kernel)
+
+
+def _named(asked: Question, kernel: Kernel) -> bool:
+    """Whether the user asks for the kernel or prefers it, by its name or its backend's."""
+    return _asked_for(asked, kernel) or any(wish.means(kernel) for wish in asked.policy.preferences_for(asked.op))
+
+
+def _layout_rejection(kernel: Kernel, layout: str, kernels: Sequence[Kernel]) -> Rejection:
+    """Why a kernel cannot read these weights, and who can."""
+    reason = f"reads weights as {' or '.join(kernel.layouts)}; these are {layout}"
+    if layout == CHECKPOINT:
+        return Rejection(
+            "layout", reason, f"pack them as {kernel.packs_to or kernel.layouts[0]}: prepare(...).pack(...)"
+        )
+    readers = [other.name for other in kernels if layout in other.layouts]
+    unpack = "give them as in the checkpoint, which PackedWeight.unpack() gives back"
+    return Rejection("layout", reason, f"run {' or '.join(readers)}, or {unpack}" if readers else unpack)
