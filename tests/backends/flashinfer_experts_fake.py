@@ -9,10 +9,18 @@ from tests.backends import flashinfer_mixed_fake as mixed
 E4M3 = torch.float8_e4m3fn
 
 
+def by_reciprocals(rows):
+    """Rows as float8 by 1 x 128 means them: `scale_1x128_kernel` of the library."""
+    groups = rows.float().unflatten(1, (-1, 128))
+    largest = groups.abs().amax(2, keepdim=True)
+    factor = torch.where(largest > 0, 448 / largest, 1.0)
+    return ((groups * factor).clamp(-448, 448).to(E4M3).float() * (1 / factor)).flatten(1)
+
+
 def cutlass_fused_moe(
     input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights, output_dtype,
     quant_scales, output=None, use_fused_finalize=True, use_w4_group_scaling=False, fc1_expert_biases=None,
-    fc2_expert_biases=None, swiglu_alpha=None, swiglu_beta=None, swiglu_limit=None,
+    fc2_expert_biases=None, swiglu_alpha=None, swiglu_beta=None, swiglu_limit=None, use_deepseek_fp8_block_scale=False,
 ):  # fmt: skip
     ids, weights, w31, w2 = token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights
     for tensor in (input, ids, weights, w31, w2, output):
@@ -37,6 +45,14 @@ def cutlass_fused_moe(
                 assert item.is_contiguous()
                 assert item.dtype is (output_dtype if item.ndim == 2 else torch.float32)
         assert (biases[0] is None) is (biases[1] is None)
+    if use_deepseek_fp8_block_scale:
+        assert input.dtype is output_dtype is torch.bfloat16
+        assert all(scale.dtype is torch.float32 and scale.is_contiguous() for scale in quant_scales)
+        w31, w2 = (
+            of.float() * scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
+            for of, scale in zip((w31, w2), quant_scales, strict=True)
+        )
+        quant_scales, input = [], by_reciprocals(input)
     assert w2.shape == (experts, w31.shape[2], inner)
     static = input.dtype is E4M3
     fc1 = fc2 = None
@@ -46,8 +62,8 @@ def cutlass_fused_moe(
         assert quant.ndim == dequant.ndim == 0
     else:
         assert not quant_scales
-        assert input.dtype is output_dtype
-        assert use_w4_group_scaling or w31.dtype is w2.dtype is output_dtype
+        assert use_deepseek_fp8_block_scale or input.dtype is output_dtype
+        assert use_deepseek_fp8_block_scale or use_w4_group_scaling or w31.dtype is w2.dtype is output_dtype
     result = torch.zeros(output.shape)
     for expert in range(experts):
         for token, choices in enumerate((ids == expert).tolist()):
@@ -67,6 +83,8 @@ def cutlass_fused_moe(
             if static:
                 joined = (joined.float() * quant).clamp(-448, 448).to(E4M3)
                 down = joined.float() @ w2[expert].float().t() * fc2[expert]
+            elif use_deepseek_fp8_block_scale:
+                down = by_reciprocals(joined[None])[0] @ w2[expert].t()
             else:
                 down = joined.float() @ w2[expert].float().t()
             if biases[1] is not None:
@@ -78,7 +96,7 @@ def cutlass_fused_moe(
 
 def cutlass_fused_moe_workspace_size(
     max_num_tokens, hidden_size, intermediate_size, num_experts_total, top_k, *, x_dtype, weight_dtype, output_dtype,
-    use_fused_finalize, device, use_w4_group_scaling=False,
+    use_fused_finalize, device, use_w4_group_scaling=False, use_deepseek_fp8_block_scale=False,
 ):  # fmt: skip
     assert not use_fused_finalize
     return 2 * max_num_tokens * top_k * (hidden_size + 2 * intermediate_size)

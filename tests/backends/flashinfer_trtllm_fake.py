@@ -126,6 +126,44 @@ def trtllm_fp8_per_tensor_scale_routed_moe(
     return output
 
 
+def coded(values: Tensor) -> Tensor:
+    """float8 by 128 columns, as values."""
+    groups = values.unflatten(0, (-1, 128))
+    scale = (groups.abs().amax(1, keepdim=True) / 448).clamp(min=2.0**-126)
+    return ((groups / scale).clamp(-448, 448).to(E4M3).float() * scale).flatten()
+
+
+def trtllm_fp8_block_scale_routed_moe(
+    topk_ids, routing_bias, hidden_states, hidden_states_scale, gemm1_weights, gemm1_weights_scale, gemm2_weights,
+    gemm2_weights_scale, num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
+    local_num_experts, routed_scaling_factor, routing_method_type=0, use_shuffled_weight=False, weight_layout=0,
+    output=None, fp8_quantization_type=1,
+):  # fmt: skip
+    sizes = (num_experts, top_k, intermediate_size, n_group, topk_group, local_expert_offset, local_num_experts)
+    check_sizes(hidden_states, *sizes, routed_scaling_factor, routing_method_type, output)
+    assert routing_bias is None
+    assert (use_shuffled_weight, weight_layout, fp8_quantization_type) == (False, 0, 1)
+    tokens, hidden = hidden_states.shape
+    assert hidden_states.dtype is gemm1_weights.dtype is gemm2_weights.dtype is E4M3
+    assert hidden_states_scale.shape == (hidden // 128, tokens)
+    assert gemm1_weights_scale.shape == (num_experts, 2 * intermediate_size // 128, hidden // 128)
+    assert gemm2_weights_scale.shape == (num_experts, hidden // 128, intermediate_size // 128)
+    for scale in (hidden_states_scale, gemm1_weights_scale, gemm2_weights_scale):
+        assert scale.dtype is torch.float32
+        assert scale.is_contiguous()
+    x = hidden_states.float() * hidden_states_scale.t().repeat_interleave(128, 1)
+
+    def matrix(codes: Tensor, scale: Tensor) -> Tensor:
+        return codes.float() * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+
+    def gives(expert: int, row: Tensor) -> Tensor:
+        up, gate = coded(matrix(gemm1_weights[expert], gemm1_weights_scale[expert]) @ row).chunk(2)
+        return matrix(gemm2_weights[expert], gemm2_weights_scale[expert]) @ coded(gate * gate.sigmoid() * up)
+
+    summed(topk_ids, x, top_k, num_experts, output, gives)
+    return output
+
+
 def in_floats(codes: Tensor, exponents: Tensor) -> Tensor:
     """Codes [N, K / 2] in order and their exponents [N, K / 32] as float32."""
     nibbles = torch.stack([codes & 15, codes >> 4], 2).flatten(1).long()
@@ -180,4 +218,9 @@ def trtllm_fp4_block_scale_routed_moe(
     return [output]
 
 
-FUNCTIONS = (trtllm_bf16_routed_moe, trtllm_fp8_per_tensor_scale_routed_moe, trtllm_fp4_block_scale_routed_moe)
+FUNCTIONS = (
+    trtllm_fp8_block_scale_routed_moe,
+    trtllm_bf16_routed_moe,
+    trtllm_fp8_per_tensor_scale_routed_moe,
+    trtllm_fp4_block_scale_routed_moe,
+)

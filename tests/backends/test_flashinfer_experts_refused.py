@@ -1,4 +1,4 @@
-"""Why FlashInfer's other mixtures of experts are no kernels of `fused_moe`: what they round, and how far off that is.
+"""Why FlashInfer's other mixtures of experts are not `fused_moe`'s default: what they round, and how far off.
 
 Each model differs from the reference by the one rounding that the library's source shows (0.6.18.post1), sums being
 exact; so its error is the least that the kernel can have. Figures are in units of what `fused_moe` allows.
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.flashinfer import kernels as records
+from kernelhub.dispatch.constraint import OneOf
 from kernelhub.ops.formats import to_e4m3
+from kernelhub.ops.moe.experts.activations import Activations
 from kernelhub.ops.moe.experts.inputs import moe_inputs
-from kernelhub.ops.moe.experts.reference import fp8_values
+from kernelhub.ops.moe.experts.problem import ASKED_FORMATS
 from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.ops.moe.experts.weights import dequantized, matrix
 from tests.contract.experts import PLAIN
@@ -34,7 +36,7 @@ def bfloat16(values: Tensor) -> Tensor:
 
 
 def fp8_by_128(values: Tensor) -> Tensor:
-    return fp8_values(values.float(), None, True, torch.float64)
+    return Activations("float8_e4m3fn", True).rounded(values, None, torch.float64)
 
 
 def by_reciprocals(values: Tensor) -> Tensor:
@@ -130,8 +132,15 @@ def test_cutlass_s_blocks_of_fp8_are_too_far_off_for_some_tokens(top_k, inner) -
 
 
 @pytest.mark.parametrize("weights", ["fp8_block", "fp8_block_ue8m0", "nvfp4", "fp8_channel"])
-def test_no_record_takes_them(weights) -> None:
+def test_no_record_takes_them_unless_a_format_is_asked_for(weights) -> None:
     for kernel in records.KERNELS:
         if kernel.op == "fused_moe":
-            (takes,) = (item for item in kernel.constraints if getattr(item, "field", "") == "weights")
-            assert weights not in takes.values
+            takes, activations = (
+                next((item for item in kernel.constraints if getattr(item, "field", "") == field), None)
+                for field in ("weights", "activation_dtype")
+            )
+            assert isinstance(takes, OneOf)
+            if weights in takes.values:
+                assert isinstance(activations, OneOf)
+                assert set(activations.values) <= set(ASKED_FORMATS)
+                assert repr(activations.values[0]) in activations.remedy

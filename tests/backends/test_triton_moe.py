@@ -13,9 +13,9 @@ from kernelhub.backends.triton.moe import experts_adapter
 from kernelhub.backends.triton.moe.experts_adapter import Experts
 from kernelhub.backends.triton.moe.tiles import choose, default_tiles, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles, Tuned
+from kernelhub.ops.moe.experts.activations import Activations
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
-from kernelhub.ops.moe.experts.reference import fp8_values
 from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.probes.device import facts, simulated
 from tests.conftest import DEVICE
@@ -182,13 +182,13 @@ class TestQuantizing:
         rows[3], rows[4, 1:] = 0.0, 0.0
         rows = rows.to(DEVICE)
         scale = torch.tensor(0.01, device=DEVICE) if static else None
-        codes, scales = Experts(layer)._quantized(rows, scale, 0)
+        codes, scales = Experts(layer)._tokens(rows, scale)
         assert scales is not None
         grouped = weights == "fp8_block"
         width = 128 if grouped else 200
         spread = scales.reshape(33 if not static else 1, -1).repeat_interleave(width, 1)[:, :200]
         values = codes.view(torch.float8_e4m3fn).float() * spread
-        want = fp8_values(rows, scale, grouped, torch.float32)
+        want = Activations("float8_e4m3fn", grouped).rounded(rows, scale, torch.float32)
         # A division that is off by 2^-22 may fall on the other side of the middle between two codes.
         moved = (values - want).abs() > 2.0**-20 * want.abs()
         assert float(moved.float().mean()) < 1e-3

@@ -12,7 +12,7 @@ from torch import Tensor
 import kernelhub
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.moe.experts.inputs import moe_inputs
-from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FORMATS, FP8_FORMATS
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS, ASKED_FORMATS, FORMATS, FP8_FORMATS
 from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.ops.moe.models import MoeModel
 from tests.conftest import DEVICE
@@ -21,6 +21,8 @@ from tests.conftest import DEVICE
 PLAIN = MoeModel("plain", num_experts=5, top_k=2, hidden_size=160, intermediate_size=128)
 BIASED = dataclasses.replace(PLAIN, name="biased", bias=True)
 FP8 = ("fp8_tensor", "fp8_channel", "fp8_block", "fp8_block_ue8m0")
+# Activations in a format that is asked for by name, and weights that they multiply.
+ASKED = tuple((form, weights) for form, fitting in ASKED_FORMATS.items() for weights in fitting)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,29 @@ CASES = [
             ("fp8_block", 96, 128),
         )
     ),
+    *(Case(f"{form} of {weights}", {"activation_dtype": form, "weights": weights}) for form, weights in ASKED),
+    *(
+        Case(f"{form} of {weights}, biases", {"activation_dtype": form, "weights": weights, "model": BIASED})
+        for form, weights in ASKED
+        if weights != "fp8_block_ue8m0"
+    ),
+    *(
+        Case(
+            f"{form}, {label}",
+            {"activation_dtype": form, "weights": ASKED_FORMATS[form][-1], "model": BIASED} | inputs,
+            more,
+        )
+        for form in ("fp8_block_gate_up", "mxfp8", "nvfp4")
+        for label, inputs, more in (
+            ("router before", {}, {"apply_router_weight_on_input": True}),
+            ("clamped", {}, {"activation": "swiglu_oai", "limit": 0.5}),
+            ("in float32", {"dtype": torch.float32, "hidden_size": 64, "tokens": 2}, {}),
+        )
+    ),
+    Case(
+        "mxfp8, 129 by 256",
+        {"activation_dtype": "mxfp8", "weights": "fp8_block_ue8m0", "hidden_size": 129, "intermediate_size": 256},
+    ),
 ]
 
 
@@ -115,6 +140,30 @@ class ExpertsContract:
             self.check(out, arguments | scales)  # some tokens reach beyond 3.0, and saturate
             for name in scales:
                 assert not compare(out, arguments | scales | {name: 0.5 * scales[name]}).ok
+
+    @pytest.mark.parametrize("form", ["fp8_block_gate_up", "mxfp8", "nvfp4"])
+    def test_a_format_is_for_those_who_ask_for_it(self, form: str) -> None:
+        if all(case.inputs.get("activation_dtype") != form for case in self.accepted_cases()):
+            pytest.skip(f"{self.kernel} has not {form}: one format")
+        asked = self.inputs(activation_dtype=form, weights=ASKED_FORMATS[form][0], intermediate_size=256, tokens=9)
+        usual = {name: item for name, item in asked.items() if name not in ("activation_dtype", "a1_scale", "a2_scale")}
+        mine, exact = self.run(asked), self.run(usual)
+        self.check(mine, asked)
+        self.check(exact, usual)
+        assert not compare(mine, usual).ok
+        assert not compare(exact, asked).ok
+        assert not compare(mine, asked | {"topk_weights": 1.1 * asked["topk_weights"]}).ok
+        if form == "nvfp4":
+            for name in ("a1_scale", "a2_scale"):
+                other = asked | {name: 1.3 * asked[name]}
+                assert not compare(mine, other).ok
+                self.check(self.run(other), other)
+        x = asked["x"].clone()
+        x[1, 3] = torch.nan
+        out = self.run(asked | {"x": x})
+        assert out[1].isnan().all()
+        assert torch.equal(out[2:], mine[2:])
+        assert not self.run(asked | {"x": torch.zeros_like(x)}).any()
 
     def test_scales_of_either_shape(self) -> None:
         for weights in ("fp8_tensor", "fp8_channel", "nvfp4", "mxfp4"):

@@ -11,8 +11,8 @@ from kernelhub.backends.torch.moe.experts import Experts
 from kernelhub.backends.torch.moe.routing import Routing
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.ops.moe.experts.activations import Activations
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
-from kernelhub.ops.moe.experts.reference import fp8_values
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 from tests.contract.experts import ExpertsContract
 from tests.contract.routing import RoutingContract
@@ -211,15 +211,15 @@ class WeighsAfterwardsAlways(Experts):
 
 
 class QuantizesNothing(Experts):
-    def _multiplied(self, rows, scale):
+    def _multiplied(self, rows, scale, least=0.0):
         return rows.to(self._dtype)
 
 
 class OneScaleForARowThatHasGroups(Experts):
-    def _multiplied(self, rows, scale):
+    def _multiplied(self, rows, scale, least=0.0):
         if not self.problem.fp8_activations:
             return rows.to(self._dtype)
-        return fp8_values(rows, scale, False, self._dtype)
+        return Activations("float8_e4m3fn", False).rounded(rows, scale, self._dtype)
 
 
 class OtherBitsEachTime(Experts):

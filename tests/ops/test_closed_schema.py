@@ -113,7 +113,13 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
         for heads in (16, 64)
         for q_len in ("one", "many")
     ],
-    "fused_moe": [{"weights": weights} for weights in ("plain", "fp8_block")],
+    "fused_moe": [
+        *({"weights": weights} for weights in ("plain", "fp8_block")),
+        *(
+            {"weights": "fp8_block", "activation_dtype": form, "weight_layout": "experts.up_gate_blocks.v1"}
+            for form in ("fp8_block", "fp8_block_gate_up")
+        ),
+    ],
 }
 
 

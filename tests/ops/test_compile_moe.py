@@ -68,6 +68,19 @@ def test_scales_and_dtypes_of_activations_go_through() -> None:
     assert not any(torch.equal(results[0], other) for other in results[1:3])
 
 
+@pytest.mark.parametrize(("form", "weights"), [("fp8_block_gate_up", "fp8_block"), ("nvfp4", "nvfp4")])
+def test_formats_of_activations_go_through(form: str, weights: str) -> None:
+    arguments = moe_inputs(tokens=4, weights=weights, activation_dtype=form, device=DEVICE, **SIZES)
+    run, counter = compiled(lambda a: kernelhub.fused_moe(**a) + 0)
+    assert torch.equal(run(arguments), kernelhub.fused_moe(**arguments))
+    assert counter.frame_count == 1
+    plan = kernelhub.fused_moe.prepare(**arguments)
+    step = (arguments["x"], arguments["topk_weights"], arguments["topk_ids"])
+    run, counter = compiled(lambda *step: plan.run(*step) * 2)
+    assert torch.equal(run(*step), kernelhub.fused_moe(**arguments) * 2)
+    assert counter.frame_count == 1
+
+
 def test_experts_write_into_given_tensors_also_of_operands() -> None:
     arguments = moe_inputs("gpt-oss-120b", tokens=5, weights="plain", device=DEVICE, **SIZES)
     residual = torch.randn_like(arguments["x"])

@@ -299,6 +299,24 @@ TRTLLM_FP8 = Call(
     ),
     ("output",),
 )
+TRTLLM_FP8_BLOCKS = Call(
+    "flashinfer.fused_moe.core:trtllm_fp8_block_scale_routed_moe",
+    (
+        "topk_ids",
+        "routing_bias",
+        "hidden_states",
+        "hidden_states_scale",
+        "gemm1_weights",
+        "gemm1_weights_scale",
+        "gemm2_weights",
+        "gemm2_weights_scale",
+        *_SIZES,
+        "routing_method_type",
+        "use_shuffled_weight",
+        "weight_layout",
+    ),
+    ("output", "fp8_quantization_type"),
+)
 TRTLLM_FP4 = Call(
     "flashinfer.fused_moe.core:trtllm_fp4_block_scale_routed_moe",
     (
@@ -336,6 +354,10 @@ EXPERTS_FP4 = Call(
         "use_w4_group_scaling",
     ),
 )
+EXPERTS_BLOCKS = Call(EXPERTS.target, EXPERTS.positional, (*EXPERTS.keywords, "use_deepseek_fp8_block_scale"))
+EXPERTS_BLOCKS_SPACE = Call(
+    EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_deepseek_fp8_block_scale")
+)
 EXPERTS_FP4_SPACE = Call(
     EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_w4_group_scaling")
 )
@@ -351,6 +373,9 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     CHOICES,
     TRTLLM_BF16,
     TRTLLM_FP8,
+    TRTLLM_FP8_BLOCKS,
+    EXPERTS_BLOCKS,
+    EXPERTS_BLOCKS_SPACE,
     MX_GEMM,
     GROUPS_NVFP4,
     MASKED_GROUPS,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
 from kernelhub.ops.moe.experts.inputs import moe_inputs
-from kernelhub.ops.moe.experts.problem import FORMATS
+from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS
 from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.ops.moe.models import MODELS, MoeModel
 from kernelhub.ops.moe.routing.inputs import routing_inputs
@@ -42,6 +42,15 @@ class ExpertsCases(OpCases):
                     make = _make(model, inputs | {"tokens": tokens})
                     fast = quick and weights in ("plain", "fp8_block") and tokens in (0, 1, 2, 17)
                     yield Case(label=f"{tokens} tokens, {label}", make=make, tokens=True, quick=fast)
+            for form, fitting in ASKED_FORMATS.items():
+                for weights in fitting:
+                    inputs = {"weights": weights, "activation_dtype": form}
+                    label = f"activations in {form}, {weights}, {model.name}"
+                    first = weights == fitting[0]
+                    yield Case(label=label, make=_make(model, inputs), quick=quick and first, repeats=first)
+                    yield Case(label=f"{label}, biases", make=_make(biased, inputs))
+                    for tokens in (0, 1, 17):
+                        yield Case(label=f"{tokens} tokens, {label}", make=_make(model, inputs | {"tokens": tokens}))
             for weights in ("plain", "fp8_block", "mxfp4"):
                 for name, change in _features().items():
                     yield Case(
@@ -94,7 +103,7 @@ class ExpertsCases(OpCases):
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
         want = self.reference(**arguments, dtype=torch.float64)
         agreement = compare(results["out"], arguments)
-        ratio = max(agreement.worst, agreement.overall) if agreement.finite else torch.inf
+        ratio = agreement.ratio if agreement.finite else torch.inf
         figures = f"{agreement.worst:.2g} of what an element may be off, {agreement.overall:.2g} of all together"
         return Judgement(ratio, figures if agreement.finite else "some elements are no numbers", {"out": want})
 

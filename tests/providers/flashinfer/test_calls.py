@@ -83,6 +83,7 @@ class TestReleases:
     def test_newer_calls_are_refused_where_they_are_not_taken(self, call, version) -> None:
         finding = takes_one(several(call), root=wheel("flashinfer-python", version) / "flashinfer")
         from_0_6_12 = (
+            calls.TRTLLM_FP8_BLOCKS,
             calls.MX_GEMM,
             calls.GROUPS_NVFP4,
             calls.DEQUANTIZE_MODULE,

@@ -1,8 +1,8 @@
 """Records of FlashInfer's mixtures of experts.
 
-Those that are no kernels here quantise more than `fused_moe` says: `tests/backends/test_flashinfer_experts_refused.py`
-has what each rounds, and how far off that is. Those of sm_90 for float8 weights with a scale for each expert sum in 14
-bits throughout, which is not exact enough.
+Those that quantise more than `fused_moe` does by default are asked for by a format, or are no kernels here:
+`tests/backends/test_flashinfer_experts_refused.py` has what each rounds, and how far off that is. Those of sm_90 for
+float8 weights with a scale for each expert sum in 14 bits throughout, which is not exact enough.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from kernelhub.backends.flashinfer.requirements import (
     DATACENTRE_BLACKWELL,
     HOPPER,
     INSTALL,
+    Cuda,
     Module,
     Products,
+    RunsNvcc,
     requirements,
 )
 from kernelhub.dispatch.constraint import (
@@ -32,7 +34,17 @@ from kernelhub.dispatch.constraint import (
 )
 from kernelhub.dispatch.kernel import Band, Kernel, KnownBad
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.ops.moe.experts.problem import FP8, FP8_TENSOR, MXFP4, PLAIN, SWIGLU_OAI, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import (
+    BLOCK_FORMATS,
+    FP8,
+    FP8_BLOCK,
+    FP8_BLOCK_GATE_UP,
+    FP8_TENSOR,
+    MXFP4,
+    PLAIN,
+    SWIGLU_OAI,
+    ExpertsProblem,
+)
 from kernelhub.probes.signature import Call
 
 _FOLDER = "kernelhub.backends.flashinfer.moe"
@@ -91,6 +103,16 @@ def _trtllm(call: Call, *more: Constraint) -> tuple[Constraint, ...]:
 _BOTH_BIASES = SameValue("w13_bias", "w2_bias", why="the library takes both biases or neither")
 _ANY_WIDTH = anything("hidden_size", "intermediate_size")  # packing fills them up
 _WIDE_TOKENS = SameValue("activation_dtype", "dtype")
+
+
+_BLOCKS = "experts.up_gate_blocks.v1"
+
+
+def _asked(form: str, why: str) -> Constraint:
+    """Loses more than is allowed unless it is asked for."""
+    return OneOf(
+        "activation_dtype", (form,), "dtype", why, f"ask for it, if that is near enough: activation_dtype={form!r}"
+    )
 
 
 def _layout(name: str) -> dict[str, Any]:
@@ -158,6 +180,43 @@ KERNELS = (
         ),
         features=_MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
         **_layout("experts.mxfp4.cutlass_sm90.v1"),
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.cutlass_experts_blocks",
+        target=f"{_FOLDER}.blocks:ExpertsBlocks",
+        summary=f"CUTLASS's float8 products in blocks on sm_90, asked for by fp8_block; {_PACKED}; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(HOPPER, calls.EXPERTS_BLOCKS, calls.EXPERTS_BLOCKS_SPACE),
+            Cuda("12.8"),
+            _MODULE,
+            RunsNvcc(),
+            _BF16,
+            OneOf("weights", BLOCK_FORMATS),
+            _asked(FP8_BLOCK, "gate and up are rounded, and quotients found by reciprocals"),
+            *_CHOICES,
+            *_widths(128, "blocks are whole"),
+        ),
+        features=_MAPPED,
+        **_layout(_BLOCKS),
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_blocks",
+        target=f"{_FOLDER}.blocks:TrtllmBlocks",
+        summary=f"TensorRT-LLM's float8 products in blocks, asked for by fp8_block_gate_up; {_PACKED}",
+        band=Band.TUNED,
+        constraints=_trtllm(
+            calls.TRTLLM_FP8_BLOCKS,
+            OneOf("weights", BLOCK_FORMATS),
+            _asked(FP8_BLOCK_GATE_UP, "gate and up are quantised before they are joined"),
+            *_widths(128, "blocks are whole"),
+        ),
+        features=_MAPPED,
+        **_layout(_BLOCKS),
         source=_SOURCE,
     ),
     Kernel(

@@ -25,7 +25,7 @@ from kernelhub.probes.device import facts_of
 
 RENORMALIZE = 1  # a routing that no kernel runs, as ids are given; but its limits are checked
 _LEAST_BYTES = 128 << 10  # of an intermediate
-_SMALLEST, _FEW = 256, 8  # width and experts of the layer by which the module is loaded
+SMALLEST, FEW = 256, 8  # width and experts of the layer by which the module is loaded
 
 
 class TrtllmExperts(ExpertsAdapter, PackingExperts):
@@ -84,10 +84,10 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
 
     def _load(self) -> None:
         """Pack and run a layer of few and small experts."""
-        wide = _SMALLEST
-        few = replace(self.problem, num_experts=_FEW, top_k=1, hidden_size=wide, intermediate_size=wide)
+        wide = SMALLEST
+        few = replace(self.problem, num_experts=FEW, top_k=1, hidden_size=wide, intermediate_size=wide)
         small = type(self)(replace(few, device=facts_of(-1)))  # which loads nothing
-        x = torch.zeros(1, _SMALLEST, dtype=torch.bfloat16, device="cuda")
+        x = torch.zeros(1, SMALLEST, dtype=torch.bfloat16, device="cuda")
         ids = torch.zeros(1, 1, dtype=torch.int32, device="cuda")
         w13, w2 = small.of_zeros(W13, 2 * wide), small.of_zeros(W2, wide)
         one = torch.ones(1, device="cuda")
@@ -103,11 +103,11 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
 
 def _zeros(weights: str, rows: int) -> tuple[Tensor, Tensor | None]:
     """Experts of zeros in a format, on the current GPU."""
-    shape = (_FEW, rows, _SMALLEST)
+    shape = (FEW, rows, SMALLEST)
     if weights == MXFP4:
-        groups = _SMALLEST // FP4_GROUP[MXFP4]
-        codes = torch.zeros(_FEW, rows, _SMALLEST // 2, dtype=torch.uint8, device="cuda")
-        return codes, codes.new_full((_FEW, rows, groups), ONE_E8M0)
+        groups = SMALLEST // FP4_GROUP[MXFP4]
+        codes = torch.zeros(FEW, rows, SMALLEST // 2, dtype=torch.uint8, device="cuda")
+        return codes, codes.new_full((FEW, rows, groups), ONE_E8M0)
     if weights == FP8_TENSOR:
-        return torch.zeros(shape, dtype=E4M3, device="cuda"), torch.ones(_FEW, device="cuda")
+        return torch.zeros(shape, dtype=E4M3, device="cuda"), torch.ones(FEW, device="cuda")
     return torch.zeros(shape, dtype=torch.bfloat16, device="cuda"), None

@@ -13,9 +13,18 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E4M3, from_e2m1, from_e8m0
+from kernelhub.ops.moe.experts.activations import SMALLEST_AMAX, Activations, inner_least
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
-from kernelhub.ops.moe.experts.problem import FP4_FORMATS, MXFP4, PLAIN, ExpertsProblem
-from kernelhub.ops.moe.experts.reference import fp8_values, joined, local_ids
+from kernelhub.ops.moe.experts.problem import (
+    BLOCK_FORMATS,
+    FLOATS,
+    FP4_FORMATS,
+    FP8_BLOCK_GATE_UP,
+    MXFP4,
+    PLAIN,
+    ExpertsProblem,
+)
+from kernelhub.ops.moe.experts.reference import ROUNDED_FIRST, joined, local_ids
 from kernelhub.ops.moe.experts.weights import BLOCK, FP4_GROUP, Matrix
 from kernelhub.runtime.host import on_host
 from kernelhub.runtime.scratch import scratch
@@ -31,9 +40,11 @@ class Experts(ExpertsAdapter):
         super().__init__(problem)
         exact = problem.dtype
         # Codes times float32 scales of activations need more digits, scales of 2^127 more range.
-        if problem.fp8_activations or (problem.weights == MXFP4 and problem.dtype == "float16"):
+        if problem.activation_dtype not in FLOATS or (problem.weights == MXFP4 and problem.dtype == "float16"):
             exact = "float32"
         self._dtype: torch.dtype = getattr(torch, exact)
+        self._activations = Activations(problem.activation_dtype, problem.weights in BLOCK_FORMATS)
+        self._least = inner_least(problem.activation_dtype)
         self._tables: dict[bool, Tensor] = {}
 
     def launch(
@@ -79,8 +90,12 @@ class Experts(ExpertsAdapter):
                 both.mul_(weight)
             if w13.bias is not None:
                 both.add_(w13.bias[expert])
-            inner = joined(both, problem.activation, values.alpha, values.limit).to(x.dtype)
-            result = self._product(self._multiplied(inner, values.a2_scale), w2, expert)
+            if problem.activation_dtype == FP8_BLOCK_GATE_UP:
+                both = self._activations.rounded(both, None, torch.float32, self._least)
+            inner = joined(both, problem.activation, values.alpha, values.limit)
+            if problem.activation_dtype in ROUNDED_FIRST:
+                inner = inner.to(x.dtype)
+            result = self._product(self._multiplied(inner, values.a2_scale, self._least), w2, expert)
             if w2.bias is not None:
                 result.add_(w2.bias[expert])
             if not problem.apply_router_weight_on_input:
@@ -88,11 +103,9 @@ class Experts(ExpertsAdapter):
             added[rows] = result
         return added.view(tokens, top_k, -1).sum(1)
 
-    def _multiplied(self, rows: Tensor, scale: Tensor | None) -> Tensor:
+    def _multiplied(self, rows: Tensor, scale: Tensor | None, least: float = SMALLEST_AMAX) -> Tensor:
         """Activations as the products take them."""
-        if self.problem.fp8_activations:
-            return fp8_values(rows, scale, self.problem.activation_groups, self._dtype)
-        return rows.to(self._dtype)
+        return self._activations.rounded(rows, scale, self._dtype, least)
 
     def _product(self, rows: Tensor, matrix: Matrix, expert: int) -> Tensor:
         """float32 [R, N]: rows by one expert's weights."""

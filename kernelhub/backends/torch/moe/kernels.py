@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kernelhub.backends.torch.devices import ANYWHERE
-from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
+from kernelhub.dispatch.constraint import OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.moe.experts.problem import FORMATS, FP8
+from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS, FP8, asked_formats_fit
 from kernelhub.ops.moe.routing.problem import FLOATS
 
 _ROUTING = frozenset(
@@ -46,7 +46,8 @@ KERNELS = (
             ANYWHERE,
             dtype_in("dtype", *FLOATS),
             OneOf("weights", FORMATS),
-            dtype_in("activation_dtype", *FLOATS, FP8),
+            dtype_in("activation_dtype", *FLOATS, FP8, *ASKED_FORMATS),
+            Rule(("weights", "activation_dtype", "static_scales"), asked_formats_fit, "value"),
             anything("num_experts", "top_k", "hidden_size", "intermediate_size"),
         ),
         features=_EXPERTS,

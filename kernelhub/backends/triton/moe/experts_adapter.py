@@ -6,7 +6,7 @@ Nothing is read back from the device, and grids depend on the number of tokens a
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,26 +16,28 @@ from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.moe import candidates
+from kernelhub.backends.triton.moe.activations import Activations, Join
 from kernelhub.backends.triton.moe.matmul import experts_kernel
-from kernelhub.backends.triton.moe.quantize import quantize_kernel
 from kernelhub.backends.triton.moe.reduction import reduce_kernel
 from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
 from kernelhub.backends.triton.moe.tiles import Choice, choose, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
-from kernelhub.backends.triton.planes import Planes, wide, words
+from kernelhub.backends.triton.planes import wide, words
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.dispatch.configuration import DEFAULT, Configurable, Configuration, look_up
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
     FP4_FORMATS,
+    FP8_BLOCK_GATE_UP,
     FP8_BLOCK_UE8M0,
     FP8_FORMATS,
+    MXFP8,
     NVFP4,
     PLAIN,
     ExpertsProblem,
 )
-from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
+from kernelhub.ops.moe.experts.weights import Matrix
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
@@ -78,7 +80,6 @@ class Experts(ExpertsAdapter, Configurable):
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         self._sorters: dict[tuple[int, bool], Launcher] = {}
         self._products: dict[tuple[Tiles, bool], tuple[Launcher, Launcher]] = {}
-        self._planes = [Planes(width) for width in (problem.hidden_size, problem.intermediate_size)]
         self._measured = [entry for entry in TUNED if entry.fits(problem)]
         self._given: Mapping[int, Configuration] = {}
         self._defaults: dict[int, Choice] = {}
@@ -86,7 +87,13 @@ class Experts(ExpertsAdapter, Configurable):
         choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
         self._choices = choices
         self._count = Launcher(count_kernel, {**choices, "BLOCK": _SORTED_AT_ONCE}, num_warps=4, num_stages=1)
-        self._quantizers = [self._quantizer(width) for width in (problem.hidden_size, problem.intermediate_size)]
+        self._tokens, self._inner = (
+            Activations(problem, width, self._native) for width in (problem.hidden_size, problem.intermediate_size)
+        )
+        self._join = Join(problem, self._native) if problem.activation_dtype == FP8_BLOCK_GATE_UP else None
+        # What is rounded more than once is float32 between.
+        named = problem.activation_dtype in (FP8_BLOCK_GATE_UP, MXFP8, NVFP4)
+        self._inner_dtype = torch.float32 if named else self._dtype
         self._reduce = Launcher(
             reduce_kernel,
             {"N": problem.hidden_size, **choices, "HAS_RESIDUAL": problem.residual, "BLOCK_N": _REDUCED_AT_ONCE},
@@ -114,22 +121,21 @@ class Experts(ExpertsAdapter, Configurable):
     def workspace_bytes(self, num_tokens: int) -> int:
         problem, step = self.problem, self._round(num_tokens)
         pairs, item = step * problem.top_k, self._dtype.itemsize
-        total = pairs * (problem.hidden_size + problem.intermediate_size) * item
+        inner = problem.intermediate_size * (1 if self._join is None else 2)
+        total = pairs * (problem.hidden_size * item + inner * self._inner_dtype.itemsize)
         rows, tiles = self._bounds(pairs, self._choice(step).first.block_m)
         total += 4 * (rows + tiles + problem.num_experts + 1)
-        if problem.weights in FP4_FORMATS:
-            total += (step * problem.hidden_size + pairs * problem.intermediate_size) * item
-        if problem.fp8_activations:
-            for count, width in ((step, problem.hidden_size), (pairs, problem.intermediate_size)):
-                total += count * (width + 4 * self._pieces(width))
-        return total
+        return total + self._tokens.bytes_of(step) + self._inner.bytes_of(pairs)
 
     def configurations(self, num_tokens: int, stage: int, best: Configuration | None) -> Sequence[Configuration]:
-        """First other tiles of the first product, then, with the best of them, of the second."""
-        if stage == 0:
-            return candidates.of_first(self.problem, num_tokens)
-        if stage > 1:
+        """First other tiles of the first product, then, with the best of them, of the second.
+
+        Where gate and up are columns of one product, both have the tiles of the second.
+        """
+        if stage > (1 if self._join is None else 0):
             return ()
+        if stage == 0 and self._join is None:
+            return candidates.of_first(self.problem, num_tokens)
         first = self._choice(num_tokens).first if best is None else candidates.read(best)[0]
         return candidates.of_second(self.problem, first)
 
@@ -176,19 +182,21 @@ class Experts(ExpertsAdapter, Configurable):
             }
             sorter = self._sorters[block_m, counted] = Launcher(sort_kernel, static, num_warps=4, num_stages=1)
         on_input = problem.apply_router_weight_on_input
+        # Gate and up that are quantised before they are joined are columns of one product.
+        first_tiles = choice.first if self._join is None else choice.second
         launchers = []
-        for tiles, gated, where in (
-            (choice.first, True, "input" * on_input),
+        for tiles, first, where in (
+            (first_tiles, True, "input" * on_input),
             (choice.second, False, "" if on_input else "output"),
         ):
-            made = self._products.get((tiles, gated))
+            made = self._products.get((tiles, first))
             if made is None:
-                made = (self._product(tiles, gated, where, False), self._product(tiles, gated, where, True))
-                self._products[tiles, gated] = made
+                made = (self._product(tiles, first, where, False), self._product(tiles, first, where, True))
+                self._products[tiles, first] = made
             launchers.append(made)
         most_rows, most_tiles = self._bounds(pairs, block_m)
         programs = (
-            most_tiles * -(-problem.intermediate_size // choice.first.block_n),
+            most_tiles * -(-self._columns // first_tiles.block_n),
             most_tiles * -(-problem.hidden_size // choice.second.block_n),
             num_tokens * -(-problem.hidden_size // _REDUCED_AT_ONCE),
         )
@@ -207,11 +215,14 @@ class Experts(ExpertsAdapter, Configurable):
         ids = (topk_ids, table)
         strides = (*topk_ids.stride(), 0 if table is None else table.stride(0))
         rows = self._sort(ids, sizes, strides, round_)
-        a, a_scale = self._quantized(x, values.a1_scale, 0)
-        inner = x.new_empty((pairs, problem.intermediate_size))
+        a, a_scale = self._tokens(x, values.a1_scale)
+        inner = x.new_empty((pairs, self._columns), dtype=self._inner_dtype)
         first, second, reduced = round_.programs
         self._multiply(round_.first, first, a, a_scale, w13, rows, topk_weights, values, inner)
-        a, a_scale = self._quantized(inner, values.a2_scale, 1)
+        if self._join is None:
+            a, a_scale = self._inner(inner, values.a2_scale)
+        else:
+            a, a_scale = self._join(inner, values.alpha, values.limit)
         added = x.new_empty((pairs, problem.hidden_size))
         self._multiply(round_.second, second, a, a_scale, w2, rows, topk_weights, values, added)
         of_residual = (0, 0) if residual is None else residual.stride()
@@ -301,27 +312,32 @@ class Experts(ExpertsAdapter, Configurable):
             *router.stride(),
         )
 
-    def _product(self, tiles: Tiles, gated: bool, where: str, in_words: bool) -> Launcher:
-        problem = self.problem
-        quantized, grouped = problem.fp8_activations, problem.activation_groups
+    @property
+    def _columns(self) -> int:
+        """Of the first product's result: what joins gate and up, or both."""
+        return self.problem.intermediate_size * (1 if self._join is None else 2)
+
+    def _product(self, tiles: Tiles, first: bool, where: str, in_words: bool) -> Launcher:
+        problem, gated = self.problem, first and self._join is None
+        quantized = problem.fp8_activations
         native_products = quantized and self._native
         decoded = "fp8" if problem.weights in FP8_FORMATS else problem.weights
         ptx = by_ptx(problem.device.vendor, problem.dtype, problem.weights)
         return Launcher(
             experts_kernel,
             {
-                "N": problem.intermediate_size if gated else problem.hidden_size,
-                "K": problem.hidden_size if gated else problem.intermediate_size,
+                "N": self._columns if first else problem.hidden_size,
+                "K": problem.hidden_size if first else problem.intermediate_size,
                 "TOP_K": problem.top_k,
-                "DIVISOR": problem.top_k if gated else 1,
+                "DIVISOR": problem.top_k if first else 1,
                 "WEIGHTS": PLAIN if native_products else decoded,
                 "GATED": gated,
                 "ACTIVATION": problem.activation,
-                "A_SCALE": "" if not quantized else "one" if problem.static_scales else "group" if grouped else "row",
+                "A_SCALE": self._scales_of_activations(),
                 "BLOCK_SCALED": problem.weights in BLOCK_FORMATS,
                 "E8M0": problem.weights == FP8_BLOCK_UE8M0,
                 "HAS_CHANNELS": problem.weights in ("fp8_tensor", "fp8_channel", NVFP4),
-                "HAS_BIAS": problem.w13_bias if gated else problem.w2_bias,
+                "HAS_BIAS": problem.w13_bias if first else problem.w2_bias,
                 "ROUTER": where,
                 "FP8": quantized,
                 "NATIVE": self._native,
@@ -337,47 +353,13 @@ class Experts(ExpertsAdapter, Configurable):
             tiles.num_stages,
         )
 
-    def _quantizer(self, width: int) -> tuple[Launcher, int]:
-        """The launcher for rows of that width, and how many pieces a program takes."""
-        piece = BLOCK if self.problem.activation_groups else width
-        padded = triton.next_power_of_2(piece)
-        block = max(1, 2048 // padded)
-        static: dict[str, Any] = {
-            "K": width,
-            "WIDTH": piece,
-            "WIDTH_PAD": padded,
-            "STATIC": self.problem.static_scales,
-            "BLOCK": block,
-        }
-        return Launcher(quantize_kernel, static, num_warps=4 if padded <= 4096 else 8, num_stages=1), block
-
-    def _quantized(self, rows: Tensor, scale: Tensor | None, side: int) -> tuple[Tensor, Tensor | None]:
-        """Rows as the product takes them, and their scales."""
-        if self.problem.weights in FP4_FORMATS:
-            return self._planes[side](rows), None
-        if not self.problem.fp8_activations:
-            return rows, None
-        launcher, block = self._quantizers[side]
-        count, width = rows.shape
-        pieces = self._pieces(width)
-        codes = rows.new_empty((count, width), dtype=torch.uint8)
-        scales = scale if scale is not None else rows.new_empty(count * pieces, dtype=torch.float32)
-        aligned, of_rows = not rows.data_ptr() & 15, rows.stride()
-        launcher(
-            -(-count * pieces // block),
-            (rows.get_device(), of_rows) if aligned else None,
-            rows,
-            scale,
-            codes,
-            scales,
-            count,
-            *of_rows,
-        )
-        return (codes.view(torch.float8_e4m3fn) if self._native else codes), scales
-
-    def _pieces(self, width: int) -> int:
-        """Scales of a row."""
-        return -(-width // BLOCK) if self.problem.activation_groups else 1
+    def _scales_of_activations(self) -> str:
+        problem = self.problem
+        if problem.static_scales:
+            return "one"
+        if not problem.fp8_activations:
+            return ""
+        return "group" if problem.activation_groups else "row"
 
     def _round(self, num_tokens: int) -> int:
         """Tokens at a time."""

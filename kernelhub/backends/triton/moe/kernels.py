@@ -5,15 +5,26 @@ from __future__ import annotations
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.moe.experts.problem import FORMATS, FP8, MXFP4, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import (
+    ASKED_FORMATS,
+    FORMATS,
+    FP8,
+    MXFP4,
+    MXFP8,
+    ExpertsProblem,
+    asked_formats_fit,
+)
 from kernelhub.ops.moe.routing.problem import FLOATS
 
 _IN_REGISTERS = "a program holds all experts of a token"
 
 
 def _scales_fit(problem: ExpertsProblem) -> str | None:
-    if problem.weights == MXFP4 and problem.dtype == "float16":
-        return "scales of mxfp4 reach 2^127, float16 does not"
+    if problem.dtype == "float16":
+        if problem.weights == MXFP4:
+            return "scales of mxfp4 reach 2^127, float16 does not"
+        if problem.activation_dtype == MXFP8:
+            return "scales of mxfp8 reach 2^127, float16 does not"
     return None
 
 
@@ -50,8 +61,13 @@ KERNELS = (
             *MACHINE,
             dtype_in("dtype", *FLOATS),
             OneOf("weights", FORMATS),
-            dtype_in("activation_dtype", *FLOATS, FP8),
-            Rule(("weights", "dtype"), _scales_fit, remedy="run gpt-oss in bfloat16, as it is published"),
+            dtype_in("activation_dtype", *FLOATS, FP8, *ASKED_FORMATS),
+            Rule(("weights", "activation_dtype", "static_scales"), asked_formats_fit, "value"),
+            Rule(
+                ("weights", "dtype", "activation_dtype"),
+                _scales_fit,
+                remedy="run in bfloat16, as gpt-oss is published",
+            ),
             Between("num_experts", 1, 1023, why="a program holds the counts of all experts"),
             Between("top_k", 1, 64),
             Between("hidden_size", 1, 1 << 15, why="a program quantises a whole row"),

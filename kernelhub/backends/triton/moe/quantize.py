@@ -27,9 +27,13 @@ def quantize_kernel(
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
     STATIC: tl.constexpr,
+    EXACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK pieces of WIDTH columns; `codes` [rows, K] and `scales` [rows, pieces of a row] are contiguous."""
+    """BLOCK pieces of WIDTH columns; `codes` [rows, K] and `scales` [rows, pieces of a row] are contiguous.
+
+    EXACT: divisions round to nearest; otherwise they are two units off on a GPU.
+    """
     pieces: tl.constexpr = (K + WIDTH - 1) // WIDTH
     piece = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     row = piece // pieces
@@ -41,6 +45,11 @@ def quantize_kernel(
         scale = tl.load(given) + tl.zeros((BLOCK,), dtype=tl.float32)
     else:
         largest = tl.max(tl.abs(values), 1)
-        scale = tl.where(largest > SMALLEST_AMAX, largest, SMALLEST_AMAX) / E4M3_MAX
+        largest = tl.where(largest > SMALLEST_AMAX, largest, SMALLEST_AMAX)
+        scale = tl.div_rn(largest, E4M3_MAX) if EXACT else largest / E4M3_MAX
         tl.store(scales + piece, scale, row < rows)
-    tl.store(codes + row[:, None] * K + column, float_to_e4m3(values / scale[:, None]), mask)
+    if EXACT:
+        quotient = tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape))
+    else:
+        quotient = values / scale[:, None]
+    tl.store(codes + row[:, None] * K + column, float_to_e4m3(quotient), mask)

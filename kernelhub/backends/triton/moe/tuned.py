@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.problem import FP8, FP8_BLOCK, ExpertsProblem
 
 LAYER = ("weights", "activation_dtype", "num_experts", "top_k", "hidden_size", "intermediate_size")
 
@@ -73,11 +73,15 @@ class Tuned:
             raise ValueError(f"{self}: both products work on the same tiles of rows")
 
     def fits(self, problem: ExpertsProblem) -> bool:
-        """Whether it was measured for this layer on such a device. Sums of float32 tokens need other tiles."""
+        """Whether it was measured for this layer on such a device. Sums of float32 tokens need other tiles.
+
+        What is right for float8 is run for ``fp8_block``, too.
+        """
         return (
             self.family == problem.device.family
             and problem.dtype != "float32"
-            and all(getattr(self, name) == getattr(problem, name) for name in LAYER)
+            and self.activation_dtype == (FP8 if problem.activation_dtype == FP8_BLOCK else problem.activation_dtype)
+            and all(getattr(self, name) == getattr(problem, name) for name in LAYER if name != "activation_dtype")
         )
 
 

@@ -15,7 +15,7 @@ from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.check import Operands, check, refuse
-from kernelhub.ops.moe.experts.problem import FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, given_matrix
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
@@ -24,7 +24,9 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 _FIRST_OF_LAYER, _LAST_OF_LAYER = Operands._fields.index("w13_scale"), Operands._fields.index("a2_scale") + 1
 
 
-def key_of(given: Operands, activation: str, activation_dtype: torch.dtype | None, on_input: bool) -> tuple[Any, ...]:
+def key_of(
+    given: Operands, activation: str, activation_dtype: torch.dtype | str | None, on_input: bool
+) -> tuple[Any, ...]:
     """The facets of a call."""
     w13, w2, scale = given.w13, given.w2, given.w13_scale
     shape = w13.shape
@@ -71,7 +73,7 @@ def problem_of(key: Any, device: int) -> ExpertsProblem:
         device=facts_of(device),
         dtype=dtype_name(dtype),
         weights=weights,
-        activation_dtype=dtype_name(activation_dtype),
+        activation_dtype=activation_dtype if isinstance(activation_dtype, str) else dtype_name(activation_dtype),
         num_experts=experts,
         top_k=top_k,
         hidden_size=hidden,
@@ -87,6 +89,12 @@ def problem_of(key: Any, device: int) -> ExpertsProblem:
     )
 
 
+def asked_by(problem: ExpertsProblem) -> torch.dtype | str:
+    """The argument `activation_dtype` of a call of the problem."""
+    name = problem.activation_dtype
+    return name if name in ASKED_FORMATS else getattr(torch, name)
+
+
 def bind(
     adapter: Any,
     problem: ExpertsProblem,
@@ -96,7 +104,7 @@ def bind(
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the common form of the weights, the destination, the launch."""
     weights, activation = problem.weights, problem.activation
-    activation_dtype = getattr(torch, problem.activation_dtype)
+    activation_dtype = asked_by(problem)
     on_input = problem.apply_router_weight_on_input
     # What kernels are given is what the caller gave.
     as_given = weights in (PLAIN, FP8_BLOCK) and problem.weight_layout == CHECKPOINT
@@ -147,7 +155,7 @@ def bind(
 def step_of(bound: Bound, layer: Operands) -> Step:
     """The call of a plan, whose layer was checked and brought into form when it was prepared."""
     problem: ExpertsProblem = bound.selection.problem
-    run, activation, activation_dtype = bound.run, problem.activation, getattr(torch, problem.activation_dtype)
+    run, activation, activation_dtype = bound.run, problem.activation, asked_by(problem)
     fits, start = _fits_of(problem, layer.w13.get_device()), _start_of(bound.adapter, bound.counter.__next__)
     w13, w2, values = _layer(problem.weights, layer)
     prepared = (*bound.adapter.arrange(w13, w2), values)

@@ -11,7 +11,16 @@ from torch import Tensor
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.moe.experts.problem import ACTIVATIONS, BLOCK_FORMATS, FLOATS, FP4_FORMATS, FP8_FORMATS, NVFP4, PLAIN
+from kernelhub.ops.moe.experts.problem import (
+    ACTIVATIONS,
+    ASKED_FORMATS,
+    BLOCK_FORMATS,
+    FLOATS,
+    FP4_FORMATS,
+    FP8_FORMATS,
+    NVFP4,
+    PLAIN,
+)
 from kernelhub.ops.moe.experts.weights import (
     BLOCK,
     FP4_GROUP,
@@ -147,20 +156,27 @@ def _check_shapes(given: Operands) -> str:
 
 
 def _check_activations(given: Operands, weights: str, activation_dtype: Any) -> None:
-    allowed = (None, given.x.dtype, *((E4M3,) if weights in FP8_FORMATS else ()))
+    named = tuple(form for form, fitting in ASKED_FORMATS.items() if weights in fitting)
+    allowed = (None, given.x.dtype, *((E4M3,) if weights in FP8_FORMATS else ()), *named)
     if activation_dtype not in allowed:
-        names = ", ".join("None" if dtype is None else dtype_name(dtype) for dtype in allowed)
-        refuse("activation_dtype", f"is {activation_dtype} for weights {weights}", f"give {names}")
+        names = ", ".join(dtype_name(item) if isinstance(item, torch.dtype) else repr(item) for item in allowed)
+        refuse("activation_dtype", f"is {activation_dtype!r} for weights {weights}", f"give {names}")
     quantized = weights in FP8_FORMATS and activation_dtype in (None, E4M3)
     if (given.a1_scale is None) is not (given.a2_scale is None):
         lacking = "a1_scale" if given.a1_scale is None else "a2_scale"
         refuse(lacking, "is None", "give both scales of activations, or neither")
+    second = activation_dtype == NVFP4
+    if second and given.a1_scale is None:
+        refuse(
+            "a1_scale", "is None", "give a1_scale and a2_scale for nvfp4: the largest magnitudes, over 6 and over 448"
+        )
     for parameter in ("a1_scale", "a2_scale"):
         scale = getattr(given, parameter)
         if scale is None:
             continue
-        if not quantized or weights in BLOCK_FORMATS:
-            refuse(parameter, f"is given for weights {weights}", "only fp8_tensor and fp8_channel have static scales")
+        if not second and (not quantized or weights in BLOCK_FORMATS):
+            fix = "only fp8_tensor and fp8_channel have static scales, and activations in nvfp4 second ones"
+            refuse(parameter, f"is given for weights {weights}", fix)
         if scale.numel() != 1 or scale.dtype is not torch.float32:
             refuse(parameter, f"is {describe(scale)}", "give float32 of one element")
 

@@ -16,7 +16,7 @@ from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.moe.experts import library
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
-from kernelhub.ops.moe.experts.call import bind, key_of, problem_of, step_of, with_layout
+from kernelhub.ops.moe.experts.call import asked_by, bind, key_of, problem_of, step_of, with_layout
 from kernelhub.ops.moe.experts.check import NAME, Operands, check
 from kernelhub.ops.moe.experts.packing import layer_of, packed, with_packed
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
@@ -81,7 +81,7 @@ class ExpertsPlan(PackingPlan):
                 topk_weights,
                 topk_ids,
                 activation=problem.activation,
-                activation_dtype=getattr(torch, problem.activation_dtype),
+                activation_dtype=asked_by(problem),
                 w13_scale=layer.w13_scale,
                 w2_scale=layer.w2_scale,
                 w13_global_scale=layer.w13_global_scale,
@@ -149,7 +149,7 @@ def fused_moe(
     topk_ids: Tensor,
     *,
     activation: str = "silu",
-    activation_dtype: torch.dtype | None = None,
+    activation_dtype: torch.dtype | str | None = None,
     w13_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
     w13_global_scale: Tensor | None = None,
@@ -191,7 +191,10 @@ def fused_moe(
         activation_dtype: what weights are multiplied by: torch.float8_e4m3fn, or the dtype of x for weights that are
             only stored small. By default fp8 for fp8 weights, as DeepSeek-V3 and vLLM run them, else that of x.
             Quantised activations have a scale per 1 x 128 if weights have blocks, else per row: the largest magnitude,
-            at least 1e-10, over 448.
+            at least 1e-10, over 448. Or a format that loses more, by its name: of weights in blocks of 128 x 128
+            ``"fp8_block"``, as engines quantise between separate kernels, and ``"fp8_block_gate_up"``, with gate and
+            up quantised, too; of MXFP4 and of blocks with float8_e8m0fnu scales ``"mxfp8"``; of NVFP4 ``"nvfp4"``.
+            Only who asks for one is given it; `kernelhub.ops.moe.experts.activations` has what each rounds.
         w13_scale: of quantised weights, multiplies; its shape and dtype say which format it is. fp8: float32
             ``[E]`` or ``[E, 1]`` (tensor), ``[E, 2I]`` or ``[E, 2I, 1]`` (channel); or float32 or float8_e8m0fnu
             ``[E, ceil(2I / 128), ceil(H / 128)]`` (blocks of 128 x 128, I a multiple of 128). MXFP4: float8_e8m0fnu
@@ -201,8 +204,9 @@ def fused_moe(
         w2_global_scale: the same of w2.
         w13_bias: ``[E, 2I]``, float32 or the dtype of x.
         w2_bias: ``[E, H]``, the same.
-        a1_scale: float32 of one element, the scale of x in fp8, of checkpoints with static activation scales; only
-            with fp8_tensor and fp8_channel weights, and together with `a2_scale`.
+        a1_scale: float32 of one element, together with `a2_scale`: the scale of x in fp8, of checkpoints with static
+            activation scales, only with fp8_tensor and fp8_channel weights; or the second scale of x in nvfp4, which
+            it cannot do without. Multiplies (``input_scale`` of checkpoints, the largest of a layer's experts).
         a2_scale: the same of what the activation gives.
         alpha: of ``"swiglu_oai"``.
         limit: of ``"swiglu_oai"``.

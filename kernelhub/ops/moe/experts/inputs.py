@@ -15,10 +15,14 @@ from kernelhub.ops.moe.experts.problem import (
     FP8_CHANNEL,
     FP8_TENSOR,
     MXFP4,
+    NVFP4,
     PLAIN,
 )
 from kernelhub.ops.moe.experts.weights import BLOCK, FP4_GROUP
 from kernelhub.ops.moe.models import MODELS, MoeModel
+
+# Magnitudes that random tokens, and what joins gate and up, hardly exceed.
+_LARGEST_X, _LARGEST_INNER = 6.0, 16.0
 
 
 def moe_inputs(
@@ -30,6 +34,7 @@ def moe_inputs(
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    activation_dtype: torch.dtype | str | None = None,
     **sizes: Any,
 ) -> dict[str, Any]:
     """Arguments of `fused_moe` for one layer of a model, by its name or written out.
@@ -42,6 +47,7 @@ def moe_inputs(
         dtype: of the tokens.
         device: where the tensors are made; random numbers differ between kinds of device.
         seed: of the random numbers.
+        activation_dtype: as of `fused_moe`; ``"nvfp4"`` comes with second scales that fit.
         sizes: other figures of the model: ``num_experts=8``, ``hidden_size=64``, ...
     """
     model = dataclasses.replace(MODELS[model] if isinstance(model, str) else model, **sizes)
@@ -68,6 +74,11 @@ def moe_inputs(
     arguments["topk_weights"] = best.values / best.values.sum(1, keepdim=True)
     if model.activation != "silu":
         arguments["activation"] = model.activation
+    if activation_dtype is not None:
+        arguments["activation_dtype"] = activation_dtype
+    if activation_dtype == NVFP4:
+        for name, largest in (("a1_scale", _LARGEST_X), ("a2_scale", _LARGEST_INNER)):
+            arguments[name] = torch.full((1,), largest / (E2M1_MAX * E4M3_MAX), device=device)
     return arguments
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
-from kernelhub.ops.arguments import plain
+from kernelhub.ops.arguments import dtype_name, plain
+from kernelhub.ops.moe.experts.problem import ASKED_FORMATS
 from kernelhub.ops.moe.experts.weights import PACKED_PARTS
 from kernelhub.ops.operators import define, names_of
 from kernelhub.ops.packed import PackedWeight
@@ -48,7 +49,7 @@ def fused_moe(
     topk_ids: Tensor,
     *,
     activation: str = "silu",
-    activation_dtype: torch.dtype | None = None,
+    activation_dtype: torch.dtype | str | None = None,
     w13_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
     w13_global_scale: Tensor | None = None,
@@ -78,7 +79,7 @@ def fused_moe(
         topk_weights,
         topk_ids,
         activation,
-        activation_dtype,
+        dtype_name(activation_dtype) if isinstance(activation_dtype, torch.dtype) else activation_dtype,
         w13_scale,
         w2_scale,
         w13_global_scale,
@@ -122,6 +123,8 @@ def _eager(arguments: tuple[Any, ...], out: Tensor | None) -> Tensor:
     from kernelhub.ops.moe.experts.fused_moe import fused_moe as eager
 
     named = dict(zip(_NAMES, arguments, strict=True))
+    if named["activation_dtype"] not in (None, *ASKED_FORMATS):
+        named["activation_dtype"] = getattr(torch, named["activation_dtype"])
     told = named.pop("packed")
     if told:
         half = len(told) // 2
@@ -168,7 +171,7 @@ def _fake(x: Tensor, *arguments: Any) -> Tensor:
 
 _OPERANDS = (
     "Tensor x, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, "
-    "ScalarType? activation_dtype, Tensor? w13_scale, Tensor? w2_scale, Tensor? w13_global_scale, "
+    "str? activation_dtype, Tensor? w13_scale, Tensor? w2_scale, Tensor? w13_global_scale, "
     "Tensor? w2_global_scale, Tensor? w13_bias, Tensor? w2_bias, Tensor? a1_scale, Tensor? a2_scale, "
     "float alpha, float limit, bool apply_router_weight_on_input, Tensor? expert_map, Tensor? residual, "
     "str[] packed, str[]? backend"

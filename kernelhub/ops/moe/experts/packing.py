@@ -15,7 +15,7 @@ from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.dispatch.selection import Selection
 from kernelhub.ops.arguments import check_is_tensor
 from kernelhub.ops.moe.experts.adapter import W2, W13
-from kernelhub.ops.moe.experts.call import key_of, problem_of
+from kernelhub.ops.moe.experts.call import asked_by, key_of, problem_of
 from kernelhub.ops.moe.experts.check import NAME, Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import PACKED_PARTS
@@ -68,7 +68,7 @@ def layer_of(
         residual=None,
         out=None,
     )
-    activation_dtype = getattr(torch, problem.activation_dtype)
+    activation_dtype = asked_by(problem)
     check(given, problem.activation, activation_dtype)
     key = key_of(given, problem.activation, activation_dtype, problem.apply_router_weight_on_input)
     mine = problem_of(key, w13.get_device())

@@ -23,6 +23,16 @@ FP8_FORMATS = (FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, FP8_BLOCK_UE8M0)
 BLOCK_FORMATS = (FP8_BLOCK, FP8_BLOCK_UE8M0)
 FP4_FORMATS = (MXFP4, NVFP4)
 
+# Formats of activations that lose more than is allowed otherwise, and the weights that they multiply: nothing is
+# rounded so unless it is asked for by name. `kernelhub.ops.moe.experts.activations` has what each rounds.
+FP8_BLOCK_GATE_UP, MXFP8 = "fp8_block_gate_up", "mxfp8"
+ASKED_FORMATS = {
+    FP8_BLOCK: BLOCK_FORMATS,
+    FP8_BLOCK_GATE_UP: BLOCK_FORMATS,
+    MXFP8: (FP8_BLOCK_UE8M0, MXFP4),
+    NVFP4: (NVFP4,),
+}
+
 SILU, GELU, GELU_TANH, SWIGLU_OAI = ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu_oai")
 
 
@@ -38,7 +48,12 @@ class ExpertsProblem:
         values=FORMATS,
         default=PLAIN,
     )
-    activation_dtype: str = facet("dtype that weights are multiplied by", values=(*FLOATS, FP8), default="bfloat16")
+    activation_dtype: str = facet(
+        "dtype that weights are multiplied by, or a format that is asked for by name: fp8_block, fp8_block_gate_up, "
+        "mxfp8, nvfp4",
+        values=(*FLOATS, FP8, *ASKED_FORMATS),
+        default="bfloat16",
+    )
     num_experts: int = facet("experts whose weights are here", default=128)
     top_k: int = facet("experts that a token goes to", default=8)
     hidden_size: int = facet("width of a token", default=2048)
@@ -47,17 +62,27 @@ class ExpertsProblem:
     activation: str = feature("what joins gate and up", SILU, (GELU, GELU_TANH, SWIGLU_OAI))
     w13_bias: bool = feature("a bias of gate and up", False)
     w2_bias: bool = feature("a bias of the down projection", False)
-    static_scales: bool = feature("fp8 activations have scales of their own, known beforehand", False)
+    static_scales: bool = feature("activations have scales of their own, known beforehand", False)
     apply_router_weight_on_input: bool = feature("the router's weight comes before the activation", False)
     expert_map: bool = feature("ids are global; a map says which experts are here", False)
     residual: bool = feature("something that is added to the result", False)
 
     @property
     def fp8_activations(self) -> bool:
-        """Whether activations are quantised."""
-        return self.activation_dtype == FP8
+        """Whether activations are float8 with float32 scales."""
+        return self.activation_dtype in (FP8, FP8_BLOCK, FP8_BLOCK_GATE_UP)
 
     @property
     def activation_groups(self) -> bool:
         """Whether they have a scale for each 1 x 128, not for each row."""
         return self.fp8_activations and self.weights in BLOCK_FORMATS
+
+
+def asked_formats_fit(problem: ExpertsProblem) -> str | None:
+    """What every kernel that takes formats by name refuses: those that the op has not for such weights."""
+    fitting = ASKED_FORMATS.get(problem.activation_dtype)
+    if fitting is not None and problem.weights not in fitting:
+        return f"activation_dtype is {problem.activation_dtype}, which multiplies {' and '.join(fitting)} alone"
+    if problem.activation_dtype == NVFP4 and not problem.static_scales:
+        return "activation_dtype is nvfp4, of which the second scales are given: a1_scale and a2_scale"
+    return None

@@ -9,17 +9,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from kernelhub.ops.formats import E4M3, E4M3_MAX, to_e4m3
+from kernelhub.ops.arguments import dtype_name
+from kernelhub.ops.moe.experts.activations import Activations, inner_least
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
+    FLOATS,
+    FP8,
+    FP8_BLOCK,
+    FP8_BLOCK_GATE_UP,
     FP8_FORMATS,
     GELU,
     GELU_TANH,
     SILU,
 )
-from kernelhub.ops.moe.experts.weights import BLOCK, Matrix, dequantized, format_of, matrix
+from kernelhub.ops.moe.experts.weights import Matrix, dequantized, format_of, matrix
 
-SMALLEST_AMAX = 1e-10
+# What joins gate and up is rounded to the dtype of the tokens before it is quantised.
+ROUNDED_FIRST = (*FLOATS, FP8, FP8_BLOCK)
 
 
 class Part(NamedTuple):
@@ -48,7 +54,7 @@ def fused_moe_reference(
     topk_ids: Tensor,
     *,
     activation: str = SILU,
-    activation_dtype: torch.dtype | None = None,
+    activation_dtype: torch.dtype | str | None = None,
     w13_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
     w13_global_scale: Tensor | None = None,
@@ -101,7 +107,7 @@ def parts_of(
     topk_ids: Tensor,
     *,
     activation: str = SILU,
-    activation_dtype: torch.dtype | None = None,
+    activation_dtype: torch.dtype | str | None = None,
     w13_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
     w13_global_scale: Tensor | None = None,
@@ -119,15 +125,9 @@ def parts_of(
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Part]:
     """What each expert adds, in the order of experts; one that has no token gives nothing."""
-    scale_shape = () if w13_scale is None else tuple(w13_scale.shape[1:])
-    weights = format_of(w13.dtype, w13.shape[1], None if w13_scale is None else w13_scale.dtype, scale_shape)
-    first: Matrix = matrix(weights, w13, w13_scale, w13_global_scale, w13_bias)
-    second: Matrix = matrix(weights, w2, w2_scale, w2_global_scale, w2_bias)
-    quantized = weights in FP8_FORMATS if activation_dtype is None else activation_dtype is E4M3
-    grouped = weights in BLOCK_FORMATS
-
-    def multiplied(rows: Tensor, scale: Tensor | None) -> Tensor:
-        return fp8_values(rows, scale, grouped, dtype) if quantized else rows.to(dtype)
+    layer = layer_of(w13, w2, w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias)
+    activations = activations_of(layer.weights, activation_dtype, x.dtype)
+    least, first = inner_least(activations.form), layer.w13
 
     local = local_ids(topk_ids, expert_map, w13.shape[0])
     for expert in range(w13.shape[0]):
@@ -135,17 +135,56 @@ def parts_of(
         if not len(tokens):
             continue
         router = topk_weights[tokens, places].to(dtype).unsqueeze(1)
-        both = multiplied(x[tokens], a1_scale) @ dequantized(weights, first, expert, dtype).t()
+        both = activations.rounded(x[tokens], a1_scale, dtype) @ dequantized(layer.weights, first, expert, dtype).t()
         if apply_router_weight_on_input:
             both, router = both * router, torch.ones_like(router)
         if first.bias is not None:
             both = both + first.bias[expert].to(dtype)
-        inner = multiplied(joined(both, activation, alpha, limit).to(x.dtype), a2_scale)
-        down = dequantized(weights, second, expert, dtype)
+        if activations.form == FP8_BLOCK_GATE_UP:
+            both = activations.rounded(both, None, dtype, least)
+        inner = joined(both, activation, alpha, limit)
+        if activations.form in ROUNDED_FIRST:
+            inner = inner.to(x.dtype)
+        inner = activations.rounded(inner, a2_scale, dtype, least)
+        down = dequantized(layer.weights, layer.w2, expert, dtype)
         result = inner @ down.t()
-        if second.bias is not None:
-            result = result + second.bias[expert].to(dtype)
+        if layer.w2.bias is not None:
+            result = result + layer.w2.bias[expert].to(dtype)
         yield Part(tokens, router, inner, down, result * router)
+
+
+class Layer(NamedTuple):
+    """The weights of a call in the form that kernels are given, and their format."""
+
+    weights: str
+    w13: Matrix
+    w2: Matrix
+
+
+def layer_of(
+    w13: Tensor,
+    w2: Tensor,
+    w13_scale: Tensor | None = None,
+    w2_scale: Tensor | None = None,
+    w13_global_scale: Tensor | None = None,
+    w2_global_scale: Tensor | None = None,
+    w13_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
+) -> Layer:
+    """The layer of a checkpoint's tensors."""
+    scale_shape = () if w13_scale is None else tuple(w13_scale.shape[1:])
+    weights = format_of(w13.dtype, w13.shape[1], None if w13_scale is None else w13_scale.dtype, scale_shape)
+    first = matrix(weights, w13, w13_scale, w13_global_scale, w13_bias)
+    return Layer(weights, first, matrix(weights, w2, w2_scale, w2_global_scale, w2_bias))
+
+
+def activations_of(weights: str, asked: torch.dtype | str | None, dtype: torch.dtype) -> Activations:
+    """How activations are rounded, as a call asks for it."""
+    if asked is None:
+        form = FP8 if weights in FP8_FORMATS else dtype_name(dtype)
+    else:
+        form = asked if isinstance(asked, str) else dtype_name(asked)
+    return Activations(form, weights in BLOCK_FORMATS)
 
 
 def local_ids(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> Tensor:
@@ -166,23 +205,3 @@ def joined(both: Tensor, activation: str, alpha: float, limit: float) -> Tensor:
         return gelu(gate, approximate="tanh" if activation == GELU_TANH else "none") * up
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * (alpha * gate).sigmoid() * (up + 1.0)
-
-
-def fp8_values(rows: Tensor, scale: Tensor | None, grouped: bool, dtype: torch.dtype) -> Tensor:
-    """Rows [R, K] as the values that their fp8 codes and scales mean.
-
-    A scale that is not given is the largest magnitude, at least 1e-10, over 448: of each 1 x 128, or of each row.
-    """
-    values = rows.float()
-    if scale is not None:
-        factor = scale.float().reshape(1, 1)
-        return to_e4m3(values / factor).to(dtype) * factor.to(dtype)
-    count, width = values.shape
-    if not grouped:
-        factor = values.abs().amax(1, keepdim=True).clamp(min=SMALLEST_AMAX) / E4M3_MAX
-        return to_e4m3(values / factor).to(dtype) * factor.to(dtype)
-    whole = -(-width // BLOCK) * BLOCK
-    groups = torch.nn.functional.pad(values, (0, whole - width)).unflatten(1, (-1, BLOCK))
-    factor = groups.abs().amax(2, keepdim=True).clamp(min=SMALLEST_AMAX) / E4M3_MAX
-    whole_rows: Tensor = (to_e4m3(groups / factor).to(dtype) * factor.to(dtype)).view(count, whole)
-    return whole_rows[:, :width]

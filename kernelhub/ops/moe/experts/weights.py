@@ -110,7 +110,7 @@ def matrix(
         return Matrix(weight, None, None, bias)
     if weights in BLOCK_FORMATS:
         assert scale is not None
-        return Matrix(weight, scale.view(torch.uint8) if weights == FP8_BLOCK_UE8M0 else scale, None, bias)
+        return Matrix(weight, scale.view(torch.uint8) if scale.dtype is E8M0 else scale, None, bias)
     experts, rows = weight.shape[:2]
     if weights in FP4_FORMATS:
         assert scale is not None
