@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.backends import flashinfer_codes_fake as of_codes
 from tests.backends import flashinfer_mixed_fake as mixed
 
 E4M3 = torch.float8_e4m3fn
@@ -21,7 +22,12 @@ def cutlass_fused_moe(
     input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights, output_dtype,
     quant_scales, output=None, use_fused_finalize=True, use_w4_group_scaling=False, fc1_expert_biases=None,
     fc2_expert_biases=None, swiglu_alpha=None, swiglu_beta=None, swiglu_limit=None, use_deepseek_fp8_block_scale=False,
+    input_sf=None, swizzled_input_sf=True, use_mxfp8_act_scaling=False,
 ):  # fmt: skip
+    if input_sf is not None:
+        assert not use_fused_finalize, "sums by atomics differ from run to run"
+        of_codes.cutlass(locals())
+        return [output]
     ids, weights, w31, w2 = token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights
     for tensor in (input, ids, weights, w31, w2, output):
         assert tensor.is_contiguous(), "pointers are read"
@@ -97,6 +103,7 @@ def cutlass_fused_moe(
 def cutlass_fused_moe_workspace_size(
     max_num_tokens, hidden_size, intermediate_size, num_experts_total, top_k, *, x_dtype, weight_dtype, output_dtype,
     use_fused_finalize, device, use_w4_group_scaling=False, use_deepseek_fp8_block_scale=False,
+    use_mxfp8_act_scaling=False,
 ):  # fmt: skip
     assert not use_fused_finalize
     return 2 * max_num_tokens * top_k * (hidden_size + 2 * intermediate_size)

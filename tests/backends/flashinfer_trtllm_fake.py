@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tests.backends import flashinfer_codes_fake as of_codes
 from tests.backends.flashinfer_products_fake import at_their_places
 
 E4M3 = torch.float8_e4m3fn
@@ -177,6 +178,9 @@ def trtllm_fp4_block_scale_routed_moe(
     output1_scale_gate_scalar, output2_scale_scalar, num_experts, top_k, n_group, topk_group, intermediate_size,
     local_expert_offset, local_num_experts, routed_scaling_factor, routing_method_type=0, output=None,
 ):  # fmt: skip
+    if hidden_states_scale is not None:
+        of_codes.trtllm(locals())
+        return [output]
     sizes = (num_experts, top_k, intermediate_size, n_group, topk_group, local_expert_offset, local_num_experts)
     check_sizes(hidden_states, *sizes, routed_scaling_factor, routing_method_type, output)
     hidden = hidden_states.shape[1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import kernelhub
-from kernelhub.backends.flashinfer import kernels as records
+from kernelhub.backends.flashinfer.kernels import KERNELS as RECORDS
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import InvalidArgument, NoKernel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
@@ -32,10 +32,18 @@ KERNELS = {
     "flashinfer.cutlass_experts_mxfp4": GPT_OSS,
     "flashinfer.trtllm_experts_blocks": dataclasses.replace(MODEL, weights="fp8_block"),
     "flashinfer.cutlass_experts_blocks": dataclasses.replace(MODEL, weights="fp8_block_ue8m0"),
+    "flashinfer.trtllm_experts_nvfp4": dataclasses.replace(MODEL, weights="nvfp4"),
+    "flashinfer.cutlass_experts_nvfp4": dataclasses.replace(MODEL, weights="nvfp4"),
 }
 FORMATS = {
     "flashinfer.trtllm_experts_blocks": "fp8_block_gate_up",
     "flashinfer.cutlass_experts_blocks": "fp8_block",
+    "flashinfer.trtllm_experts_nvfp4": "nvfp4",
+    "flashinfer.cutlass_experts_nvfp4": "nvfp4",
+}
+# Codes of w2 lie as in a checkpoint.
+PLAIN_W2 = {
+    f"flashinfer.{name}" for name in ("trtllm_experts_blocks", "cutlass_experts_blocks", "cutlass_experts_nvfp4")
 }
 LAYER = tuple(side + part for part in ("", "_scale", "_global_scale", "_bias") for side in ("w13", "w2"))
 
@@ -76,13 +84,13 @@ class TestPackedExperts(Experts):
     def test_weights_come_back_bit_for_bit(self, kernel) -> None:
         arguments = inputs(kernel)
         mine = packed(kernel, arguments)
-        record = next(record for record in records.KERNELS if record.name == kernel)
+        record = next(record for record in RECORDS if record.name == kernel)
         for side in ("w13", "w2"):
             assert (mine[side].layout, mine[side].kernel) == (record.packs_to, kernel)
             names = (side, f"{side}_scale", f"{side}_global_scale", f"{side}_bias")
             for name, got in zip(names, mine[side].unpack(), strict=True):
                 same(got, arguments.get(name))
-            if side == "w13" or kernel not in FORMATS:  # blocks of w2 lie as in a checkpoint
+            if side == "w13" or kernel not in PLAIN_W2:
                 assert mine[side].tensors["weight"].data_ptr() != arguments[side].data_ptr()
 
     def test_a_plan_runs_a_checkpoint_s_weights_and_packed_ones(self, kernel) -> None:
@@ -122,7 +130,8 @@ class TestFormats(OnFake):
     @pytest.mark.parametrize("kernel", FORMATS)
     def test_who_does_not_ask_for_a_format_is_told_its_name(self, kernel) -> None:
         arguments = inputs(kernel)
-        del arguments["activation_dtype"]
+        for name in ("activation_dtype", "a1_scale", "a2_scale"):
+            arguments.pop(name, None)
         with pytest.raises(NoKernel, match=f"activation_dtype='{FORMATS[kernel]}'"):
             kernelhub.fused_moe(**arguments, backend=kernel)
 
@@ -178,7 +187,7 @@ class TestMxfp4(OnFake):
 
 
 def rejections(name: str, device: str, **facets: Any) -> set[str]:
-    kernel = next(kernel for kernel in records.KERNELS if kernel.name == f"flashinfer.{name}")
+    kernel = next(kernel for kernel in RECORDS if kernel.name == f"flashinfer.{name}")
     problem = ExpertsProblem(device=simulated(device), **facets)
     machine = SimulatedMachine({"flashinfer": facets.pop("version", "0.6.18.post1")})
     found = (constraint.reject(problem, machine) for constraint in kernel.constraints)
@@ -220,7 +229,7 @@ def test_limits_are_told(name, device, facets, codes) -> None:
 
 @pytest.mark.parametrize("name", ["trtllm_experts", "trtllm_experts_fp8", "trtllm_experts_mxfp4"])
 def test_older_releases_are_refused(name) -> None:
-    kernel = next(kernel for kernel in records.KERNELS if kernel.name == f"flashinfer.{name}")
+    kernel = next(kernel for kernel in RECORDS if kernel.name == f"flashinfer.{name}")
     problem = ExpertsProblem(device=simulated("B200"))
     machine = SimulatedMachine({"flashinfer": "0.6.17"})
     found = [constraint.reject(problem, machine) for constraint in kernel.constraints]
@@ -231,7 +240,7 @@ def test_features_that_the_kernels_lack_are_refused() -> None:
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
     kernels = {"trtllm_experts": {}, "trtllm_experts_fp8": WHOLE, "trtllm_experts_mxfp4": FP4}
     for name, facets in kernels.items():
-        record = next(record for record in records.KERNELS if record.name == f"flashinfer.{name}")
+        record = next(record for record in RECORDS if record.name == f"flashinfer.{name}")
         about = {"device": "B200", "machine": machine, "backend": record.name, "weight_layout": record.packs_to}
         assert kernelhub.explain("fused_moe", **about, **facets).selected == record.name
         for lacking in ("residual", "apply_router_weight_on_input"):

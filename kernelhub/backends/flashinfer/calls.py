@@ -354,6 +354,8 @@ EXPERTS_FP4 = Call(
         "use_w4_group_scaling",
     ),
 )
+_CODES = (*EXPERTS.keywords, "input_sf", "swizzled_input_sf")  # of tokens that are quantised before
+EXPERTS_CODES = Call(EXPERTS.target, EXPERTS.positional, _CODES)
 EXPERTS_BLOCKS = Call(EXPERTS.target, EXPERTS.positional, (*EXPERTS.keywords, "use_deepseek_fp8_block_scale"))
 EXPERTS_BLOCKS_SPACE = Call(
     EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_deepseek_fp8_block_scale")
@@ -376,6 +378,7 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     TRTLLM_FP8_BLOCKS,
     EXPERTS_BLOCKS,
     EXPERTS_BLOCKS_SPACE,
+    EXPERTS_CODES,
     MX_GEMM,
     GROUPS_NVFP4,
     MASKED_GROUPS,

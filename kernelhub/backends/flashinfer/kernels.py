@@ -7,6 +7,7 @@ from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
 from kernelhub.backends.flashinfer.moe import kernels as moe
+from kernelhub.backends.flashinfer.moe.codes import kernels as codes
 from kernelhub.backends.flashinfer.quant import kernels as quant
 from kernelhub.backends.flashinfer.trtllm import kernels as trtllm
 from kernelhub.dispatch.kernel import Backend, Watch
@@ -35,6 +36,7 @@ KERNELS = (
     *gemm.KERNELS,
     *grouped.KERNELS,
     *moe.KERNELS,
+    *codes.KERNELS,
     *quant.KERNELS,
 )
 

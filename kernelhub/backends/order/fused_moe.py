@@ -10,6 +10,9 @@ _NOT_RUN = (
     "flashinfer.trtllm_experts",
     "flashinfer.trtllm_experts_fp8",
     "flashinfer.trtllm_experts_mxfp4",
+    # Of libraries in general, binaries that were chosen for a device before those that are compiled for it.
+    "flashinfer.trtllm_experts_nvfp4",
+    "flashinfer.cutlass_experts_nvfp4",
 )
 
 LINES = (

@@ -55,8 +55,9 @@ class Experts(ExpertsAdapter, PackingExperts):
         width = w2.weight.shape[1]
         direct = lies_whole(out) and out.data_ptr() != x.data_ptr() and out.shape[1] == width
         made = whole(out) if direct else out.new_empty((out.shape[0], width))
+        tokens, with_them = self._given(x, values)
         cutlass_fused_moe(
-            whole(self._tokens(x, values)),
+            whole(tokens),
             ids,
             weights,
             w13.weight,
@@ -66,6 +67,7 @@ class Experts(ExpertsAdapter, PackingExperts):
             output=made,
             use_fused_finalize=False,
             **self._more(w13, w2, values),
+            **with_them,
         )
         if not direct:
             out.copy_(made[:, : out.shape[1]])
@@ -91,8 +93,12 @@ class Experts(ExpertsAdapter, PackingExperts):
     def _x_dtype(self) -> torch.dtype:
         return self._dtype
 
+    def _given(self, x: Tensor, values: Values) -> tuple[Tensor, dict[str, Any]]:
+        """Tokens as they are multiplied, and arguments of the library that go with them."""
+        return self._tokens(x, values), {}
+
     def _tokens(self, x: Tensor, values: Values) -> Tensor:
-        """Tokens as they are multiplied."""
+        """Tokens as they are multiplied, where nothing goes with them."""
         return x
 
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:

@@ -1,0 +1,65 @@
+"""Records of FlashInfer's mixtures of experts by activations in small groups, NVFP4 and MXFP8, asked for by name."""
+
+from __future__ import annotations
+
+from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer.moe.requirements import (
+    CHOICES,
+    COMPILED,
+    FOLDER,
+    HALVES,
+    MAPPED,
+    MODULE,
+    PACKED,
+    SOURCE,
+    UsualScales,
+    asked,
+    layout,
+    trtllm,
+    widths,
+)
+from kernelhub.backends.flashinfer.requirements import requirements
+from kernelhub.dispatch.constraint import OnDevice, OneOf, dtype_in
+from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.ops.moe.experts.problem import NVFP4
+
+_BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3), (12, 0), (12, 1)))
+_W4A4 = (
+    OneOf("weights", (NVFP4,)),
+    asked(NVFP4, "tokens, and what joins gate and up, become float4"),
+    OneOf("static_scales", (True,), why="second scales of activations are given"),
+    *widths(128, "scales lie in whole tiles"),
+)
+_SECOND_SCALES = MAPPED | {"static_scales"}
+
+KERNELS = (
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_nvfp4",
+        target=f"{FOLDER}.codes.trtllm_nvfp4:TrtllmNvfp4",
+        summary=f"TensorRT-LLM's products of NVFP4 by NVFP4, asked for by nvfp4, which come as binaries; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(calls.TRTLLM_FP4, *_W4A4),
+        features=_SECOND_SCALES,
+        **layout("experts.nvfp4.trtllm.v1"),
+        source=SOURCE,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.cutlass_experts_nvfp4",
+        target=f"{FOLDER}.codes.experts_nvfp4:ExpertsNvfp4",
+        summary=f"CUTLASS's grouped products of NVFP4 by NVFP4, asked for by nvfp4; {PACKED}; {COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(_BLACKWELL, calls.EXPERTS_CODES, calls.EXPERTS_SPACE),
+            MODULE,
+            UsualScales(),
+            dtype_in("dtype", *HALVES),
+            *_W4A4,
+            *CHOICES,
+        ),
+        features=_SECOND_SCALES,
+        **layout("experts.nvfp4.cutlass.v1"),
+        source=SOURCE,
+    ),
+)
