@@ -15,6 +15,7 @@ from tests.backends.flashinfer_experts_contract import check
 from tests.backends.test_flashinfer import OnFake
 from tests.backends.test_flashinfer_packed_experts import FORMATS, inputs, packed, rejections, run, same
 
+W4A8 = {"weights": "mxfp4", "activation_dtype": "mxfp8", "w13_bias": True, "w2_bias": True, "activation": "swiglu_oai"}
 W4A4 = {"weights": "nvfp4", "activation_dtype": "nvfp4", "static_scales": True}
 
 
@@ -50,6 +51,18 @@ class TestNvfp4(OnFake):
                 same(got, (arguments | change).get(name))
 
 
+class TestMxfp8(OnFake):
+    def test_weights_that_are_packed_for_bfloat16_tokens_are_taken(self) -> None:
+        """One copy serves calls that ask for the format and calls that do not."""
+        arguments = inputs("flashinfer.trtllm_experts_mxfp8")
+        wide = {name: item for name, item in arguments.items() if name != "activation_dtype"}
+        mine = packed("flashinfer.trtllm_experts_mxfp4", wide)
+        check(kernelhub.fused_moe(**mine, backend="flashinfer.trtllm_experts_mxfp4"), wide)
+        out = kernelhub.fused_moe(**mine, activation_dtype="mxfp8", backend="flashinfer.trtllm_experts_mxfp8")
+        assert torch.equal(out, run("flashinfer.trtllm_experts_mxfp8", arguments))
+        check(out, arguments)
+
+
 @pytest.mark.parametrize(
     ("name", "device", "facets", "codes"),
     [
@@ -62,6 +75,16 @@ class TestNvfp4(OnFake):
         ("cutlass_experts_nvfp4", "H200", W4A4, {"capability"}),
         ("cutlass_experts_nvfp4", "B300", W4A4 | {"intermediate_size": 96}, {"divisibility"}),
         ("cutlass_experts_nvfp4", "B300", W4A4 | {"num_experts": 512}, {"range"}),
+        ("trtllm_experts_mxfp8", "B200", W4A8, set()),
+        ("trtllm_experts_mxfp8", "B300", W4A8 | {"hidden_size": 2880, "intermediate_size": 2880}, set()),
+        ("trtllm_experts_mxfp8", "B300", W4A8 | {"activation_dtype": "bfloat16"}, {"dtype"}),
+        ("trtllm_experts_mxfp8", "H200", W4A8, {"capability"}),
+        ("trtllm_experts_mxfp8", "B200", W4A8 | {"weights": "fp8_block_ue8m0"}, {"value"}),
+        ("cutlass_experts_mxfp8", "B200", W4A8, set()),
+        ("cutlass_experts_mxfp8", "RTX5090", W4A8, set()),
+        ("cutlass_experts_mxfp8", "B300", W4A8 | {"dtype": "float16"}, {"dtype"}),
+        ("cutlass_experts_mxfp8", "B300", W4A8 | {"w13_bias": False}, {"mismatch"}),
+        ("cutlass_experts_mxfp8", "H200", W4A8, {"capability"}),
     ],
 )
 def test_limits_are_told(name, device, facets, codes) -> None:

@@ -34,12 +34,16 @@ KERNELS = {
     "flashinfer.cutlass_experts_blocks": dataclasses.replace(MODEL, weights="fp8_block_ue8m0"),
     "flashinfer.trtllm_experts_nvfp4": dataclasses.replace(MODEL, weights="nvfp4"),
     "flashinfer.cutlass_experts_nvfp4": dataclasses.replace(MODEL, weights="nvfp4"),
+    "flashinfer.trtllm_experts_mxfp8": GPT_OSS,
+    "flashinfer.cutlass_experts_mxfp8": GPT_OSS,
 }
 FORMATS = {
     "flashinfer.trtllm_experts_blocks": "fp8_block_gate_up",
     "flashinfer.cutlass_experts_blocks": "fp8_block",
     "flashinfer.trtllm_experts_nvfp4": "nvfp4",
     "flashinfer.cutlass_experts_nvfp4": "nvfp4",
+    "flashinfer.trtllm_experts_mxfp8": "mxfp8",
+    "flashinfer.cutlass_experts_mxfp8": "mxfp8",
 }
 # Codes of w2 lie as in a checkpoint.
 PLAIN_W2 = {
@@ -137,7 +141,7 @@ class TestFormats(OnFake):
 
 
 class TestMxfp4(OnFake):
-    kernels = pytest.mark.parametrize("kernel", [name for name in KERNELS if name.endswith("_mxfp4")])
+    kernels = pytest.mark.parametrize("kernel", [name for name, model in KERNELS.items() if model is GPT_OSS])
 
     @kernels
     @pytest.mark.parametrize(("hidden", "inner"), [(256, 256), (32, 96), (544, 32)])
@@ -178,12 +182,13 @@ class TestMxfp4(OnFake):
             for name, got in zip(names, mine[side].unpack(), strict=True):
                 same(got, (arguments | change).get(name))
 
-    def test_a_bias_that_would_be_rounded_is_refused(self) -> None:
-        arguments = inputs("flashinfer.cutlass_experts_mxfp4")
+    @pytest.mark.parametrize("form", ["mxfp4", "mxfp8"])
+    def test_a_bias_that_would_be_rounded_is_refused(self, form) -> None:
+        arguments = inputs(f"flashinfer.cutlass_experts_{form}")
         arguments |= {name: arguments[name].float() * 1.1 for name in ("w13_bias", "w2_bias")}
         with pytest.raises(InvalidArgument, match="w13_bias has numbers that bfloat16 has not"):
-            packed("flashinfer.cutlass_experts_mxfp4", arguments)
-        check(run("flashinfer.trtllm_experts_mxfp4", arguments), arguments)
+            packed(f"flashinfer.cutlass_experts_{form}", arguments)
+        check(run(f"flashinfer.trtllm_experts_{form}", arguments), arguments)
 
 
 def rejections(name: str, device: str, **facets: Any) -> set[str]:

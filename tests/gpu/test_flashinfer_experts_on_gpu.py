@@ -18,12 +18,18 @@ __all__ = ["nothing_is_downloaded"]
 
 pytestmark = pytest.mark.gpu
 
+GPT_OSS = {"model": "gpt-oss-120b", "num_experts": 32, "tensor_parallel": 2}
+QWEN3 = {"model": "qwen3-30b-a3b", "num_experts": 64}
 LAYER = tuple(side + part for part in ("", "_scale", "_global_scale", "_bias") for side in ("w13", "w2"))
 KERNELS: dict[str, dict[str, Any]] = {
-    "flashinfer.cutlass_experts_mxfp4": {"model": "gpt-oss-120b", "num_experts": 32, "tensor_parallel": 2},
-    "flashinfer.trtllm_experts": {"model": "qwen3-30b-a3b", "num_experts": 64},
-    "flashinfer.trtllm_experts_fp8": {"model": "qwen3-30b-a3b", "num_experts": 64, "weights": "fp8_tensor"},
-    "flashinfer.trtllm_experts_mxfp4": {"model": "gpt-oss-120b", "num_experts": 32, "tensor_parallel": 2},
+    "flashinfer.cutlass_experts_mxfp4": GPT_OSS,
+    "flashinfer.trtllm_experts": QWEN3,
+    "flashinfer.trtllm_experts_fp8": QWEN3 | {"weights": "fp8_tensor"},
+    "flashinfer.trtllm_experts_mxfp4": GPT_OSS,
+    "flashinfer.trtllm_experts_mxfp8": GPT_OSS | {"activation_dtype": "mxfp8"},
+    "flashinfer.cutlass_experts_mxfp8": GPT_OSS | {"activation_dtype": "mxfp8"},
+    "flashinfer.trtllm_experts_nvfp4": QWEN3 | {"weights": "nvfp4", "activation_dtype": "nvfp4"},
+    "flashinfer.cutlass_experts_nvfp4": QWEN3 | {"weights": "nvfp4", "activation_dtype": "nvfp4"},
 }
 
 
@@ -84,7 +90,7 @@ def test_packed_weights_come_back(kernel: str) -> None:
                 assert torch.equal(got.contiguous().view(torch.uint8), want.contiguous().view(torch.uint8))
 
 
-@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.endswith("_mxfp4")])
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.endswith(("_mxfp4", "_mxfp8"))])
 @pytest.mark.parametrize("changes", [{"activation": "silu"}, {"bias": False}, {"tensor_parallel": 1, "num_experts": 8}])
 def test_other_experts_of_mxfp4(kernel: str, changes: dict[str, Any]) -> None:
     arguments = inputs(kernel, 20, **changes)

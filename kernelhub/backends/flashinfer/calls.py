@@ -356,6 +356,22 @@ EXPERTS_FP4 = Call(
 )
 _CODES = (*EXPERTS.keywords, "input_sf", "swizzled_input_sf")  # of tokens that are quantised before
 EXPERTS_CODES = Call(EXPERTS.target, EXPERTS.positional, _CODES)
+EXPERTS_MXFP8 = Call(
+    EXPERTS.target,
+    EXPERTS.positional,
+    (
+        *_CODES,
+        "fc1_expert_biases",
+        "fc2_expert_biases",
+        "swiglu_alpha",
+        "swiglu_beta",
+        "swiglu_limit",
+        "use_mxfp8_act_scaling",
+    ),
+)
+EXPERTS_MXFP8_SPACE = Call(
+    EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_mxfp8_act_scaling")
+)
 EXPERTS_BLOCKS = Call(EXPERTS.target, EXPERTS.positional, (*EXPERTS.keywords, "use_deepseek_fp8_block_scale"))
 EXPERTS_BLOCKS_SPACE = Call(
     EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_deepseek_fp8_block_scale")
@@ -379,6 +395,8 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     EXPERTS_BLOCKS,
     EXPERTS_BLOCKS_SPACE,
     EXPERTS_CODES,
+    EXPERTS_MXFP8,
+    EXPERTS_MXFP8_SPACE,
     MX_GEMM,
     GROUPS_NVFP4,
     MASKED_GROUPS,

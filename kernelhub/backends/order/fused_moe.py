@@ -13,6 +13,8 @@ _NOT_RUN = (
     # Of libraries in general, binaries that were chosen for a device before those that are compiled for it.
     "flashinfer.trtllm_experts_nvfp4",
     "flashinfer.cutlass_experts_nvfp4",
+    "flashinfer.trtllm_experts_mxfp8",
+    "flashinfer.cutlass_experts_mxfp8",
 )
 
 LINES = (

@@ -106,7 +106,7 @@ class TestReleases:
         source = (wheel("flashinfer-python", version) / "flashinfer/jit/fused_moe.py").read_text()
         assert '"fused_moe_trtllm_sm100"' in source
         assert 'f"fused_moe_{device_arch}"' in source
-        for arch in ("90", "100", "103"):
+        for arch in ("90", "100", "103", "120"):
             assert f'nvcc_flags, "{arch}", use_fast_build' in source
 
     def test_modules_of_products_are_called_what_the_probe_looks_for(self, version) -> None:

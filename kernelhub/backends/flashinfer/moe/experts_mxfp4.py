@@ -32,15 +32,13 @@ class ExpertsMxfp4(Experts):
     """Up before gate, codes interleaved, scales folded."""
 
     weight_dtype = torch.uint8
+    way = "use_w4_group_scaling"  # which of its ways to multiply float4 the library is to take
 
     def pack(
         self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
     ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
         assert scale is not None
-        rounded = None if bias is None else bias.bfloat16()
-        if bias is not None and rounded is not None and not torch.equal(rounded.to(bias.dtype), bias):
-            refuse(f"{side}_bias", "has numbers that bfloat16 has not", "give bfloat16, or prepare with another kernel")
-        made = padded(side, weight, scale, rounded, WIDE)
+        made = padded(side, weight, scale, as_bfloat16(side, bias), WIDE)
 
         def moved(rows: Tensor) -> Tensor:
             return swapped(rows) if side == W13 else rows
@@ -63,12 +61,12 @@ class ExpertsMxfp4(Experts):
             inner,
             problem.num_experts,
             problem.top_k,
-            x_dtype=torch.bfloat16,
+            x_dtype=self._x_dtype,
             weight_dtype=self.weight_dtype,
             output_dtype=torch.bfloat16,
             use_fused_finalize=False,
             device=torch.device(problem.device.type),
-            use_w4_group_scaling=True,
+            **{self.way: True},
         )
         return int(size) + num_tokens * (4 * hidden + 16 * problem.top_k * (1 + problem.top_k)) + 12 * 512
 
@@ -83,7 +81,7 @@ class ExpertsMxfp4(Experts):
 
     def _more(self, w13: Matrix, w2: Matrix, values: Values) -> dict[str, Any]:
         given: dict[str, Any] = {
-            "use_w4_group_scaling": True,
+            self.way: True,
             "fc1_expert_biases": w13.bias,
             "fc2_expert_biases": w2.bias,
         }
@@ -106,6 +104,16 @@ class ExpertsMxfp4(Experts):
         ids = torch.zeros(1, self.problem.top_k, dtype=torch.int32, device="cuda")
         x = torch.zeros(1, WIDE, dtype=torch.bfloat16, device="cuda")
         self.launch(x, matrices[W13], matrices[W2], ids.float(), ids, Values(), torch.empty_like(x))
+
+
+def as_bfloat16(side: str, bias: Tensor | None) -> Tensor | None:
+    """A bias as the library adds it, if that has the same numbers."""
+    if bias is None:
+        return None
+    rounded = bias.bfloat16()
+    if not torch.equal(rounded.to(bias.dtype), bias):
+        refuse(f"{side}_bias", "has numbers that bfloat16 has not", "give bfloat16, or prepare with another kernel")
+    return rounded
 
 
 def unpack(packed: PackedWeight) -> Tensors:

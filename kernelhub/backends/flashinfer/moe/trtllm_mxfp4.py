@@ -63,11 +63,12 @@ class TrtllmMxfp4(TrtllmExperts):
         assert w13.scale is not None
         assert w2.scale is not None
         missing = self._width - x.shape[1]
+        tokens, scale = self._given(pad(x, (0, missing)) if missing else x)
         trtllm_fp4_block_scale_routed_moe(
             choices,
             None,
-            pad(x, (0, missing)) if missing else x,
-            None,
+            tokens,
+            scale,
             whole(w13.weight),
             whole(w13.scale).view(E4M3),  # bytes of e8m0, which the library knows by their number
             w13.bias,
@@ -82,6 +83,10 @@ class TrtllmMxfp4(TrtllmExperts):
             RENORMALIZE,
             output=out,
         )
+
+    def _given(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens as they are multiplied, and the scales of those that are quantised."""
+        return x, None
 
     def _clamp(self, x: Tensor, experts: int, values: Values) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The activation's alpha, what is added to up, and the limit, each for every expert."""

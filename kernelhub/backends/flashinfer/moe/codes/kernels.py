@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.moe.requirements import (
+    ANY_WIDTH,
+    BF16,
+    BOTH_BIASES,
     CHOICES,
     COMPILED,
     FOLDER,
@@ -21,7 +24,7 @@ from kernelhub.backends.flashinfer.moe.requirements import (
 from kernelhub.backends.flashinfer.requirements import requirements
 from kernelhub.dispatch.constraint import OnDevice, OneOf, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.ops.moe.experts.problem import NVFP4
+from kernelhub.ops.moe.experts.problem import MXFP4, MXFP8, NVFP4, SWIGLU_OAI
 
 _BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3), (12, 0), (12, 1)))
 _W4A4 = (
@@ -30,6 +33,13 @@ _W4A4 = (
     OneOf("static_scales", (True,), why="second scales of activations are given"),
     *widths(128, "scales lie in whole tiles"),
 )
+_W4A8 = (
+    OneOf("weights", (MXFP4,)),
+    asked(MXFP8, "tokens, and what joins gate and up, become float8 with powers of two"),
+    BOTH_BIASES,
+    ANY_WIDTH,
+)
+_GPT_OSS = MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"}
 _SECOND_SCALES = MAPPED | {"static_scales"}
 
 KERNELS = (
@@ -60,6 +70,34 @@ KERNELS = (
         ),
         features=_SECOND_SCALES,
         **layout("experts.nvfp4.cutlass.v1"),
+        source=SOURCE,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_mxfp8",
+        target=f"{FOLDER}.codes.trtllm_mxfp8:TrtllmMxfp8",
+        summary=f"TensorRT-LLM's products of MXFP4 by MXFP8, asked for by mxfp8, which come as binaries; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(calls.TRTLLM_FP4, *_W4A8),
+        features=_GPT_OSS,
+        **layout("experts.mxfp4.trtllm.v1"),
+        source=SOURCE,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.cutlass_experts_mxfp8",
+        target=f"{FOLDER}.codes.experts_mxfp8:ExpertsMxfp8",
+        summary=f"CUTLASS's grouped products of MXFP4 by MXFP8, asked for by mxfp8; {PACKED}; {COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(_BLACKWELL, calls.EXPERTS_MXFP8, calls.EXPERTS_MXFP8_SPACE),
+            MODULE,
+            BF16,
+            *_W4A8,
+            *CHOICES,
+        ),
+        features=_GPT_OSS,
+        **layout("experts.mxfp4.cutlass.v1"),
         source=SOURCE,
     ),
 )
