@@ -15,9 +15,10 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Case
-from kernelhub.evidence.checks import DeviceLost, OutOfMemory, Subject, Unavailable
+from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.quarantine import keep, kept_of
 from kernelhub.evidence.results import Check, Result, Verification
 from kernelhub.probes.device import facts
