@@ -32,6 +32,7 @@ from kernelhub.runtime.ranks_statement import Stated, state, statement_of, table
 T = TypeVar("T")
 What = Plan | Need | Selection[Any]
 _GRACE_S = LINGER_S + 2.0  # beyond the time-out, for a rank that is in the middle of a look at the store
+_LONGEST_S = 86400.0  # longer ones overflow what a thread can wait
 _LAST_BREATH_S = 0.5  # a process that is killed closes its connections a little before it is gone
 
 
@@ -111,8 +112,8 @@ def agree(
         (1, True)
         >>> kernelhub.reload()
     """
-    if not timeout_s > 0:
-        raise ConfigurationError(f"agree: timeout_s is {timeout_s!r}; it is a positive number of seconds")
+    if not 0 < timeout_s <= _LONGEST_S:
+        raise ConfigurationError(f"agree: timeout_s is {timeout_s!r}; give seconds, more than 0, at most a day")
     store, rank, size = _group(process_group)
     items = _items(what, tp or size)
     where = device_facts(torch.device("cuda", torch.cuda.current_device()) if _on_gpu(device) else device)
