@@ -15,10 +15,21 @@ from torch import Tensor
 
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
-from kernelhub.errors import KernelUnavailable, NoKernel
+from kernelhub.errors import (
+    CacheError,
+    ConfigurationError,
+    KernelUnavailable,
+    LockTimeout,
+    NoKernel,
+    NotWarmed,
+    RanksDisagree,
+)
 from kernelhub.evidence.cases.case import Arguments, Judgement, OpCases
 from kernelhub.evidence.poison import around, changed, copied, inner, poisoned, untouched, wide_shape
 from kernelhub.runtime.scratch import Guarded, watched
+
+# What is refused before anything is launched says nothing about a kernel: policy, ranks, seal, a full disk.
+_NOT_ITS_OWN = (NoKernel, KernelUnavailable, NotWarmed, RanksDisagree, ConfigurationError, CacheError, LockTimeout)
 
 
 class Unavailable(Exception):
@@ -118,7 +129,7 @@ class Call:
                 returned = self.function(**given, backend=self.kernel.name)
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
-            except (NoKernel, KernelUnavailable) as error:
+            except _NOT_ITS_OWN as error:
                 raise Unavailable(str(error).partition("\n")[0]) from error
             except torch.OutOfMemoryError as error:
                 raise OutOfMemory(str(error)) from error

@@ -15,6 +15,7 @@ import torch
 
 from kernelhub.dispatch.explain import DeviceLike, device_facts
 from kernelhub.dispatch.fingerprint import digest
+from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.selection import Selection
@@ -102,7 +103,8 @@ def agree(
 
     Raises:
         RanksDisagree: nothing changes on any rank; `code` tells why, and `ranks` where. docs/ranks.md lists the codes.
-        ConfigurationError: this process is not in the group, or `what` is nothing that can be agreed on.
+        ConfigurationError: this process is not in the group, `what` is nothing that can be agreed on, or kernelhub is
+            sealed.
 
     Example:
         >>> import kernelhub
@@ -114,6 +116,7 @@ def agree(
     """
     if not 0 < timeout_s <= _LONGEST_S:
         raise ConfigurationError(f"agree: timeout_s is {timeout_s!r}; give seconds, more than 0, at most a day")
+    GATE.check_change("agree")
     store, rank, size = _group(process_group)
     items = _items(what, tp or size)
     where = device_facts(torch.device("cuda", torch.cuda.current_device()) if _on_gpu(device) else device)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+import kernelhub
 from kernelhub.backends.torch.attention.blocked import Blocked
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.hub import HUB
@@ -122,6 +123,13 @@ class Raises(Lie):
 class LosesTheDevice(Lie):
     def spoil(self, q, k, out, lse):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+class SealsTheProcess(Lie):
+    """As another thread may at any time."""
+
+    def spoil(self, q, k, out, lse):
+        kernelhub.seal()
 
 
 class OtherBits(Lie):

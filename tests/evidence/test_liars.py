@@ -66,6 +66,27 @@ def test_a_kernel_that_loses_the_device_ends_the_run_and_the_process_is_told_so(
         kernelhub.attention(*operands())
 
 
+class TestOfNoKernel:
+    """What is not the kernel's doing does not quarantine it."""
+
+    def test_a_device_that_was_lost_before(self) -> None:
+        liars.attention(liars.LosesTheDevice)
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            kernelhub.attention(*operands())
+        with pytest.raises(DeviceLost, match="illegal memory access"):
+            kernelhub.verify("attention", device="cpu", quick=True)
+
+    def test_a_process_that_is_sealed_meanwhile(self) -> None:
+        liars.attention(liars.SealsTheProcess)
+        try:
+            (result,) = verified().results
+        finally:
+            kernelhub.unseal()
+        assert not result.failures
+        assert "kernelhub is sealed" in result.why_not
+        assert kernelhub.attention.explain(*operands()).selected == "liar.k"
+
+
 class TestQuarantine:
     def test_a_quarantined_kernel_runs_only_if_it_is_forced_past_it(self) -> None:
         liars.attention(liars.ThirtyPercentOff)
