@@ -333,7 +333,9 @@ def other(op: str, lie: type, **more: Any) -> None:
     schema = HUB.registry.contracts[op].schema
     features = frozenset(schema.features)
     constraints = (anything(*schema.structural),)
-    kernel = Kernel(op, "liar.k", f"{__name__}:{lie.__name__}", "lies", Band.PLUGIN, constraints, features, **more)
+    kernel = Kernel(
+        op, "liar.k", f"{lie.__module__}:{lie.__name__}", "lies", Band.PLUGIN, constraints, features, **more
+    )
     register("liar", kernel)
 
 

@@ -10,6 +10,7 @@ import torch
 import kernelhub
 from kernelhub.errors import DeviceLost, NoKernel
 from kernelhub.evidence.results import CODES as KNOWN_CODES
+from tests.contract.test_liars import WritesBeforeItReads
 from tests.evidence import liars
 
 
@@ -26,7 +27,11 @@ def decision(selection, kernel: str = "liar.k"):
     return next(item for item in selection.decisions if item.kernel == kernel)
 
 
-@pytest.mark.parametrize("lie", liars.CODES, ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize(
+    "lie",
+    [pytest.param(lie, marks=pytest.mark.fault(code)) for lie, code in liars.CODES.items()],
+    ids=lambda lie: lie.__name__,
+)
 class TestOfAttention:
     def test_is_caught_by_its_code_and_the_next_kernel_is_chosen(self, lie) -> None:
         liars.attention(lie)
@@ -172,6 +177,11 @@ class TestQuarantine:
 
 
 class TestOfOtherOps:
+    @pytest.mark.fault("in_place")
+    def test_a_merge_that_writes_before_it_reads(self) -> None:
+        liars.other("merge_attention_states", WritesBeforeItReads)
+        assert verified("merge_attention_states").results[0].code == "in_place"
+
     def test_a_scale_of_another_row(self) -> None:
         liars.other("fp8_gemm", liars.ReadsScalesOfTheFirstRow)
         (result,) = verified("fp8_gemm").results
@@ -183,6 +193,7 @@ class TestOfOtherOps:
         assert verified("topk_indices").results[0].code == "wrong_numbers"
 
     @pytest.mark.parametrize("lie", [liars.LosesARow, liars.ReadsAsItLies], ids=lambda lie: lie.__name__)
+    @pytest.mark.fault("packing")
     def test_packing(self, lie) -> None:
         packs = {"layouts": ("checkpoint", liars.LAYOUT), "packs_to": liars.LAYOUT}
         liars.other("fp4_gemm", lie, **packs)
