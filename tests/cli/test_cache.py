@@ -124,6 +124,19 @@ class TestClear:
         assert ask("cache", "clear", "triton", "--yes").out.startswith("removed 1 entries")
         assert [path.name for path in triton.iterdir()] == ["thesis.tex"]
 
+    def test_the_line_that_list_prints_is_the_one_to_run(self, ask, store, triton) -> None:
+        line = next(line for line in ask("cache", "list").out.splitlines() if "kernelhub cache clear" in line)
+        words = line.partition("kernelhub cache ")[2].split()
+        assert words == ["clear", "--stale", "triton"]
+        assert ask("cache", *words, "--yes").out.startswith("removed 1 entries")
+        assert ask("cache", "--yes", "clear", "--stale", "kernelhub", "triton").code == 0
+
+    def test_a_folder_that_is_no_cache_is_left_and_that_is_said(self, ask, monkeypatch) -> None:
+        monkeypatch.setenv("TRITON_CACHE_DIR", "/")
+        answer = ask("cache", "clear", "--yes", "triton")
+        assert (answer.code, "left /: TRITON_CACHE_DIR names /, which is no cache" in answer.out) == (1, True)
+        assert ask("cache", "clear", "--yes", "triton", "--json").json["left"][0]["path"] == "/"
+
     def test_links_are_left_with_the_reason(self, ask, store, tmp_path) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
