@@ -12,8 +12,9 @@ import torch
 
 import kernelhub
 from kernelhub.cli.matrix import Furnished
+from kernelhub.cli.variables import read_variables
 from kernelhub.compat.env import flag, translate
-from kernelhub.compat.env.attention import ATTENTION
+from kernelhub.compat.env.attention import _MLA, ATTENTION
 from kernelhub.compat.env.experts import EXPERTS
 from kernelhub.compat.env.gemm import GEMM
 from kernelhub.compat.env.libraries import LIBRARIES
@@ -237,6 +238,18 @@ class TestWhoIsStronger:
         table, lengths = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
         with pytest.raises(NoKernel, match="or set KERNELHUB_IGNORE_VLLM_ENV=1"):
             kernelhub.paged_attention(q, cache, cache, table, lengths)
+
+    @pytest.mark.parametrize("name", [name for name, names in _MLA.items() if names == ("flash_attn",)])
+    def test_a_backend_without_kernels_of_the_op_keeps_no_call_from_running(self, environment, name) -> None:
+        """vLLM's FlashAttention has latent attention; the backend of that name here has none."""
+        environment(VLLM_ATTENTION_BACKEND=name)
+        verdict = kernelhub.explain("mla_attention", device="H200")
+        assert (verdict.selected, verdict.source) == ("triton.split_kv", "order")
+        (item,) = read_variables().engines
+        assert read_variables().became_of(item) == (
+            "not obeyed: mla_attention runs on flash_attn or fails, and no kernel of flash_attn is registered here for "
+            "mla_attention"
+        )
 
     def test_a_backend_registered_later_answers_to_a_variable_read_before(self, environment) -> None:
         environment(VLLM_ATTENTION_BACKEND="TOKENSPEED_MLA")
