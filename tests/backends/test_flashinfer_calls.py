@@ -47,9 +47,7 @@ def written() -> Iterator[tuple[str, str, ast.Call]]:
                 called = ast.unparse(node.func)
                 if called in names:
                     yield file.name, names[called], node
-                elif called == "wrapper.plan" or (
-                    called == "self._run" and "_run = staticmethod(" in ast.unparse(part)
-                ):
+                elif called == "wrapper.plan" or (called == "self._run" and keeps):
                     yield file.name, used[0] + called.removeprefix("self._run").removeprefix("wrapper"), node
 
 
