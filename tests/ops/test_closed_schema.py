@@ -141,6 +141,7 @@ NOT_RUN = {
     "xformers.cutlass",
     *(f"flashinfer.{name}" for name in _FLASHINFER),
     *(f"cutlass.{name}" for name in ("vllm_fp4", "sgl_fp8_scaled_mm", "sgl_fp8_blockwise")),
+    "deep_gemm.bf16_contiguous",
     *(f"deep_gemm.{name}_ue8m0" for name in ("fp8_blocks", "fp8_masked", "fp8_contiguous")),
 }
 
