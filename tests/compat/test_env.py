@@ -6,6 +6,7 @@ import difflib
 import importlib
 import itertools
 import logging
+import re
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, NoKernel
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from tests.dispatch.backends import record, register
+from tests.providers.wheels import wheel
 
 PAGED = {"op": "paged_attention", "device": "H200"}
 EVERYTHING = Furnished()  # every library installed
@@ -270,6 +272,7 @@ class TestWrong:
             ("FORCE_NUM_KV_SPLITS", "many", "not a positive number"),
             ("VLLM_ATTENTION_BACKENDS", "FLASHINFER", "did you mean VLLM_ATTENTION_BACKEND?"),
             ("VLLM_USE_DEEPGEMM", "1", "did you mean VLLM_USE_DEEP_GEMM?"),
+            ("FORCE_NUM_KV_SPLIT", "4", "did you mean FORCE_NUM_KV_SPLITS?"),
             ("DG_JIT_CACHE_DIRS", "/tmp", "did you mean DG_JIT_CACHE_DIR?"),
             ("VLLM_ALL2ALL_BACKEND", "naive", "write --all2all-backend"),
             ("DG_CACHE_DIR", "/tmp", "write DG_JIT_CACHE_DIR"),
@@ -330,3 +333,12 @@ def test_the_sources_that_dispatch_names_are_there() -> None:
     for source in SOURCES:
         module, _, attribute = source.partition(":")
         assert isinstance(getattr(importlib.import_module(module), attribute)({}), Layer)
+
+
+@pytest.mark.parametrize("version", ["0.6.1", "0.6.18.post1", "0.7.2.post1"])
+def test_nothing_that_flashinfer_reads_is_called_a_misspelt_name(version) -> None:
+    read = re.compile(r'(?:environ\.get|getenv)\(\s*"(FLASHINFER_\w+)"')
+    files = wheel("flashinfer-python", version).rglob("*.py")
+    names = {name for file in files for name in read.findall(file.read_text())}
+    assert len(names) > 20
+    assert [item.name for item in translate(dict.fromkeys(names, "1")) if "nobody reads" in item.problem] == []
