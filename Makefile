@@ -2,13 +2,16 @@
 PYTHON ?= python
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test lint bench docs golden verification test-matrix gpu
+.PHONY: demo test faults lint bench docs golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
 
 test:                 ## install what the tests need, and run them
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest
+
+faults:               ## inject every fault, and count what survives
+	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m fault
 
 lint:                 ## style and types
 	$(INSTALL) -e ".[dev]"

@@ -39,6 +39,13 @@ def arguments(model: ExpertModel, weights: tuple[int, int], tokens: int, form: s
         made["a_scale"] = 0.5 + torch.rand(rows, blocks, device=device)
         made["b_scale"] = 0.5 + torch.rand(experts, -(-n // 128), blocks, device=device)
         return made
+    if form == "nvfp4 x nvfp4":
+        for name, lead in (("a", (rows,)), ("b", (experts, n))):
+            made[name] = torch.randint(0, 256, (*lead, k // 2), dtype=torch.uint8, device=device)
+            scales = torch.randint(0x28, 0x40, (*lead, -(-k // 16)), dtype=torch.uint8, device=device)
+            made[f"{name}_scale"] = scales.view(torch.float8_e4m3fn)
+            made[f"{name}_global_scale"] = 0.5 + torch.rand(experts, device=device)
+        return made
     made["a"] = torch.randn(rows, k, device=device).to(torch.bfloat16)
     if form == "mxfp4":
         made["b"] = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, device=device)
@@ -59,9 +66,9 @@ def case(model: ExpertModel, side: str, weights: tuple[int, int], tokens: int, f
         made,
         {},
         bytes=a.nbytes + b.nbytes * used // b.shape[0] + scales + a.shape[0] * b.shape[1] * 2,
-        operations=2 * a.shape[0] * a.shape[1] * b.shape[1],
+        operations=2 * a.shape[0] * weights[1] * b.shape[1],
         disagreement=apart,
-        float8=a.element_size() == 1,
+        float8=a.dtype is torch.float8_e4m3fn,
     )
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import kernelhub
-from kernelhub.cli.measure import Call, Timing, time_calls, time_once
+from kernelhub.evidence.timing import Call, Timing, time_calls, time_once
 from kernelhub.probes.device import facts
 
 FLOAT8 = "float8_operations_per_s"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.process import reload as reload
     from kernelhub.dispatch.process import report as report
     from kernelhub.dispatch.selection import Selection as Selection
+    from kernelhub.evidence.tuning.tune import tune as tune
     from kernelhub.evidence.verify import verify as verify
     from kernelhub.ops.attention.attention import attention as attention
     from kernelhub.ops.attention.paged_attention import paged_attention as paged_attention
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from kernelhub.runtime.seal import seal as seal
     from kernelhub.runtime.seal import unseal as unseal
     from kernelhub.runtime.warm import warm as warm
+    from kernelhub.warming.warmup import warmup as warmup
 
 __version__ = "0.1.0"
 
@@ -94,6 +96,7 @@ _HOMES = {
     "reload": "kernelhub.dispatch.process",
     "register_backend": "kernelhub.dispatch.process",
     "verify": "kernelhub.evidence.verify",
+    "tune": "kernelhub.evidence.tuning.tune",
     "fp4_gemm": "kernelhub.ops.gemm.fp4.fp4_gemm",
     "PackedWeight": "kernelhub.ops.packed",
     "Selection": "kernelhub.dispatch.selection",
@@ -105,6 +108,7 @@ _HOMES = {
     "seal": "kernelhub.runtime.seal",
     "unseal": "kernelhub.runtime.seal",
     "warm": "kernelhub.runtime.warm",
+    "warmup": "kernelhub.warming.warmup",
     "problems_of": "kernelhub.ops.models.problems",
     "agree": "kernelhub.runtime.ranks",
 }

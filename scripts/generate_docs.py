@@ -33,6 +33,8 @@ from kernelhub.dispatch.hub import HUB  # noqa: E402
 from kernelhub.dispatch.settings import VARIABLES  # noqa: E402
 from kernelhub.ops import functions  # noqa: E402
 from kernelhub.runtime.caches.notices import CODES  # noqa: E402
+from tests.faults.record import FIXTURES, NOTHING  # noqa: E402
+from tests.faults.records import FAULTS  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- ([a-z0-9_ ]+): made by scripts/generate_docs.py -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -319,7 +321,11 @@ def codes() -> str:
         "jit_disabled": "it would be compiled at first use, which a variable of its library forbids",
         "cubins_missing": "its binaries would be downloaded at the first call, and are not here",
         "toolkit_missing": "it needs a CUDA toolkit, and none was found",
-        "toolkit_broken": "the CUDA toolkit does not answer",
+        "toolkit_broken": "the CUDA toolkit's compiler fails, or gives no version",
+        "toolkit_hangs": "the CUDA toolkit's compiler does not answer",
+        "toolkit_killed": "the CUDA toolkit's compiler was ended, most often for lack of memory",
+        "toolkit_headers": "the CUDA toolkit's headers are missing, or those of another version",
+        "driver_old": "the CUDA toolkit makes code that the driver is too old for",
         "toolkit_version": "the CUDA toolkit is too old for it",
         "compiler_missing": "it needs a C compiler, and none was found",
         "headers_missing": "it needs Python's headers, and none were found",
@@ -332,6 +338,11 @@ def codes() -> str:
         "interpreter_off": "on a CPU it runs under Triton's interpreter only, which is off",
         "load_failed": "importing or preparing it failed; the reason says how",
         "load_timeout": "importing it took longer than KERNELHUB_LOAD_TIMEOUT_S",
+        "load_symbol": "its compiled library lacks a symbol: it is a build for another torch",
+        "load_library": "its compiled library needs another that is not here, such as `libcudart.so.12`",
+        "load_file": "its compiled library is damaged, or is for another system or processor",
+        "load_killed": "a compiler that it runs was ended, most often for lack of memory",
+        "load_hangs": "a compiler that it runs does not come to an end",
         "constraint_error": "a third party's constraint raised",
     }
     return table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in meanings.items()])
@@ -342,9 +353,28 @@ def cache_codes() -> str:
     return table(("code", "meaning", "what to do"), rows)
 
 
+def faults() -> str:
+    """Every kind of fault, with how what happens is seen and its faults."""
+    parts = []
+    for fixture, (title, seen) in FIXTURES.items():
+        rows = [
+            (
+                fault.injected,
+                "nothing: it makes no difference" if fault.code == NOTHING else f"`{fault.code}`",
+                fault.remedy,
+            )
+            for fault in FAULTS.values()
+            if fault.fixture == fixture
+        ]
+        head = f"### {title[0].upper()}{title[1:]}\n\nWhere it shows: {seen}."
+        parts.append(f"{head}\n\n{table(('what is injected', 'code', 'what helps'), rows)}")
+    return "\n\n".join(parts)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "variables": variables,
     "cache codes": cache_codes,
+    "faults": faults,
     "engines": engines,
     "choices": choices,
     "explanation": explanation,

@@ -26,10 +26,10 @@ import triton
 
 import kernelhub
 from kernelhub.backends.triton.moe import tiles as defaults
+from kernelhub.backends.triton.moe.candidates import candidates, heights
 from kernelhub.backends.triton.moe.tuned import LAYER, Tiles, Tuned
-from kernelhub.cli.measure import time_calls
+from kernelhub.evidence.timing import time_calls
 from kernelhub.ops.moe.experts.inputs import moe_inputs
-from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP4_FORMATS, ExpertsProblem
 from kernelhub.probes.device import facts
 
 LAYERS = {  # ranks that share a layer
@@ -42,34 +42,6 @@ TOKENS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192)
 _MARGIN = 0.98
 
 Given = tuple[torch.Tensor, ...]  # tokens, weights of their experts, ids of those
-
-
-def candidates(problem: ExpertsProblem, block_m: int, gated: bool) -> list[Tiles]:
-    """Tiles worth a try, the default first."""
-    usual = defaults.default_tiles(problem, block_m, gated)
-    known = [usual] if usual.block_m == block_m else []
-    deep = (
-        (128,) if problem.weights in BLOCK_FORMATS else (64, 128, 256) if problem.weights in FP4_FORMATS else (64, 128)
-    )
-    for columns in (32, 64, 128) if gated else (64, 128, 256):
-        for depth in deep:
-            for warps in (4, 8):
-                for stages in (3, 4):
-                    width = columns * (2 if gated else 1)
-                    sums = block_m * width // (32 * warps)  # float32 registers a thread
-                    kept = stages * depth * (block_m + width) * (1 if problem.fp8_activations else 2)
-                    if problem.weights in FP4_FORMATS:
-                        kept = stages * depth * (2 * block_m + width // 2)
-                    tried = Tiles(block_m, columns, depth, warps, stages)
-                    if 8 <= sums <= 160 and kept <= problem.device.shared_memory_bytes and tried not in known:
-                        known.append(tried)
-    return known
-
-
-def rows(problem: ExpertsProblem, tokens: int) -> list[int]:
-    """Heights of tiles worth a try: the default's and its neighbours."""
-    block_m = defaults.rows_of_a_tile(tokens * problem.top_k, problem.num_experts)
-    return [height for height in (block_m, block_m * 2, block_m // 2) if 16 <= height <= 128]
 
 
 def layer(model: str, tokens: int, device: torch.device) -> tuple[dict[str, Any], Any]:
@@ -124,7 +96,7 @@ def jobs(model: str, tokens: list[int]) -> list[tuple[str, Tiles, Tiles]]:
     """Pairs of tiles that hold every candidate of both products once."""
     _, plan = layer(model, 1, torch.device("cuda"))
     problem, found = plan.adapter.problem, []
-    for block_m in sorted({height for number in tokens for height in rows(problem, number)}):
+    for block_m in sorted({height for number in tokens for height in heights(problem, number)}):
         sides = [candidates(problem, block_m, gated) for gated in (True, False)]
         longest = max(map(len, sides))
         found += [(model, *(side[min(place, len(side) - 1)] for side in sides)) for place in range(longest)]
@@ -163,7 +135,7 @@ def best_of(model: str, tokens: list[int], budget_s: float, until: float) -> lis
         given = routed(arguments, number)
         usual = defaults.choose(problem, number, ())
         pairs = [(usual.first, usual.second)]
-        for block_m in rows(problem, number):
+        for block_m in heights(problem, number):
             second = candidates(problem, block_m, False)[0]
             pairs += [(tiles, second) for tiles in candidates(problem, block_m, True)]
         times = fastest(plan, pairs, given, budget_s)

@@ -18,10 +18,16 @@ for name in [name for name in os.environ if name.startswith(("KERNELHUB_", "VLLM
 
 torch.set_num_threads(1)
 
+# Hooks that count the faults which tests inject, and print the counts at the end.
+pytest_plugins = ("tests.faults.counting",)
+
 DEVICE = "cuda" if HAS_GPU else "cpu"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tests.faults.counting import note_faults
+
+    note_faults(items)
     if HAS_GPU:
         return
     for item in items:

@@ -15,10 +15,10 @@ import torch
 from kernelhub.cli import block
 from kernelhub.cli.console import Console, steps
 from kernelhub.cli.explain import decision_table
-from kernelhub.cli.measure import Timing, time_calls
 from kernelhub.cli.showcase import FULL, QUICK, Case, cases
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.timing import Timing, time_calls
 from kernelhub.ops.attention.tolerance import Agreement
 
 _STEPS_OF_A_CASE = 3

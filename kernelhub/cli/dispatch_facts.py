@@ -21,10 +21,15 @@ from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.registry import Registered
 from kernelhub.dispatch.selection import Selection
 from kernelhub.evidence.quarantine import all_kept, remedy
+from kernelhub.evidence.store import Miss
+from kernelhub.evidence.tuning.decide import FASTER
+from kernelhub.evidence.tuning.lookup import MeasuredTable
+from kernelhub.evidence.tuning.tables import other_standings
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import folders
 
+_TUNE_AGAIN = "`kernelhub tune --model NAME` measures anew; `kernelhub cache clear --stale` removes what is old"
 _OF_DEVICES = (*OF_DEVICES, "interpreter_off")
 
 
@@ -104,6 +109,23 @@ def quarantine() -> Iterator[Fact]:
         for miss in kept.misses:
             meaning = "what it says does not count here"
             yield Fact(NOTE, f"{miss.path} {miss.reason}", meaning, "verify again, or remove it")
+
+
+def tuned() -> Iterator[Fact]:
+    """What was measured on each device and holds, and measurements that do not count."""
+    if not HUB.settings["KERNELHUB_EVIDENCE"]:
+        return  # told by `quarantine`
+    for device in devices():
+        misses: list[Miss] = []
+        entries = list(MeasuredTable(device, HUB.settings["KERNELHUB_TUNED"]).entries(misses))
+        if entries:
+            changed = sum(entry.word == FASTER for entry in entries)
+            what = f"{len(entries)} problem classes tuned on {device.name}"
+            yield Fact(OK, what, f"for {changed} of them another kernel than the order's was faster, and is chosen")
+        for miss in misses:
+            yield Fact(NOTE, f"{miss.path} {miss.reason}", "its times do not count here", _TUNE_AGAIN)
+        for folder, differs in other_standings(device):
+            yield Fact(NOTE, f"{folder} was measured for {differs}", "its times do not count here", _TUNE_AGAIN)
 
 
 def plugins(variables: Variables) -> Iterator[Fact]:

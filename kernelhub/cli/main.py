@@ -43,6 +43,14 @@ COMMANDS = {
         "hold every kernel against its reference on this machine, and quarantine those that are wrong",
         "kernelhub verify merge_attention_states --backend torch --quick",
     ),
+    "warmup": Command(
+        "make ready what serving a model needs: compile, verify, and keep it on disk for the next processes",
+        "kernelhub warmup --model llama-3.1-8b --tp 8 --device H200 --list",
+    ),
+    "tune": Command(
+        "measure which kernel is the fastest right one for a model on this machine, and have it chosen",
+        "kernelhub tune --model llama-3.1-70b --tp 8 --budget-s 600",
+    ),
     "lock": Command(
         "write down the kernels chosen for a model, or show what would change since",
         "kernelhub lock --model llama-3.1-8b --device H200",

@@ -17,14 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     """The command's options."""
     parser.add_argument("op", metavar="OP", nargs="?", type=op_named, help=f"one op (default: all): {', '.join(ops())}")
     parser.add_argument(
-        "--backend", metavar="NAME[,NAME]", type=_names, help="backends, kernels or globs (default: all)"
+        "--backend", metavar="NAME[,NAME]", type=names, help="backends, kernels or globs (default: all)"
     )
     parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the first GPU, else the CPU)")
     parser.add_argument("--quick", action="store_true", help="a few cases of each kernel, and those that failed before")
     parser.add_argument(
         "--budget-s",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         help=f"most time for each kernel (default: {FULL_BUDGET_S:g}, with --quick {QUICK_BUDGET_S:g})",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
@@ -75,18 +75,20 @@ def _row(result: Result) -> tuple[str, ...]:
     return (result.status, result.op, result.kernel, str(len(result.checks)), f"{result.worst:.2g}", what)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(filter(None, (name.strip() for name in text.split(","))))
-    if not names:
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them, for argparse."""
+    words = tuple(filter(None, (name.strip() for name in text.split(","))))
+    if not words:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing; give backends or kernels, e.g. triton,torch.sdpa")
-    return names
+    return words
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A positive number of seconds, for argparse."""
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
+        number = 0.0
+    if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return seconds
+    return number

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.dispatch.configuration import Configuration
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.events import fallback_log
 from kernelhub.dispatch.kernel import Kernel, Watch
-from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
+from kernelhub.dispatch.load import LoadFailure, failure_of, is_imported, load_attribute
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.work import JOURNAL
 
@@ -53,11 +55,7 @@ def make_adapter(
     try:
         adapter = make(problem)
     except (Exception, SystemExit) as error:  # some libraries are imported here, and leave where there is no GPU
-        raise LoadFailure(
-            "load_failed",
-            f"preparing it raised {type(error).__name__}: {error}",
-            "disable it and report this",
-        ) from error
+        raise failure_of("preparing it", error, "disable it and report this") from error
     if not isinstance(adapter, contract.adapter):
         raise LoadFailure(
             "load_failed",
@@ -66,6 +64,18 @@ def make_adapter(
         )
     watch()
     return adapter
+
+
+def configure(adapter: Any, kernel: Kernel, measured: Mapping[int, Configuration]) -> None:
+    """Have an adapter take the sizes that were measured for its problem, if some were."""
+    if not measured:
+        return
+    try:
+        adapter.configure(measured)
+    except (KeyError, TypeError, ValueError) as error:
+        adapter.configure({})
+        told = "%s: %s does not understand its measured sizes and takes its own: %r; `kernelhub tune` measures anew"
+        fallback_log.warning(told, kernel.op, kernel.name, error)
 
 
 def watch_imported(watches: Iterable[Watch], watched: set[Watch], timeout_s: float) -> None:

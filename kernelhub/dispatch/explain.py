@@ -114,12 +114,17 @@ def problem_from(contract: Contract[Any], device: DeviceFacts, values: dict[str,
     return problem
 
 
+def dtype_named(name: str) -> str:
+    """torch's name of a dtype that may be given by a shorter one, such as ``"fp8"`` or ``"bf16"``."""
+    return _DTYPES.get(name, name)
+
+
 def _facet_value(op: str, facet: Any, value: Any) -> Any:
     """The value in its normal form, or an error that says what the facet takes."""
     if isinstance(value, torch.dtype):
         value = str(value).removeprefix("torch.")
     if facet.name.endswith("dtype"):
-        value = _DTYPES.get(value, value)
+        value = dtype_named(value)
     if facet.layout:
         if isinstance(value, str) and value:
             return value

@@ -21,6 +21,7 @@ from kernelhub.dispatch.constraint import AnyOf, Constraint, Package
 from kernelhub.dispatch.held import Facets, facets_of
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT
 from kernelhub.dispatch.selection import Selection
+from kernelhub.dispatch.tuned import sizes_of
 
 if TYPE_CHECKING:
     from kernelhub.dispatch.kernel import Backend, Kernel
@@ -58,8 +59,17 @@ class Fingerprint:
 def fingerprint_of(
     selection: Selection[Any], backend: Backend | None, machine: Machine, tuned: str = ""
 ) -> Fingerprint:
-    """The fingerprint of a verdict that chose a kernel."""
+    """The fingerprint of a verdict that chose a kernel.
+
+    Args:
+        selection: the verdict.
+        backend: of the kernel.
+        machine: where it runs.
+        tuned: digest of a whole table; by default that of the measured sizes which the kernel takes.
+    """
     assert selection.kernel is not None
+    sizes = sizes_of(machine, selection.kernel, selection.problem)
+    tuned = tuned or (digest(dict(sizes)) if sizes else "")
     return Fingerprint(
         selection.op,
         facets_of(selection.problem),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from kernelhub.dispatch.bound import Bound, make_adapter, watch_imported
+from kernelhub.dispatch.bound import Bound, configure, make_adapter, watch_imported
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.events import fallback_log, selection_log
@@ -32,6 +32,7 @@ from kernelhub.dispatch.select import as_wished, select
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import Settings, did_you_mean
 from kernelhub.dispatch.setup import ops, set_up
+from kernelhub.dispatch.tuned import sizes_of
 from kernelhub.dispatch.words import Agreed, Layers, policy_for
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import ConfigurationError
@@ -99,6 +100,9 @@ class Hub:
         _ = self.settings
         lineup = lineup_of(self.registry.candidates(op), problem, self.machine)
         _, kernels = lineup.ranking(self.registry.contracts[op].regime(problem))
+        tuned = self.machine.tuned(problem.device).find(op, problem)
+        if tuned is not None:
+            kernels = tuned.ranked(kernels)
         return as_wished(op, kernels, policy.about(problem, self.machine))
 
     def commit(
@@ -241,7 +245,7 @@ class Hub:
     def forget_evidence(self) -> None:
         """Choose anew with what the store of evidence says now."""
         with self.lock:
-            self.machine.forget_quarantine()
+            self.machine.forget_evidence()
             self.forget_choices()
 
     def report(self) -> Report:
@@ -258,6 +262,7 @@ class Hub:
         contracts = [function.op.contract for function in self._functions.values()]
         settings = set_up(self.registry, contracts, self._added.values())
         self.machine.heeds_evidence = settings["KERNELHUB_EVIDENCE"]
+        self.machine.tables = settings["KERNELHUB_TUNED"]
         self._missing_said = False
         self._settings = settings
 
@@ -271,7 +276,10 @@ class Hub:
 
     def _adapter(self, kernel: Kernel, contract: Contract[Any], problem: Any) -> Any:
         timeout_s = self.settings["KERNELHUB_LOAD_TIMEOUT_S"]
-        return make_adapter(kernel, contract, problem, timeout_s, self.watch)
+        adapter = make_adapter(kernel, contract, problem, timeout_s, self.watch)
+        if kernel.configurable:
+            configure(adapter, kernel, sizes_of(self.machine, kernel, problem))
+        return adapter
 
     def _note_failure(self, selection: Selection[Any], kernel: Kernel, failure: LoadFailure, policy: Policy) -> None:
         """Remember why a chosen kernel could not be loaded; raise if nothing may take its place."""

@@ -56,6 +56,7 @@ class Kernel:
         deterministic: the same call gives the same bits, run to run.
         batch_invariant: a row's bits do not depend on the other rows of the batch.
         reads_lengths: `begin` needs sequence lengths on the host, and syncs when they are not given.
+        configurable: its adapter is a `Configurable`: `kernelhub tune` tries other sizes of it than its own.
         source: where the algorithm or library comes from.
     """
 
@@ -72,6 +73,7 @@ class Kernel:
     deterministic: bool = False
     batch_invariant: bool = False
     reads_lengths: bool = False
+    configurable: bool = False
     source: str = ""
 
     @property

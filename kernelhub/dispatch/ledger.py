@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -68,6 +69,15 @@ class Ledger:
             for (op, kernel, source, because, problem), count in calls.items()
         ]
         return Report(tuple(rows), tuple(self._fallbacks.values()), JOURNAL.work, GATE.sealed)
+
+    @contextlib.contextmanager
+    def unreported(self) -> Iterator[None]:
+        """A block whose choices neither the report nor an agreement of ranks counts, since nobody is served by them."""
+        before = len(self._bound)
+        try:
+            yield
+        finally:
+            del self._bound[before:]
 
     def forget_report(self) -> None:
         """Start the report anew."""

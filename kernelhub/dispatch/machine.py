@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.constraint import Package, Rejection
+from kernelhub.dispatch.tuned import TUNED, Tuned, TunedTable
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import fits, package
@@ -34,6 +35,20 @@ ABSENT: dict[str, tuple[str, str, str]] = {
 _QUARANTINE = "kernelhub.evidence.quarantine:quarantined"
 _QUARANTINED = "quarantined"  # where `Machine.on` keeps them
 _NOBODY: Mapping[tuple[str, str], Rejection] = MappingProxyType({})
+# Give, for the facts of a device, what was measured on it: here, or on the first rank of a group. Imported likewise.
+_MEASURED = "kernelhub.evidence.tuning.lookup:table_of"
+_GIVEN = "kernelhub.evidence.tuning.lookup:table_from"
+_CHECK = "kernelhub.evidence.tuning.lookup:check_table"
+
+
+class _NoTable:
+    """Where nothing was measured, or nothing of it is heeded."""
+
+    def find(self, op: str, problem: Any) -> Tuned | None:
+        return None
+
+    def plain(self) -> dict[str, Any]:
+        return {}
 
 
 class Machine:
@@ -41,16 +56,20 @@ class Machine:
 
     Attributes:
         load_failures: (op, kernel) whose adapter could not be imported or prepared here, and why.
-        heeds_evidence: whether kernels that `kernelhub verify` found wrong here are quarantined.
+        heeds_evidence: whether kernels that `kernelhub verify` found wrong here are quarantined, and those that
+            `kernelhub tune` found faster are ranked first.
+        tables: table files, and folders of them, that are read beside what was measured here.
     """
 
     heeds_evidence = False
+    tables: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         # Each is replaced rather than emptied, since what `as_it_is` gave goes on with it.
         self._findings: dict[Hashable, Finding] = {}
         self._on_devices: dict[DeviceFacts, dict[Any, Any]] = {}
         self.load_failures: Mapping[tuple[str, str], Rejection] = {}
+        self._of_first_rank: Mapping[str, Any] | None = None
 
     def as_it_is(self) -> Machine:
         """The same facts, which neither `forget` nor a failure to load changes later.
@@ -65,6 +84,10 @@ class Machine:
         """Remember why a kernel's adapter could not be imported or prepared."""
         self.load_failures = {**self.load_failures, (op, kernel): rejection}
 
+    def forget_failure(self, op: str, kernel: str) -> None:
+        """Let a kernel be tried again whose adapter could not be prepared."""
+        self.load_failures = {key: why for key, why in self.load_failures.items() if key != (op, kernel)}
+
     def quarantined(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
         """By (op, kernel), what was found wrong on a device; read from disk at the first question, until `forget`."""
         kept = self.on(device)
@@ -73,16 +96,48 @@ class Machine:
             found = kept[_QUARANTINED] = self._read_quarantine(device)
         return found
 
-    def forget_quarantine(self) -> None:
-        """Read what was found wrong again at the next question."""
+    def tuned(self, device: DeviceFacts) -> TunedTable:
+        """What was measured on a device: that which ranks agreed on, else what is on disk, read once until `forget`."""
+        kept = self.on(device)
+        table: TunedTable | None = kept.get(TUNED)
+        if table is None:
+            table = kept[TUNED] = self._read_tuned(device)
+        return table
+
+    def check_tuned(self, document: Mapping[str, Any]) -> None:
+        """Refuse a table that `give_tuned` could not heed.
+
+        Raises:
+            ConfigurationError: naming what is wrong.
+        """
+        if document.get("entries"):
+            _imported(_CHECK)(document)
+
+    def give_tuned(self, document: Mapping[str, Any]) -> None:
+        """Heed a table of another rank, in place of what is on disk, until `forget`."""
+        self._of_first_rank = document
+        self.forget_evidence()
+
+    def forget_evidence(self) -> None:
+        """Read what was found wrong and what was measured again at the next question."""
         for kept in self._on_devices.values():
             kept.pop(_QUARANTINED, None)
+            kept.pop(TUNED, None)
 
     def _read_quarantine(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
         if device.simulated or not self.heeds_evidence:
             return _NOBODY
-        module, _, attribute = _QUARANTINE.partition(":")
-        found: Mapping[tuple[str, str], Rejection] = getattr(importlib.import_module(module), attribute)(device)
+        found: Mapping[tuple[str, str], Rejection] = _imported(_QUARANTINE)(device)
+        return found
+
+    def _read_tuned(self, device: DeviceFacts) -> TunedTable:
+        if device.simulated or not self.heeds_evidence:
+            return _NoTable()
+        found: TunedTable
+        if self._of_first_rank is not None:
+            found = _imported(_GIVEN)(self._of_first_rank, device)
+        else:
+            found = _imported(_MEASURED)(device, self.tables)
         return found
 
     def on(self, device: DeviceFacts) -> dict[Any, Any]:
@@ -119,6 +174,7 @@ class Machine:
     def forget(self) -> None:
         """Ask every probe again at its next use."""
         self._findings, self._on_devices, self.load_failures = {}, {}, {}
+        self._of_first_rank = None
 
 
 class SimulatedMachine(Machine):
@@ -172,3 +228,9 @@ class SimulatedMachine(Machine):
         if given is not None:
             return given
         return lacking(str(key), *ABSENT[kind]) if kind in self._lacks else found(str(key), None, "simulated")
+
+
+def _imported(target: str) -> Callable[..., Any]:
+    module, _, attribute = target.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return function

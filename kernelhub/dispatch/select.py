@@ -19,6 +19,7 @@ from kernelhub.dispatch.policy import Policy, Wish
 from kernelhub.dispatch.problem import ProblemT, Schema
 from kernelhub.dispatch.reasons import Question, can_run, reasons
 from kernelhub.dispatch.selection import Decision, Selection
+from kernelhub.dispatch.tuned import TUNED, Tuned
 
 
 def select(
@@ -48,13 +49,16 @@ def select(
     features = tuple(schema.features_used(problem))
     asked = Question(op, problem, features, candidates, lineup, machine, quarantined, policy)
     line, ranking = lineup.ranking(regime)
+    tuned = machine.tuned(problem.device).find(op, problem)
+    if tuned is not None:
+        ranking = tuned.ranked(ranking)
     order = as_wished(op, ranking, policy)
     chosen = next((kernel for kernel in order if can_run(asked, kernel)), None)
     request = policy.request_for(op)
     if request is not None:
         source, because = request.source, request.origin
     else:
-        source, because = _soft_source(chosen, policy.preferences_for(op), line)
+        source, because = _soft_source(chosen, policy.preferences_for(op), tuned, line)
     tell = partial(_decisions, asked, ranking, chosen, because)
     if chosen is None:
         because = f"none of those asked for by {because} can run" if request else "none can run"
@@ -86,13 +90,17 @@ def _position(wish: Wish, kernel: Kernel) -> int:
     return next((place for place, name in enumerate(wish.names) if kernel.matches(name)), len(wish.names))
 
 
-def _soft_source(chosen: Kernel | None, wishes: Sequence[Wish], line: Line | None) -> tuple[str, str]:
-    """Who decided when nothing explicit was said: the strongest wish that means the winner, or the heuristic."""
+def _soft_source(
+    chosen: Kernel | None, wishes: Sequence[Wish], tuned: Tuned | None, line: Line | None
+) -> tuple[str, str]:
+    """Who decided when nothing explicit was said: the strongest wish that means the winner, times, or the heuristic."""
     if chosen is None:
         return "band", "no kernel can run"
     wish = next((wish for wish in wishes if wish.means(chosen)), None)
     if wish is not None:
         return wish.source, f"preferred by {wish.origin}"
+    if tuned is not None and chosen.name in tuned.because:
+        return TUNED, tuned.because[chosen.name]
     if line is not None and chosen.name in line.kernels:
         return "order", f"first able in the order for {line.family}/{line.regime}: {line.evidence}"
     return "band", f"highest band: {chosen.band.name.lower()}"

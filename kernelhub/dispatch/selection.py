@@ -56,7 +56,8 @@ class Selection(Generic[ProblemT]):
         kernel: the record of the chosen kernel, or None if none may run.
         source: who decided, a stable word: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``, ``"ranks"`` (what
             ranks agreed on), ``"lock"`` (a lock file), ``"environment"``, ``"file"``, ``"engine"`` (a variable of
-            another project), ``"order"`` (a line of the heuristic), ``"band"`` (no line).
+            another project), ``"tuned"`` (measured: `kernelhub.tune`), ``"order"`` (a line of the heuristic),
+            ``"band"`` (no line).
         because: the same as a sentence, with its evidence.
         explicit: whether the user asked for it by name; such a choice is never replaced.
         overruled: what was said for other kernels and gave way, as sentences.

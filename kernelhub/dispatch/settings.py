@@ -88,8 +88,8 @@ def _parse_missing(text: str) -> str:
     return word
 
 
-def _parse_names(text: str) -> Names:
-    return tuple(filter(None, (word.strip() for word in text.split(","))))
+def _parse_names(text: str, between: str = ",") -> Names:
+    return tuple(filter(None, (word.strip() for word in text.split(between))))
 
 
 _WISHES = "[op=]name[,name][;...], a name being a backend, a kernel or a glob"
@@ -113,7 +113,14 @@ VARIABLES = {
             parse_bool,
             True,
             "0 or 1",
-            "Do not choose kernels that `kernelhub verify` found wrong here; 0 ignores what it found.",
+            "Heed what `kernelhub verify` found wrong here and `kernelhub tune` found fast; 0 ignores both.",
+        ),
+        Variable(
+            "KERNELHUB_TUNED",
+            lambda text: _parse_names(text, os.pathsep),
+            (),
+            f"paths of files or folders, {os.pathsep} between",
+            "Read these tables of `kernelhub tune --export` too, after what was measured here.",
         ),
         Variable("KERNELHUB_DETERMINISTIC", parse_bool, None, "0 or 1", "Only kernels that repeat bit for bit."),
         Variable(

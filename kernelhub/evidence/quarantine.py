@@ -17,7 +17,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.evidence import store
 from kernelhub.evidence.results import RIGHT, Check, Result
-from kernelhub.evidence.standing import difference, key_of, path_of, place
+from kernelhub.evidence.standing import difference, key_of, made_for, name_of
 from kernelhub.probes.device import DeviceFacts
 
 log = logging.getLogger("kernelhub.evidence")
@@ -75,11 +75,10 @@ def remedy(op: str, kernel: str) -> str:
 def all_kept(device: DeviceFacts, *, wrong_only: bool = False) -> Kept:
     """Every stored result of a device, or every bad one, and those that do not hold here with the reason."""
     kept = Kept()
-    below = place(device)
-    if not below.exists() and not store.holds_unwritten(below):
+    if store.is_empty(device.arch):
         return kept
     records = {(kernel.op, kernel.name): kernel for item in HUB.registry.backends.values() for kernel in item.kernels}
-    for path, document in store.read_all(below):
+    for path, document in store.read_all(made_for(device)):
         if isinstance(document, store.Miss):
             kept.misses.append(document)
             continue
@@ -101,11 +100,11 @@ def all_kept(device: DeviceFacts, *, wrong_only: bool = False) -> Kept:
 
 def kept_of(kernel: Kernel, device: DeviceFacts) -> Record | None:
     """The stored result of one kernel, if one holds here."""
-    path = path_of(kernel, device)
-    document = store.read(path)
-    if document is None or isinstance(document, store.Miss):
+    shelf = made_for(device)
+    document = store.read(shelf, name_of(kernel))
+    if document is None:
         return None
-    found = _record(path, document, key_of(kernel, device))
+    found = _record(store.documents(shelf).path(name_of(kernel)), document, key_of(kernel, device))
     return None if isinstance(found, store.Miss) else found
 
 
@@ -119,7 +118,7 @@ def keep(kernel: Kernel, device: DeviceFacts, result: Result, date: str) -> str:
         "date": date,
         **{name: plain[name] for name in ("status", "code", "reason", "worst", "left_out", "seconds", "checks")},
     }
-    return store.write(path_of(kernel, device), document)
+    return store.write(made_for(device), name_of(kernel), document)
 
 
 def _record(path: Any, document: Mapping[str, Any], key: Mapping[str, str]) -> Record | store.Miss:

@@ -17,24 +17,25 @@ from typing import Any
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.evidence import store
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.toolkit import driver
+from kernelhub.runtime.caches.fingerprint import Fingerprint, host_abi, library
 
 FORMAT = 1
+_LIBRARIES = ("torch", "triton")
 _MOST_BYTES = 1 << 20  # of a file that is read; of a larger one, which is no source, only the size counts
 
 
-def place(device: DeviceFacts) -> Path:
-    """The folder of all results of a device between these versions."""
-    text = "\n".join(f"{name}={value}" for name, value in _everywhere(device).items())
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return store.folder("verify", f"{device.name}-{device.arch}", digest)
+def made_for(device: DeviceFacts) -> Fingerprint:
+    """What all results of a device hold for: the device, and the versions and files of what every kernel runs on."""
+    told = {name: value for name, value in _everywhere(device).items() if name not in (*_LIBRARIES, "architecture")}
+    libraries = {f"library {name}": _files_of(name) for name in _LIBRARIES}
+    return Fingerprint(device.arch, tuple(sorted({"abi": host_abi(), **told, **libraries}.items())))
 
 
-def path_of(kernel: Kernel, device: DeviceFacts) -> Path:
-    """Where the result of a kernel stands."""
-    return place(device) / kernel.op / f"{kernel.name}.json"
+def name_of(kernel: Kernel) -> str:
+    """The name of the document that holds the result of a kernel."""
+    return f"{kernel.op}.{kernel.name}"
 
 
 def key_of(kernel: Kernel, device: DeviceFacts) -> dict[str, str]:
@@ -79,6 +80,12 @@ def _everywhere(device: DeviceFacts) -> dict[str, str]:
         "cuda": str(torch.version.cuda or torch.version.hip or "none"),
         "triton": _version("triton"),
     }
+
+
+@functools.cache
+def _files_of(package: str) -> str:
+    """Version of a package and a digest of its files, as they were at first."""
+    return library(package)
 
 
 @functools.cache

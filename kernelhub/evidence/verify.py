@@ -65,7 +65,7 @@ def verify(
         >>> found.ok, found.results[0].kernel
         (True, 'torch.merge')
     """
-    where = _device(device)
+    where = device_here(device)
     subjects = list(_subjects(op, backend, where))
     limit_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else FULL_BUDGET_S
     results, lifted, unwritten, lost = [], [], "", ""
@@ -97,7 +97,7 @@ def count(
     device: torch.device | str | None = None,
 ) -> int:
     """How many kernels `verify` would look at; arguments as of it."""
-    return sum(1 for _ in _subjects(op, backend, _device(device)))
+    return sum(1 for _ in _subjects(op, backend, device_here(device)))
 
 
 def _verified(subject: Subject, quick: bool, limit_s: float) -> tuple[Result, bool, bool]:
@@ -187,7 +187,12 @@ class _Anywhere:
         self.device = device
 
 
-def _device(device: torch.device | str | None) -> torch.device:
+def device_here(device: torch.device | str | None) -> torch.device:
+    """The device to run on: as it is named, else the first GPU, else the CPU.
+
+    Raises:
+        ConfigurationError: there is none of that name here.
+    """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,16 +1,14 @@
-"""Which compilers and driver are here. Read for `doctor`; the only probe that may start a process."""
+"""Which CUDA compiler and driver are here. Read for `doctor`."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
+from kernelhub.probes import toolchain
 from kernelhub.probes.finding import Finding, found, lacking
-
-_PROCESS_TIMEOUT_S = 10.0
 
 
 def driver() -> Finding:
@@ -41,16 +39,14 @@ def nvcc() -> Finding:
     if executable is None or not os.path.exists(executable):
         where = f"no nvcc in {root}/bin" if root else "no nvcc on PATH"
         return lacking("nvcc", "toolkit_missing", where, remedy)
-    try:
-        answer = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=_PROCESS_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return lacking("nvcc", "toolkit_broken", f"{executable} does not answer: {error}", remedy)
-    version = re.search(r"release (\d+\.\d+)", answer.stdout)
-    if answer.returncode != 0 or version is None:
-        return lacking(
-            "nvcc",
-            "toolkit_broken",
-            f"{executable} --version gives no version (exit {answer.returncode})",
-            remedy,
-        )
-    return found("nvcc", version[1], f"nvcc {version[1]} at {executable}")
+    return nvcc_at(Path(executable))
+
+
+def nvcc_at(executable: Path) -> Finding:
+    """A CUDA compiler that is there: whether it answers, has its headers, and makes what the driver loads."""
+    answer = toolchain.answering(executable)
+    if answer.value is None or not answer.ok:
+        return answer
+    major, minor = answer.value.split(".")
+    fitting = toolchain.of_files(executable, (int(major), int(minor)), driver().value)
+    return answer if fitting.ok else fitting

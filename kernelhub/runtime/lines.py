@@ -19,6 +19,7 @@ from kernelhub.dispatch.gate import Caller
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, device_of
 from kernelhub.errors import NotWarmed
+from kernelhub.ops.models.features import a_model_may_ask
 
 _ADVICE = {
     "sync": "{what} is on the device: give its values on the host (seq_lens_cpu=, cu_seqlens_q_cpu= of plan.begin), or "
@@ -33,7 +34,7 @@ def not_warmed(kind: str, what: str, caller: Caller) -> NotWarmed:
     if kind in _ADVICE:
         return NotWarmed(caller.op, kind, what, "", _ADVICE[kind].format(what=what, op=caller.op))
     line = line_for(caller)
-    advice = f"Before kernelhub.seal(), add:\n    {line}{_nearest(caller)}"
+    advice = f"Before kernelhub.seal(), add:\n    {line}{_warmup(caller)}{_nearest(caller)}"
     return NotWarmed(caller.op, kind, what, line, advice)
 
 
@@ -122,6 +123,15 @@ def _index_of(caller: Caller) -> int:
             return index
         frame = frame.f_back
     return -1
+
+
+def _warmup(caller: Caller) -> str:
+    """That a model's warm-up covers such calls, if a model may ask for them."""
+    if caller.problem is None or not a_model_may_ask(HUB.function(caller.op).op.contract, caller.problem):
+        return ""
+    return (
+        "\nkernelhub.warmup(model, ...) covers it, where a model that it is told of asks for it and serves as it says."
+    )
 
 
 def _nearest(caller: Caller) -> str:

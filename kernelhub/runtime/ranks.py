@@ -22,7 +22,7 @@ from kernelhub.errors import ConfigurationError, KernelhubError, RanksDisagree
 from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.probes.device import DeviceFacts
-from kernelhub.runtime.ranks_agreed import Choice, agreed_on, stop
+from kernelhub.runtime.ranks_agreed import Choice, agreed_on, sizes_of, stop, stop_other_sizes
 from kernelhub.runtime.ranks_meeting import LINGER_S, Clock, Ended, Meeting
 from kernelhub.runtime.ranks_process import this_process
 from kernelhub.runtime.ranks_rounds import alone, follow, lead
@@ -96,7 +96,9 @@ def agree(
             nothing, for all choices that this process has made so far.
         tp: of a model, ranks that share every layer; the size of the group unless given.
         timeout_s: longest wait for all ranks together, in seconds.
-        tuned: tuned choices, plain values that JSON can hold. Those of rank 0 are given to all.
+        tuned: tuned choices, plain values that JSON can hold; those of rank 0 are given to all. By default what
+            `kernelhub.tune` measured and holds on rank 0: then every rank ranks kernels and sizes kernels by it, and by
+            nothing of its own, until `kernelhub.reload()`.
         device: where needs and models are met: as of `explain`, by default the current GPU, else the CPU.
 
     Raises:
@@ -117,16 +119,16 @@ def agree(
     items = _items(what, tp or size)
     where = device_facts(torch.device("cuda", torch.cuda.current_device()) if _on_gpu(device) else device)
     clock = Clock(timeout_s, time.monotonic())
-    table = _plain_table(tuned or {})
+    given = None if tuned is None else _plain_table(tuned)
 
     def meet() -> tuple[Stated, Outcome, Mapping[str, Any]]:
         if store is None:
-            return alone(state(items, where), table)
+            return alone(state(items, where), _own_table(given, where))
         meeting, failure = Meeting(store, rank, size, clock), None
         try:
             meeting.arrive()
             with meeting.beating():
-                return _held_with_others(meeting, items, where, table)
+                return _held_with_others(meeting, items, where, given)
         except Ended as ended:
             failure = ended.failure
             raise
@@ -138,9 +140,13 @@ def agree(
     except Ended as ended:
         raise RanksDisagree(ended.failure.code, f"agree: {ended.failure.message}", ended.failure.ranks) from None
     by_op, choices = agreed_on(stated, outcome, rank, size, table_digest(tuned_there))
+    before = sizes_of(stated)
+    if size > 1 or tuned is not None:
+        HUB.machine.give_tuned(tuned_there)
     HUB.agree(by_op)
+    stale = (*stop(stated, outcome, size), *stop_other_sizes(stated, before, size))
     marks = digest([choice.fingerprint for choice in choices])
-    return Agreement(rank, size, choices, marks, tuned_there, stop(stated, outcome, size), clock.elapsed_s)
+    return Agreement(rank, size, choices, marks, tuned_there, stale, clock.elapsed_s)
 
 
 def _group(process_group: Any) -> tuple[Any, int, int]:
@@ -175,6 +181,11 @@ def _items(what: Any, tp: int) -> list[What]:
     return items
 
 
+def _own_table(given: dict[str, Any] | None, where: DeviceFacts) -> dict[str, Any]:
+    """This rank's table: what it was given, else what was measured here."""
+    return _plain_table(HUB.machine.tuned(where).plain()) if given is None else given
+
+
 def _plain_table(tuned: Mapping[str, Any]) -> dict[str, Any]:
     try:
         table: dict[str, Any] = json.loads(json.dumps(dict(tuned)))
@@ -184,6 +195,7 @@ def _plain_table(tuned: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(
             "agree: tuned changes on its way through JSON; give names as str, and lists for tuples"
         )
+    HUB.machine.check_tuned(table)
     return table
 
 
@@ -192,13 +204,13 @@ def _on_gpu(device: DeviceLike) -> bool:
 
 
 def _held_with_others(
-    meeting: Meeting, items: list[What], where: DeviceFacts, table: dict[str, Any]
+    meeting: Meeting, items: list[What], where: DeviceFacts, given: dict[str, Any] | None
 ) -> tuple[Stated, Outcome, Mapping[str, Any]]:
     """State what this rank would run, and settle with the others."""
     rank, clock = meeting.rank, meeting.clock
     try:
         clock.doing = "choosing"
-        stated = state(items, where)
+        stated, table = state(items, where), _own_table(given, where)
         mine = statement_of(stated, rank, str(this_process()), table_digest(table))
     except Exception as error:
         message = f"rank {rank} ({this_process()}) could not tell its plans: {type(error).__name__}: {error}"

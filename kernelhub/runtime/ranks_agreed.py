@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from kernelhub.dispatch import tuned as measured
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.fingerprint import Fingerprint
 from kernelhub.dispatch.held import RANKS, Facets, Held, as_packed, facets_of
@@ -142,10 +143,35 @@ def stop(stated: Stated, outcome: Outcome, size: int) -> tuple[Plan, ...]:
                     f"{plan.selection.op}: this plan runs {plan.kernel}, but {size} ranks agreed on "
                     f"{outcome[key].kernel} since; prepare it again"
                 )
-                plan.run = _refusing(message)
-                plan.adapter = _Stopped(message)
+                _stop(plan, message)
                 stale.append(plan)
     return tuple(stale)
+
+
+def sizes_of(stated: Stated) -> dict[Plan, Mapping[int, Any]]:
+    """The measured sizes, such as tiles, that each plan's kernel takes if it is made now."""
+    return {
+        plan: measured.sizes_of(HUB.machine, _record(plan.selection.op, plan.kernel), plan.selection.problem)
+        for plans in stated.plans.values()
+        for plan in plans
+        if not isinstance(plan.adapter, _Stopped)
+    }
+
+
+def stop_other_sizes(stated: Stated, before: Mapping[Plan, Mapping[int, Any]], size: int) -> tuple[Plan, ...]:
+    """Have plans run no more that were made with other sizes than those of rank 0's table: their bits may differ."""
+    stale = []
+    for plan, now in sizes_of(stated).items():
+        if before[plan] != now:
+            told = f"{plan.selection.op}: this plan runs {plan.kernel} in other sizes than {size} ranks agreed on since"
+            _stop(plan, f"{told}; prepare it again")
+            stale.append(plan)
+    return tuple(stale)
+
+
+def _stop(plan: Plan, message: str) -> None:
+    plan.run = _refusing(message)
+    plan.adapter = _Stopped(message)
 
 
 class _Stopped:

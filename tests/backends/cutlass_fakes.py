@@ -20,7 +20,7 @@ from kernelhub.backends.cutlass.libraries import SGL
 from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.constraint import AnyOf, OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
-from kernelhub.ops.formats import from_e2m1
+from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.runtime import operators
 
 E4M3 = torch.float8_e4m3fn
@@ -36,6 +36,14 @@ VLLM = {  # vLLM 0.33.0, vllm/_C_stable_libtorch.abi3.so
         "(Tensor! out, Tensor a, Tensor b, Tensor block_scale_a, Tensor block_scale_b, Tensor alpha) -> ()"
     ),
     "cutlass_scaled_mm_supports_fp4": "(int cuda_device_capability) -> bool",
+    "cutlass_fp4_group_mm": (
+        "(Tensor! out, Tensor a, Tensor b, Tensor a_blockscale, Tensor b_blockscales, Tensor alphas,"
+        " Tensor problem_sizes, Tensor expert_offsets, Tensor sf_offsets) -> ()"
+    ),
+    "cutlass_mxfp4_group_mm": (
+        "(Tensor! out, Tensor a, Tensor b, Tensor a_blockscale, Tensor b_blockscales,"
+        " Tensor problem_sizes, Tensor expert_offsets, Tensor sf_offsets) -> ()"
+    ),
 }
 SGL_0_3 = {  # sgl-kernel 0.3.21, csrc/common_extension.cc
     "fp8_scaled_mm": (
@@ -142,9 +150,55 @@ def _by_hand(scales: Tensor, rows: int, columns: int) -> Tensor:
     return flat[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4]
 
 
+def cutlass_fp4_group_mm(out, a, b, a_sf, b_sf, alphas, problem_sizes, expert_offsets, sf_offsets) -> None:
+    assert a_sf.dtype is b_sf.dtype is E4M3
+    assert alphas.dtype is torch.float32
+    assert alphas.shape == (b.shape[0],)
+    assert alphas.is_contiguous()
+    _groups(out, a, b, a_sf.double(), b_sf.double(), alphas, (problem_sizes, expert_offsets, sf_offsets), 16)
+
+
+def cutlass_mxfp4_group_mm(out, a, b, a_sf, b_sf, problem_sizes, expert_offsets, sf_offsets) -> None:
+    assert a_sf.dtype is b_sf.dtype is torch.uint8
+    one = torch.ones(b.shape[0])
+    left, right = (from_e8m0(scales).double() for scales in (a_sf, b_sf))
+    _groups(out, a, b, left, right, one, (problem_sizes, expert_offsets, sf_offsets), 32)
+
+
+def _groups(out: Tensor, a: Tensor, b: Tensor, a_sf: Tensor, b_sf: Tensor, alphas: Tensor, of: Any, span: int) -> None:
+    """Products of experts, found by where the operator is told that they begin; nothing else of `out` is written."""
+    groups, n, half = b.shape
+    k = 2 * half
+    for tensor in (a, out):
+        packed(tensor)
+    assert b.is_contiguous()
+    assert a.dtype is b.dtype is torch.uint8
+    assert out.dtype in _HALVES
+    assert n % 8 == 0, "rows of the result begin at 16 bytes"
+    assert k // span * n % 512 == 0, "scales of a group's weights fill whole tiles"
+    assert a_sf.ndim == 2
+    assert b_sf.shape == (groups, n, k // span)
+    problems, rows, tiles = of
+    assert problems.shape == (groups, 3)
+    assert all(tensor.dtype is torch.int32 and tensor.is_contiguous() for tensor in of)
+    for group, ((m, *rest), row, tile) in enumerate(zip(problems.tolist(), rows.tolist(), tiles.tolist(), strict=True)):
+        assert rest == [n, k]
+        assert tile * (k // span) % 128 == 0, "TMA asks for it"
+        if m == 0:
+            continue
+        assert tile % 128 == 0, "a group's scales begin with a tile"
+        assert tile + -(-m // 128) * 128 <= a_sf.shape[0]
+        assert row + m <= a.shape[0]
+        left = from_e2m1(a[row : row + m]).double() * _by_hand(a_sf[tile:], m, k // span).repeat_interleave(span, 1)
+        right = from_e2m1(b[group]).double() * _by_hand(b_sf[group], n, k // span).repeat_interleave(span, 1)
+        out[row : row + m] = (left @ right.t() * float(alphas[group])).to(out.dtype)
+
+
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "cutlass_scaled_mm": cutlass_scaled_mm,
     "cutlass_scaled_fp4_mm": cutlass_scaled_fp4_mm,
+    "cutlass_fp4_group_mm": cutlass_fp4_group_mm,
+    "cutlass_mxfp4_group_mm": cutlass_mxfp4_group_mm,
     "fp8_scaled_mm": fp8_scaled_mm,
     "fp8_blockwise_scaled_mm": fp8_blockwise_scaled_mm,
     **{name: lambda _: True for name in VLLM if "supports" in name},

@@ -20,6 +20,7 @@ from tests.backends import flashinfer_experts_fake as experts
 from tests.backends import flashinfer_groups_fake as groups
 from tests.backends import flashinfer_products_fake as products
 from tests.backends import flashinfer_quantisers_fake as quantisers
+from tests.backends import flashinfer_small_groups_fake as small_groups
 from tests.backends import flashinfer_trtllm_fake as trtllm
 from tests.backends.fake import flashinfer_trtllm as blackwell
 from tests.backends.fake.flashinfer_attention import attend, check_out, check_rows, paged
@@ -40,7 +41,9 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.gemm.mx",
     "kernelhub.backends.flashinfer.gemm.tensorwise",
     "kernelhub.backends.flashinfer.grouped.groupwise",
+    "kernelhub.backends.flashinfer.grouped.masked",
     "kernelhub.backends.flashinfer.grouped.segments",
+    "kernelhub.backends.flashinfer.grouped.small",
     "kernelhub.backends.flashinfer.moe.experts",
     "kernelhub.backends.flashinfer.quant.nvfp4",
 )
@@ -59,7 +62,9 @@ def installed() -> Iterator[None]:
         ("mla", (BatchMLAPagedAttentionWrapper, *blackwell.LATENT)),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),
-        ("gemm.gemm_base", (*products.FUNCTIONS, *groups.FUNCTIONS)),
+        ("gemm.gemm_base", (*products.FUNCTIONS, *groups.FUNCTIONS, *small_groups.FUNCTIONS)),
+        ("gemm.kernels", ()),
+        ("gemm.kernels.grouped_gemm_masked_wrapper", small_groups.MASKED),
         ("quantization", ()),
         ("quantization.fp4_quantization", (quantisers.get_fp4_kv_dequantization_module,)),
         ("fused_moe", ()),

@@ -41,13 +41,15 @@ PACKAGES = (
     *("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface", "flash_mla", "flashinfer"),
     *("quack", "sgl_kernel", "tvm_ffi", "vllm", "xformers"),
 )
-# How the import of a library fails: what it raises, and what is then said.
-FAULTS: dict[str, tuple[BaseException | None, str]] = {
-    "undefined symbol": (ImportError("x.so: undefined symbol: _ZN3c105ErrorC1"), "undefined symbol: _ZN3c105ErrorC1"),
-    "missing library": (OSError("libcudart.so.12: cannot open shared object file"), "libcudart.so.12: cannot open"),
-    "missing attribute": (AttributeError("module 'torch' has no attribute 'float2'"), "has no attribute 'float2'"),
-    "exit": (SystemExit("this build wants a GPU"), "this build wants a GPU"),
-    "nothing in it": (None, ""),
+_SYMBOL = "undefined symbol: _ZN3c105ErrorC1"
+_ATTRIBUTE = "has no attribute 'float2'"
+# How the import of a library fails: what it raises, what is then said, and its code.
+FAULTS: dict[str, tuple[BaseException | None, str, str]] = {
+    "undefined symbol": (ImportError(f"x.so: {_SYMBOL}"), _SYMBOL, "load_symbol"),
+    "missing library": (OSError("libcudart.so.12: cannot open shared object file"), "libcudart.so.12", "load_library"),
+    "missing attribute": (AttributeError(f"module 'torch' {_ATTRIBUTE}"), _ATTRIBUTE, "load_failed"),
+    "exit": (SystemExit("this build wants a GPU"), "this build wants a GPU", "load_failed"),
+    "nothing in it": (None, "", "load_failed"),
 }
 _SMALL = AttentionModel("small", 4, 2, 64, 64)
 _LIGHT = ("kernels", "requirements", "calls", "copies", "libraries")
@@ -155,7 +157,7 @@ def _call(kernel: Kernel, fault: BaseException | None) -> dict[str, Any]:
 def main() -> None:
     kernels = records()
     told: dict[str, dict[str, Any]] = {}
-    for title, (fault, _) in FAULTS.items():
+    for title, (fault, *_) in FAULTS.items():
         root = Path(tempfile.mkdtemp())
         _install(root, fault)
         sys.path.insert(0, str(root))

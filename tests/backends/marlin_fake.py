@@ -27,6 +27,7 @@ SCHEMA = (  # vLLM 0.33.0, vllm/_C_stable_libtorch.abi3.so
     "SymInt size_k, bool use_atomic_add, bool use_fp32_reduce, bool is_zp_float) -> Tensor"
 )
 FLOAT4_E2M1F = 562949953487106  # vllm.scalar_type.scalar_types.float4_e2m1f.id
+FLOAT8_E4M3FN = 2814749767172868  # vllm.scalar_type.scalar_types.float8_e4m3fn.id
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 
 
@@ -35,14 +36,14 @@ def marlin_gemm(
     global_scale: Tensor | None, zeros: Tensor | None, locks: Tensor, type_id: int, m: int, n: int, k: int,
     atomic: bool, float32: bool, zp_float: bool,
 ) -> Tensor:  # fmt: skip
-    assert type_id == FLOAT4_E2M1F
+    assert type_id in (FLOAT4_E2M1F, FLOAT8_E4M3FN)
     assert bias is a_scales is zeros is None
     assert a.dtype in (torch.bfloat16, torch.float16)
     assert a.shape == (m, k)
     assert a.stride(1) == 1
     assert a.stride(0) % 8 == a.data_ptr() % 16 == 0
     assert codes.dtype is torch.int32
-    assert codes.shape == (k // 16, 2 * n)
+    assert codes.shape == (k // 16, (2 if type_id == FLOAT4_E2M1F else 4) * n)
     assert codes.is_contiguous()
     assert any(n % tile_n == k % tile_k == 0 for tile_n, tile_k in ((64, 128), (128, 64), (256, 64)))
     assert locks.dtype is torch.int32
@@ -53,7 +54,20 @@ def marlin_gemm(
     assert c.dtype is a.dtype
     assert c.shape == (m, n)
     assert scales.is_contiguous()
-    if scales.dtype is E4M3:
+    left = torch.ones(())
+    if type_id == FLOAT8_E4M3FN:
+        assert scales.dtype is a.dtype
+        assert global_scale is None
+        assert scales.shape in ((1, n), (k // 128, n))
+        held = bytes_as_numbers(codes, a.dtype, n, k)
+        if scales.shape[0] == 1:  # also where K is one block: the library counts groups
+            left = scales[0, of_column(torch.arange(n))].float()
+        else:
+            row, column = torch.arange(n)[:, None], torch.arange(k)[None]
+            # A thread loads 8 scales, those of rows c, c + 8, ..., c + 56 of its 64.
+            held = held * scales[column // 128, row // 64 * 64 + row % 8 * 8 + row % 64 // 8]
+        held = held.float()
+    elif scales.dtype is E4M3:
         assert scales.shape == (k // 16, n)
         assert global_scale is not None
         assert global_scale.dtype is torch.float32
@@ -63,14 +77,30 @@ def marlin_gemm(
         assert scales.shape == (k // 32, n)
         assert a.dtype is torch.bfloat16
         assert global_scale is None
-        left = torch.ones(())
+    if type_id == FLOAT4_E2M1F:
+        held = weights(codes, scales, a.dtype, n, k).float()
     assert (atomic, float32, zp_float) == (False, True, False)
     # float32 sums, one product after the other, subnormals kept as tensor cores keep them; then the global scale.
-    held = weights(codes, scales, a.dtype, n, k).float()
     sums = torch.zeros(m, n)
     for column in range(k):
         sums += a[:, column, None].float() * held[None, :, column]
     return c.copy_(sums * left)
+
+
+def bytes_as_numbers(codes: Tensor, dtype: torch.dtype, n: int, k: int) -> Tensor:
+    """Codes of 8 bits as tensor cores are given them, [N, K] of dtype: bits moved, the exponent's bias left."""
+    row, column = torch.arange(n)[:, None], torch.arange(k)[None]
+    # A lane loads 32 bytes: two words for each 16 rows, the second of rows 8 higher. Bytes 0 and 2 go to the first
+    # register, 1 and 3 to the second.
+    lane = 4 * (row % 8) + column % 8 // 2
+    word = codes[column // 16, row // 64 * 256 + 8 * lane + row % 64 // 16 * 2 + row % 16 // 8]
+    code = (word >> (8 * (column % 16 // 8 + 2 * (column % 2)))) & 0xFF
+    return _as((code & 0x80) << 8 | (code & 0x7F) << (7 if dtype is torch.float16 else 4), dtype)
+
+
+def of_column(n: Tensor) -> Tensor:
+    """Where a lane's scales of columns 2 t and 2 t + 1 of each 8 are: eight of 32 columns together."""
+    return n // 32 * 32 + n % 8 // 2 * 8 + n % 32 // 8 * 2 + n % 2
 
 
 def weights(codes: Tensor, scales: Tensor, dtype: torch.dtype, n: int, k: int) -> Tensor:

@@ -14,6 +14,7 @@ from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare
 from tests.backends.cutlass_fakes import on_the_cpu
 from tests.contract import fp4_gemm, fp8_gemm
+from tests.contract.grouped_small import SmallGroupsContract
 
 FP16 = torch.float16
 
@@ -180,3 +181,17 @@ def test_sums_of_14_bits_agree_up_to_the_k_that_records_take_and_not_far_beyond(
     for seed in range(3):
         assert max(vars(worst(MOST_ADDED_FAST, torch.bfloat16, seed)).values()) < 0.75
         assert not worst(8 * MOST_ADDED_FAST, FP16, seed).ok
+
+
+class TestVllmNvFp4Groups(OnTheCpu, SmallGroupsContract):
+    kernel = "fake.vllm_groups_nvfp4"
+    formats = ("nvfp4 x nvfp4",)
+
+    @classmethod
+    def own_cases(cls) -> list[Any]:
+        return SmallGroupsContract.accepted_cases.__func__(cls)  # type: ignore[attr-defined, no-any-return]
+
+
+class TestVllmMxFp4Groups(TestVllmNvFp4Groups):
+    kernel = "fake.vllm_groups_mxfp4"
+    formats = ("mxfp4 x mxfp4",)

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.deep_gemm import copies
+from kernelhub.backends.deep_gemm import copies, requirements
 from kernelhub.backends.deep_gemm.kernels import KERNELS
 from kernelhub.backends.deep_gemm.requirements import CALLS, toolkit
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.load import LoadFailure, load_attribute
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.probes.finding import found
 from tests.backends.deep_gemm_copies import FAKE, installed, on_the_cpu, write
 
 RAISES = "raise AssertionError('the library was imported')\n"
@@ -29,6 +30,9 @@ def toolkit_here(tmp_path: Path, monkeypatch) -> Path:
     (root / "bin").mkdir(parents=True)
     for name in ("nvcc", "cuobjdump"):
         (root / "bin" / name).touch()
+    (root / "include").mkdir()
+    for name in ("cuda.h", "cuda_runtime.h"):
+        (root / "include" / name).touch()
     (root / "version.json").write_text('{"cuda": {"name": "CUDA SDK", "version": "13.0.1"}}')
     monkeypatch.setenv("CUDA_HOME", str(root))
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
@@ -122,6 +126,16 @@ def test_a_toolkit_that_is_too_old_is_refused_by_generation(toolkit_here) -> Non
     assert toolkit((12, 9)).code == "toolkit_version"
     (toolkit_here / "version.json").unlink()
     assert toolkit((12, 9)).ok  # not known to be
+
+
+def test_headers_of_another_cuda_and_a_driver_that_is_too_old_are_refused(toolkit_here, monkeypatch) -> None:
+    assert toolkit((12, 3)).ok
+    (toolkit_here / "include" / "cuda.h").write_text("#define CUDA_VERSION 12080\n")
+    assert toolkit((12, 3)).code == "toolkit_headers"
+    (toolkit_here / "include" / "cuda.h").write_text("#define CUDA_VERSION 13000\n")
+    assert toolkit((12, 3)).ok
+    monkeypatch.setattr(requirements, "driver", lambda: found("driver", "550.54.14", "driver 550.54.14"))
+    assert toolkit((12, 3)).code == "driver_old"
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path, toolkit_here, monkeypatch) -> None:

@@ -45,8 +45,9 @@ def written() -> Iterator[tuple[str, str, ast.Call]]:
                 if not isinstance(node, ast.Call):
                     continue
                 called = ast.unparse(node.func)
-                if called in names:
-                    yield file.name, names[called], node
+                module, _, function = called.rpartition(".")
+                if called in names or module in names:
+                    yield file.name, names.get(called, function), node
                 elif called == "wrapper.plan" or (called == "self._run" and keeps):
                     yield file.name, used[0] + called.removeprefix("self._run").removeprefix("wrapper"), node
 

@@ -74,7 +74,7 @@ def tools(root: Path, *names: str) -> None:
     for name in names:
         path = root / "cuda" / "bin" / name if name == "nvcc" else root / "bin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("#!/bin/sh\nexit 1\n")
+        path.write_text("#!/bin/sh\necho release 13.0\n")
         path.chmod(0o755)
 
 

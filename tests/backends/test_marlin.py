@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import kernelhub
-from kernelhub.backends.marlin.fp4 import padded_rows
-from kernelhub.backends.marlin.order import ordered_codes, ordered_scales, plain_codes, plain_scales
+from kernelhub.backends.marlin.order import ordered_codes, ordered_scales, padded_rows, plain_codes, plain_scales
 from kernelhub.backends.marlin.scales import e4m3_scales, nvfp4_scales
 from kernelhub.errors import InvalidArgument, NoKernel
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs

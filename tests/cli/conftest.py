@@ -17,7 +17,7 @@ import torch
 
 from kernelhub.cli.main import main
 from kernelhub.probes.device import facts
-from kernelhub.runtime.caches.root import Place
+from kernelhub.runtime.caches.documents import Documents
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,10 @@ Ask = Callable[..., Answer]
 @pytest.fixture(autouse=True)
 def evidence_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command verifies is kept in a folder of the test, and what was verified on this machine is not heeded."""
-    monkeypatch.setattr("kernelhub.evidence.store.places", lambda: (Place(tmp_path / "cache", "test"),))
+    monkeypatch.setattr(
+        "kernelhub.evidence.store.documents", lambda made_for: Documents("evidence", made_for, tmp_path / "cache")
+    )
+    monkeypatch.setattr("kernelhub.evidence.store.is_empty", lambda architecture: False)
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.cli.measure import time_calls
 from kernelhub.cli.showcase import FULL, Size, cases
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.evidence.timing import time_calls
 from kernelhub.ops.attention.adapter import AttentionAdapter
 
 QUICK = ("demo", "--quick", "--device", "cpu")

@@ -12,12 +12,12 @@ from torch import Tensor
 import kernelhub
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
 from kernelhub.ops.gemm.grouped.tolerance import error_allowed
 from tests.conftest import DEVICE
 
 FLOATS = ("bfloat16", "float16", "float32")
-QUANTISED = ("tensor", "channel", "block", "nvfp4", "mxfp4")
+QUANTISED = ("tensor", "channel", "block", "nvfp4", "mxfp4", *PAIRS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Case:
         facets |= {key: self.inputs[key] for key in "nk" if key in self.inputs}
         if self.out_dtype:
             facets["out_dtype"] = str(self.out_dtype)[6:]
+        if name in PAIRS:
+            rows, weights = name.split(" x ")
+            return facets | {"a_scale": rows, "b_scale": weights}
         return facets | ({"a_dtype": name, "b_dtype": name} if name in FLOATS else {"b_scale": name})
 
 
@@ -52,11 +55,13 @@ CASES = [
     *(_case(f"{name} with float16 rows", format=name, a_dtype=torch.float16) for name in ("nvfp4", "mxfp4")),
     *(_case(f"UE8M0 scales{', masked' if masked else ''}", format="block", powers_of_two=True, masked=masked)
       for masked in (False, True)),
-    *(_case(f"{name} with a bias", format=name, bias=True) for name in ("bfloat16", "float32", "block", "mxfp4")),
+    *(_case(f"{name} with a bias", format=name, bias=True)
+      for name in ("bfloat16", "float32", "block", "mxfp4", *PAIRS)),
     _case("a bias, masked", masked=True, bias=True),
     *(_case(f"{name} to {str(dtype)[6:]}", dtype, format=name)
       for name, dtype in (("bfloat16", torch.float32), ("float32", torch.bfloat16), ("block", torch.float16),
-                          ("channel", torch.float32), ("nvfp4", torch.float32))),
+                          ("channel", torch.float32), ("nvfp4", torch.float32), ("nvfp4 x nvfp4", torch.float16),
+                          ("mxfp8 x mxfp8", torch.float32))),
     *(_case(f"groups of {sizes}", sizes=sizes)
       for sizes in ((1,), (15,), (16,), (17,), (33, 31), (0, 0, 5), (4, 0, 0), (0, 7, 0, 0, 9, 0), (63, 64, 65),
                     (127, 128, 129), (300, 1, 120))),
@@ -73,9 +78,12 @@ CASES = [
     *(_case(f"blocks of {n} x {k}", format="block", n=n, k=k)
       for n, k in ((1, 128), (127, 96), (129, 130), (300, 260))),
     *(_case(f"{name}, {n} x {k}", format=name, n=n, k=k)
-      for name in ("nvfp4", "mxfp4") for n, k in ((1, 2), (65, 62), (129, 130), (64, 288))),
-    *(_case(f"many rows of {name}", format=name, sizes=(150, 0, 250), n=130) for name in ("block", "mxfp4", "float32")),
-    *(_case(f"some rows of {name}", format=name, sizes=(50, 0, 70), n=130) for name in ("channel", "nvfp4", "float16")),
+      for name in ("nvfp4", "mxfp4", *PAIRS) for n, k in ((1, 2), (65, 62), (129, 130), (64, 288))),
+    *(_case(f"many rows of {name}", format=name, sizes=(150, 0, 250), n=130)
+      for name in ("block", "mxfp4", "float32", *PAIRS)),
+    *(_case(f"some rows of {name}", format=name, sizes=(50, 0, 70), n=130)
+      for name in ("channel", "nvfp4", "float16", *PAIRS)),
+    *(_case(f"{name}, K of {k}", format=name, n=64, k=k) for name in ("mxfp8 x mxfp8",) for k in (1, 33, 129)),
 ]  # fmt: skip
 
 
@@ -131,8 +139,9 @@ class GroupedGemmContract:
         made = self.run(arguments, **more)
         self.check(made, arguments)
         assert made.is_contiguous()
-        fp8 = arguments["a"].dtype is torch.float8_e4m3fn
-        assert made.dtype is (case.out_dtype or (torch.bfloat16 if fp8 else arguments["a"].dtype))
+        assert made.dtype is (
+            case.out_dtype or (torch.bfloat16 if arguments["a"].itemsize == 1 else arguments["a"].dtype)
+        )
         out = torch.full_like(made, torch.nan)
         assert self.run(arguments, out=out) is out
         self.check(out, arguments)
@@ -144,7 +153,7 @@ class GroupedGemmContract:
             arguments = self.inputs(format=name, bias=name in ("nvfp4", "mxfp4"))
             base = self.run(arguments)
             live = torch.arange(base.shape[0]) < 25
-            for parameter in ("a_scale", "b_scale", "b_global_scale", "bias"):
+            for parameter in ("a_scale", "b_scale", "a_global_scale", "b_global_scale", "bias"):
                 scale = arguments.get(parameter)
                 if scale is None:
                     continue

@@ -9,7 +9,7 @@ import kernelhub
 from kernelhub.backends.torch.gemm.grouped.per_group import PerGroup
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
 from kernelhub.ops.gemm.grouped.problem import A_SCALES, B_SCALES
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.test_liars import failures
@@ -49,6 +49,25 @@ class BiasOfTheFirstGroup(PerGroup):
 class ForgetsTheGlobalScale(PerGroup):
     def launch(self, operands, out):
         super().launch(operands._replace(b_global_scale=None), out)
+
+
+class ForgetsTheGlobalScaleOfRows(PerGroup):
+    def launch(self, operands, out):
+        super().launch(operands._replace(a_global_scale=None), out)
+
+
+class GlobalScaleOfRowsOfTheFirstGroup(PerGroup):
+    def launch(self, operands, out):
+        scale = operands.a_global_scale
+        super().launch(operands._replace(a_global_scale=None if scale is None else scale[:1]), out)
+
+
+class HighBitsOfRowsFirst(PerGroup):
+    def launch(self, operands, out):
+        a = operands.a
+        if a.dtype is torch.uint8:
+            a = (a >> 4) | (a << 4)
+        super().launch(operands._replace(a=a), out)
 
 
 class DividesByTheGlobalScale(PerGroup):
@@ -161,7 +180,7 @@ class OtherBitsEachTime(PerGroup):
 def test_is_caught(lie) -> None:
     constraints = (anything("device", "a_dtype", "b_dtype", "out_dtype", "num_groups", "n", "k", "rows"),)
     scales = {f"a_scale={value}" for value in A_SCALES} | {f"b_scale={value}" for value in B_SCALES}
-    features = frozenset({"masked", "bias", "global_scale"} | scales)
+    features = frozenset({"masked", "bias", "a_global_scale", "global_scale"} | scales)
     target = f"{__name__}:{lie.__name__}"
     register("liar", Kernel("grouped_gemm", "liar.k", target, "lies", Band.PLUGIN, constraints, features))
     assert bool(failures(Subject, "liar.k", "cpu")) == (lie is not Truth)
@@ -170,7 +189,7 @@ def test_is_caught(lie) -> None:
 class TestReference:
     """The reference is what the docstring says, element by element in Python."""
 
-    @pytest.mark.parametrize("name", ["tensor", "channel", "block", "nvfp4", "mxfp4"])
+    @pytest.mark.parametrize("name", ["tensor", "channel", "block", "nvfp4", "mxfp4", *PAIRS])
     def test_decodes_and_scales_as_documented(self, name: str) -> None:
         arguments = grouped_gemm_inputs(sizes=(1, 2), n=130, k=160, format=name, spare=1)
         want = kernelhub.grouped_gemm.reference(**arguments, dtype=torch.float64)
@@ -181,12 +200,22 @@ class TestReference:
             for n in (0, 64, 127, 128, 129):
                 total = 0.0
                 for k in range(160):
-                    x = float(a[row, k])
-                    if name in ("nvfp4", "mxfp4"):
+                    rows, _, weights = name.rpartition(" x ")
+                    if rows.endswith("fp4"):
+                        byte = int(a[row, k // 2])
+                        x = e2m1[byte >> 4 if k % 2 else byte & 15]
+                    else:
+                        x = float(a[row, k])
+                    if rows:
+                        x *= float(a_scale[row, k // (16 if rows == "nvfp4" else 32)].float())
+                        x *= float(arguments["a_global_scale"][group]) if rows == "nvfp4" else 1.0
+                    if weights == "mxfp8":
+                        w = float(b[group, n, k].float()) * float(b_scale[group, n, k // 32].float())
+                    elif weights in ("nvfp4", "mxfp4"):
                         byte = int(b[group, n, k // 2])
-                        span = 16 if name == "nvfp4" else 32
+                        span = 16 if weights == "nvfp4" else 32
                         w = e2m1[byte >> 4 if k % 2 else byte & 15] * float(b_scale[group, n, k // span].float())
-                        w *= float(arguments["b_global_scale"][group]) if name == "nvfp4" else 1.0
+                        w *= float(arguments["b_global_scale"][group]) if weights == "nvfp4" else 1.0
                     else:
                         w = float(b[group, n, k].float())
                         if name == "tensor":
@@ -202,7 +231,7 @@ class TestReference:
     def test_in_float32_it_is_within_the_tolerance_of_float64(self) -> None:
         from kernelhub.ops.gemm.grouped.tolerance import error_allowed
 
-        for name in ("float32", "channel", "block", "nvfp4"):
+        for name in ("float32", "channel", "block", "nvfp4", *PAIRS):
             arguments = grouped_gemm_inputs(sizes=(3, 40), k=512, format=name, spare=0)
             exact = kernelhub.grouped_gemm.reference(**arguments, dtype=torch.float64)
             made = kernelhub.grouped_gemm.reference(**arguments)

@@ -157,6 +157,7 @@ class TestEnvironment:
         assert verdict.selected == "torch.sdpa"
         assert {d.kernel: d.code for d in verdict.decisions}["torch.packed"] == "disabled"
 
+    @pytest.mark.fault("everything_disabled")
     def test_everything_disabled_is_an_error_that_lists_why(self, monkeypatch) -> None:
         monkeypatch.setenv("KERNELHUB_DISABLE", "*.*")
         kernelhub.reload()
@@ -179,6 +180,7 @@ class TestFallback:
         verdict = kernelhub.explain(kernelhub.attention, *operands)
         assert {d.kernel: d.code for d in verdict.decisions}["broken.k"] == "load_failed"
 
+    @pytest.mark.fault("unavailable_forced")
     def test_what_was_asked_for_is_not_replaced_when_it_cannot_be_imported(self) -> None:
         register("broken", record("broken.k", "no_such_module:Thing"))
         with pytest.raises(NoKernel, match="No module named 'no_such_module'"):
@@ -296,6 +298,7 @@ class TestTable:
             kernelhub.attention(q, k, v)
 
 
+@pytest.mark.fault("sixteen_threads")
 def test_sixteen_threads_on_first_use_choose_once(ones_and_twos) -> None:
     Twos.launches = 0
     barrier = threading.Barrier(16)

@@ -27,6 +27,7 @@ class TestRecords:
             ({"band": Band.TUNED}, "a third-party kernel has band PLUGIN"),
         ],
     )
+    @pytest.mark.fault("wrong_record")
     def test_what_the_schema_does_not_know_is_refused(self, arguments: dict, message: str) -> None:
         base = record("ours.k", op="attention")
         fields = {name: getattr(base, name) for name in base.__dataclass_fields__} | arguments
@@ -34,10 +35,12 @@ class TestRecords:
         with pytest.raises(RegistrationError, match=message):
             register("ours", type(base)(**fields))
 
+    @pytest.mark.fault("wrong_record")
     def test_a_constraint_on_an_unknown_facet_is_refused(self) -> None:
         with pytest.raises(RegistrationError, match=r"unknown facet 'head_dim'.*did you mean head_dim_"):
             register("ours", record("ours.k", "Ones", Between("head_dim", 1, 2)))
 
+    @pytest.mark.fault("wrong_record")
     def test_silence_about_a_structural_facet_is_refused(self) -> None:
         base = record("ours.k")
         fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
@@ -184,27 +187,44 @@ class TestLoading:
     """Imports of adapters that raise, exit or hang: the next kernel runs, and the reason is kept."""
 
     @pytest.mark.parametrize(
-        ("text", "reason"),
+        ("text", "reason", "code"),
         [
-            ("raise ImportError('undefined symbol: foo')", "undefined symbol: foo"),
-            ("raise TypeError('unexpected keyword')", "TypeError"),
-            ("import sys; sys.exit(1)", "SystemExit"),
-            ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-            ("def (", "SyntaxError"),
-            ("x = 1", "has no attribute Fast"),
-            ("def Fast(problem): raise ValueError('bad tile')", "bad tile"),
+            ("raise ImportError('undefined symbol: foo')", "undefined symbol: foo", "load_symbol"),
+            ("raise OSError('libcudart.so.12: cannot open shared object file')", "libcudart.so.12", "load_library"),
+            ("raise OSError('/x/_C.so: wrong ELF class: ELFCLASS32')", "ELFCLASS32", "load_file"),
+            pytest.param(
+                "raise TypeError('unexpected keyword')",
+                "TypeError",
+                "load_failed",
+                marks=pytest.mark.fault("import_raises"),
+            ),
+            pytest.param(
+                "import sys; sys.exit(1)", "SystemExit", "load_failed", marks=pytest.mark.fault("import_raises")
+            ),
+            pytest.param(
+                "raise KeyboardInterrupt", "KeyboardInterrupt", "load_failed", marks=pytest.mark.fault("import_raises")
+            ),
+            pytest.param("def (", "SyntaxError", "load_failed", marks=pytest.mark.fault("import_raises")),
+            ("x = 1", "has no attribute Fast", "load_failed"),
+            ("def Fast(problem): raise ValueError('bad tile')", "bad tile", "load_failed"),
+            (
+                "def Fast(problem): raise OSError('libnccl.so.2: cannot open shared object file')",
+                "nccl",
+                "load_library",
+            ),
         ],
     )
-    def test_a_failing_adapter_is_passed(self, site: Path, text: str, reason: str) -> None:
+    def test_a_failing_adapter_is_passed(self, site: Path, text: str, reason: str, code: str) -> None:
         (site / "acme_adapter.py").write_text(text)
         register("acme", record("acme.k", "acme_adapter:Fast"))
         assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
         fallback = kernelhub.report().fallbacks[0]
-        assert (fallback.kernel, fallback.code) == ("acme.k", "load_failed")
+        assert (fallback.kernel, fallback.code) == ("acme.k", code)
         assert reason in fallback.reason
         with pytest.raises(NoKernel, match=r"acme\.k"):
             kernelhub.attention(*qkv(), backend="acme")
 
+    @pytest.mark.fault("import_hangs")
     def test_a_hanging_adapter_is_passed_and_so_is_the_rest_of_its_backend(self, site: Path, monkeypatch) -> None:
         (site / "acme_hang.py").write_text("import time; time.sleep(60)")
         monkeypatch.setenv("KERNELHUB_LOAD_TIMEOUT_S", "0.2")

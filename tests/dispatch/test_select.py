@@ -158,6 +158,7 @@ class TestReasons:
         assert "nosuch 1.0" in verdict.decisions[0].reason
         assert verdict.decisions[0].remedy == 'pip install "nosuch>=2"'
 
+    @pytest.mark.fault("constraint_raises")
     def test_a_constraint_that_raises_rejects_its_kernel_and_no_other(self) -> None:
         def broken(_: object) -> str:
             raise RuntimeError("boom")
@@ -166,6 +167,7 @@ class TestReasons:
         assert verdict.selected == "b.one"
         assert {d.kernel: d.code for d in verdict.decisions}["a.one"] == "constraint_error"
 
+    @pytest.mark.fault("known_bad")
     def test_a_known_bad_kernel_is_not_chosen_where_it_is_bad(self) -> None:
         bad = KnownBad("c.*", "toy", (OnDevice("nvidia", only=((9, 0),)),), "wrong sums", "https://example.org/1")
         verdict = choose(A, C, known_bad=(bad,))

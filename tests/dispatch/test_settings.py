@@ -48,6 +48,7 @@ class TestValues:
 
 
 class TestEnvironment:
+    @pytest.mark.fault("wrong_variable")
     def test_an_unknown_variable_is_an_error_with_the_nearest_name(self) -> None:
         with pytest.raises(
             ConfigurationError, match=r"unknown variable KERNELHUB_DISABLED.*did you mean KERNELHUB_DISABLE"
@@ -65,6 +66,7 @@ class TestEnvironment:
             ("KERNELHUB_FORCE", "="),
         ],
     )
+    @pytest.mark.fault("wrong_variable")
     def test_a_bad_value_names_the_variable_and_its_grammar(self, name: str, text: str) -> None:
         with pytest.raises(ConfigurationError) as caught:
             read_settings({name: text})

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kernelhub.runtime.caches.root import Place
+from kernelhub.runtime.caches.documents import Documents
 
 
 @pytest.fixture(autouse=True)
 def evidence_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelhub.evidence.store.places", lambda: (Place(tmp_path, "test"),))
+    monkeypatch.setattr(
+        "kernelhub.evidence.store.documents", lambda made_for: Documents("evidence", made_for, tmp_path)
+    )
+    monkeypatch.setattr("kernelhub.evidence.store.is_empty", lambda architecture: False)

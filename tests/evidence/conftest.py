@@ -11,7 +11,9 @@ from kernelhub.evidence import quarantine, store
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path))
-    yield tmp_path
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(folder))
+    yield folder
     store.forget_unwritten()
     quarantine.say.cache_clear()

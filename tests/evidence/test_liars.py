@@ -26,7 +26,11 @@ def decision(selection, kernel: str = "liar.k"):
     return next(item for item in selection.decisions if item.kernel == kernel)
 
 
-@pytest.mark.parametrize("lie", liars.CODES, ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize(
+    "lie",
+    [pytest.param(lie, marks=pytest.mark.fault(code)) for lie, code in liars.CODES.items()],
+    ids=lambda lie: lie.__name__,
+)
 class TestOfAttention:
     def test_is_caught_by_its_code_and_the_next_kernel_is_chosen(self, lie) -> None:
         liars.attention(lie)
@@ -162,6 +166,7 @@ class TestOfOtherOps:
         assert verified("topk_indices").results[0].code == "wrong_numbers"
 
     @pytest.mark.parametrize("lie", [liars.LosesARow, liars.ReadsAsItLies], ids=lambda lie: lie.__name__)
+    @pytest.mark.fault("packing")
     def test_packing(self, lie) -> None:
         packs = {"layouts": ("checkpoint", liars.LAYOUT), "packs_to": liars.LAYOUT}
         liars.other("fp4_gemm", lie, **packs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -19,6 +20,9 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.evidence import quarantine, standing, store
 from kernelhub.evidence.results import Check, Result
 from kernelhub.probes.device import facts
+from kernelhub.runtime.caches import inventory, root
+from kernelhub.runtime.caches import ours as caches
+from kernelhub.runtime.caches.fingerprint import fingerprint
 from tests.evidence import liars
 
 CPU = facts(torch.device("cpu"))
@@ -48,24 +52,30 @@ def kept(cache) -> Path:
     """A bad result of a kernel of ours that would be chosen."""
     assert chosen() == "torch.packed"
     assert quarantine.keep(kernel(), CPU, bad(), "2026-11-20T12:00:00+00:00") == ""
-    path = standing.path_of(kernel(), CPU)
+    path = path_of_kept()
     assert cache in path.parents
     kernelhub.reload()
     return path
 
 
-def rewrite(path: Path, **changes) -> None:
-    document = json.loads(path.read_text())
+def path_of_kept() -> Path:
+    return store.documents(standing.made_for(CPU)).path(standing.name_of(kernel()))
+
+
+def rewrite(**changes) -> None:
+    """Keep another result in place of the one that is there, as a kernelhub that differs would have."""
+    made_for = standing.made_for(CPU)
+    document = store.read(made_for, standing.name_of(kernel()))
     for name, value in changes.items():
         (document["key"] if name in document["key"] else document)[name] = value
-    path.write_text(json.dumps(document))
+    assert store.write(made_for, standing.name_of(kernel()), document) == ""
     kernelhub.reload()
 
 
 class TestWhatHolds:
     def test_a_bad_result_is_heeded(self, kept) -> None:
         assert chosen() != "torch.packed"
-        document = json.loads(kept.read_text())
+        document = json.loads(kept.read_text())["document"]
         assert document["status"] == "wrong"
         assert document["checks"][0]["figures"] == "off by 3 where 0.1 is allowed"
         told = ("device", "architecture", "driver", "torch", "triton", "cuda", "kernelhub", "record and source")
@@ -76,7 +86,7 @@ class TestWhatHolds:
         ["device", "driver", "torch", "triton", "cuda", "kernelhub", "record and source", "kernel", "op", "format"],
     )
     def test_one_that_is_about_something_else_is_a_miss_and_says_so(self, kept, field, caplog) -> None:
-        rewrite(kept, **{field: "other"})
+        rewrite(**{field: "other"})
         assert chosen() == "torch.packed"
         assert f"{field} was other, is " in caplog.text
         assert str(kept) in caplog.text
@@ -86,10 +96,9 @@ class TestWhatHolds:
         [
             ("", "is not JSON"),
             ('{"op": "attention", "kern', "is not JSON"),
-            ("[1, 2]", "holds a list"),
+            ("[1, 2]", "is JSON, but no manifest"),
             ("\x00\xff\x00", "is not JSON"),
-            ("{}", "is about a kernel that is not registered"),
-            ('{"op": "attention", "kernel": "torch.packed"}', "has no key"),
+            ("{}", "is JSON, but no manifest"),
         ],
     )
     def test_a_broken_one_is_a_miss_with_its_reason(self, kept, text, reason) -> None:
@@ -101,10 +110,65 @@ class TestWhatHolds:
         assert reason in miss.reason
 
     @pytest.mark.parametrize(
+        ("document", "reason"),
+        [
+            ([1, 2], "holds a list"),
+            ({}, "is about a kernel that is not registered"),
+            ({"op": "attention", "kernel": "torch.packed"}, "has no key"),
+        ],
+    )
+    def test_one_that_holds_something_else_is_too(self, kept, document, reason) -> None:
+        store.documents(standing.made_for(CPU)).write(standing.name_of(kernel()), document)
+        kernelhub.reload()
+        assert chosen() == "torch.packed"
+        (miss,) = quarantine.all_kept(CPU).misses
+        assert miss.path == kept
+        assert reason in miss.reason
+
+    def test_one_that_was_edited_is_not_believed(self, kept, caplog) -> None:
+        kept.write_text(kept.read_text().replace('"torch.packed"', '"torch.grouped"'))
+        kernelhub.reload()
+        assert chosen() == "torch.packed"
+        assert "was changed after it was written" in caplog.text
+
+    def test_one_that_was_copied_from_another_device_is_not_believed(self, kept, caplog) -> None:
+        other = dataclasses.replace(CPU, name="another card")
+        elsewhere = store.documents(standing.made_for(other)).path(standing.name_of(kernel()))
+        elsewhere.parent.mkdir(parents=True)
+        elsewhere.write_bytes(kept.read_bytes())
+        (miss,) = quarantine.all_kept(other).misses
+        assert f"device {CPU.name[:20]}" in miss.reason
+        assert "not another card" in miss.reason
+
+    def test_another_torch_is_another_place(self, kept, monkeypatch) -> None:
+        monkeypatch.setattr(standing, "_files_of", lambda package: "2.0 with other files")
+        kernelhub.reload()
+        assert chosen() == "torch.packed"
+        assert quarantine.all_kept(CPU).misses == []
+
+    def test_the_inventory_of_the_caches_shows_and_removes_it(self, kept, cache) -> None:
+        (place,) = [place for place in caches.caches(thorough=True) if place.path == cache]
+        (item,) = [item for item in place.items if item.path == kept]
+        assert item.state == inventory.CURRENT
+        assert inventory.remove(place, item) == ""
+        kernelhub.reload()
+        assert chosen() == "torch.packed"
+
+    def test_the_inventory_knows_what_an_upgrade_left_behind(self, kept, cache, monkeypatch) -> None:
+        monkeypatch.setattr(standing, "_files_of", lambda package: "2.0 0123456789")
+        quarantine.keep(kernel(), CPU, bad(), "2026-11-20T12:00:00+00:00")
+        (place,) = [place for place in caches.caches() if place.path == cache]
+        states = {item.path: (item.state, item.reason) for item in place.items}
+        assert states.pop(kept) == (inventory.CURRENT, "")
+        ((state, reason),) = states.values()
+        assert state == inventory.STALE
+        assert "with torch 2.0," in reason
+
+    @pytest.mark.parametrize(
         "checks", [None, [], [{"case": "x"}], [{"case": "x", "code": "odd", "problem": "", "ratio": 1}]]
     )
     def test_one_whose_checks_mean_nothing_quarantines_nothing(self, kept, checks) -> None:
-        rewrite(kept, checks=checks)
+        rewrite(checks=checks)
         assert chosen() == "torch.packed"
 
     def test_it_is_read_once(self, kept) -> None:
@@ -131,14 +195,56 @@ class TestWhatHolds:
 
 
 class TestWriting:
-    def test_a_read_only_folder_keeps_it_for_the_process(self, tmp_path, monkeypatch) -> None:
+    @pytest.fixture
+    def next_best(self, tmp_path, monkeypatch) -> Path:
+        """Where things are kept if the named folder takes nothing."""
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+        return tmp_path / "home" / "kernelhub"
+
+    @pytest.fixture
+    def blocked(self, tmp_path, monkeypatch) -> Path:
+        """A named folder that takes nothing."""
         if os.geteuid() == 0:
-            blocked = tmp_path / "a file"
-            blocked.write_text("")  # root may write anywhere, but not below a file
+            path = tmp_path / "a file"
+            path.write_text("")  # root may write anywhere, but not below a file
         else:
-            blocked = tmp_path / "locked"
-            blocked.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
-        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(blocked))
+            path = tmp_path / "locked"
+            path.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
+        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(path))
+        return path
+
+    @pytest.mark.fault("evidence_blocked")
+    def test_a_blocked_folder_gives_way_to_the_next_best(self, blocked, next_best) -> None:
+        liars.attention(liars.Zeros)
+        found = kernelhub.verify("attention", backend="liar", device="cpu", quick=True)
+        assert not found.ok
+        assert found.unwritten == ""
+        (path,) = next_best.rglob("attention.liar.k.json")
+        assert json.loads(path.read_text())["document"]["code"] == "zeros"
+        assert chosen() != "liar.k"
+        kernelhub.reload()
+        assert chosen() != "liar.k"
+        assert str(blocked) in "".join(notice.subject for notice in kernelhub.cache_notices())
+
+    def test_what_a_shared_folder_holds_is_lifted_in_the_next_best(self, cache, next_best, monkeypatch) -> None:
+        """A folder of an image, where verification failed, that is read-only by now."""
+        liars.attention(liars.Zeros)
+        kernelhub.verify("attention", backend="liar", device="cpu", quick=True)
+        assert list(cache.rglob("attention.liar.k.json"))
+        monkeypatch.setattr(root.Place, "judge", no_writing_to(cache))
+        kernelhub.reload()
+        assert chosen() != "liar.k"
+        with liars.mended(liars.Zeros):
+            assert kernelhub.verify("attention", backend="liar", device="cpu", quick=True).unwritten == ""
+        kernelhub.reload()
+        assert chosen() == "liar.k"
+        assert list(next_best.rglob("attention.liar.k.json"))
+
+    def test_where_nothing_can_be_written_it_holds_for_the_process(self, blocked, next_best, monkeypatch) -> None:
+        next_best.parent.write_text("")
+        monkeypatch.setenv("TMPDIR", str(blocked))
+        if os.geteuid():
+            monkeypatch.setattr(root.Place, "judge", no_writing_to(blocked))
         liars.attention(liars.Zeros)
         found = kernelhub.verify("attention", backend="liar", device="cpu", quick=True)
         assert not found.ok
@@ -153,49 +259,66 @@ class TestWriting:
 
     def test_a_full_disk_leaves_the_old_document(self, kept) -> None:
         before = kept.read_text()
-        code = (
-            "import resource, signal, sys\n"
-            "from pathlib import Path\n"
-            "from kernelhub.evidence import store\n"
-            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
-            "print(store.write(Path(sys.argv[1]), {'x': 'y' * 10000}))\n"
+        full = "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))"
+        answer = child(
+            f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); {full}\n"
+            "print(store.write(fingerprint('any'), 'x', {'x': 'y' * 10000}))\n"
+            "print(len(store.read(fingerprint('any'), 'x')['x']))\n"
         )
-        answer = subprocess.run([sys.executable, "-c", code, str(kept)], capture_output=True, text=True, timeout=120)
-        assert "cannot be written: File too large" in answer.stdout, answer.stderr
+        told, size = answer.stdout.splitlines()
+        assert "cannot be written: " in told
+        assert "File too large" in told
+        assert size == "10000"
         assert kept.read_text() == before
-        assert [path.name for path in kept.parent.iterdir()] == [kept.name], "nothing half-written is left"
+        left = [path for path in kept.parents[2].rglob("*") if path.is_file() and path != kept]
+        assert left == [], "nothing half-written is left"
 
-    def test_a_process_killed_while_it_writes_leaves_whole_documents(self, tmp_path) -> None:
-        path = tmp_path / "a" / "b.json"
-        code = (
-            "import sys\n"
-            "from pathlib import Path\n"
-            "from kernelhub.evidence import store\n"
-            "print('go', flush=True)\n"
-            "while True:\n"
-            "    store.write(Path(sys.argv[1]), {'x': 'y' * 100000})\n"
-        )
+    @pytest.mark.fault("evidence_writer_killed")
+    def test_a_process_killed_while_it_writes_leaves_whole_documents(self) -> None:
+        code = "print('go', flush=True)\nwhile True: store.write(fingerprint('any'), 'b', {'x': 'y' * 100000})\n"
         for _ in range(3):
-            writer = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
-            assert writer.stdout.readline() == "go\n"
-            for _ in range(50):
-                found = store.read(path)
-                assert found is None or len(found["x"]) == 100000
-            writer.kill()
-            writer.wait()
-            found = store.read(path)
+            with subprocess.Popen([sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, text=True) as writer:
+                assert writer.stdout.readline() == "go\n"
+                for _ in range(50):
+                    found = store.read(fingerprint("any"), "b")
+                    assert found is None or len(found["x"]) == 100000
+                writer.kill()
+            found = store.read(fingerprint("any"), "b")
             assert found is None or len(found["x"]) == 100000
 
-    def test_many_threads_write_one_document(self, tmp_path) -> None:
-        path = tmp_path / "a" / "b.json"
-        threads = [threading.Thread(target=store.write, args=(path, {"x": [n] * 1000})) for n in range(8)]
+    def test_many_threads_write_one_document(self) -> None:
+        made_for = fingerprint("any")
+        threads = [threading.Thread(target=store.write, args=(made_for, "b", {"x": [n] * 1000})) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(set(store.read(path)["x"])) == 1
-        assert [item.name for item in path.parent.iterdir()] == ["b.json"]
+        assert len(set(store.read(made_for, "b")["x"])) == 1
+        assert [item.name for item in store.documents(made_for).path("b").parent.iterdir()] == ["b.json"]
+
+
+PRELUDE = """
+from kernelhub.evidence import store
+from kernelhub.runtime.caches.fingerprint import fingerprint
+"""
+
+
+def child(code: str) -> subprocess.CompletedProcess[str]:
+    answer = subprocess.run([sys.executable, "-c", PRELUDE + code], capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    return answer
+
+
+def no_writing_to(folder: Path):
+    """A judge of places for which a folder, and all below, is on a read-only file system."""
+    judge = root.Place.judge
+
+    def judged(place: root.Place, *, executable: bool = False):
+        if place.path == folder or folder in place.path.parents:
+            return place._bad("cache_read_only", f"{place.path} is on a read-only file system")
+        return judge(place, executable=executable)
+
+    return judged
 
 
 class TestWhereNothingIs:

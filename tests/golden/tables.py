@@ -74,6 +74,15 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
 }
 COMPILED_ON = ("A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090")
 
+PLAIN_GROUPS: dict[str, Any] = {
+    "a_dtype": "bfloat16",
+    "b_dtype": "bfloat16",
+    "a_scale": None,
+    "b_scale": None,
+    "a_global_scale": False,
+    "global_scale": False,
+    "bias": False,
+}
 
 PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "attention": {
@@ -98,15 +107,8 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "grouped_gemm": {
         "as published": {},
-        "bf16": {"a_dtype": "bfloat16", "b_dtype": "bfloat16", "a_scale": None, "b_scale": None, "bias": False},
-        "bf16 prefill": {
-            "a_dtype": "bfloat16",
-            "b_dtype": "bfloat16",
-            "a_scale": None,
-            "b_scale": None,
-            "bias": False,
-            "rows": "many",
-        },
+        "bf16": PLAIN_GROUPS,
+        "bf16 prefill": {**PLAIN_GROUPS, "rows": "many"},
         "masked": {"masked": True},
         "prefill": {"rows": "many"},
     },

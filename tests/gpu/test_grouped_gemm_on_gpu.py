@@ -11,14 +11,14 @@ import kernelhub
 from kernelhub.backends.triton.gemm.grouped.grouped import grouped_gemm_kernel
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
-from kernelhub.ops.gemm.grouped.inputs import MODELS, grouped_gemm_inputs
+from kernelhub.ops.gemm.grouped.inputs import MODELS, PAIRS, grouped_gemm_inputs
 from kernelhub.ops.gemm.grouped.tolerance import error_allowed
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.gpu.test_attention_on_gpu import captured
 
 pytestmark = pytest.mark.gpu
 
-FORMATS = ("bfloat16", "float16", "float32", "tensor", "channel", "block", "nvfp4", "mxfp4")
+FORMATS = ("bfloat16", "float16", "float32", "tensor", "channel", "block", "nvfp4", "mxfp4", *PAIRS)
 
 
 class TestGroupedMm(GroupedGemmContract):

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 RECORDER = """
 import builtins, json, os, socket, subprocess, sys
 import torch
@@ -76,12 +78,14 @@ def test_looking_at_every_public_name_is_as_harmless() -> None:
     assert seen["threads"] == 1
 
 
+@pytest.mark.fault("cuda_that_explodes")
 def test_explaining_for_a_gpu_that_is_not_there_asks_no_gpu_and_imports_no_library() -> None:
     seen = record("kernelhub.explain('paged_attention', device='B200')")
     assert seen["events"] == []
     assert heavy(seen) == []
 
 
+@pytest.mark.fault("cuda_that_explodes")
 def test_a_call_on_the_cpu_asks_no_gpu_and_imports_no_triton() -> None:
     seen = record("q = torch.zeros(1, 4, 2, 16); kernelhub.attention(q, q, q, causal=True)")
     assert seen["events"] == []
@@ -109,6 +113,7 @@ def test_a_wrong_variable_does_not_break_the_import_only_the_first_decision() ->
     assert "unknown variable KERNELHUB_DISABEL (did you mean KERNELHUB_DISABLE?)" in answer.stdout
 
 
+@pytest.mark.fault("fork_after_import")
 def test_a_process_may_fork_after_the_import_and_after_a_call() -> None:
     code = """
 import os, torch, kernelhub

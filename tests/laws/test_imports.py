@@ -49,6 +49,7 @@ ALLOWED = {
     "ops": {"ops", "dispatch", "probes", "runtime", "errors"},
     "backends": {"backends", "ops", "dispatch", "probes", "runtime", "errors"},
     "evidence": {"evidence", "__version__", "ops", "dispatch", "probes", "runtime", "errors"},
+    "warming": {"warming", "__version__", "evidence", "ops", "dispatch", "probes", "runtime", "errors"},
     "errors": {"dispatch"},
 }
 

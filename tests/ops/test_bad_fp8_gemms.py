@@ -25,10 +25,15 @@ def call(**changes: Any) -> dict[str, Any]:
     return {"a": codes(4, 200), "b": codes(150, 200), "a_scale": z(4, 2), "b_scale": z(2, 2)} | changes
 
 
+def weights(**changes: Any) -> dict[str, Any]:
+    """Activations that are not quantised."""
+    return call(a=z(4, 200).bfloat16(), a_scale=None) | changes
+
+
 BAD = [
     ("a", call(a=3), "is int"),
     ("a", call(a=codes(4, 1, 200)), r"\[4, 1, 200\]"),
-    ("a", call(a=z(4, 200)), "float32; give float8_e4m3fn"),
+    ("a", call(a=z(4, 200)), "float32; give float8_e4m3fn, bfloat16, float16"),
     ("a", call(a=codes(4, 199)), "has 199 columns; b has 200"),
     ("a", call(a=codes(4, 200, device="meta")), "is on meta"),
     ("a", call(a=z(4, 200, dtype=torch.float8_e5m2)), "float8_e5m2"),
@@ -46,6 +51,14 @@ BAD = [
     ("a_scale", call(a_scale=z(4, 7)), r"\[4, 7\]"),
     ("a_scale", call(a_scale=z(4, 2, device="meta")), "is on meta"),
     ("a_scale", call(a_scale=z(4, 2, requires_grad=True)), "requires grad"),
+    ("a_scale", call(a_scale=None), "is missing; a is float8_e4m3fn"),
+    ("a_scale", call(a=z(4, 200).bfloat16()), "is given; a is bfloat16: leave it out"),
+    ("b_scale", weights(b_scale=z(149)), r"float32 \[149\]; for b \[150, 200\] beside bfloat16 give"),
+    ("b_scale", weights(b_scale=z(150, 7).to(E8M0)), r"float8_e8m0fnu \[150, 7\]"),
+    ("b_scale", weights(b_scale=None), "is NoneType"),
+    ("a", weights(a=z(4, 199).half()), "has 199 columns; b has 200"),
+    ("bias", weights(bias=z(150)), "float32"),
+    ("out", weights(out=z(4, 150)), "float32"),
     ("b_scale", call(b_scale=[1]), "is list"),
     ("b_scale", call(b_scale=z(2, 3)), r"float32 \[2, 3\].*\[2, 2\]"),
     ("b_scale", call(b_scale=z(1, 2)), r"\[1, 2\]"),
@@ -70,10 +83,12 @@ def test_the_parameter_is_named(parameter: str, arguments: dict[str, Any], words
         kernelhub.fp8_gemm(**call())
         kernelhub.fp8_gemm(**call(a_scale=z(4), b_scale=z(150)))
         kernelhub.fp8_gemm(**call(bias=z(150).bfloat16()))
+        kernelhub.fp8_gemm(**weights())
+        kernelhub.fp8_gemm(**weights(b_scale=z(150)))
     with pytest.raises(InvalidArgument, match=words) as caught:
         kernelhub.fp8_gemm(**arguments)
     assert caught.value.parameter == parameter
-    assert sum(row.calls for row in kernelhub.report().rows) == 3 * warm
+    assert sum(row.calls for row in kernelhub.report().rows) == 5 * warm
 
 
 def test_a_kernel_that_cannot_says_why() -> None:

@@ -9,11 +9,12 @@ import torch
 
 import kernelhub
 from kernelhub.errors import InvalidArgument, NoKernel
-from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
 
 z = torch.zeros
 I32 = torch.int32
 E4M3 = torch.float8_e4m3fn
+U8 = torch.uint8
 
 
 def made(format: str = "float32", **changes: Any) -> dict[str, Any]:
@@ -68,6 +69,17 @@ BAD = [
     ("b_scale", made("block", b_scale=z(3, 192, 2)), r"block scales are float32 \[3, 2, 2\]"),
     ("b_scale", made("nvfp4", b_scale=z(3, 192, 8).to(E4M3)), r"nvfp4 scales are float8_e4m3fn \[3, 192, 16\]"),
     ("b_scale", made("mxfp4", b_scale=z(3, 192, 8)), "mxfp4 scales are float8_e8m0fnu or uint8"),
+    ("a", made("nvfp4 x nvfp4", b_scale=z(3, 192, 8, dtype=U8), b_global_scale=None), "nvfp4 rows take nvfp4 weights"),
+    ("a", made("mxfp8 x mxfp4", b_scale=z(3, 192, 16).to(E4M3)), "mxfp8 rows take mxfp8 or mxfp4 weights"),
+    ("a", made("mxfp4 x mxfp4", a=z(9, 64, dtype=U8)), "has 128 columns; b has 256"),
+    ("a", made("channel", a=z(9, 128, dtype=U8)), "float4_e2m1fn_x2; b has float8_e4m3fn"),
+    ("a_scale", made("nvfp4 x nvfp4", a_scale=None), "is missing"),
+    ("a_scale", made("nvfp4 x nvfp4", a_scale=z(9, 8).to(E4M3)), r"nvfp4 scales are float8_e4m3fn \[9, 16\]"),
+    ("a_scale", made("mxfp8 x mxfp4", a_scale=z(9)), r"mxfp8 scales are float8_e8m0fnu or uint8 \[9, 8\]"),
+    ("b_scale", made("mxfp8 x mxfp8", b_scale=z(3, 192, 7, dtype=U8)), r"uint8 \[3, 192, 8\]"),
+    ("a_global_scale", made(a_global_scale=z(3)), "it belongs to NVFP4 rows"),
+    ("a_global_scale", made("nvfp4", a_global_scale=z(3)), "it belongs to NVFP4 rows"),
+    ("a_global_scale", made("nvfp4 x nvfp4", a_global_scale=z(9)), r"give float32 \[3\]"),
     ("b_global_scale", made(b_global_scale=z(3)), "it belongs to NVFP4"),
     ("b_global_scale", made("mxfp4", b_global_scale=z(3)), "it belongs to NVFP4"),
     ("b_global_scale", made("nvfp4", b_global_scale=z(2)), r"give float32 \[3\]"),
@@ -85,7 +97,7 @@ BAD = [
 @pytest.mark.parametrize(("parameter", "arguments", "words"), BAD)
 def test_the_parameter_is_named(parameter: str, arguments: dict[str, Any], words: str, warm: bool) -> None:
     if warm:
-        for format in ("float32", "channel", "block", "tensor", "nvfp4", "mxfp4"):
+        for format in ("float32", "channel", "block", "tensor", "nvfp4", "mxfp4", *PAIRS):
             kernelhub.grouped_gemm(**made(format))
         kernelhub.grouped_gemm(**masked())
     counted = sum(row.calls for row in kernelhub.report().rows)
@@ -104,7 +116,13 @@ def test_what_no_kernel_can_do_is_refused_with_reasons() -> None:
     ("facets", "words"),
     [
         ({"a_dtype": "float16", "b_dtype": "bfloat16"}, "they are equal but for fp4"),
-        ({"a_dtype": "float8_e4m3fn", "b_scale": "nvfp4"}, "fp4 weights take float16 or bfloat16"),
+        ({"a_dtype": "float32", "b_scale": "nvfp4"}, "fp4 weights take float16 or bfloat16"),
+        ({"a_dtype": "float8_e4m3fn", "b_scale": "nvfp4"}, "goes with mxfp8 or mxfp4"),
+        ({"a_scale": "nvfp4", "b_scale": "mxfp4"}, "a_scale is nvfp4 and b_scale mxfp4; it goes with nvfp4"),
+        ({"a_scale": "token", "b_scale": "mxfp8"}, "it goes with mxfp8"),
+        ({"a_scale": "mxfp8", "b_scale": "block_e8m0"}, "it goes with mxfp8 or mxfp4"),
+        ({"a_scale": "mxfp4", "a_dtype": "float8_e4m3fn"}, "belong to float4_e2m1fn_x2"),
+        ({"a_global_scale": True, "a_scale": "mxfp8"}, "a_global_scale belongs to nvfp4"),
         ({"a_scale": "group", "b_scale": "channel"}, "1 x 128 goes with 128 x 128"),
         ({"global_scale": True, "b_scale": "mxfp4"}, "global_scale belongs to nvfp4"),
         ({"a_dtype": "bfloat16", "b_dtype": "bfloat16", "a_scale": "token", "b_scale": "channel"}, "scales belong to"),

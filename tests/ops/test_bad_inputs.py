@@ -144,6 +144,7 @@ def label(case: Any) -> str:
 
 
 @pytest.mark.parametrize(("parameter", "arguments", "words"), BAD_DENSE + BAD_PAGED, ids=label)
+@pytest.mark.fault("bad_operand")
 def test_the_parameter_is_named_and_nothing_is_launched(parameter: str, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
         run(arguments)
@@ -156,6 +157,7 @@ def test_the_parameter_is_named_and_nothing_is_launched(parameter: str, argument
 @pytest.mark.parametrize(
     "good", [dense(), ragged(), paged(), paged_ragged(), fp8()], ids=("dense", "ragged", "paged", "paged ragged", "fp8")
 )
+@pytest.mark.fault("bad_operand")
 def test_the_same_holds_once_the_key_is_known(good: dict[str, Any]) -> None:
     """After a good call of the same configuration, what differs from call to call is still checked."""
     run(good)

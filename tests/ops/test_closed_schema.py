@@ -132,6 +132,8 @@ _FLASHINFER += ("mla_trtllm", "mla_trtllm_listed", "mla_xqa")
 _FLASHINFER += ("groupwise_cutlass", "groupwise_trtllm")
 _FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cudnn", "cutlass"))
 _FLASHINFER += ("fp4_cutlass", "fp4_trtllm", "fp4_cudnn", "mx_cutlass", "mx_cudnn", "groupwise")
+_FLASHINFER += ("groups_nvfp4", "groups_mxfp8_mxfp4", "masked_cute_dsl")
+_CUTLASS = ("vllm_fp4", "sgl_fp8_scaled_mm", "sgl_fp8_blockwise", "vllm_groups_nvfp4", "vllm_groups_mxfp4")
 _FLASHINFER += tuple(f"{by}_experts{of}" for by in ("cutlass", "trtllm") for of in ("", "_fp8", "_mxfp4"))
 NOT_RUN = {
     "flash_attn.fa2",
@@ -140,7 +142,8 @@ NOT_RUN = {
     "xformers.flash",
     "xformers.cutlass",
     *(f"flashinfer.{name}" for name in _FLASHINFER),
-    *(f"cutlass.{name}" for name in ("vllm_fp4", "sgl_fp8_scaled_mm", "sgl_fp8_blockwise")),
+    *(f"cutlass.{name}" for name in _CUTLASS),
+    *("marlin.fp8_bfloat16", "marlin.fp8_float16"),
     "deep_gemm.bf16_contiguous",
     *(f"deep_gemm.{name}_ue8m0" for name in ("fp8_blocks", "fp8_masked", "fp8_contiguous")),
 }

@@ -27,6 +27,17 @@ def test_at_most_two_graphs_over_sizes(scaling: str) -> None:
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("scaling", ["row", "block"])
+def test_weights_alone_go_through(scaling: str) -> None:
+    run, counter = compiled(lambda a: kernelhub.fp8_gemm(**a) * 2)
+    for tokens in (2, 3, 9, 70):
+        arguments = fp8_gemm_inputs(
+            tokens=tokens, n=96, k=160, scaling=scaling, weight_only=torch.bfloat16, device=DEVICE
+        )
+        assert torch.equal(run(arguments), kernelhub.fp8_gemm(**arguments) * 2)
+    assert counter.frame_count <= 2
+
+
 def test_a_destination_and_a_named_backend_go_through() -> None:
     arguments = fp8_gemm_inputs(tokens=5, n=96, k=160, out_dtype=torch.float32, device=DEVICE)
     run, counter = compiled(lambda a, out: kernelhub.fp8_gemm(**a, out=out, backend="torch.dequantized"))
@@ -56,7 +67,7 @@ def test_fake_tensors_give_shapes_dtypes_and_device() -> None:
 
 def test_the_operators_pass_torch_s_own_check() -> None:
     arguments = fp8_gemm_inputs(tokens=5, n=96, k=160)
-    operands = (*(arguments[name] for name in ("a", "b", "a_scale", "b_scale")), None, torch.bfloat16, None)
+    operands = (*(arguments[name] for name in ("a", "b", "a_scale", "b_scale")), None, 96, [], torch.bfloat16, None)
     # The other checks compare operands by multiplying and adding them, which torch does not do with float8.
     utils = ("test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.kernelhub.fp8_gemm.default, operands, test_utils=utils)

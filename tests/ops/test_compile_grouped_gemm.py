@@ -22,7 +22,7 @@ def compiled(function):
     return torch.compile(function, fullgraph=True, backend=counter), counter
 
 
-@pytest.mark.parametrize("format", ["float32", "block", "channel", "nvfp4"])
+@pytest.mark.parametrize("format", ["float32", "block", "channel", "nvfp4", "nvfp4 x nvfp4", "mxfp8 x mxfp4"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_at_most_two_graphs_over_sizes(format: str, masked: bool) -> None:
     run, counter = compiled(lambda arguments: kernelhub.grouped_gemm(**arguments) * 2)
@@ -67,6 +67,6 @@ def test_fake_tensors_give_shapes_and_launch_nothing() -> None:
 
 def test_the_operators_pass_torch_s_own_check() -> None:
     arguments = grouped_gemm_inputs(sizes=(3, 4), n=16, k=32, format="float32", spare=0)
-    operands = (arguments["a"], arguments["b"], arguments["offsets"], *[None] * 5, torch.float32, None)
+    operands = (arguments["a"], arguments["b"], arguments["offsets"], *[None] * 6, torch.float32, None)
     torch.library.opcheck(torch.ops.kernelhub.grouped_gemm.default, operands)
     torch.library.opcheck(torch.ops.kernelhub.grouped_gemm_out.default, (*operands, torch.zeros(7, 16)))

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
 
 OP = kernelhub.grouped_gemm.op
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("format", ["bfloat16", "float32", "tensor", "channel", "block", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("format", ["bfloat16", "float32", "tensor", "channel", "block", "nvfp4", "mxfp4", *PAIRS])
 def test_calls_of_any_number_of_rows_have_one_key(format: str, masked: bool) -> None:
     keys = set()
     for sizes in ((0, 1, 0), (5, 0, 9), (0, 0, 0), (40, 50, 60)):
@@ -38,6 +38,11 @@ def test_a_scale_of_one_row_is_told_from_its_shape_where_that_says_it() -> None:
         ("block", {"a_scale": "group", "b_scale": "block"}),
         ("nvfp4", {"b_scale": "nvfp4", "global_scale": True}),
         ("mxfp4", {"b_scale": "mxfp4"}),
+        ("nvfp4 x nvfp4", {"a_scale": "nvfp4", "a_global_scale": True, "global_scale": True}),
+        ("nvfp4 x nvfp4", {"a_global_scale": True, "global_scale": True}),
+        ("mxfp4 x mxfp4", {"a_dtype": "float4_e2m1fn_x2", "b_scale": "mxfp4"}),
+        ("mxfp8 x mxfp4", {"a_dtype": "float8_e4m3fn", "b_scale": "mxfp4"}),
+        ("mxfp8 x mxfp8", {"b_scale": "mxfp8"}),
     ],
 )
 def test_facets_written_out_are_those_of_a_call(format: str, facets: dict[str, object]) -> None:

@@ -82,6 +82,7 @@ class TestProblems:
     def test_kv_in_fp8_and_pages_are_as_asked(self):
         (decode,) = needs("llama-3.1-8b", "paged_attention", "decode", kv_dtype="float8_e4m3fn", page_size=64)
         assert (decode["kv_dtype"], decode["kv_scale"], decode["page_size"]) == ("float8_e4m3fn", "value", 64)
+        assert needs("llama-3.1-8b", "paged_attention", "decode", kv_dtype="fp8", page_size=64) == [decode]
         (packed,) = needs("llama-3.1-8b", "attention", kv_dtype="float8_e4m3fn")
         assert packed["kv_dtype"] == "bfloat16", "new keys are not of the cache yet"
 

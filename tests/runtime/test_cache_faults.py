@@ -70,16 +70,19 @@ class TestPlaces:
         code = 'answer(found=Store("kind", fingerprint("sm_90a", cuda="13.0")).find("entry").path)'
         assert child(code, environment)["found"].startswith(str(folders / "named"))
 
+    @pytest.mark.fault("file_in_the_way")
     def test_a_path_under_a_file(self, folders, environment) -> None:
         (folders / "file").write_text("")
         told = child(keep(), environment | {"KERNELHUB_CACHE_DIR": str(folders / "file" / "below")})
         self.check(told, folders / "xdg", ["cache_not_a_folder"])
 
+    @pytest.mark.fault("file_in_the_way")
     def test_a_link_that_leads_nowhere(self, folders, environment) -> None:
         (folders / "link").symlink_to(folders / "gone")
         told = child(keep(), environment | {"KERNELHUB_CACHE_DIR": str(folders / "link")})
         self.check(told, folders / "xdg", ["cache_not_a_folder"])
 
+    @pytest.mark.fault("folder_unwritable")
     def test_a_folder_without_permission_to_write(self, folders, environment) -> None:
         user = STRANGER if os.geteuid() == 0 else None
         if user is not None:
@@ -89,6 +92,7 @@ class TestPlaces:
         self.check(child(keep(), environment, user=user), folders / "xdg", ["cache_unwritable"])
 
     @superuser
+    @pytest.mark.fault("folder_of_another")
     def test_a_named_folder_of_another_user_is_read_but_not_written(self, folders, environment) -> None:
         filled = child(keep(), environment)
         for path in ((folders / "named"), *(folders / "named").rglob("*")):
@@ -101,6 +105,7 @@ class TestPlaces:
         self.check(other, folders / "xdg", ["cache_other_user"])
 
     @superuser
+    @pytest.mark.fault("folder_of_another")
     def test_a_home_of_another_user_is_neither_read_nor_filled(self, folders, environment) -> None:
         (folders / "xdg" / "kernelhub").mkdir()
         os.chown(folders / "xdg" / "kernelhub", STRANGER, STRANGER)
@@ -109,6 +114,7 @@ class TestPlaces:
         self.check(told, folders / "kernelhub-0", ["cache_other_user"])
         assert list((folders / "xdg" / "kernelhub").iterdir()) == []
 
+    @pytest.mark.fault("nowhere_to_write", "nowhere_for_files")
     def test_a_temporary_folder_that_somebody_prepared_for_us_is_not_trusted(self, folders, environment) -> None:
         (folders / "file").write_text("")
         prepared = folders / f"kernelhub-{os.geteuid()}"
@@ -131,6 +137,7 @@ class TestPlaces:
         assert list(prepared.iterdir()) == []
 
     @superuser
+    @pytest.mark.fault("no_home")
     def test_no_home_at_all(self, folders) -> None:
         environment = clean(HOME=None, TMPDIR=str(folders))
         told = child(keep(), environment, user=STRANGER)
@@ -145,6 +152,7 @@ class TestPlaces:
         assert told["paths"][0] == f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/kernelhub"
 
     @mounting
+    @pytest.mark.fault("read_only_mount")
     def test_a_read_only_mount(self, folders, environment) -> None:
         mounts = (f"mount -t tmpfs tmpfs {folders}/named", f"mount -o remount,ro {folders}/named")
         self.check(child(keep(), environment, mounts=mounts), folders / "xdg", ["cache_read_only"])
@@ -160,11 +168,13 @@ class TestPlaces:
         self.check(told, folders / "named", [])
 
     @mounting
+    @pytest.mark.fault("full_disk")
     def test_a_full_disk(self, folders, environment) -> None:
         mounts = (f"mount -t tmpfs -o size=64k tmpfs {folders}/named",)
         self.check(child(keep(), environment, mounts=mounts), folders / "xdg", ["cache_full"])
 
     @mounting
+    @pytest.mark.fault("disk_fills_up")
     def test_a_disk_that_becomes_full_while_something_is_made(self, folders, environment) -> None:
         mounts = (f"mount -t tmpfs -o size=1m tmpfs {folders}/named",)
         code = (
@@ -178,6 +188,7 @@ class TestPlaces:
         assert told["path"].startswith(f"{folders}/xdg")
         assert (told["size"], told["left"], told["said"]) == (3 << 20, [], ["cache_full"])
 
+    @pytest.mark.fault("limit_on_files")
     def test_a_limit_on_the_size_of_files(self, folders, environment) -> None:
         code = (
             "import resource\n"
@@ -193,12 +204,14 @@ class TestPlaces:
         assert set(told["said"]) == {"cache_full", "cache_memory"}
 
     @mounting
+    @pytest.mark.fault("noexec")
     def test_a_mount_from_which_nothing_may_be_executed(self, folders, environment) -> None:
         mounts = (f"mount -t tmpfs -o noexec tmpfs {folders}/named",)
         self.check(child(keep(), environment, mounts=mounts), folders / "named", [])
         self.check(child(keep(executable=True), environment, mounts=mounts), folders / "xdg", ["cache_noexec"])
 
     @mounting
+    @pytest.mark.fault("noexec")
     def test_a_library_that_lies_on_such_a_mount_is_made_elsewhere(self, folders, environment) -> None:
         assert child(keep(), environment)["path"].startswith(f"{folders}/named")
         mounts = (f"mount --bind {folders}/named {folders}/named", f"mount -o remount,bind,noexec {folders}/named")
@@ -213,6 +226,7 @@ class TestPlaces:
         self.check(child(code + keep(), environment), folders / "named", [])
 
 
+@pytest.mark.fault("file_in_the_way")
 def test_the_library_that_compiles_works_without_the_named_folder(tmp_path: Path) -> None:
     """Whole: a call of an op whose kernel is compiled, with a folder that cannot be written."""
     (tmp_path / "file").write_text("")
@@ -268,6 +282,7 @@ print(8, all(os.waitpid(forked, 0)[1] == 0 for forked in children))
 
 @pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: 2 cases")
 @pytest.mark.parametrize(("users", "count"), [(SIXTEEN_THREADS, 16), (EIGHT_FORKS, 8)], ids=["threads", "forks"])
+@pytest.mark.fault("compiling_threads")
 def test_many_at_first_use_compile_once(tmp_path: Path, users: str, count: int) -> None:
     """Sixteen threads, or eight children forked after the import, call an op whose kernel was never compiled."""
     counting = tmp_path / "g++"

@@ -149,6 +149,7 @@ class TestHolding:
 
 
 class TestDeadHolders:
+    @pytest.mark.fault("holder_killed")
     def test_one_that_was_killed_is_known_at_once(self, path) -> None:
         process = start(path)
         process.kill()  # it stays a zombie until we wait for it, which must not count as life
@@ -161,6 +162,7 @@ class TestDeadHolders:
         assert notice.code == "lock_dead_holder"
         assert f"process {process.pid} on" in notice.sentence
 
+    @pytest.mark.fault("holder_pid_reused")
     def test_a_process_id_that_was_given_to_another_is_known(self, path) -> None:
         lock_of(path, started="1")  # our own id, of a process that started with the machine
         with lock(path, timeout_s=5):
@@ -168,6 +170,7 @@ class TestDeadHolders:
         assert codes() == ["lock_reused_pid"]
 
     @pytest.mark.parametrize("who", [{"host": "node-7"}, {"boot": "another boot"}, {"container": "pid:[1]"}])
+    @pytest.mark.fault("holder_elsewhere_dead")
     def test_one_elsewhere_is_told_by_its_age_alone(self, path, who) -> None:
         lock_of(path, age_s=locks.STALE_AFTER_S - 30, pid=999_999_999, **who)
         with pytest.raises(LockTimeout) as raised, lock(path, timeout_s=0.2):
@@ -180,6 +183,7 @@ class TestDeadHolders:
         assert codes() == ["lock_expired"]
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "garbage"])
+    @pytest.mark.fault("lock_garbage")
     def test_a_file_that_names_nobody_is_respected_for_a_moment_only(self, path, text) -> None:
         path.write_text(text)
         with pytest.raises(LockTimeout, match="not named"), lock(path, timeout_s=0.1):
@@ -260,6 +264,7 @@ class TestDeadHolders:
 
 
 @pytest.mark.skipif(mount_namespace() is None, reason="no leave to mount file systems here: 1 case")
+@pytest.mark.fault("mount_turns_read_only")
 def test_a_mount_that_becomes_read_only_under_the_holder_is_said_and_nothing_is_lost(tmp_path) -> None:
     (tmp_path / "named").mkdir()
     code = f"""
@@ -286,6 +291,7 @@ class TestForks:
             assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
             assert held.still()
 
+    @pytest.mark.fault("forked_while_threads_work")
     def test_children_forked_while_threads_are_at_work_can_work(self, tmp_path) -> None:
         """In a process of its own: fork while 8 threads hold locks, and use the cache in each child."""
         code = """
@@ -326,6 +332,7 @@ answer(ends=ends, entries=sorted(path.name for path in threads_store._folder(roo
 
 
 class TestStoreAndLocks:
+    @pytest.mark.fault("holder_hangs")
     def test_a_holder_that_hangs_does_not_block_the_store(self, tmp_path) -> None:
         store = Store("kind", fingerprint("any"), folder=tmp_path)
         folder = tmp_path / "kind" / "any" / store.fingerprint.digest
@@ -341,6 +348,7 @@ class TestStoreAndLocks:
         process.communicate("\n")
         assert [path.name for path in folder.iterdir()] == ["entry"]
 
+    @pytest.mark.fault("maker_killed")
     def test_what_a_killed_maker_began_is_cleared_away(self, tmp_path) -> None:
         code = """
 store = Store("kind", fingerprint("any"), folder=Path(sys.argv[1]))
@@ -378,6 +386,7 @@ print(json.dumps({"path": str(path), "seven": seven, "said": [n.code for n in no
 
 
 @pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: 1 case")
+@pytest.mark.fault("sixteen_processes_one_killed")
 def test_sixteen_processes_compile_the_same_and_the_one_that_does_is_killed(tmp_path: Path) -> None:
     """One compiles; killed, it is followed by one other; the 15 that are left load the same library."""
     source = tmp_path / "seven.cpp"

@@ -107,6 +107,7 @@ class TestClasses:
 
 class TestLost:
     @pytest.mark.parametrize("error", FINAL.values(), ids=FINAL)
+    @pytest.mark.fault("device_error")
     def test_the_first_is_raised_as_it_is_and_then_every_call_says_so(self, error: Exception, failing) -> None:
         kernelhub.attention(*qkv(), backend="bad")
         Fails.error = error
@@ -129,6 +130,7 @@ class TestLost:
         assert (Fails.launches, Twos.launches) == (launches, spare), "something was launched on a lost device"
 
     @pytest.mark.parametrize("error", NOT_FINAL.values(), ids=NOT_FINAL)
+    @pytest.mark.fault("launch_refused")
     def test_another_error_ends_its_call_only(self, error: Exception, failing) -> None:
         Fails.error = error
         with pytest.raises(type(error)):

@@ -84,6 +84,7 @@ class TestAgreement:
         assert {answer["called"] for answer in answers} == {"torch.packed"}
         assert answers[2]["codes"]["extra.kernel"][1].startswith("rank 0 refuses it: broken_here")
 
+    @pytest.mark.fault("rank_without_package")
     def test_one_rank_lacks_the_package(self, scene):
         answers = values(scene)
         assert {answer["called"] for answer in answers} == {"torch.packed"}
@@ -168,6 +169,7 @@ class TestDisagreement:
 
 
 class TestTime:
+    @pytest.mark.fault("rank_too_late")
     def test_one_rank_comes_too_late_and_then_in_time(self, scene):
         for rank in (0, 1):
             assert (scene[rank]["first"]["code"], scene[rank]["first"]["ranks"]) == ("rank_missing", [2])
@@ -179,6 +181,7 @@ class TestTime:
         )
         assert [answer["second"].get("value") for answer in scene] == [SIZE] * SIZE
 
+    @pytest.mark.fault("rank_slow")
     def test_one_rank_takes_too_long_to_choose(self, scene):
         for answer in scene:
             assert (answer["code"], answer["ranks"]) == ("rank_slow", [1])
@@ -219,11 +222,27 @@ def lead_stopped_while_choosing(rank: int, size: int) -> Any:
 @pytest.mark.parametrize(
     ("act", "victim", "store_here", "codes", "limit_s"),
     [
-        (killed_before, 1, False, {"rank_missing"}, TIMEOUT_S + 2),
-        (killed_while_choosing, 1, False, {"rank_dead"}, 5.0),
-        (stopped_while_choosing, 1, False, {"rank_silent", "rank_slow"}, TIMEOUT_S + 2),
+        pytest.param(
+            killed_before, 1, False, {"rank_missing"}, TIMEOUT_S + 2, marks=pytest.mark.fault("rank_never_came")
+        ),
+        pytest.param(killed_while_choosing, 1, False, {"rank_dead"}, 5.0, marks=pytest.mark.fault("rank_killed")),
+        pytest.param(
+            stopped_while_choosing,
+            1,
+            False,
+            {"rank_silent", "rank_slow"},
+            TIMEOUT_S + 2,
+            marks=pytest.mark.fault("rank_stopped"),
+        ),
         (lead_killed_while_choosing, 0, False, {"rank_dead", "store_lost"}, 5.0),
-        (lead_stopped_while_choosing, 0, False, {"store_silent"}, TIMEOUT_S + 6),
+        pytest.param(
+            lead_stopped_while_choosing,
+            0,
+            False,
+            {"store_silent"},
+            TIMEOUT_S + 6,
+            marks=pytest.mark.fault("lead_stopped"),
+        ),
         (lead_killed_while_choosing, 0, True, {"rank_dead"}, 5.0),
         (lead_stopped_while_choosing, 0, True, {"rank_silent", "rank_slow"}, TIMEOUT_S + 2),
     ],

@@ -20,6 +20,7 @@ from tests.dispatch.backends import Ones, qkv, record, register
 
 
 class TestSealed:
+    @pytest.mark.fault("decide_after_seal")
     def test_a_ready_call_runs_and_a_new_one_says_so(self) -> None:
         kernelhub.attention(*qkv())
         with kernelhub.seal():
@@ -149,6 +150,7 @@ def packing():
 
 
 class TestPacking:
+    @pytest.mark.fault("pack_after_seal")
     def test_a_weight_is_not_packed_while_serving(self, packing) -> None:
         _, weight, plan = packing
         plan.pack(**weight)
@@ -161,6 +163,7 @@ class TestPacking:
 class TestSyncs:
     """A tensor without memory stands for one on a device: reading it on the host would wait."""
 
+    @pytest.mark.fault("sync_after_seal")
     def test_lengths_that_are_on_the_device_are_not_read(self) -> None:
         register("reads", record("reads.k", "tests.runtime.test_seal:ReadsLengths", op="paged_attention"))
         cache = torch.zeros(4, 16, 2, 16)

@@ -101,6 +101,7 @@ class TestJournal:
 
 
 class TestCpp:
+    @pytest.mark.fault("compile_after_seal")
     def test_compiles_once_and_never_after_seal(self, call, tmp_path: Path) -> None:
         source = tmp_path / "one.cpp"
         source.write_text('extern "C" int one() { return 1; }\n')
@@ -178,12 +179,14 @@ class TestFlashInfer:
     @pytest.mark.parametrize(
         ("kind", "state"), [("compile", {}), ("load", {"compiled": True}), ("load", {"aot": True})]
     )
+    @pytest.mark.fault("load_after_seal", "compile_after_seal")
     def test_neither_after_seal(self, library, call, kind: str, state: dict[str, bool]) -> None:
         core = library["fi.jit.core"]
         with kernelhub.seal(), pytest.raises(NotWarmed, match=f"{kind} new"):
             call(lambda: core.JitSpec("new", **state).build_and_load())
         assert core.LOG == []
 
+    @pytest.mark.fault("download_after_seal")
     def test_downloads(self, library, call) -> None:
         loader = library["fi.jit.cubin_loader"]
         call(lambda: loader.get_cubin("a.cubin"))
@@ -192,6 +195,7 @@ class TestFlashInfer:
         assert loader.LOG == ["https://example.org/a.cubin"]
         assert [row[:2] for row in told()] == [("download", "https://example.org/a.cubin")]
 
+    @pytest.mark.fault("tune_after_seal")
     def test_tuning(self, library, call) -> None:
         tuner = library["fi.autotuner"].AutoTuner()
         call(lambda: tuner._profile_single_kernel(self, [], 0) if (self := object()) else None)
@@ -271,6 +275,7 @@ class TestDeepGemm:
         assert 0 < kernelhub.report().work[0].seconds < 60
         assert deep.LAUNCHED == ["a", "a"]
 
+    @pytest.mark.fault("compile_after_seal")
     def test_nothing_is_compiled_for_a_call_after_seal(self, deep, call, tmp_path: Path, capfd) -> None:
         gemm = deep_gemm.watched("dg", deep.gemm)
         call(lambda: gemm("a"))

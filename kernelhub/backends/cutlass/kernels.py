@@ -9,12 +9,14 @@ from kernelhub.backends.cutlass.requirements import (
     VLLM_BLOCKS,
     VLLM_FP4,
     VLLM_MACHINE,
+    VLLM_MXFP4,
 )
-from kernelhub.dispatch.constraint import Constraint, MultipleOf, OneOf, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, Constraint, MultipleOf, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.gemm.fp4.problem import NVFP4
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, ROW, TENSOR
+from kernelhub.ops.gemm.grouped.problem import FP4
 
 _HERE = "kernelhub.backends.cutlass"
 _VLLM = "https://github.com/vllm-project/vllm"
@@ -43,6 +45,22 @@ _ROWS: tuple[Constraint, ...] = (
     EXACT_SUMS,
     anything("rows"),
 )
+
+
+def _of_experts(form: str, columns: int) -> tuple[Constraint, ...]:
+    """Limits of products of groups in one float4 format."""
+    return (
+        dtype_in("a_dtype", FP4),
+        dtype_in("b_dtype", FP4),
+        OneOf("a_scale", (form,), why="tensor cores take both operands of one format"),
+        OneOf("b_scale", (form,)),
+        _HALVES,
+        Between("num_groups", 1, 1024, why="one block of threads prepares all groups"),
+        MultipleOf("n", 128, why="scales of a group's weights are whole tiles of 128 rows"),
+        MultipleOf("k", columns, why="scales of a group's weights are whole tiles of 4 columns"),
+        anything("rows"),
+    )
+
 
 KERNELS = (
     Kernel(
@@ -101,6 +119,28 @@ KERNELS = (
         ),
         layouts=(CHECKPOINT, SWIZZLED),
         packs_to=SWIZZLED,
+        graph=GraphLevel.FULL,
+        source=_VLLM,
+    ),
+    Kernel(
+        op="grouped_gemm",
+        name="cutlass.vllm_groups_nvfp4",
+        target=f"{_HERE}.grouped:VllmNvFp4",
+        summary="vLLM's grouped product of NVFP4 by NVFP4 in Blackwell's tensor cores; rows are read where they are",
+        band=Band.SPECIALISED,
+        constraints=(*VLLM_FP4, *_of_experts("nvfp4", 64)),
+        features=frozenset({"masked", "a_scale=nvfp4", "b_scale=nvfp4", "a_global_scale", "global_scale"}),
+        graph=GraphLevel.FULL,
+        source=_VLLM,
+    ),
+    Kernel(
+        op="grouped_gemm",
+        name="cutlass.vllm_groups_mxfp4",
+        target=f"{_HERE}.grouped:VllmMxFp4",
+        summary="the same of MXFP4 by MXFP4",
+        band=Band.SPECIALISED,
+        constraints=(*VLLM_MXFP4, *_of_experts("mxfp4", 128)),
+        features=frozenset({"masked", "a_scale=mxfp4", "b_scale=mxfp4"}),
         graph=GraphLevel.FULL,
         source=_VLLM,
     ),

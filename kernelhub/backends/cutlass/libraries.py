@@ -23,6 +23,14 @@ SCHEMAS = {
     "cutlass_scaled_fp4_mm": (
         "(Tensor! out, Tensor a, Tensor b, Tensor block_scale_a, Tensor block_scale_b, Tensor alpha) -> ()"
     ),
+    "cutlass_fp4_group_mm": (
+        "(Tensor! out, Tensor a, Tensor b, Tensor a_blockscale, Tensor b_blockscales, Tensor alphas,"
+        " Tensor problem_sizes, Tensor expert_offsets, Tensor sf_offsets) -> ()"
+    ),
+    "cutlass_mxfp4_group_mm": (
+        "(Tensor! out, Tensor a, Tensor b, Tensor a_blockscale, Tensor b_blockscales,"
+        " Tensor problem_sizes, Tensor expert_offsets, Tensor sf_offsets) -> ()"
+    ),
     "cutlass_scaled_mm_supports_fp4": "(int cuda_device_capability) -> bool",
     "fp8_scaled_mm": (
         "(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype, Tensor? bias) -> Tensor"

@@ -46,6 +46,8 @@ VLLM_BLOCKS: tuple[Constraint, ...] = (
     Compiled(VLLM),
 )
 VLLM_FP4: tuple[Constraint, ...] = (OnDevice("nvidia", only=((10, 0), (12, 0))), VLLM_0_33, Compiled(VLLM))
+# Of its kernels of experts, MXFP4's is compiled for sm_100 alone in the library of 0.33.0.
+VLLM_MXFP4: tuple[Constraint, ...] = (OnDevice("nvidia", only=((10, 0),)), VLLM_0_33, Compiled(VLLM))
 SGL_MACHINE: tuple[Constraint, ...] = (
     OnDevice("nvidia", only=((8, 9), (9, 0), (10, 0))),
     AnyOf(

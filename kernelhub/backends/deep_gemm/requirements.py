@@ -16,9 +16,10 @@ from kernelhub.backends.deep_gemm import copies
 from kernelhub.dispatch.constraint import AnyOf, Constraint, OnDevice, Package, Rejection
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
-from kernelhub.probes import cache
+from kernelhub.probes import cache, toolchain
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.signature import Call
+from kernelhub.probes.toolkit import driver
 
 HOPPER: Constraint = OnDevice("nvidia", only=((9, 0),))
 BLACKWELL: Constraint = OnDevice("nvidia", only=((10, 0), (10, 3)))
@@ -165,6 +166,9 @@ def toolkit(oldest: tuple[int, int]) -> Finding:
     if version is not None and version < oldest:
         reason = f"the CUDA toolkit at {root} is {version[0]}.{version[1]}; DeepGEMM wants {oldest[0]}.{oldest[1]} here"
         return lacking("CUDA toolkit", "toolkit_version", reason, remedy, f"{version[0]}.{version[1]}")
+    fitting = None if version is None else toolchain.of_files(Path(root, "bin", "nvcc"), version, driver().value)
+    if fitting is not None and not fitting.ok:
+        return fitting
     return found("CUDA toolkit", root, f"CUDA toolkit at {root}")
 
 

@@ -22,17 +22,23 @@ from kernelhub.backends.flash_attn.requirements import (
     fa3_part,
 )
 from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, Rule, SameValue, Takes, anything, dtype_in
-from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad
+from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad, Watch
 from kernelhub.ops.attention.problem import ANY, MANY, AttentionProblem
+
+_HERE = "kernelhub.backends.flash_attn"
 
 BACKEND = Backend(
     "flash_attn",
     "FlashAttention 2, 3 and 4, as installed",
     package="flash_attn",
     homepage="https://github.com/Dao-AILab/flash-attention",
+    watches=(
+        Watch("cutlass.base_dsl.compiler", f"{_HERE}.watch:watch"),
+        Watch("cutlass.base_dsl.dsl", f"{_HERE}.watch:watch_functions"),
+        Watch("cutlass.cute.runtime", f"{_HERE}.watch:watch_loads"),
+    ),
 )
 
-_HERE = "kernelhub.backends.flash_attn"
 _FA2_SOURCE = "FlashAttention-2 (Dao 2023)"
 _FA3_SOURCE = "FlashAttention-3 (Shah et al. 2024)"
 _FA4_SOURCE = "FlashAttention-4, flash_attn.cute"

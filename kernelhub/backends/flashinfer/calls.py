@@ -196,6 +196,15 @@ GROUPS = Call(
         "out_dtype",
     ),
 )
+_TILED = (("a", "b", "a_scale", "b_scale", "m_indptr"), ("out", "out_dtype"))
+GROUPS_NVFP4 = Call(f"{_BASE}:group_gemm_nvfp4_nt_groupwise", _TILED[0], ("alpha", *_TILED[1]))
+GROUPS_MXFP4 = Call(f"{_BASE}:group_gemm_mxfp8_mxfp4_nt_groupwise", *_TILED)
+# Its tiles are told to it by a scheduler that read behind the last group, until it moved beside Rubin's.
+MASKED_GROUPS = Call(
+    "flashinfer.gemm.kernels.grouped_gemm_masked_wrapper:grouped_gemm_nt_masked",
+    ("lhs", "rhs", "out", "masked_m"),
+    ("ab_dtype", "sf_dtype", "c_dtype", "sf_vec_size", "alpha", "alpha_dtype"),
+)
 FP4_GEMM = Call(
     f"{_BASE}:mm_fp4",
     (
@@ -343,6 +352,8 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     TRTLLM_BF16,
     TRTLLM_FP8,
     MX_GEMM,
+    GROUPS_NVFP4,
+    MASKED_GROUPS,
     TRTLLM_CONTEXT,
     TRTLLM_RAGGED,
     TRTLLM_LATENT,
@@ -373,6 +384,7 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     GROUPWISE,
     FP4_GEMM,
     GROUPS,
+    GROUPS_MXFP4,
     SEGMENTS,
     TRTLLM_FP4,
 )

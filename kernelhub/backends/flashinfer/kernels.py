@@ -21,6 +21,10 @@ BACKEND = Backend(
         Watch("flashinfer.jit.cute_dsl_core", "kernelhub.backends.flashinfer.watch:watch"),
         Watch("flashinfer.jit.cubin_loader", "kernelhub.backends.flashinfer.watch:watch_downloads"),
         Watch("flashinfer.autotuner", "kernelhub.backends.flashinfer.watch:watch_tuner"),
+        Watch(
+            "flashinfer.gemm.kernels.grouped_gemm_masked_blackwell",
+            "kernelhub.backends.flashinfer.watch:watch_masked",
+        ),
     ),
 )
 

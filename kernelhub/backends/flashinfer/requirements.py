@@ -14,7 +14,7 @@ import torch
 from kernelhub.dispatch.constraint import NOT_BUILT, Constraint, OnDevice, Package, Rejection, Takes
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
-from kernelhub.probes import cache, compiler
+from kernelhub.probes import cache, compiler, toolkit
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import fits, folders, package
 from kernelhub.probes.signature import Call, takes
@@ -78,6 +78,26 @@ class Cubins:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         finding = machine.ask("flashinfer cubins", cubins, "cubins")
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+# As the releases that were read ask for by themselves.
+DSL = Package(
+    "cutlass", ">=4.6.2", distribution="nvidia-cutlass-dsl", install='pip install "nvidia-cutlass-dsl>=4.6.2"'
+)
+
+
+@dataclass(frozen=True)
+class CompilesForRows:
+    """A kernel of CuTe DSL, compiled anew for each number of rows that there is room for, in the process: never built.
+
+    So it is taken only where it is asked for.
+    """
+
+    fields = ()
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        reason = "CuTe DSL compiles it for each M_max when that is first met, while a process runs, and keeps no code"
+        return Rejection(NOT_BUILT, reason, "ask for the kernel or prefer it, and call once with each M_max beforehand")
 
 
 @dataclass(frozen=True)
@@ -175,10 +195,19 @@ def compiler_of_modules() -> Finding:
     made = compiler.cxx_compiler()
     if not made.ok:
         return lacking(subject, made.code, f"it would be compiled, but {made.reason}", made.remedy)
+    answer = _answer_of(nvcc)
+    if not answer.ok:
+        return lacking(subject, answer.code, f"it would be compiled, but {answer.reason}", answer.remedy)
     kept = cache.writable(cache_folder(), "FLASHINFER_WORKSPACE_BASE")
     if not kept.ok:
         return lacking(subject, kept.code, f"it would be compiled, but {kept.reason}", kept.remedy)
     return found(subject, nvcc, f"compiled by {nvcc} at first use")
+
+
+def _answer_of(nvcc: str) -> Finding:
+    """Whether nvcc can be used, asked of it only where the library is there to run it."""
+    there = package("flashinfer").ok
+    return toolkit.nvcc_at(Path(shutil.which(nvcc) or nvcc)) if there else found("nvcc", None, "nobody would run it")
 
 
 def compiler_of_kernels() -> Finding:
@@ -194,6 +223,9 @@ def compiler_of_kernels() -> Finding:
     made = compiler.cxx_compiler()
     if not made.ok:
         return lacking(subject, made.code, f"nvcc needs a C++ compiler, but {made.reason}", made.remedy)
+    answer = _answer_of(path)
+    if not answer.ok:
+        return lacking(subject, answer.code, answer.reason, answer.remedy)
     kept = cache.writable(kernels_folder(), "TRTLLM_DG_CACHE_DIR")
     if not kept.ok:
         return lacking(subject, kept.code, kept.reason, kept.remedy)

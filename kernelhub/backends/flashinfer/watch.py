@@ -58,6 +58,28 @@ def watch_tuner(module: str, journal: Journal) -> None:
     tuner._profile_single_kernel = told
 
 
+def watch_masked(module: str, journal: Journal) -> None:
+    """Hook what compiles CuTe DSL's product of masked rows, which keeps a kernel for each set of sizes."""
+    name = "get_cute_dsl_compiled_masked_gemm_kernel"
+    made = getattr(sys.modules[module], name, None)
+    if made is None or hasattr(made, "_kernelhub"):
+        return
+    known: set[Any] = set()
+
+    @functools.wraps(made)
+    def told(*arguments: Any, **named: Any) -> Any:
+        sizes = (*arguments, *named.items())
+        if sizes in known:
+            return made(*arguments, **named)
+        with journal.doing("compile", "grouped_gemm_nt_masked", _BY):
+            kernel = made(*arguments, **named)
+        known.add(sizes)
+        return kernel
+
+    told._kernelhub = True  # type: ignore[attr-defined]
+    setattr(sys.modules[module], name, told)
+
+
 def _building(made: Any, journal: Journal) -> Any:
     @functools.wraps(made)
     def told(self: Any, *arguments: Any, **named: Any) -> Any:

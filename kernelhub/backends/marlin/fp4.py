@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.backends.marlin.kernels import SCHEMA, VLLM
 from kernelhub.backends.marlin.locks import Locks
-from kernelhub.backends.marlin.order import ordered_codes, ordered_scales, plain_codes, plain_scales
+from kernelhub.backends.marlin.order import ordered_codes, ordered_scales, padded_rows, plain_codes, plain_scales
 from kernelhub.backends.marlin.scales import (
     Unfit,
     check_global_scale,
@@ -100,12 +100,6 @@ class MarlinFp4(Fp4GemmAdapter, PackingAdapter):
             "global_scale": global_scale,
         }
         return tensors, functools.partial(unpack, shift=shift, exponent=exponent, shape=shape)
-
-
-def padded_rows(n: int, k: int) -> int:
-    """Rows of b in whole tiles: of 64 where K has whole tiles of 128, else of 128."""
-    tile = 64 if k % 128 == 0 else 128
-    return -(-n // tile) * tile
 
 
 def unpack(packed: PackedWeight, *, shift: int, exponent: int, shape: tuple[int, ...] | None) -> Tensors:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from kernelhub.dispatch.compiled import Compiled
-from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, anything, dtype_in
+from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
 from kernelhub.ops.gemm.fp4.problem import MXFP4, NVFP4
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, ROW, TENSOR, Fp8GemmProblem
 from kernelhub.probes.library import Library
 
 _HOMEPAGE = "https://github.com/vllm-project/vllm"
 _TARGET = "kernelhub.backends.marlin.fp4:MarlinFp4"
+_FP8 = "kernelhub.backends.marlin.fp8:MarlinFp8"
 
-BACKEND = Backend("marlin", "Marlin, float4 weights by bfloat16 and float16, compiled into vLLM", "vllm", _HOMEPAGE)
+BACKEND = Backend(
+    "marlin", "Marlin, float4 and float8 weights by bfloat16 and float16, compiled into vLLM", "vllm", _HOMEPAGE
+)
 
 VLLM = Library("vllm", "_C", 'pip install "vllm>=0.33"', ("_C_stable_libtorch*.so",))
 # As vLLM 0.33.0 declares it (its wheel).
@@ -52,7 +56,42 @@ def _marlin(variant: str, b_format: str, dtype: str, layout: str, summary: str) 
     )
 
 
+def _whole_blocks(problem: Fp8GemmProblem) -> str | None:
+    if problem.scaling == BLOCK and problem.k % 128:
+        return f"k is {problem.k}; a scale of a block is for 128 columns, none cut short"
+    return None
+
+
+def _marlin_fp8(dtype: str) -> Kernel:
+    layout = f"marlin.fp8.{dtype}.v1"
+    return Kernel(
+        op="fp8_gemm",
+        name=f"marlin.fp8_{dtype}",
+        target=_FP8,
+        summary=f"{dtype} by packed float8 whose scales are {dtype}, in blocks powers of two",
+        band=Band.SPECIALISED,
+        constraints=(
+            *_MACHINE,
+            OneOf("weight_only", (dtype,), why="how a weight is packed depends on it"),
+            OneOf("scaling", (TENSOR, ROW, BLOCK)),
+            Rule(("scaling", "k"), _whole_blocks, "divisibility"),
+            dtype_in("out_dtype", dtype, why="the result has the dtype of the activations"),
+            dtype_in("a_scale_dtype", FLOAT),
+            dtype_in("b_scale_dtype", FLOAT, E8M0),
+            anything("rows"),
+        ),
+        features=frozenset({f"weight_only={dtype}"}),
+        layouts=(layout,),
+        packs_to=layout,
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source=_HOMEPAGE,
+    )
+
+
 KERNELS = (
+    _marlin_fp8("bfloat16"),
+    _marlin_fp8("float16"),
     _marlin(
         "nvfp4_bfloat16",
         NVFP4,

@@ -15,6 +15,12 @@ from torch import Tensor
 TILE = 64  # rows of b
 
 
+def padded_rows(n: int, k: int) -> int:
+    """Rows of b in whole tiles: of 64 where K has whole tiles of 128, else of 128."""
+    tile = 64 if k % 128 == 0 else 128
+    return -(-n // tile) * tile
+
+
 def ordered_codes(codes: Tensor) -> Tensor:
     """Bytes [N, K / 2], N a multiple of 64 and K of 16, as int32 [K / 16, 2 N]."""
     n, half = codes.shape
@@ -34,9 +40,40 @@ def plain_codes(ordered: Tensor) -> Tensor:
     return sides.reshape(n, tiles * 8)
 
 
+def ordered_bytes(codes: Tensor) -> Tensor:
+    """Bytes [N, K] of one code each, N a multiple of 64 and K of 16, as [K / 16, 16 N].
+
+    The thread 4 c + t has, of each of the four 16 rows of a tile, rows c and c + 8, of each columns 2 t, 2 t + 8,
+    2 t + 1 and 2 t + 9.
+    """
+    n, k = codes.shape
+    # tile of rows, 16 rows, row or row + 8, c, tile of columns, column or column + 8, t, even or odd column
+    parts = codes.view(n // TILE, 4, 2, 8, k // 16, 2, 4, 2)
+    return parts.permute(4, 0, 3, 6, 1, 2, 7, 5).reshape(k // 16, 16 * n)
+
+
+def plain_bytes(ordered: Tensor) -> Tensor:
+    """What `ordered_bytes` was given."""
+    tiles, n = ordered.shape[0], ordered.shape[1] // 16
+    parts = ordered.view(tiles, n // TILE, 8, 4, 4, 2, 2, 2).permute(1, 4, 5, 2, 0, 7, 3, 6)
+    return parts.reshape(n, 16 * tiles)
+
+
+def ordered_columns(scale: Tensor) -> Tensor:
+    """One scale of 16 bits for each row of b, [N], as [1, N]: of 32 rows those of a thread's columns of the result."""
+    return scale.reshape(-1, 4, 4, 2).transpose(1, 2).reshape(1, -1)
+
+
+def plain_columns(ordered: Tensor) -> Tensor:
+    """What `ordered_columns` was given."""
+    return ordered.reshape(-1, 4, 4, 2).transpose(1, 2).reshape(-1)
+
+
 def ordered_scales(scale: Tensor) -> Tensor:
-    """Bytes [N, groups], N a multiple of 64, as [groups, N]."""
+    """Bytes [N, groups], N a multiple of 64, as [groups, N]; of 16 bits too, whose middle ones do not change places."""
     n, groups = scale.shape
+    if scale.itemsize == 2:
+        return scale.t().reshape(groups, n // TILE, 8, 8).transpose(2, 3).reshape(groups, n)
     made = scale.t().reshape(groups, n // TILE, 2, 2, 2, 8).permute(0, 1, 5, 2, 4, 3)
     return made.reshape(groups, n)
 
@@ -44,6 +81,8 @@ def ordered_scales(scale: Tensor) -> Tensor:
 def plain_scales(ordered: Tensor) -> Tensor:
     """What `ordered_scales` was given."""
     groups, n = ordered.shape
+    if ordered.itemsize == 2:
+        return ordered.view(groups, n // TILE, 8, 8).transpose(2, 3).reshape(groups, n).t().contiguous()
     made = ordered.view(groups, n // TILE, 8, 2, 2, 2).permute(0, 1, 3, 5, 4, 2)
     return made.reshape(groups, n).t().contiguous()
 

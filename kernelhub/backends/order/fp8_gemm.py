@@ -58,5 +58,12 @@ LINES = (
         (_DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _TRITON, _FLASHINFER, *_NOT_RUN, _LAST),
         _H200,
     ),
+    # Kernels with a feature for activations that are not quantised; neither was measured so.
+    Line(
+        "*",
+        "weight_only",
+        (_TRITON, "marlin.fp8_bfloat16", "marlin.fp8_float16", _LAST),
+        "Triton decodes in registers, torch through float32 in memory; Marlin takes packed weights alone",
+    ),
     Line("*", "mx", (_TRITON, "flashinfer.mx_cutlass", "flashinfer.mx_cudnn", _LAST), _H200),
 )

@@ -12,7 +12,17 @@ _PADDED = ("deep_gemm.fp8_contiguous", "deep_gemm.bf16_contiguous")
 # FlashInfer's takes 1.1 to 2.5 times as long as ours: 128 groups of 8 and 256 rows with 1536 x 2048 0.459 and 0.593 ms.
 _SEGMENTS = "flashinfer.segments"
 # For sm_10x, of which none was at hand.
-_NOT_RUN = ("deep_gemm.fp8_masked_ue8m0", "deep_gemm.fp8_contiguous_ue8m0", "flashinfer.groupwise")
+_NOT_RUN = (
+    "deep_gemm.fp8_masked_ue8m0",
+    "deep_gemm.fp8_contiguous_ue8m0",
+    "flashinfer.groupwise",
+    # Rows and weights in tensor cores as they are, and scales of all weights brought into tiles at each call.
+    "cutlass.vllm_groups_nvfp4",
+    "cutlass.vllm_groups_mxfp4",
+    "flashinfer.groups_nvfp4",
+    "flashinfer.groups_mxfp8_mxfp4",
+    "flashinfer.masked_cute_dsl",
+)
 
 LINES = (
     Line("cpu", "*", ("torch.per_group", "triton.grouped"), "Triton is only interpreted on a CPU"),

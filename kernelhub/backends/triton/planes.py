@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelhub.backends.triton.decoded_planes import decoded_planes_kernel
 from kernelhub.backends.triton.fp4 import planes_kernel
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.operands import strides_of
@@ -37,6 +38,47 @@ class Planes:
             -(-rows // block_rows) * -(-self._k // (4 * _BLOCK)),
             (x.get_device(), x.dtype, strides) if aligned else None,
             x,
+            lengths,
+            out,
+            rows,
+            x.shape[-2],
+            *strides,
+        )
+        return out
+
+
+class DecodedPlanes:
+    """The same of activations in nvfp4, mxfp4 or mxfp8, decoded to bfloat16."""
+
+    def __init__(self, k: int, form: str, masked: bool) -> None:
+        self._k = k
+        self._form = form
+        self._masked = masked
+        self._launchers: dict[int, Launcher] = {}
+
+    def __call__(self, x: Tensor, scale: Tensor, lengths: Tensor | None) -> Tensor:
+        """Bytes x [rows, K or K / 2] and of scales [rows, ceil(K / 16 or 32)], or masked: as new [..., K up to 4]."""
+        out = torch.empty((*x.shape[:-1], -(-self._k // 4) * 4), dtype=torch.bfloat16, device=x.device)
+        rows = x.shape[:-1].numel()
+        block_rows = _FEW_ROWS if rows <= _FEW else _MANY_ROWS
+        launcher = self._launchers.get(block_rows)
+        if launcher is None:
+            static = {
+                "K": self._k,
+                "FORMAT": self._form,
+                "MASKED": self._masked,
+                "BLOCK_ROWS": block_rows,
+                "BLOCK": _BLOCK,
+            }
+            launcher = Launcher(decoded_planes_kernel, static, num_warps=4, num_stages=1)
+            self._launchers[block_rows] = launcher
+        strides = (*strides_of(x, 3), *strides_of(scale, 3))
+        aligned = not x.data_ptr() & 15
+        launcher(
+            -(-rows // block_rows) * -(-self._k // (4 * _BLOCK)),
+            (x.get_device(), strides) if aligned else None,
+            x,
+            scale,
             lengths,
             out,
             rows,

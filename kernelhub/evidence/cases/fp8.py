@@ -27,6 +27,11 @@ SCALINGS: dict[str, Arguments] = {
     "block in e8m0": {"scaling": "block", "e8m0": (True, True)},
     "weights in e8m0": {"scaling": "block", "e8m0": (False, True)},
     "mx": {"scaling": "mx"},
+    "weights by tensor": {"scaling": "tensor", "weight_only": BF16},
+    "weights by channel": {"scaling": "row", "weight_only": BF16},
+    "weights by channel, float16 by": {"scaling": "row", "weight_only": FP16},
+    "weights by block": {"scaling": "block", "weight_only": BF16},
+    "weights by block in e8m0": {"scaling": "block", "weight_only": BF16, "e8m0": (False, True)},
 }
 
 
@@ -47,7 +52,8 @@ class Fp8GemmCases(OpCases):
                     feature="bias",
                     quick=dtype is BF16,
                 )
-            for parameter in ("a_scale", "b_scale"):
+            alone = "weight_only" in scaling
+            for parameter in ("b_scale",) if alone else ("a_scale", "b_scale"):
                 yield Case(
                     label=f"{name}, {parameter} four times as large",
                     make=scaled(_fp8(**scaling), parameter, 2),
@@ -65,7 +71,8 @@ class Fp8GemmCases(OpCases):
                 make = _fp8(n=n, k=k, out_dtype=FP32, **scaling)
                 yield Case(label=f"{name}, N {n}, K {k}", make=make, quick=n in (129, 64))
             for tokens in (3, 70):
-                for operand in ("a", "b") if scaling["scaling"] != "block" else ("a",):
+                block = scaling["scaling"] == "block"
+                for operand in () if alone and block else ("b",) if alone else ("a",) if block else ("a", "b"):
                     make = _with_nan(_fp8(tokens=tokens, **scaling), operand)
                     yield Case(label=f"{name}, NaN in {operand}, {tokens} rows", make=make, quick=tokens == 3)
             yield Case(label=f"{name}, other strides", make=transposed(_fp8(**scaling)), quick=True)
@@ -151,7 +158,7 @@ def _part_of(arguments: Arguments, rows: Tensor, columns: Tensor) -> Arguments:
     picked = dict(arguments)
     for name, kept in (("a", rows), ("a_scale", rows), ("b", columns), ("b_scale", columns)):
         tensor = arguments[name]
-        if tensor.ndim == 2 and tensor.shape[0] == len(kept):
+        if tensor is not None and tensor.ndim == 2 and tensor.shape[0] == len(kept):
             raw = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
             picked[name] = raw[kept].view(tensor.dtype)
     return picked

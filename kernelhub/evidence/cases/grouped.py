@@ -10,12 +10,11 @@ from torch import Tensor
 
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, worst
 from kernelhub.evidence.cases.operands import lacking, scaled, zeroed
-from kernelhub.ops.formats import E4M3
-from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
 from kernelhub.ops.gemm.grouped.tolerance import error_allowed
 
 FLOATS = ("bfloat16", "float16", "float32")
-QUANTISED = ("tensor", "channel", "block", "nvfp4", "mxfp4")
+QUANTISED = ("tensor", "channel", "block", "nvfp4", "mxfp4", *PAIRS)
 SIZES = ((0, 0, 0), (1,), (2,), (3,), (15,), (16,), (17,), (0, 0, 5), (0, 7, 0, 0, 9, 0), (63, 64, 65), (127, 128, 129))
 
 
@@ -39,7 +38,7 @@ class GroupedGemmCases(OpCases):
                         feature="bias",
                         quick=n == 192 and not masked,
                     )
-                    for parameter in ("a_scale", "b_scale", "b_global_scale"):
+                    for parameter in ("a_scale", "b_scale", "a_global_scale", "b_global_scale"):
                         if _has(name, parameter):
                             yield Case(
                                 label=f"{label}, N {n}, K {k}, {parameter} four times as large",
@@ -51,7 +50,7 @@ class GroupedGemmCases(OpCases):
                 if name in ("tensor", "channel", "block"):
                     yield Case(label=f"{label}, tiny scales", make=scaled(_make(**form), "a_scale", -40), quick=True)
                     yield Case(label=f"{label}, scales of zero", make=zeroed(_make(**form), "a_scale"))
-                for sizes in SIZES if name in ("bfloat16", "block", "mxfp4") else SIZES[:4]:
+                for sizes in SIZES if name in ("bfloat16", "block", "mxfp4", "nvfp4 x nvfp4") else SIZES[:4]:
                     make = _make(sizes=sizes, **form)
                     quick = name == "bfloat16" and sizes in ((0, 0, 0), (1,), (2,), (17,))
                     yield Case(label=f"{label}, groups of {sizes}", make=make, tokens=True, quick=quick)
@@ -68,7 +67,7 @@ class GroupedGemmCases(OpCases):
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         a = arguments["a"]
-        usual = torch.bfloat16 if a.dtype is E4M3 else a.dtype
+        usual = torch.bfloat16 if a.itemsize == 1 else a.dtype
         return {"out": ((*a.shape[:-1], arguments["b"].shape[1]), arguments.get("out_dtype") or usual)}
 
     def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
@@ -99,6 +98,8 @@ def _make(*, out_dtype: torch.dtype | None = None, **inputs: Any) -> Make:
 
 def _has(name: str, parameter: str) -> bool:
     """Whether a format has these scales."""
+    if parameter == "a_global_scale":
+        return name == "nvfp4 x nvfp4"
     if parameter == "b_global_scale":
-        return name == "nvfp4"
+        return name in ("nvfp4", "nvfp4 x nvfp4")
     return name in QUANTISED and (parameter == "b_scale" or name not in ("nvfp4", "mxfp4"))

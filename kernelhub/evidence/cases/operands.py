@@ -52,7 +52,7 @@ def transposed(make: Make) -> Make:
         arguments = make(device)
         for name in ("a", "b", "a_scale", "b_scale"):
             tensor = arguments[name]
-            if tensor.ndim == 2:
+            if tensor is not None and tensor.ndim == 2:
                 raw = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
                 arguments[name] = raw.t().contiguous().t().view(tensor.dtype)
         return arguments

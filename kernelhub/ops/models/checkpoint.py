@@ -161,12 +161,13 @@ _READERS: dict[str, Callable[[str, Config], Description]] = {
 
 
 def _attention(config: Config) -> Attention:
-    num_heads = config["num_attention_heads"]
+    num_heads, windowed = config["num_attention_heads"], _windowed(config)
     return Attention(
         num_heads,
         config.get("num_key_value_heads") or num_heads,
         config.get("head_dim") or config["hidden_size"] // num_heads,
-        windowed=_windowed(config),
+        windowed=windowed,
+        window=config["sliding_window"] - 1 if True in windowed else 0,
         softcap=bool(config.get("attn_logit_softcapping")),
         sinks=config["model_type"] == "gpt_oss",
     )

@@ -22,6 +22,7 @@ class Attention:
     Attributes:
         num_q_heads, num_kv_heads, head_dim: of the whole model.
         windowed: which kinds of layer there are: with a limit on how far back a query sees, without, or both.
+        window: keys before its own position that a query of a windowed layer sees; 0 where no layer has a window.
         softcap: whether scores are capped.
         sinks: whether heads have a sink.
     """
@@ -30,6 +31,7 @@ class Attention:
     num_kv_heads: int
     head_dim: int
     windowed: tuple[bool, ...] = (False,)
+    window: int = 0
     softcap: bool = False
     sinks: bool = False
 

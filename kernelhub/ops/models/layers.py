@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernelhub.errors import ConfigurationError
@@ -12,6 +12,7 @@ from kernelhub.ops.models.description import (
     FP8_BLOCK,
     FP8_CHANNEL,
     FP8_TENSOR,
+    MXFP4,
     NVFP4,
     PLAIN,
     Attention,
@@ -24,6 +25,7 @@ PREFILL, DECODE = "prefill", "decode"
 BOTH = (PREFILL, DECODE)
 _FP8 = (FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK)
 _SCALING = {FP8_TENSOR: "tensor", FP8_CHANNEL: "row", FP8_BLOCK: "block"}
+_GROUPS = {NVFP4: 16, MXFP4: 32}
 _GRANULARITY = {FP8_TENSOR: "tensor", FP8_CHANNEL: "token", FP8_BLOCK: "group"}
 
 
@@ -50,12 +52,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Asked:
-    """One question of a part of the model."""
+    """One question of a part of the model; `sizes` are figures of its calls that no facet holds."""
 
     op: str
     phases: tuple[str, ...]
     layer: str
     facets: dict[str, Any]
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 def asked_by(model: Description, setting: Setting) -> Iterator[Asked]:
@@ -89,11 +92,13 @@ def _attention(attention: Attention, setting: Setting) -> Iterator[Asked]:
             "sinks": attention.sinks,
         }
         packed = {**common, "kv_dtype": setting.dtype, "ragged": True, "causal": True}
-        yield Asked("attention", (PREFILL,), layer, {**packed, "q_len": MANY})
+        sizes = {"window": attention.window} if windowed else {}
+        yield Asked("attention", (PREFILL,), layer, {**packed, "q_len": MANY}, sizes)
         paged = {**common, **_cache(setting), "page_size": setting.page_size}
-        yield Asked("paged_attention", (DECODE,), layer, {**paged, "q_len": ONE, "causal": False})
+        yield Asked("paged_attention", (DECODE,), layer, {**paged, "q_len": ONE, "causal": False}, sizes)
         for q_len in (MANY, ANY):
-            yield Asked("paged_attention", (PREFILL,), layer, {**paged, "q_len": q_len, "ragged": True, "causal": True})
+            ragged = {**paged, "q_len": q_len, "ragged": True, "causal": True}
+            yield Asked("paged_attention", (PREFILL,), layer, ragged, sizes)
 
 
 def _cache(setting: Setting) -> dict[str, Any]:
@@ -122,7 +127,8 @@ def _latent_attention(attention: LatentAttention, model: Description, setting: S
         },
     )
     widths = {"num_heads": heads, "nope_dim": attention.qk_nope_head_dim, "rope_dim": rope}
-    yield Asked("concat_mla_k", (PREFILL,), layer, {"dtype": dtype, **widths})
+    beside = {"v_head_dim": attention.v_head_dim}
+    yield Asked("concat_mla_k", (PREFILL,), layer, {"dtype": dtype, **widths}, beside)
     written = {"dtype": dtype, "latent_dim": latent, "rope_dim": rope, "page_size": setting.page_size}
     yield Asked("write_mla_cache", BOTH, layer, {**written, **_cache(setting)})
     absorbed = {
@@ -134,15 +140,20 @@ def _latent_attention(attention: LatentAttention, model: Description, setting: S
         "sparse": sparse,
         **_cache(setting),
     }
-    yield Asked("mla_attention", (DECODE,), layer, {**absorbed, "q_len": ONE, "causal": False})
-    yield Asked("mla_attention", (PREFILL,), layer, {**absorbed, "q_len": MANY, "ragged": True, "causal": True})
+    sizes = {"nope_dim": attention.qk_nope_head_dim}
+    if attention.indexer is not None:
+        sizes["topk"] = attention.indexer.topk
+    yield Asked("mla_attention", (DECODE,), layer, {**absorbed, "q_len": ONE, "causal": False}, sizes)
+    ragged = {**absorbed, "q_len": MANY, "ragged": True, "causal": True}
+    yield Asked("mla_attention", (PREFILL,), layer, ragged, sizes)
     if model.linear in _FP8:
         for n, k in ((latent, attention.qk_nope_head_dim), (attention.v_head_dim, latent)):
-            yield Asked("bmm_fp8", BOTH, "absorbed projections", {"n": n, "k": k, "out_dtype": dtype})
+            shape = {"n": n, "k": k, "out_dtype": dtype}
+            yield Asked("bmm_fp8", BOTH, "absorbed projections", shape, {"batch": heads})
     if attention.indexer is not None:
-        shape = {"num_heads": attention.indexer.num_heads, "head_dim": attention.indexer.head_dim, "k_scale": True}
-        yield Asked("mqa_logits", (PREFILL,), "indexer", shape)
-        yield Asked("paged_mqa_logits", (DECODE,), "indexer", {**shape, "page_size": setting.page_size})
+        heads_of = {"num_heads": attention.indexer.num_heads, "head_dim": attention.indexer.head_dim, "k_scale": True}
+        yield Asked("mqa_logits", (PREFILL,), "indexer", heads_of)
+        yield Asked("paged_mqa_logits", (DECODE,), "indexer", {**heads_of, "page_size": setting.page_size})
         top = {"k": attention.indexer.topk, "row_ends": True}
         yield Asked("topk_indices", (PREFILL,), "indexer", {**top, "row_starts": True})
         yield Asked("topk_indices", (DECODE,), "indexer", top)
@@ -155,11 +166,12 @@ def _linear_layers(model: Description, setting: Setting) -> Iterator[Asked]:
     for layer, n, k, bias in _weights(model, setting):
         facets = {"n": n, "k": k, "out_dtype": setting.dtype, "bias": bias}
         if model.linear == NVFP4:
-            yield Asked("quantize_nvfp4", BOTH, layer, {"dtype": setting.dtype, "static": True})
+            yield Asked("quantize_nvfp4", BOTH, layer, {"dtype": setting.dtype, "static": True}, {"width": k})
             yield Asked("fp4_gemm", BOTH, layer, {**facets, "a_format": NVFP4, "b_format": NVFP4})
             continue
         granularity = _GRANULARITY[model.linear]
-        yield Asked("quantize_fp8", BOTH, layer, {"dtype": setting.dtype, "granularity": granularity})
+        quantized = {"dtype": setting.dtype, "granularity": granularity}
+        yield Asked("quantize_fp8", BOTH, layer, quantized, {"width": k})
         for phase, rows in ((PREFILL, MANY), (DECODE, "few")):
             scaled = {**facets, "scaling": _SCALING[model.linear], "rows": rows}
             yield Asked("fp8_gemm", (phase,), layer, scaled)
@@ -191,11 +203,11 @@ def _weights(model: Description, setting: Setting) -> Iterator[tuple[str, int, i
         yield "qkv", (heads + 2 * kv_heads) * attention.head_dim, hidden, model.bias
         yield "o", hidden, heads * attention.head_dim, False
     if model.intermediate_size:
-        inner = setting.share("intermediate_size", model.intermediate_size)
+        inner = _padded(setting.share("intermediate_size", model.intermediate_size), model.linear)
         yield ("gate_up", 2 * inner, hidden, False) if model.gated else ("up", inner, hidden, model.bias)
         yield "down", hidden, inner, False
     if model.experts is not None and model.experts.shared_size:
-        inner = setting.share("the shared expert's width", model.experts.shared_size)
+        inner = _padded(setting.share("the shared expert's width", model.experts.shared_size), model.linear)
         yield "shared gate_up", 2 * inner, hidden, False
         yield "shared down", hidden, inner, False
 
@@ -223,6 +235,7 @@ def _experts(experts: Experts, model: Description, setting: Setting) -> Iterator
             f"num_experts is {experts.num_experts}, which {setting.ep} ranks cannot share evenly; choose another ep"
         )
     width = experts.intermediate_size
+    width = width if setting.ep > 1 else setting.share("the experts' width", width)
     yield Asked(
         "fused_moe",
         BOTH,
@@ -234,10 +247,17 @@ def _experts(experts: Experts, model: Description, setting: Setting) -> Iterator
             "num_experts": experts.num_experts // setting.ep,
             "top_k": experts.top_k,
             "hidden_size": model.hidden_size,
-            "intermediate_size": width if setting.ep > 1 else setting.share("the experts' width", width),
+            "intermediate_size": _padded(width, experts.weights, whole_blocks=True),
             "activation": experts.activation,
             "w13_bias": experts.bias,
             "w2_bias": experts.bias,
             "expert_map": setting.ep > 1,
         },
+        {"global_experts": experts.num_experts} if setting.ep > 1 else {},
     )
+
+
+def _padded(width: int, weights: str, whole_blocks: bool = False) -> int:
+    """A rank's share of a width, padded as its format wants: to whole groups, and of experts to whole blocks."""
+    multiple = 128 if weights == FP8_BLOCK and whole_blocks else _GROUPS.get(weights, 1)
+    return -(-width // multiple) * multiple

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernelhub.dispatch.explain import DeviceLike, device_facts, problem_from
+from kernelhub.dispatch.explain import DeviceLike, device_facts, dtype_named, problem_from
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
@@ -30,12 +30,15 @@ class Need:
         facets: of its problem, by name, without the device.
         phases: when it is asked: ``"prefill"``, ``"decode"`` or both.
         layers: parts of the model that ask for it, e.g. ``"qkv"``, ``"windowed attention"``.
+        sizes: figures of calls that no facet holds, by name, once for each kind of call: the widths that are
+            quantised, say.
     """
 
     op: str
     facets: tuple[tuple[str, Any], ...]
     phases: tuple[str, ...]
     layers: tuple[str, ...]
+    sizes: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     def problem(self, device: DeviceLike = None) -> Any:
         """The op's problem on a device: as `explain` takes it, by default the first GPU here, else the CPU."""
@@ -113,7 +116,8 @@ def problems_of(
             raise ConfigurationError(f"{name} is {ranks!r}; it is a number of ranks, 1 or more")
     described = describe(model, quantization)
     latent = isinstance(described.attention, LatentAttention)
-    setting = Setting(tp, ep, dtype, kv_dtype or dtype, page_size or (64 if latent else 16))
+    dtype, kv_dtype = dtype_named(dtype), dtype_named(kv_dtype or dtype)
+    setting = Setting(tp, ep, dtype, kv_dtype, page_size or (64 if latent else 16))
     return tuple(_merged(asked_by(described, setting), tuple(phases)))
 
 
@@ -127,7 +131,9 @@ def _merged(asked: Iterator[Asked], phases: tuple[str, ...]) -> Iterator[Need]:
         key = item.op, tuple(sorted(item.facets.items()))
         known = found.get(key) or Need(*key, (), ())
         both = tuple(phase for phase in PHASES if phase in (*known.phases, *when))
-        found[key] = replace(known, phases=both, layers=tuple(dict.fromkeys((*known.layers, item.layer))))
+        layers = tuple(dict.fromkeys((*known.layers, item.layer)))
+        sizes = tuple(dict.fromkeys((*known.sizes, tuple(item.sizes.items())))) if item.sizes else known.sizes
+        found[key] = replace(known, phases=both, layers=layers, sizes=sizes)
     ops = list(dict.fromkeys(op for op, _ in found))
     yield from sorted(found.values(), key=lambda need: ops.index(need.op))
 

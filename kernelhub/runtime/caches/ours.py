@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,22 @@ def _difference(parts: dict[str, str]) -> str:
             executable, _, digest = value.rpartition(" ")
             if not os.path.isfile(executable) or file_digest(Path(executable)) != digest:
                 return f"by another compiler than is now at {executable}"
+        if name.startswith("version "):
+            now = _version(name.removeprefix("version "))
+            if now != value:
+                return f"with {name.removeprefix('version ')} {value}, {now} is installed"
         if name.startswith("library "):
             now = library(name.removeprefix("library "))
             if now != value:
                 return f"with {name.removeprefix('library ')} {value.split()[0]}, {now.split()[0]} is installed"
     return ""
+
+
+def _version(distribution: str) -> str:
+    """As it is written of what was measured with it."""
+    if distribution == "kernelhub":
+        return manifest.version()
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "none"

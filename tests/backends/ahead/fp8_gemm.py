@@ -27,6 +27,15 @@ def _launch(tokens: int, facets: dict[str, Any], device: DeviceFacts) -> None:
     }[problem.scaling]
     dtypes = [torch.float32 if name == "float32" else E8M0 for name in (problem.a_scale_dtype, problem.b_scale_dtype)]
     dtype = getattr(torch, problem.out_dtype)
+    if problem.weight_only is not None:
+        Fp8Gemm(problem).launch_weights(
+            torch.empty(tokens, k, dtype=getattr(torch, problem.weight_only), device="cuda"),
+            torch.empty(n, k, dtype=E4M3, device="cuda"),
+            torch.empty(of_b, dtype=dtypes[1], device="cuda"),
+            None,
+            torch.empty(tokens, n, dtype=dtype, device="cuda"),
+        )
+        return
     Fp8Gemm(problem).launch(
         torch.empty(tokens, k, dtype=E4M3, device="cuda"),
         torch.empty(n, k, dtype=E4M3, device="cuda"),
@@ -57,6 +66,14 @@ CASES = [
         Case(f"fp8_gemm {scaling}, {tokens} rows", functools.partial(_launch, tokens, {"scaling": scaling}))
         for scaling in ("row", "block", "mx")
         for tokens in (1, 32, 64, 4096)
+    ),
+    *(
+        Case(
+            f"fp8_gemm {scaling} of weights, {tokens} rows",
+            functools.partial(_launch, tokens, {"scaling": scaling, "weight_only": dtype}),
+        )
+        for scaling, dtype in (("row", "float16"), ("block", "bfloat16"))
+        for tokens in (1, 64, 4096)
     ),
     Case(
         "fp8_gemm block, e8m0, ragged K",

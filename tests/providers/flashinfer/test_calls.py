@@ -89,6 +89,7 @@ class TestReleases:
         finding = takes_one(several(call), root=wheel("flashinfer-python", version) / "flashinfer")
         from_0_6_12 = (
             calls.MX_GEMM,
+            calls.GROUPS_NVFP4,
             calls.DEQUANTIZE_MODULE,
             calls.DEQUANTIZE_NVFP4,
             calls.TRTLLM_CONTEXT,
@@ -132,8 +133,25 @@ class TestReleases:
         assert '"gemm_sm90"' in (jit / "gemm/core.py").read_text()
         source = (jit.parent / "gemm/gemm_base.py").read_text()
         assert "get_gemm_sm100_module().group_gemm_fp8_nt_groupwise(" in source
+        assert "get_gemm_sm100_module().group_gemm_mxfp4_nt_groupwise(" in source
+        on_sm_120 = ("group_gemm_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise")
+        for name in () if version == "0.6.1" else on_sm_120:
+            assert f"get_gemm_sm120_module().{name}(" in source
         if version != "0.6.1":
             assert '"fp4_kv_dequant"' in (jit / "fp4_kv_dequantization.py").read_text()
+
+    def test_the_scheduler_of_masked_rows_looks_at_groups_that_are_there(self, version) -> None:
+        """Until it did, the release is refused; and what it compiles for is what the record says."""
+        folder = wheel("flashinfer-python", version) / "flashinfer/gemm/kernels"
+        if version not in MOVED_BEHIND:
+            assert not (folder / "grouped_gemm_masked_wrapper.py").exists()
+            return
+        source = (folder / "grouped_gemm_masked_blackwell.py").read_text()
+        assert "keep_running = batch_idx < num_batches" in source
+        compiled = source.partition("def get_cute_dsl_compiled_masked_gemm_kernel(")
+        assert compiled[0].endswith("@functools.cache\n")
+        assert compiled[2].split(",")[0].strip() == "m: int"
+        assert "out.permute(*_c_perm).is_contiguous()" in source
 
     def test_functions_of_modules_take_what_adapters_give(self, version) -> None:
         """They are made when a module is loaded, within another function; `compiled.taking` looks at them then."""

@@ -123,3 +123,39 @@ def test_the_tuner_measures_where_it_is_watched(version: str) -> None:
     (tuner,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AutoTuner"]
     methods = {node.name: node for node in tuner.body if isinstance(node, ast.FunctionDef)}
     assert [item.arg for item in methods["_profile_single_kernel"].args.args][:2] == ["self", "runner"]
+
+
+MASKED = """
+import functools
+MADE = []
+@functools.cache
+def get_cute_dsl_compiled_masked_gemm_kernel(m, n):
+    MADE.append((m, n))
+    return lambda: (m, n)
+def grouped_gemm_nt_masked(m):
+    return get_cute_dsl_compiled_masked_gemm_kernel(m=m, n=8)()
+"""
+
+
+def test_a_product_of_masked_rows_is_compiled_for_each_room_and_not_after_seal(monkeypatch, call) -> None:
+    module: Any = stub(monkeypatch, "fi_masked")
+    exec(MASKED, module.__dict__)
+    watch.watch_masked("fi_masked", JOURNAL)
+    for room in (64, 64, 128):
+        call(lambda room=room: module.grouped_gemm_nt_masked(room))
+    assert [row[:3] for row in told()] == [("compile", "grouped_gemm_nt_masked", "flashinfer")] * 2
+    with kernelhub.seal():
+        call(lambda: module.grouped_gemm_nt_masked(128))
+        with pytest.raises(NotWarmed, match="compile grouped_gemm_nt_masked"):
+            call(lambda: module.grouped_gemm_nt_masked(256))
+    assert module.MADE == [(64, 8), (128, 8)]
+
+
+@pytest.mark.parametrize("version", VERSIONS[2:])
+def test_products_of_masked_rows_ask_for_their_kernel_where_it_is_watched(version: str) -> None:
+    path = wheel("flashinfer-python", version) / "flashinfer/gemm/kernels/grouped_gemm_masked_blackwell.py"
+    tree = ast.parse(path.read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    called = {node.func.id for node in ast.walk(functions["_grouped_gemm_nt_masked_sm100"])
+              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
+    assert "get_cute_dsl_compiled_masked_gemm_kernel" in called

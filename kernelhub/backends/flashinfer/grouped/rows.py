@@ -1,4 +1,4 @@
-"""Where the rows of groups lie, told on the device: nothing waits for lengths."""
+"""Groups brought to where the library wants them to begin, told on the device: nothing waits for lengths."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
-
-
-def places(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
-    """The first row of each group in all of them, and how many it has, int64; within a whatever the lengths are."""
-    a = operands.a
-    if operands.group_sizes is not None:
-        groups, room = a.shape[:2]
-        starts = torch.arange(groups, device=a.device) * room
-        return starts, operands.group_sizes.long().clamp(0, room)
-    assert operands.offsets is not None
-    ends = operands.offsets.long().clamp(0, a.shape[0]).cummax(0).values
-    starts = torch.nn.functional.pad(ends, (1, 0))[:-1]
-    return starts, ends - starts
+from kernelhub.ops.gemm.grouped.rows import places
 
 
 class Padded(NamedTuple):

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.compiled import taking
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
-from kernelhub.backends.flashinfer.grouped.rows import places
 from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.rows import places
 
 _SCRATCH_BYTES = 1 << 20  # two descriptors of 128 bytes for each multiprocessor
 _TAKES = (

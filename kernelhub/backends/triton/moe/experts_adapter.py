@@ -5,7 +5,7 @@ Nothing is read back from the device, and grids depend on the number of tokens a
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.moe import candidates
 from kernelhub.backends.triton.moe.matmul import experts_kernel
 from kernelhub.backends.triton.moe.quantize import quantize_kernel
 from kernelhub.backends.triton.moe.reduction import reduce_kernel
@@ -23,6 +24,7 @@ from kernelhub.backends.triton.moe.tiles import Choice, choose, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
 from kernelhub.backends.triton.planes import Planes, wide, words
 from kernelhub.backends.triton.requirements import has_float8
+from kernelhub.dispatch.configuration import DEFAULT, Configurable, Configuration, look_up
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
@@ -67,7 +69,7 @@ class _Round(NamedTuple):
     programs: tuple[int, int, int]
 
 
-class Experts(ExpertsAdapter):
+class Experts(ExpertsAdapter, Configurable):
     """Sorted on the device, both products by one kernel, sums in a fixed order."""
 
     def __init__(self, problem: ExpertsProblem) -> None:
@@ -78,6 +80,7 @@ class Experts(ExpertsAdapter):
         self._products: dict[tuple[Tiles, bool], tuple[Launcher, Launcher]] = {}
         self._planes = [Planes(width) for width in (problem.hidden_size, problem.intermediate_size)]
         self._measured = [entry for entry in TUNED if entry.fits(problem)]
+        self._given: Mapping[int, Configuration] = {}
         self._defaults: dict[int, Choice] = {}
         self._rounds: dict[int, _Round] = {}
         choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
@@ -121,8 +124,27 @@ class Experts(ExpertsAdapter):
                 total += count * (width + 4 * self._pieces(width))
         return total
 
+    def configurations(self, num_tokens: int, stage: int, best: Configuration | None) -> Sequence[Configuration]:
+        """First other tiles of the first product, then, with the best of them, of the second."""
+        if stage == 0:
+            return candidates.of_first(self.problem, num_tokens)
+        if stage > 1:
+            return ()
+        first = self._choice(num_tokens).first if best is None else candidates.read(best)[0]
+        return candidates.of_second(self.problem, first)
+
+    def configure(self, measured: Mapping[int, Configuration]) -> None:
+        for configuration in measured.values():
+            candidates.read(configuration)
+        self._given = measured
+        self._rounds.clear()
+
     def _choice(self, num_tokens: int) -> Choice:
-        """The tiles of one round; what `choose` gives, defaults made once."""
+        """The tiles of one round: as configured, else what `choose` gives, defaults made once."""
+        if self._given:
+            found = look_up(self._given, num_tokens)
+            if found.configuration is not None and found.source != DEFAULT:
+                return Choice(*candidates.read(found.configuration), found.source)
         if self._measured:
             return choose(self.problem, num_tokens, self._measured)
         block_m = rows_of_a_tile(num_tokens * self.problem.top_k, self.problem.num_experts)

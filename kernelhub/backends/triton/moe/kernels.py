@@ -64,6 +64,7 @@ KERNELS = (
             }
         ),
         graph=GraphLevel.FULL,
+        configurable=True,
         deterministic=True,
         source="the grouping of tokens of vLLM's fused_moe; DeepSeek-V3 (2024), section 3.3.2, for scales of blocks",
     ),

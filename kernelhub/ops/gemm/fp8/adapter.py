@@ -32,3 +32,15 @@ class Fp8GemmAdapter(abc.ABC):
     def workspace_bytes(self, *, num_tokens: int) -> int:
         """Memory beyond operands and result that a launch on this many rows takes, at most."""
         return 0
+
+
+class WeightOnlyAdapter(abc.ABC):
+    """What an adapter whose record has a feature `weight_only` also is."""
+
+    @abc.abstractmethod
+    def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """As `launch`, with a of the dtype `weight_only` and without scales.
+
+        A kernel with a layout of its own is a `kernelhub.ops.packed.PackingAdapter` too: its `pack` takes codes and
+        scale as in a checkpoint, and gives ``codes`` and ``scale``, which come here as b and b_scale.
+        """

@@ -1,41 +1,26 @@
-"""How a call of `fp8_gemm` becomes a launch: its problem, its checks, its run."""
+"""How a call of `fp8_gemm` becomes a launch: its problem, its run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelhub.dispatch.lost import failed
-from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import (
-    alike,
-    check_has_memory,
-    check_is_tensor,
-    check_wants_no_gradient,
-    describe,
-    dtype_name,
-    usable,
-)
+from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, FLOATS, MANY, Fp8GemmProblem
-from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, scaling_of_form
+from kernelhub.ops.gemm.fp8.checks import check, check_form, form_of_a, refuse
+from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, MANY, Fp8GemmProblem
+from kernelhub.ops.gemm.fp8.scaling import scaling_of_form
+from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
-
-NAME = "fp8_gemm"
-_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
-
-
-def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
-    """Raise the error that names the parameter."""
-    raise InvalidArgument(NAME, parameter, problem, fix)
 
 
 def problem_of(key: Any, device: int) -> Fp8GemmProblem:
     """The problem that a key means on a device; the key is built in `fp8_gemm`."""
-    _, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many = key
+    of_a, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many, layout = key
     return Fp8GemmProblem(
         device=facts_of(device),
         scaling=str(scaling_of_form(a_dtype, rank, last, b_dtype, b_shape, n, k)),
@@ -43,62 +28,17 @@ def problem_of(key: Any, device: int) -> Fp8GemmProblem:
         k=k,
         rows=MANY if many else FEW,
         out_dtype=dtype_name(out_dtype),
-        a_scale_dtype=FLOAT if a_dtype is torch.float32 else E8M0,
+        a_scale_dtype=FLOAT if a_dtype in (None, torch.float32) else E8M0,
         b_scale_dtype=FLOAT if b_dtype is torch.float32 else E8M0,
+        weight_layout=layout,
+        weight_only=None if of_a is E4M3 else dtype_name(of_a),
         bias=has_bias,
     )
 
 
-def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any, out: Any) -> None:
-    """Everything that the contract says of a call."""
-    operands = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
-    operands |= {name: value for name, value in (("bias", bias), ("out", out)) if value is not None}
-    for parameter, tensor in operands.items():
-        check_is_tensor(NAME, parameter, tensor)
-    if out_dtype not in _FLOATS:
-        refuse("out_dtype", f"is {out_dtype}", f"give torch.{', torch.'.join(FLOATS)}")
-    for parameter, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[N, K]")):
-        if tensor.ndim != 2:
-            refuse(parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
-        if tensor.dtype is not E4M3:
-            refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", "give float8_e4m3fn")
-    check_has_memory(NAME, "a", a)
-    n, k = b.shape
-    if 0 in (n, k):
-        refuse("b", f"has shape {list(b.shape)}", "give at least one row and one column")
-    if a.shape[1] != k:
-        refuse("a", f"has {a.shape[1]} columns", f"b has {k}: give [M, {k}]")
-    _check_scales(a, a_scale, b_scale, n, k)
-    if bias is not None and (bias.shape != (n,) or bias.dtype is not out_dtype):
-        refuse("bias", f"is {describe(bias)}", f"give {dtype_name(out_dtype)} [{n}]")
-    if out is not None and (out.shape != (a.shape[0], n) or out.dtype is not out_dtype):
-        refuse("out", f"is {describe(out)}", f"give {dtype_name(out_dtype)} {[a.shape[0], n]}")
-    for parameter, tensor in operands.items():
-        if tensor.device != a.device:
-            refuse(parameter, f"is on {tensor.device}", f"move it to {a.device}, where a is")
-        check_wants_no_gradient(NAME, parameter, tensor)
-
-
-def form_of_a(scale: Tensor) -> tuple[torch.dtype, int, int]:
-    """What a key holds of a_scale: nothing that depends on the number of rows, but whether there is one scale."""
-    rank = scale.ndim
-    return scale.dtype, rank, 1 if rank == 0 else scale.shape[1] if rank == 2 else int(scale.shape[0] == 1)
-
-
-def _check_scales(a: Tensor, a_scale: Tensor, b_scale: Tensor, n: int, k: int) -> None:
-    tokens = a.shape[0]
-    if scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, n, k) is None:
-        parameter, told = ("a_scale", a_scale) if fits_b(b_scale.dtype, b_scale.shape, n, k) else ("b_scale", b_scale)
-        refuse(
-            parameter,
-            f"is {describe(told)}" + (f" beside a b_scale of {describe(b_scale)}" if told is a_scale else ""),
-            f"for a [{tokens}, {k}] and b [{n}, {k}] give float32 [], [{tokens}] by float32 [], [{n}], or "
-            f"[{tokens}, {blocks(k, 128)}] by [{blocks(n, 128)}, {blocks(k, 128)}] in float32 or float8_e8m0fnu, or "
-            f"float8_e8m0fnu [{tokens}, {blocks(k, 32)}] by [{n}, {blocks(k, 32)}]",
-        )
-    if (a_scale.ndim == 2 or (a_scale.ndim == 1 and a_scale.shape[0] != 1)) and a_scale.shape[0] != tokens:
-        legal = [tokens, *a_scale.shape[1:]]
-        refuse("a_scale", f"is {describe(a_scale)}", f"a has {tokens} rows: give {legal}")
+def with_layout(key: Any, layout: str) -> Any:
+    """The key of the same call with a weight of another layout."""
+    return (*key[:-1], layout)
 
 
 def bind(
@@ -109,6 +49,8 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch."""
+    if problem.weight_only is not None:
+        return _bind_weights(adapter, problem, device, tick, elsewhere)
     launch = adapter.launch
     n, k = problem.n, problem.k
     dtype = getattr(torch, problem.out_dtype)
@@ -166,20 +108,52 @@ def bind(
     return run
 
 
-def check_form(b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, problem: Fp8GemmProblem) -> None:
-    """Operands are those that the kernel was made for: a plan may be run with others than it was prepared for."""
-    scaling = scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, *b.shape)
-    dtypes = tuple(FLOAT if scale.dtype is torch.float32 else E8M0 for scale in (a_scale, b_scale))
-    form = (scaling, *b.shape, bias is not None, *dtypes)
-    wanted = (
-        problem.scaling,
-        problem.n,
-        problem.k,
-        problem.bias,
-        problem.a_scale_dtype,
-        problem.b_scale_dtype,
-    )
-    if form != wanted:
-        text = f"a b of {[problem.n, problem.k]}, scaling {problem.scaling} ({', '.join(wanted[4:])})"
-        told = f"is {describe(b)} with scales {describe(a_scale)} and {describe(b_scale)}"
-        refuse("b", told, f"the plan is for {text}, {'with' if problem.bias else 'without'} bias")
+def _bind_weights(
+    adapter: Any,
+    problem: Fp8GemmProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The same of activations that are not quantised."""
+    launch, n = adapter.launch_weights, problem.n
+    dtype, of_a = getattr(torch, problem.out_dtype), getattr(torch, str(problem.weight_only))
+    forms = Forms(device)
+
+    def run(
+        a: Tensor,
+        b: Tensor | PackedWeight,
+        a_scale: Tensor | None,
+        b_scale: Tensor | None,
+        bias: Tensor | None,
+        out: Tensor | None,
+        checked: bool = False,
+    ) -> Tensor:
+        """`checked` is as above."""
+        if a.get_device() != device:
+            result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, bias, out)
+            return result
+        given: tuple[Any, ...] = (b, b_scale)
+        about: tuple[Any, ...] = ()
+        if isinstance(b, PackedWeight):
+            given, about = tuple(b.tensors.values()), (b.op, b.layout, b.shape, b.facts["scale"])
+        form = forms.of((a, *given, a_scale, bias, out), b_scale is None, *about)
+        if form is None or form not in forms:
+            if not checked:
+                check(a, b, a_scale, b_scale, bias, dtype, out)
+                if a.dtype is not of_a:
+                    refuse("a", f"has dtype {dtype_name(a.dtype)}", f"the plan is for {problem.weight_only}")
+                check_form(b, a_scale, b_scale, bias, problem)
+            forms.add(form)
+        if out is None:
+            out = a.new_empty((a.shape[0], n), dtype=dtype)
+        if out.shape[0]:
+            tick()
+            try:
+                launch(a, *given, bias, out)
+            except Exception as error:
+                failed(launch, error)
+                raise
+        return out
+
+    return run

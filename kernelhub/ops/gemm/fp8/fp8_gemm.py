@@ -12,13 +12,17 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.plan import traced_as
+from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.arguments import check_is_tensor
 from kernelhub.ops.gemm.fp8 import library
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
-from kernelhub.ops.gemm.fp8.call import NAME, bind, check, problem_of
+from kernelhub.ops.gemm.fp8.call import bind, problem_of, with_layout
+from kernelhub.ops.gemm.fp8.checks import NAME, check, facts_of_weight, refuse
 from kernelhub.ops.gemm.fp8.problem import MOST_FEW, REGIMES, Fp8GemmProblem, complete, contradiction, regime
 from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
+from kernelhub.ops.packed import PackedWeight, PackingPlan, key_to_prepare
 
 _op: Op[Fp8GemmProblem] = Op(
     Contract(
@@ -41,8 +45,13 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class Fp8GemmPlan(Plan):
-    """A kernel chosen for weights like these: ``run(a, b, a_scale, b_scale, bias=None, out=None)`` is a whole call."""
+class Fp8GemmPlan(PackingPlan):
+    """A kernel chosen for weights like these: ``run(a, b, a_scale, b_scale, bias=None, out=None)`` is a whole call.
+
+    Beside activations that are not quantised `pack` gives the weight as the kernel wants it.
+    """
+
+    __slots__ = ()
 
     def __init__(self, bound: Bound) -> None:
         direct, kernel = bound.run, bound.selection.selected
@@ -50,9 +59,9 @@ class Fp8GemmPlan(Plan):
 
         def run(
             a: Tensor,
-            b: Tensor,
-            a_scale: Tensor,
-            b_scale: Tensor,
+            b: Tensor | PackedWeight,
+            a_scale: Tensor | None = None,
+            b_scale: Tensor | None = None,
             bias: Tensor | None = None,
             out: Tensor | None = None,
         ) -> Tensor:
@@ -61,9 +70,9 @@ class Fp8GemmPlan(Plan):
 
         def traced(
             a: Tensor,
-            b: Tensor,
-            a_scale: Tensor,
-            b_scale: Tensor,
+            b: Tensor | PackedWeight,
+            a_scale: Tensor | None = None,
+            b_scale: Tensor | None = None,
             bias: Tensor | None = None,
             out: Tensor | None = None,
         ) -> Tensor:
@@ -71,34 +80,56 @@ class Fp8GemmPlan(Plan):
 
         super().__init__(bound, traced_as(run, traced))
 
+    def pack(self, b: Tensor, b_scale: Tensor) -> PackedWeight:
+        """The weight in the layout that this plan's kernel reads fastest, for `fp8_gemm` in place of b.
+
+        Args:
+            b, b_scale: as of `fp8_gemm`.
+
+        Raises:
+            InvalidArgument: they are no weight that the plan was prepared for; activations are quantised, for which
+                no kernel packs; or the kernel's format does not hold these scales.
+        """
+        problem = self.selection.problem
+        if problem.weight_only is None:
+            refuse("b", "is to be packed", "prepare the plan with bfloat16 or float16 activations")
+        check_is_tensor(NAME, "b", b)
+        a = torch.empty(0, problem.k, dtype=getattr(torch, problem.weight_only), device=b.device)
+        check(a, b, None, b_scale, None, getattr(torch, problem.out_dtype), None)
+        return self._pack({"codes": b, "scale": b_scale}, facts_of_weight(b, b_scale, problem))
+
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> Fp8GemmPlan:
     """Choose once for operands like these: arguments as of `fp8_gemm`."""
     asked = _op.ask(backend, args, kwargs)
-    return Fp8GemmPlan(_op.bound_for(asked.key, asked.device, backend))
+    key = key_to_prepare(_op, asked.key, asked.device, backend, with_layout)
+    return Fp8GemmPlan(_op.bound_for(key, asked.device, backend))
 
 
 @publish(_op, _prepare, traced=library.fp8_gemm)
 def fp8_gemm(
     a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
+    b: Tensor | PackedWeight,
+    a_scale: Tensor | None = None,
+    b_scale: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | None = None,
     backend: Backend = None,
 ) -> Tensor:
-    """Multiply float8 activations by float8 weights, both scaled: ``(a * a_scale) @ (b * b_scale).T + bias``.
+    """Multiply activations by float8 weights, scaled: ``(a * a_scale) @ (b * b_scale).T + bias``.
 
     How they are scaled is told from the scales: per tensor; per row of a (token), of b (channel) or of both; in blocks
-    of 1 x 128 of a by 128 x 128 of b; in blocks of 1 x 32 of both (MXFP8). The last blocks may be cut short by M, N, K.
+    of 1 x 128 of a by 128 x 128 of b; in blocks of 1 x 32 of both (MXFP8). Activations that are not quantised have no
+    scales, and weights then one, one per row or one per 128 x 128. The last blocks may be cut short by M, N, K.
 
     Args:
-        a: activations ``[M, K]``, float8_e4m3fn.
-        b: weights ``[N, K]``, float8_e4m3fn, as in checkpoints.
+        a: activations ``[M, K]``, float8_e4m3fn; or bfloat16 or float16, where the weights alone are quantised.
+        b: weights ``[N, K]``, float8_e4m3fn, as in checkpoints; or, beside bfloat16 and float16, the weight as a plan's
+            `pack` gave it, with its scale.
         a_scale: float32 ``[]`` or ``[1]`` for all; float32 ``[M]`` or ``[M, 1]`` per token; float32 or float8_e8m0fnu
-            ``[M, ceil(K/128)]``; float8_e8m0fnu ``[M, ceil(K/32)]``. Rows or columns may be contiguous.
+            ``[M, ceil(K/128)]``; float8_e8m0fnu ``[M, ceil(K/32)]``. Rows or columns may be contiguous. None beside
+            bfloat16 and float16, where b_scale is one of the first three.
         b_scale: in the same order float32 ``[]`` or ``[1]``; float32 ``[N]`` or ``[N, 1]`` per channel; float32 or
             float8_e8m0fnu ``[ceil(N/128), ceil(K/128)]``; float8_e8m0fnu ``[N, ceil(K/32)]``. For float8_e8m0fnu, bytes
             as uint8 are accepted.
@@ -131,19 +162,28 @@ def fp8_gemm(
         return library.fp8_gemm(a, b, a_scale, b_scale, bias, out_dtype, out, backend)
     try:
         rows, columns = b.shape
-        rank = a_scale.ndim
-        last = 1 if rank == 0 else a_scale.shape[1] if rank == 2 else int(a_scale.shape[0] == 1)
+        of_a: tuple[torch.dtype | None, int, int] = (None, 0, 0)
+        if a_scale is not None:
+            rank = a_scale.ndim
+            last = 1 if rank == 0 else a_scale.shape[1] if rank == 2 else int(a_scale.shape[0] == 1)
+            of_a = (a_scale.dtype, rank, last)
+        layout = CHECKPOINT
+        if isinstance(b, PackedWeight):
+            of_b, layout = b.facts["scale"], b.layout
+        else:
+            of_b = (b_scale.dtype, b_scale.shape)  # type: ignore[union-attr]
         key = (
             a.dtype,
             rows,
             columns,
-            (a_scale.dtype, rank, last),
-            (b_scale.dtype, b_scale.shape),
+            of_a,
+            of_b,
             out_dtype,
             bias is not None,
             a.shape[0] > MOST_FEW,
+            layout,
         )
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, IndexError, KeyError):
         check(a, b, a_scale, b_scale, bias, out_dtype, out)
         raise
     if backend is None and not (_contexts_used and _contexts()):

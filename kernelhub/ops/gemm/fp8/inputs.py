@@ -61,6 +61,7 @@ def fp8_gemm_inputs(
     per_row: tuple[bool, bool] = (True, True),
     e8m0: tuple[bool, bool] = (False, False),
     bias: bool = False,
+    weight_only: torch.dtype | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
     seed: int = 0,
@@ -76,6 +77,7 @@ def fp8_gemm_inputs(
         per_row: of row, whether a and b have a scale per row, else one per tensor.
         e8m0: of block, whether scales of a and b are powers of two in one byte.
         bias: add one.
+        weight_only: dtype of activations that are not quantised.
         out_dtype: of the result.
         device: where the tensors are.
         seed: equal seeds give equal tensors on every device.
@@ -94,6 +96,8 @@ def fp8_gemm_inputs(
             rows = 128 if name == "b" and scaling == BLOCK else 1
             codes, scale = _quantised(matrix, rows, GROUP[scaling], small or scaling == MX)
         made[name], made[f"{name}_scale"] = codes.to(device), scale.to(device)
+    if weight_only is not None:
+        made |= {"a": a.to(weight_only).to(device), "a_scale": None}
     if bias:
         made["bias"] = torch.randn(n, generator=random).to(out_dtype).to(device)
     return {**made, "out_dtype": out_dtype}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelhub.dispatch.problem import facet, feature
+from kernelhub.dispatch.problem import CHECKPOINT, facet, feature, weight_layout
 from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("bfloat16", "float16", "float32")
+HALVES = FLOATS[:2]
 FLOAT, E8M0 = "float32", "float8_e8m0fnu"
 TENSOR, ROW, BLOCK, MX = "tensor", "row", "block", "mx"
 SCALINGS = (TENSOR, ROW, BLOCK, MX)
@@ -34,6 +35,10 @@ class Fp8GemmProblem:
     out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
     a_scale_dtype: str = facet("dtype of a's scales", values=(FLOAT, E8M0), default=FLOAT)
     b_scale_dtype: str = facet("dtype of b's scales", values=(FLOAT, E8M0), default=FLOAT)
+    weight_layout: str = weight_layout()
+    weight_only: str | None = feature(
+        "dtype of activations that are not quantised: the weights alone are", None, HALVES
+    )
     bias: bool = feature("a bias is added", False)
 
 
@@ -46,6 +51,14 @@ def complete(facets: dict[str, object]) -> dict[str, object]:
 
 def contradiction(problem: Fp8GemmProblem) -> str | None:
     """Scales that do not go with the scaling."""
+    if problem.weight_only is None and problem.weight_layout != CHECKPOINT:
+        return "weights are packed for activations that are not quantised only; give weight_only"
+    if problem.weight_only is not None:
+        if problem.scaling == MX:
+            return "weight_only has no 1 x 32 blocks; those scale both operands"
+        if problem.scaling in (TENSOR, ROW) and problem.b_scale_dtype == E8M0:
+            return f"scales of a {problem.scaling} are float32"
+        return None if problem.a_scale_dtype == FLOAT else "a_scale_dtype is of scales that weight_only lacks"
     dtypes = {problem.a_scale_dtype, problem.b_scale_dtype}
     if problem.scaling == MX and FLOAT in dtypes:
         return "scales of 1 x 32 blocks are float8_e8m0fnu"
@@ -54,11 +67,13 @@ def contradiction(problem: Fp8GemmProblem) -> str | None:
     return None
 
 
-REGIMES = (TENSOR, "row_decode", "row_prefill", "block_decode", "block_prefill", MX)
+REGIMES = (TENSOR, "row_decode", "row_prefill", "block_decode", "block_prefill", MX, "weight_only")
 
 
 def regime(problem: Fp8GemmProblem) -> str:
-    """Order lines tell scalings apart, and of scales per row and per block few rows from many."""
+    """Order lines tell scalings apart, of scales per row and per block few rows from many, and weights alone."""
+    if problem.weight_only is not None:
+        return "weight_only"
     if problem.scaling in (ROW, BLOCK):
         return f"{problem.scaling}_{'prefill' if problem.rows == MANY else 'decode'}"
     return problem.scaling

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.ops.gemm.fp8.call import form_of_a
+from kernelhub.ops.gemm.fp8.checks import form_of_a
 from kernelhub.ops.gemm.fp8.problem import BLOCK
 from kernelhub.ops.gemm.fp8.scaling import dequantised, scaling_of_form
+from kernelhub.ops.packed import PackedWeight
 
 
 def fp8_gemm_reference(
     a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
+    b: Tensor | PackedWeight,
+    a_scale: Tensor | None,
+    b_scale: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | None = None,
@@ -22,8 +23,15 @@ def fp8_gemm_reference(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The op, computed in `dtype` and returned in it; arguments as of the op, the destination ignored."""
-    scaling = str(scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, *b.shape))
-    left = dequantised(a, a_scale, scaling, 1, dtype)
-    right = dequantised(b, b_scale, scaling, 128 if scaling == BLOCK else 1, dtype)
+    weight: Tensor | None
+    if isinstance(b, PackedWeight):
+        weight, b_scale = b.unpack()
+    else:
+        weight = b
+    assert weight is not None
+    assert b_scale is not None
+    scaling = str(scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, *weight.shape))
+    left = a.to(dtype) if a_scale is None else dequantised(a, a_scale, scaling, 1, dtype)
+    right = dequantised(weight, b_scale, scaling, 128 if scaling == BLOCK else 1, dtype)
     product = left @ right.t()
     return product if bias is None else product + bias.to(dtype)

@@ -20,21 +20,24 @@ _PAIRS = (
     ("128", "128x128", BLOCK),
     ("32", "32", MX),
 )
+_OF_WEIGHTS = (("tensor", TENSOR), ("rows", ROW), ("128x128", BLOCK))  # beside activations without scales
 
 
 def scaling_of_form(
-    a_dtype: torch.dtype, a_rank: int, a_last: int, b_dtype: torch.dtype, b_shape: Sequence[int], n: int, k: int
+    a_dtype: torch.dtype | None, a_rank: int, a_last: int, b_dtype: torch.dtype, b_shape: Sequence[int], n: int, k: int
 ) -> str | None:
     """What scales of these dtypes and shapes mean; None where they mean nothing.
 
     Args:
         a_dtype, a_rank, a_last: of a_scale: dtype, dimensions, size of the last of two; of one dimension, whether it is
-            1. The number of rows is not looked at.
+            1. The number of rows is not looked at. None where the activations are not quantised.
         b_dtype, b_shape: of b_scale.
         n, k: shape of b.
     """
-    of_a = _kinds_of_a(a_dtype, a_rank, a_last, k)
     of_b = _kinds_of_b(b_dtype, b_shape, n, k)
+    if a_dtype is None:
+        return next((scaling for b, scaling in _OF_WEIGHTS if b in of_b), None)
+    of_a = _kinds_of_a(a_dtype, a_rank, a_last, k)
     return next((scaling for a, b, scaling in _PAIRS if a in of_a and b in of_b), None)
 
 

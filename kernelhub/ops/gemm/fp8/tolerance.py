@@ -14,6 +14,11 @@ terms of random sign.
   spread. Cuts go against the sign of each term, 2^-14 spread in the mean: together 2^-14 sqrt(132) = 2^-10.5 spread;
   their random part is half of that. 2^-9 spread bounds the root mean square, 2^-10 mass the largest.
 
+* **16-bit matrix instructions**, of activations that are not quantised, add 16 products and the sum so far and cut off
+  what lies 2^-23 below it: K/16 cuts, of 2^-24 of the sum so far in the mean and towards zero. (8 + K/8) 2^-24 mass
+  bounds the largest; the sum growing as a root does, the mean is K/24 2^-24 spread, for which 2^-12.5 spread serves
+  up to K = 65536, and 2^-12 is allowed.
+
 So an element may be off by u |result| + the bound of the sums times mass, and the root mean square over a row or a
 column, of errors divided by their spread, is at most u rms(result / spread) + the bound there. The second is the sharp
 one: a wrong scale or a missing tail is off by percents.
@@ -27,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.formats import E8M0
+from kernelhub.ops.formats import E4M3, E8M0
 
 _UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 _FEWEST = 32  # elements of a row whose root mean square says something
@@ -59,13 +64,12 @@ def compare(out: Tensor, reference: Any, operands: dict[str, Any], *, matrix_ins
         out: the result.
         reference: the op's reference function.
         operands: arguments of the call.
-        matrix_instructions: whether sums may be those of float8 matrix instructions.
+        matrix_instructions: whether sums may be those of matrix instructions.
     """
     exact = reference(**operands, dtype=torch.float64)
     plain = {name: value for name, value in operands.items() if name != "bias"}
     mass, spread = (_sums(reference, plain, power) for power in (1, 2))
-    sums = 2.0**-10 if matrix_instructions else (8 + operands["a"].shape[-1] / 64) * 2.0**-24
-    mean_sums = 2.0**-9 if matrix_instructions else 2.0**-17
+    sums, mean_sums = _of_sums(operands["a"], matrix_instructions)
     u = _UNIT_ROUNDOFF[out.dtype]
     error = (out.double() - exact).abs().nan_to_num(nan=torch.inf)
     spread = spread.clamp(min=1e-300).sqrt()
@@ -79,10 +83,18 @@ def compare(out: Tensor, reference: Any, operands: dict[str, Any], *, matrix_ins
     return Agreement(float(share.max()), rows, columns)
 
 
+def _of_sums(a: Tensor, matrix_instructions: bool) -> tuple[float, float]:
+    """What sums may be off: of mass the largest, of spread the root mean square."""
+    k = a.shape[-1]
+    if not matrix_instructions:
+        return (8 + k / 64) * 2.0**-24, 2.0**-17
+    return (2.0**-10, 2.0**-9) if a.dtype is E4M3 else ((8 + k / 8) * 2.0**-24, 2.0**-12)
+
+
 def _sums(reference: Any, operands: dict[str, Any], power: int) -> Tensor:
     """The product with every element replaced by its size, to a power."""
     sized = {
-        name: _sized(value, power) if name in ("a", "b", "a_scale", "b_scale") else value
+        name: _sized(value, power) if value is not None and name in ("a", "b", "a_scale", "b_scale") else value
         for name, value in operands.items()
     }
     result: Tensor = reference(**sized, dtype=torch.float64)

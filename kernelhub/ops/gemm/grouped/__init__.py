@@ -6,7 +6,7 @@ Rows come in one of two forms:
 * masked: a ``[G, M_max, K]`` and `group_sizes`, how many rows each group has, as in expert-parallel decode.
 
 Lengths are on the device. Rows that belong to no group are not read and not written. Weights are ``[G, N, K]``, in a
-float dtype, float8_e4m3fn or fp4; scales multiply.
+float dtype, float8_e4m3fn or fp4, and rows too; scales multiply.
 
 Files: `problem` (facets), `scales` (which geometry a scale has), `grouped_gemm` (the op), `call` (checks and launch),
 `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `library` (torch.compile).

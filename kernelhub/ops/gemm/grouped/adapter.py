@@ -20,6 +20,7 @@ class GroupedOperands(NamedTuple):
     group_sizes: Tensor | None
     a_scale: Tensor | None
     b_scale: Tensor | None
+    a_global_scale: Tensor | None
     b_global_scale: Tensor | None
     bias: Tensor | None
 

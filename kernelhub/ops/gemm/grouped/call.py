@@ -19,19 +19,32 @@ from kernelhub.ops.arguments import (
     dtype_name,
 )
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
-from kernelhub.ops.gemm.grouped.problem import FEW, FLOATS, FP4, MANY, GroupedGemmProblem
-from kernelhub.ops.gemm.grouped.scales import dtypes_of, geometry_of_a, geometry_of_b, shapes_of_a, shapes_of_b
+from kernelhub.ops.gemm.grouped.problem import (
+    FEW,
+    FLOATS,
+    FP4,
+    FP4_ROWS,
+    MANY,
+    PARTNERS,
+    GroupedGemmProblem,
+)
+from kernelhub.ops.gemm.grouped.scales import (
+    PACKED,
+    columns_of,
+    dtypes_of,
+    geometry_of_a,
+    geometry_of_b,
+    shapes_of_a,
+    shapes_of_b,
+)
 from kernelhub.probes.device import facts_of
 
 NAME = "grouped_gemm"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
-_A_DTYPES = (*_FLOATS, torch.float8_e4m3fn)
-_PACKED = (torch.uint8, torch.float4_e2m1fn_x2)
-_B_DTYPES = (*_A_DTYPES, *_PACKED)
+_DTYPES = (*_FLOATS, torch.float8_e4m3fn, *PACKED)
 
-Operands = tuple[
-    Tensor, Tensor, "Tensor | None", "Tensor | None", "Tensor | None", "Tensor | None", "Tensor | None", "Tensor | None"
-]
+_Maybe = Tensor | None
+Operands = tuple[Tensor, Tensor, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
 
 
 def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
@@ -41,11 +54,11 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 def problem_of(key: Any, device: int) -> GroupedGemmProblem:
     """The problem that a key means on a device; the key is built in `grouped_gemm`."""
-    a_dtype, b_dtype, groups, n, b_columns, many, masked, a_scale, b_scale, global_scale, bias, out_dtype = key
-    packed = b_dtype in _PACKED
+    a_dtype, b_dtype, groups, n, b_columns, many, masked, a_scale, b_scale, a_global, b_global, bias, out_dtype = key
+    packed = b_dtype in PACKED
     return GroupedGemmProblem(
         device=facts_of(device),
-        a_dtype=dtype_name(a_dtype),
+        a_dtype=FP4 if a_dtype in PACKED else dtype_name(a_dtype),
         b_dtype=FP4 if packed else dtype_name(b_dtype),
         out_dtype=dtype_name(out_dtype),
         num_groups=groups,
@@ -55,19 +68,20 @@ def problem_of(key: Any, device: int) -> GroupedGemmProblem:
         masked=masked,
         a_scale=a_scale,
         b_scale=b_scale,
-        global_scale=global_scale,
+        a_global_scale=a_global,
+        global_scale=b_global,
         bias=bias,
     )
 
 
 def default_out_dtype(a_dtype: torch.dtype) -> torch.dtype:
-    """That of the rows; bfloat16 for float8."""
+    """That of the rows; bfloat16 for float8 and fp4."""
     return torch.bfloat16 if a_dtype.itemsize == 1 else a_dtype
 
 
 def check(operands: Operands, out_dtype: Any, out: Any) -> None:
     """Everything that the contract says of a call."""
-    a, b, offsets, group_sizes, a_scale, b_scale, b_global_scale, bias = operands
+    a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias = operands
     given = {
         "a": a,
         "b": b,
@@ -75,6 +89,7 @@ def check(operands: Operands, out_dtype: Any, out: Any) -> None:
         "group_sizes": group_sizes,
         "a_scale": a_scale,
         "b_scale": b_scale,
+        "a_global_scale": a_global_scale,
         "b_global_scale": b_global_scale,
         "bias": bias,
         "out": out,
@@ -90,19 +105,20 @@ def check(operands: Operands, out_dtype: Any, out: Any) -> None:
     masked = _check_form(a, offsets, group_sizes)
     if b.ndim != 3 or 0 in b.shape:
         refuse("b", f"has shape {list(b.shape)}", "give [G, N, K], none of them 0")
-    if a.dtype not in _A_DTYPES:
-        refuse("a", f"has dtype {dtype_name(a.dtype)}", f"give {', '.join(map(dtype_name, _A_DTYPES))}")
-    if b.dtype not in _B_DTYPES:
-        refuse("b", f"has dtype {dtype_name(b.dtype)}", f"give {', '.join(map(dtype_name, _B_DTYPES))}")
-    packed = b.dtype in _PACKED
-    groups, n, k = b.shape[0], b.shape[1], b.shape[2] * (2 if packed else 1)
-    if a.shape[-1] != k:
-        refuse("a", f"has {a.shape[-1]} columns", f"b has {k}: it is [G, N, K{' / 2' if packed else ''}]")
+    for parameter, tensor in (("a", a), ("b", b)):
+        if tensor.dtype not in _DTYPES:
+            refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give {', '.join(map(dtype_name, _DTYPES))}")
+    groups, n, k = b.shape[0], b.shape[1], columns_of(b)
+    if columns_of(a) != k:
+        halves = f"two fp4 values a byte in {' and '.join(s for s, t in (('a', a), ('b', b)) if t.dtype in PACKED)}"
+        fix = f"b has {k}: it is [G, N, K]" + (f", {halves}" if PACKED[0] in (a.dtype, b.dtype) else "")
+        refuse("a", f"has {columns_of(a)} columns", fix)
     lengths, parameter = (group_sizes, "group_sizes") if masked else (offsets, "offsets")
     _check_lengths(parameter, lengths, groups, a, masked)
     if out_dtype is not None and out_dtype not in _FLOATS:
         refuse("out_dtype", f"is {out_dtype}", f"give {', '.join(FLOATS)}")
-    _check_scales(a, b, a_scale, b_scale, b_global_scale, (groups, n, k))
+    _check_scales(a, b, a_scale, b_scale, (groups, n, k))
+    _check_global_scales(a, b, operands)
     if bias is not None and (bias.dtype not in _FLOATS or tuple(bias.shape) != (groups, n)):
         refuse("bias", f"is {describe(bias)}", f"give {', '.join(FLOATS)} {[groups, n]}")
     if out is not None:
@@ -147,26 +163,22 @@ def _check_values(parameter: str, lengths: Tensor, room: int, masked: bool) -> N
 
 
 def _check_scales(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor | None,
-    b_scale: Tensor | None,
-    b_global_scale: Tensor | None,
-    sizes: tuple[int, int, int],
+    a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor | None, sizes: tuple[int, int, int]
 ) -> None:
     groups, n, k = sizes
-    fp8, fp4 = b.dtype is torch.float8_e4m3fn, b.dtype in _PACKED
-    if fp4:
-        if a.dtype not in (torch.float16, torch.bfloat16):
-            refuse("a", f"has dtype {dtype_name(a.dtype)}", "fp4 weights take float16 or bfloat16 rows")
-    elif a.dtype is not b.dtype:
-        refuse("a", f"has dtype {dtype_name(a.dtype)}", f"b has {dtype_name(b.dtype)}; they are equal but for fp4")
-    for parameter, scale, wanted in (("a_scale", a_scale, fp8), ("b_scale", b_scale, fp8 or fp4)):
+    form_a, form_b = _form(a), _form(b)
+    if form_a != form_b and form_b != FP4:
+        refuse("a", f"has dtype {form_a}", f"b has {form_b}; they are equal but for fp4")
+    if form_b == FP4 and a.dtype is torch.float32:
+        refuse("a", f"has dtype {form_a}", FP4_ROWS)
+    for parameter, scale, wanted in (
+        ("a_scale", a_scale, a.element_size() == 1),
+        ("b_scale", b_scale, b.element_size() == 1),
+    ):
         if (scale is not None) != wanted:
-            what = "is missing" if wanted else "is given"
-            refuse(parameter, what, f"a is {dtype_name(a.dtype)}, b {FP4 if fp4 else dtype_name(b.dtype)}")
+            refuse(parameter, "is missing" if wanted else "is given", f"a is {form_a}, b {form_b}")
     b_kind = geometry_of_b(b_scale, b)
-    a_kind = geometry_of_a(a_scale, b_kind)
+    a_kind = geometry_of_a(a_scale, b_kind, a)
     for parameter, scale, kind in (("b_scale", b_scale, b_kind), ("a_scale", a_scale, a_kind)):
         if scale is None or kind is None:
             continue
@@ -175,12 +187,27 @@ def _check_scales(
         if tuple(scale.shape) not in shapes or scale.dtype not in dtypes_of(kind):
             dtypes = " or ".join(map(dtype_name, dtypes_of(kind)))
             refuse(parameter, f"is {describe(scale)}", f"{kind} scales are {dtypes} {list(shapes[0])}")
-    if b_global_scale is not None:
-        if b_kind != "nvfp4":
-            refuse("b_global_scale", "is given", "it belongs to NVFP4 weights, whose b_scale is float8_e4m3fn")
-        shapes = shapes_of_b("tensor", groups, n, k)
-        if b_global_scale.dtype is not torch.float32 or tuple(b_global_scale.shape) not in shapes:
-            refuse("b_global_scale", f"is {describe(b_global_scale)}", f"give float32 {list(shapes[0])}")
+    if a_kind in PARTNERS and b_kind not in PARTNERS[a_kind]:
+        refuse("a", f"is in {a_kind}, b in {b_kind}", f"{a_kind} rows take {' or '.join(PARTNERS[a_kind])} weights")
+
+
+def _form(operand: Tensor) -> str:
+    return FP4 if operand.dtype in PACKED else dtype_name(operand.dtype)
+
+
+def _check_global_scales(a: Tensor, b: Tensor, operands: Operands) -> None:
+    _, _, _, _, a_scale, b_scale, a_global_scale, b_global_scale, _ = operands
+    for parameter, given, scale, kind, of in (
+        ("a_global_scale", a_global_scale, a_scale, geometry_of_a(a_scale, geometry_of_b(b_scale, b), a), "rows"),
+        ("b_global_scale", b_global_scale, b_scale, geometry_of_b(b_scale, b), "weights"),
+    ):
+        if given is None:
+            continue
+        if scale is None or kind != "nvfp4":
+            refuse(parameter, "is given", f"it belongs to NVFP4 {of}, whose {parameter[0]}_scale is float8_e4m3fn")
+        shapes = shapes_of_b("tensor", b.shape[0], 0, 0)
+        if given.dtype is not torch.float32 or tuple(given.shape) not in shapes:
+            refuse(parameter, f"is {describe(given)}", f"give float32 {list(shapes[0])}")
 
 
 def bind(
@@ -233,12 +260,12 @@ def bind(
 
 def _check_plan(operands: Operands, out: Tensor | None, problem: GroupedGemmProblem) -> None:
     """Operands are those that the kernel was made for: a plan may be run with others than it was prepared for."""
-    a, b, offsets, _, a_scale, b_scale, b_global_scale, bias = operands
+    a, b, offsets, _, a_scale, b_scale, a_global_scale, b_global_scale, bias = operands
     b_kind = geometry_of_b(b_scale, b)
-    a_kind = geometry_of_a(a_scale, b_kind)
+    a_kind = geometry_of_a(a_scale, b_kind, a)
     if a_kind == "tensor" and problem.a_scale == "token" and a.ndim == 2 and a.shape[0] == 1:
         a_kind = "token"  # one row: the shape says either, and they mean the same
-    form = (dtype_name(a.dtype), FP4 if b.dtype in _PACKED else dtype_name(b.dtype), *b.shape[:2], a.shape[-1])
+    form = (_form(a), _form(b), *b.shape[:2], columns_of(a))
     wanted = (problem.a_dtype, problem.b_dtype, problem.num_groups, problem.n, problem.k)
     if form != wanted:
         shape = [problem.num_groups, problem.n, problem.k]
@@ -249,6 +276,7 @@ def _check_plan(operands: Operands, out: Tensor | None, problem: GroupedGemmProb
         if got != want:
             refuse(parameter, f"has geometry {got}", f"the plan is for {want}")
     for parameter, tensor, has in (
+        ("a_global_scale", a_global_scale, problem.a_global_scale),
         ("b_global_scale", b_global_scale, problem.global_scale),
         ("bias", bias, problem.bias),
     ):

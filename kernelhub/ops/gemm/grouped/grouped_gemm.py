@@ -57,11 +57,12 @@ class GroupedGemmPlan(Plan):
             group_sizes: Tensor | None = None,
             a_scale: Tensor | None = None,
             b_scale: Tensor | None = None,
+            a_global_scale: Tensor | None = None,
             b_global_scale: Tensor | None = None,
             bias: Tensor | None = None,
             out: Tensor | None = None,
         ) -> Tensor:
-            operands = (a, b, offsets, group_sizes, a_scale, b_scale, b_global_scale, bias)
+            operands = (a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias)
             result: Tensor = direct(operands, None, out)
             return result
 
@@ -86,6 +87,7 @@ def grouped_gemm(
     group_sizes: Tensor | None = None,
     a_scale: Tensor | None = None,
     b_scale: Tensor | None = None,
+    a_global_scale: Tensor | None = None,
     b_global_scale: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -95,22 +97,26 @@ def grouped_gemm(
     """Multiply groups of rows, each by the weights of its group: ``out[rows of g] = a[rows of g] @ b[g].T``.
 
     Args:
-        a: rows; float32, float16, bfloat16 or float8_e4m3fn. ``[M, K]``, sorted by group, with `offsets`; or
-            ``[G, M_max, K]``, where each group has a place of its own, with `group_sizes`.
-        b: weights as checkpoints hold them, ``[G, N, K]``: in the dtype of a; or beside float16 or bfloat16 rows in
-            fp4, uint8 or float4_e2m1fn_x2 ``[G, N, K / 2]``, the first of two in the low four bits.
+        a: rows; float32, float16, bfloat16, float8_e4m3fn, or fp4: uint8 or float4_e2m1fn_x2, ``K / 2`` columns, the
+            first of two in the low four bits. ``[M, K]``, sorted by group, with `offsets`; or ``[G, M_max, K]``, where
+            each group has a place of its own, with `group_sizes`.
+        b: weights as checkpoints hold them, ``[G, N, K]``: in the dtype of a; or beside float16, bfloat16 or MXFP8 rows
+            in fp4, ``[G, N, K / 2]``.
         offsets: int32 ``[G]`` on the device of a: where each group ends in a, not decreasing; a group may be empty.
             Rows past the last end belong to no group.
         group_sizes: int32 ``[G]`` on the device of a: how many of its M_max rows each group has, from the first on.
         a_scale: factor of float8 rows. float32 ``[]`` or ``[1]``; one per row, float32 ``[M]``; or, with b_scale per
             block, one per row and 128 columns, ``[M, ceil(K / 128)]`` in float32 or UE8M0 (float8_e8m0fnu, uint8). For
-            masked rows ``[G, M_max]`` and ``[G, M_max, ceil(K / 128)]``.
+            masked rows ``[G, M_max]`` and ``[G, M_max, ceil(K / 128)]``. Of MXFP8 rows, UE8M0 ``[M, ceil(K / 32)]``; of
+            fp4 rows, which are of the weights' format, ``[M, ceil(K / 16)]`` or ``[M, ceil(K / 32)]`` as of b_scale.
         b_scale: factor of float8 weights: float32 ``[]`` or ``[G]``; one per channel, float32 ``[G, N]``; or one per
-            block of 128 x 128, ``[G, ceil(N / 128), ceil(K / 128)]`` in float32 or UE8M0. Factor of fp4 weights: NVFP4,
-            float8_e4m3fn ``[G, N, ceil(K / 16)]``; MXFP4, UE8M0 ``[G, N, ceil(K / 32)]``. Not swizzled.
+            block of 128 x 128, ``[G, ceil(N / 128), ceil(K / 128)]`` in float32 or UE8M0; MXFP8, UE8M0
+            ``[G, N, ceil(K / 32)]``. Factor of fp4 weights: NVFP4, float8_e4m3fn ``[G, N, ceil(K / 16)]``; MXFP4, UE8M0
+            ``[G, N, ceil(K / 32)]``. Not swizzled.
+        a_global_scale: float32 ``[]`` or ``[G]``, one more factor of NVFP4 rows.
         b_global_scale: float32 ``[]`` or ``[G]``, one more factor of NVFP4 weights.
         bias: ``[G, N]`` in float32, float16 or bfloat16.
-        out_dtype: float32, float16 or bfloat16; by default that of a, bfloat16 for float8.
+        out_dtype: float32, float16 or bfloat16; by default that of a, bfloat16 for float8 and fp4.
         out: destination ``[M, N]`` or ``[G, M_max, N]``; rows of no group keep what it holds. It overlaps no operand.
         backend: this backend or kernel, or the first of these that can, or an error with all reasons.
 
@@ -140,7 +146,7 @@ def grouped_gemm(
         >>> torch.allclose(out[3:], a[3:] @ b[2].T, atol=1e-4)
         True
     """
-    operands = (a, b, offsets, group_sizes, a_scale, b_scale, b_global_scale, bias)
+    operands = (a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias)
     if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, Ask):
         return library.grouped_gemm(
             a,
@@ -149,6 +155,7 @@ def grouped_gemm(
             group_sizes=group_sizes,
             a_scale=a_scale,
             b_scale=b_scale,
+            a_global_scale=a_global_scale,
             b_global_scale=b_global_scale,
             bias=bias,
             out_dtype=out_dtype,
@@ -163,8 +170,9 @@ def grouped_gemm(
             *b.shape,
             a.shape[-2] > MOST_FEW * (1 if offsets is None else b.shape[0]),
             offsets is None,
-            None if a_scale is None else geometry_of_a(a_scale, b_kind),
+            None if a_scale is None else geometry_of_a(a_scale, b_kind, a),
             b_kind,
+            a_global_scale is not None,
             b_global_scale is not None,
             bias is not None,
             out_dtype or (default_out_dtype(a.dtype) if out is None else out.dtype),

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops import formats
-from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4, FP4_BLOCK, FP8
+from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4, FP8, PARTNERS, SMALL, SPAN
+
+PAIRS = tuple(f"{rows} x {weights}" for rows, several in PARTNERS.items() for weights in several)
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class ExpertModel:
         num_experts: routed experts of a layer.
         top_k: experts that a token is sent to.
         bias: whether experts have biases.
-        format: how a checkpoint of its makers holds the experts: ``"bfloat16"``, ``"block"`` (fp8), ``"mxfp4"``.
+        format: how a checkpoint of its makers holds the experts: ``"bfloat16"``, ``"block"`` (fp8), ``"mxfp4"``; or
+            of `PAIRS`, what tokens are quantised to as well.
     """
 
     name: str
@@ -54,6 +57,8 @@ MODELS = {
         ExpertModel("glm-5", 6144, 2048, 256, 8, format="block"),  # GLM-5-FP8; GLM-5 itself is in bfloat16
         ExpertModel("minimax-m2.5", 3072, 1536, 256, 8, format="block"),
         ExpertModel("gpt-oss-120b", 2880, 2880, 128, 4, bias=True, format="mxfp4"),
+        # lukealonso/GLM-5-NVFP4, with tokens quantised as its weights are, as tensor cores of sm_100 take them.
+        ExpertModel("glm-5-nvfp4", 6144, 2048, 256, 8, format="nvfp4 x nvfp4"),
     )
 }
 
@@ -78,7 +83,8 @@ def grouped_gemm_inputs(
         sizes: rows per group.
         n, k: the weights of a group are [n, k].
         format: of the weights: ``"float"`` or the name of a float dtype, which is that of the rows too; or a geometry
-            of scales: ``"tensor"``, ``"channel"``, ``"block"`` (fp8), ``"nvfp4"``, ``"mxfp4"``.
+            of scales: ``"tensor"``, ``"channel"``, ``"block"`` (fp8), ``"nvfp4"``, ``"mxfp4"``; or of `PAIRS`,
+            formats of rows and weights.
         a_dtype: of the rows beside fp4 weights.
         masked: every group's rows in a place of its own.
         spare: rows beyond those of the groups, or of the largest. They hold NaN.
@@ -90,7 +96,7 @@ def grouped_gemm_inputs(
     random = torch.Generator().manual_seed(seed)
     groups = len(sizes)
     shape = (groups, max([*sizes, 0]) + spare) if masked else (sum(sizes) + spare,)
-    rows = torch.randn(*shape, k, generator=random)
+    tokens = torch.randn(*shape, k, generator=random)
     weights = torch.randn(groups, n, k, generator=random)
     counts = torch.tensor(list(sizes), dtype=torch.int32)
     if masked:
@@ -99,15 +105,19 @@ def grouped_gemm_inputs(
     else:
         there = torch.arange(shape[0]) < sum(sizes)
         arguments = {"offsets": counts.cumsum(0).int()}
-    rows = torch.where(there.unsqueeze(-1), rows, torch.nan)
+    tokens = torch.where(there.unsqueeze(-1), tokens, torch.nan)
     draw = _Draw(random)
-    if format in FP4_BLOCK:
-        arguments |= {"a": rows.to(a_dtype), **draw.fp4(weights, format)}
+    of_rows, _, of_weights = format.rpartition(" x ")
+    if of_weights in SMALL:
+        arguments |= draw.small("b", weights, of_weights)
+        arguments |= draw.small("a", tokens, of_rows) if of_rows else {"a": tokens.to(a_dtype)}
+        if of_rows == "nvfp4":  # a factor for each group, as of the weights
+            arguments["a_global_scale"] = draw.factors((groups,))
     elif format in ("tensor", "channel", "block"):
-        arguments |= draw.fp8(rows, weights, format, powers_of_two)
+        arguments |= draw.fp8(tokens, weights, format, powers_of_two)
     else:
         dtype = getattr(torch, format)
-        arguments |= {"a": rows.to(dtype), "b": weights.to(dtype)}
+        arguments |= {"a": tokens.to(dtype), "b": weights.to(dtype)}
     if bias:
         arguments["bias"] = torch.randn(groups, n, generator=random).to(torch.bfloat16)
     return {name: value.to(device) for name, value in arguments.items()}
@@ -118,9 +128,12 @@ def facets_of(model: ExpertModel, weights: tuple[int, int]) -> dict[str, Any]:
     formats_of: dict[str, dict[str, Any]] = {
         "block": {"a_dtype": FP8, "b_dtype": FP8, "a_scale": "group", "b_scale": "block"},
         "mxfp4": {"b_dtype": FP4, "b_scale": "mxfp4"},
+        **{pair: {"a_scale": pair.split(" x ")[0], "b_scale": pair.split(" x ")[1]} for pair in PAIRS},
     }
     n, k = weights
     sizes = {"num_groups": model.num_experts, "n": n, "k": k, "bias": model.bias}
+    if model.format == "nvfp4 x nvfp4":
+        sizes |= {"a_global_scale": True, "global_scale": True}
     return sizes | formats_of.get(model.format, {})
 
 
@@ -153,14 +166,15 @@ class _Draw:
             "b_scale": b_scale,
         }
 
-    def fp4(self, weights: Tensor, geometry: str) -> dict[str, Any]:
-        groups, n, k = weights.shape
-        factors = 20 * self.factors((groups, n, -(-k // FP4_BLOCK[geometry])))
-        packed = formats.to_e2m1(weights * 2)
+    def small(self, name: str, values: Tensor, geometry: str) -> dict[str, Tensor]:
+        """Rows of either operand with a scale for 16 or 32 columns. Scales of rows of NaN are NaN: fp4 has none."""
+        unknown = values.isnan().any(-1, keepdim=True)
+        factors = self.factors((*values.shape[:-1], -(-values.shape[-1] // SPAN[geometry])))
+        factors = torch.where(unknown, torch.nan, factors)
+        if geometry == "mxfp8":
+            return {name: formats.to_e4m3(values * 40), f"{name}_scale": formats.to_e8m0_up(factors)}
+        codes = formats.to_e2m1(values * 2)
         if geometry == "mxfp4":
-            return {"b": packed, "b_scale": formats.to_e8m0_up(factors)}
-        return {
-            "b": packed,
-            "b_scale": formats.to_e4m3(factors * 64),
-            "b_global_scale": self.factors((groups,)),
-        }
+            return {name: codes, f"{name}_scale": formats.to_e8m0_up(factors * 20)}
+        made = {name: codes, f"{name}_scale": formats.to_e4m3(factors * 20 * 64)}
+        return made | ({"b_global_scale": self.factors(values.shape[:1])} if name == "b" else {})

@@ -21,6 +21,7 @@ def grouped_gemm(
     group_sizes: Tensor | None = None,
     a_scale: Tensor | None = None,
     b_scale: Tensor | None = None,
+    a_global_scale: Tensor | None = None,
     b_global_scale: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -29,7 +30,7 @@ def grouped_gemm(
 ) -> Tensor:
     """`kernelhub.grouped_gemm` through its operator."""
     names = names_of(backend)
-    operands = (a, b, offsets, group_sizes, a_scale, b_scale, b_global_scale, bias)
+    operands = (a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias)
     ops = torch.ops.kernelhub
     if out is None:
         made: Tensor = ops.grouped_gemm.default(*operands, out_dtype or default_out_dtype(a.dtype), names)
@@ -45,6 +46,7 @@ def _run(
     group_sizes: Tensor | None,
     a_scale: Tensor | None,
     b_scale: Tensor | None,
+    a_global_scale: Tensor | None,
     b_global_scale: Tensor | None,
     bias: Tensor | None,
     out_dtype: torch.dtype,
@@ -60,6 +62,7 @@ def _run(
         group_sizes=group_sizes,
         a_scale=a_scale,
         b_scale=b_scale,
+        a_global_scale=a_global_scale,
         b_global_scale=b_global_scale,
         bias=bias,
         out_dtype=out_dtype,
@@ -73,14 +76,14 @@ def _mutating(*arguments: Any) -> None:
 
 
 def _fake(a: Tensor, b: Tensor, *rest: object) -> Tensor:
-    out_dtype = rest[6]
+    out_dtype = rest[7]
     assert isinstance(out_dtype, torch.dtype)
     return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
 
 
 _OPERANDS = (
     "Tensor a, Tensor b, Tensor? offsets, Tensor? group_sizes, Tensor? a_scale, Tensor? b_scale,"
-    " Tensor? b_global_scale, Tensor? bias, ScalarType out_dtype, str[]? backend"
+    " Tensor? a_global_scale, Tensor? b_global_scale, Tensor? bias, ScalarType out_dtype, str[]? backend"
 )
 define(f"grouped_gemm({_OPERANDS}) -> Tensor", _run, _fake)
 define(f"grouped_gemm_out({_OPERANDS}, Tensor(a!) out) -> ()", _mutating)

@@ -14,11 +14,16 @@ FP8, FP4 = "float8_e4m3fn", "float4_e2m1fn_x2"
 # Geometries of scales. Of those that end in e8m0 the scales are powers of two (UE8M0), else float32.
 GROUPS = ("group", "group_e8m0")  # of a, one per row and 128 columns
 BLOCKS = ("block", "block_e8m0")  # of b, one per 128 x 128
-FP4_SCALES = ("nvfp4", "mxfp4")  # of b, one per row and 16 or 32 columns
-A_SCALES = ("tensor", "token", *GROUPS)
-B_SCALES = ("tensor", "channel", *BLOCKS, *FP4_SCALES)
+FP4_SCALES = ("nvfp4", "mxfp4")  # of fp4, one per row and 16 or 32 columns
+SMALL = (*FP4_SCALES, "mxfp8")  # of rows of either operand, one per row and 16 or 32 columns
+A_SCALES = ("tensor", "token", *GROUPS, *SMALL)
+B_SCALES = ("tensor", "channel", *BLOCKS, *SMALL)
 BLOCK = 128  # rows and columns that a scale of `GROUPS` or `BLOCKS` is for
-FP4_BLOCK = {"nvfp4": 16, "mxfp4": 32}
+SPAN = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}  # columns that a scale of `SMALL` is for
+# Of rows that have scales of `SMALL`, what the weights may have.
+PARTNERS = {"nvfp4": ("nvfp4",), "mxfp4": ("mxfp4",), "mxfp8": ("mxfp8", "mxfp4")}
+
+FP4_ROWS = "fp4 weights take float16 or bfloat16 rows, or rows in mxfp8, or of their own format"
 
 # How many rows a group has on average, or at most where they are masked: those of decode, or of prefill.
 FEW, MANY = "few", "many"
@@ -30,7 +35,7 @@ class GroupedGemmProblem:
     """One configuration of `grouped_gemm`."""
 
     device: DeviceFacts = facet("where the tensors are")
-    a_dtype: str = facet("dtype of the rows", values=(*FLOATS, FP8), default="bfloat16")
+    a_dtype: str = facet("dtype of the rows", values=(*FLOATS, FP8, FP4), default="bfloat16")
     b_dtype: str = facet("dtype of the weights", values=(*FLOATS, FP8, FP4), default="bfloat16")
     out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
     num_groups: int = facet("groups, which are experts", default=128)
@@ -38,14 +43,15 @@ class GroupedGemmProblem:
     k: int = facet("columns of the rows", default=2048)
     rows: str = facet("rows of a group on average: few (up to 64), many", values=(FEW, MANY), default=FEW)
     masked: bool = feature("rows of a group in a place of its own, [G, M_max, K], with group_sizes", False)
-    a_scale: str | None = feature("geometry of the scales of fp8 rows", None, A_SCALES)
+    a_scale: str | None = feature("geometry of the scales of fp8 or fp4 rows", None, A_SCALES)
     b_scale: str | None = feature("geometry of the scales of fp8 or fp4 weights", None, B_SCALES)
+    a_global_scale: bool = feature("one more factor per group of NVFP4 rows", False)
     global_scale: bool = feature("one more factor per group of NVFP4 weights", False)
     bias: bool = feature("a bias per group and column", False)
 
     @property
     def scaled_by_blocks(self) -> bool:
-        """Scales change along K, other than those that fp4 weights have within."""
+        """Scales are per 1 x 128 of the rows and 128 x 128 of the weights."""
         return self.b_scale in BLOCKS
 
 
@@ -53,6 +59,16 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
     """Facets that a user wrote out, with those that follow: dtypes from scales, scales from dtypes."""
     a_scale, b_scale = facets.get("a_scale"), facets.get("b_scale")
     a_dtype, b_dtype = facets.get("a_dtype", "bfloat16"), facets.get("b_dtype")
+    if facets.get("a_global_scale"):
+        a_scale = a_scale or "nvfp4"
+    if a_scale is None and a_dtype == FP4:
+        a_scale = b_scale or "nvfp4"
+    if a_scale is None and (b_scale == "mxfp8" or (a_dtype == FP8 and b_scale in FP4_SCALES)):
+        a_scale = "mxfp8"
+    if a_scale in SMALL:
+        b_scale = b_scale or a_scale
+        scales = {"a_scale": a_scale, "b_scale": b_scale, "out_dtype": "bfloat16"}
+        return {"a_dtype": _dtype_of(a_scale), "b_dtype": _dtype_of(b_scale), **scales} | facets
     if b_dtype == FP4 or b_scale in FP4_SCALES or facets.get("global_scale"):
         return {"b_dtype": FP4, "b_scale": "nvfp4", "out_dtype": a_dtype} | facets
     if a_scale or b_scale or FP8 in (a_dtype, b_dtype):
@@ -62,26 +78,37 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
     return {"b_dtype": a_dtype, "out_dtype": a_dtype} | facets
 
 
+def _dtype_of(scale: str) -> str:
+    return FP4 if scale in FP4_SCALES else FP8
+
+
 def contradiction(problem: GroupedGemmProblem) -> str | None:
     """What no call could ask for."""
-    a, b = problem.a_dtype, problem.b_dtype
-    if b == FP4:
+    a, b, a_scale, b_scale = problem.a_dtype, problem.b_dtype, problem.a_scale, problem.b_scale
+    quantised = (FP8, FP4)
+    for of, dtype, scale in (("a", a, a_scale), ("b", b, b_scale)):
+        if (dtype in quantised) != (scale is not None):
+            return f"{of}_dtype is {dtype} with {of}_scale {scale}; scales belong to {FP8} and {FP4}"
+        if (dtype == FP4) != (scale in FP4_SCALES):
+            return f"{of}_scale is {scale} and {of}_dtype {dtype}; {' and '.join(FP4_SCALES)} belong to {FP4}"
+    if a_scale is not None and a_scale in PARTNERS:
+        if b_scale not in PARTNERS[a_scale]:
+            return f"a_scale is {a_scale} and b_scale {b_scale}; it goes with {' or '.join(PARTNERS[a_scale])}"
+    elif b_scale == "mxfp8":
+        return f"b_scale is mxfp8 and a_scale {a_scale}; it goes with mxfp8"
+    elif b == FP4:
         if a not in ("float16", "bfloat16"):
-            return f"a_dtype is {a}; fp4 weights take float16 or bfloat16 rows"
-        if problem.b_scale not in FP4_SCALES:
-            return f"b_scale is {problem.b_scale}; fp4 weights have {' or '.join(FP4_SCALES)} scales"
+            return f"a_dtype is {a} with a_scale {a_scale}; {FP4_ROWS}"
     elif a != b:
         return f"a_dtype is {a} and b_dtype {b}; they are equal but for fp4 weights"
-    elif problem.b_scale in FP4_SCALES:
-        return f"b_scale is {problem.b_scale}, which belongs to {FP4}; b_dtype is {b}"
-    if (a == FP8) != (problem.a_scale is not None):
-        return f"a_dtype is {a} with a_scale {problem.a_scale}; scales belong to {FP8}"
-    if (b in (FP8, FP4)) != (problem.b_scale is not None):
-        return f"b_dtype is {b} with b_scale {problem.b_scale}; scales belong to {FP8} and {FP4}"
-    if (problem.a_scale in GROUPS) != (problem.b_scale in BLOCKS):
-        return f"a_scale is {problem.a_scale} and b_scale {problem.b_scale}; 1 x 128 goes with 128 x 128 only"
-    if problem.global_scale and problem.b_scale != "nvfp4":
-        return f"global_scale belongs to nvfp4 scales; b_scale is {problem.b_scale}"
+    if (a_scale in GROUPS) != (b_scale in BLOCKS):
+        return f"a_scale is {a_scale} and b_scale {b_scale}; 1 x 128 goes with 128 x 128 only"
+    for name, given, scale in (
+        ("a_global_scale", problem.a_global_scale, a_scale),
+        ("global_scale", problem.global_scale, b_scale),
+    ):
+        if given and scale != "nvfp4":
+            return f"{name} belongs to nvfp4 scales; here they are {scale}"
     return None
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops import formats
-from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4_BLOCK
-from kernelhub.ops.gemm.grouped.scales import E8M0_DTYPES, geometry_of_b
+from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, GROUPS, SMALL, SPAN
+from kernelhub.ops.gemm.grouped.scales import E8M0_DTYPES, PACKED, geometry_of_a, geometry_of_b
 
 
 def grouped_gemm_reference(
@@ -18,6 +18,7 @@ def grouped_gemm_reference(
     group_sizes: Tensor | None = None,
     a_scale: Tensor | None = None,
     b_scale: Tensor | None = None,
+    a_global_scale: Tensor | None = None,
     b_global_scale: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -26,13 +27,14 @@ def grouped_gemm_reference(
 ) -> Tensor:
     """The op, computed in `dtype` and returned in it; `out` and `out_dtype` are ignored. Rows of no group are NaN."""
     geometry = geometry_of_b(b_scale, b)
-    rows = rows_dequantized(a, a_scale, geometry in BLOCKS, dtype)
+    rows = rows_dequantized(a, a_scale, geometry_of_a(a_scale, geometry, a), dtype)
     result = rows.new_full((*a.shape[:-1], b.shape[1]), torch.nan)
     for group, span in enumerate(spans(a, offsets, group_sizes)):
         weights = weights_dequantized(b[group], of_group(b_scale, group, b.shape[0]), geometry, dtype)
-        if b_global_scale is not None:
-            weights = weights * b_global_scale.reshape(-1)[group if b_global_scale.numel() > 1 else 0]
         product = rows[span] @ weights.T
+        for factor in (a_global_scale, b_global_scale):
+            if factor is not None:
+                product = product * factor.reshape(-1)[group if factor.numel() > 1 else 0].to(dtype)
         result[span] = product if bias is None else product + bias[group].to(dtype)
     return result
 
@@ -53,14 +55,14 @@ def of_group(scale: Tensor | None, group: int, num_groups: int) -> Tensor | None
     return scale[group]
 
 
-def rows_dequantized(a: Tensor, scale: Tensor | None, grouped: bool, dtype: torch.dtype) -> Tensor:
-    """a [..., K] times its scales."""
-    values = a.to(dtype)
-    if scale is None:
+def rows_dequantized(a: Tensor, scale: Tensor | None, geometry: str | None, dtype: torch.dtype) -> Tensor:
+    """a, [..., K] or [..., K / 2] in fp4, times its scales, but for a global one."""
+    values = _values(a, dtype)
+    if scale is None or geometry is None:
         return values
-    factor = _floats(scale).to(dtype)
-    if grouped:
-        return values * factor.repeat_interleave(BLOCK, -1)[..., : a.shape[-1]]
+    if geometry in SMALL or geometry in GROUPS:
+        return _times(values, scale, SPAN.get(geometry, BLOCK))
+    factor = scale.to(dtype)
     if factor.numel() == 1:
         return values * factor.reshape(())
     return values * (factor if factor.ndim == a.ndim else factor.unsqueeze(-1))
@@ -68,18 +70,26 @@ def rows_dequantized(a: Tensor, scale: Tensor | None, grouped: bool, dtype: torc
 
 def weights_dequantized(b: Tensor, scale: Tensor | None, geometry: str | None, dtype: torch.dtype) -> Tensor:
     """The weights of one group, [N, K], from b [N, K], or [N, K / 2] in fp4, and the group's own scales."""
+    values = _values(b, dtype)
     if scale is None or geometry is None:
-        return b.to(dtype)
-    if geometry in FP4_BLOCK:
-        values = formats.from_e2m1(b, dtype)
-        factor = scale.to(dtype) if geometry == "nvfp4" else formats.from_e8m0(scale).to(dtype)
-        return values * factor.repeat_interleave(FP4_BLOCK[geometry], 1)[:, : values.shape[1]]
-    factor = _floats(scale).to(dtype)
+        return values
+    if geometry in SMALL:
+        return _times(values, scale, SPAN[geometry])
     if geometry in BLOCKS:
-        rows = factor.repeat_interleave(BLOCK, 0)[: b.shape[0]]
-        return b.to(dtype) * rows.repeat_interleave(BLOCK, 1)[:, : b.shape[1]]
-    return b.to(dtype) * (factor.reshape(-1, 1) if geometry == "channel" else factor.reshape(()))
+        return _times(values, _floats(scale).repeat_interleave(BLOCK, 0)[: b.shape[0]], BLOCK)
+    factor = scale.to(dtype)
+    return values * (factor.reshape(-1, 1) if geometry == "channel" else factor.reshape(()))
+
+
+def _values(operand: Tensor, dtype: torch.dtype) -> Tensor:
+    return formats.from_e2m1(operand, dtype) if operand.dtype in PACKED else operand.to(dtype)
+
+
+def _times(values: Tensor, scale: Tensor, span: int) -> Tensor:
+    """values [..., K] times scale [..., ceil(K / span)]."""
+    factor = _floats(scale).to(values.dtype)
+    return values * factor.repeat_interleave(span, -1)[..., : values.shape[-1]]
 
 
 def _floats(scale: Tensor) -> Tensor:
-    return formats.from_e8m0(scale) if scale.dtype in E8M0_DTYPES else scale
+    return formats.from_e8m0(scale) if scale.dtype in E8M0_DTYPES else scale.float()

@@ -9,9 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4_BLOCK, GROUPS
+from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, GROUPS, SMALL, SPAN
 
 E8M0_DTYPES = (torch.float8_e8m0fnu, torch.uint8)
+PACKED = (torch.uint8, torch.float4_e2m1fn_x2)  # two fp4 values a byte
+
+
+def columns_of(operand: Tensor) -> int:
+    """K of rows or weights."""
+    return operand.shape[-1] * (2 if operand.dtype in PACKED else 1)
 
 
 def geometry_of_b(scale: Tensor | None, b: Tensor) -> str | None:
@@ -19,21 +25,30 @@ def geometry_of_b(scale: Tensor | None, b: Tensor) -> str | None:
     if scale is None:
         return None
     if b.element_size() == 1 and b.dtype is not torch.float8_e4m3fn:
-        return "nvfp4" if scale.dtype is torch.float8_e4m3fn else "mxfp4"
+        return _of_fp4(scale)
     if scale.ndim < 2:
         return "tensor"
-    if scale.dtype in E8M0_DTYPES:
-        return "block_e8m0"
     rows = scale.shape[1]
+    if scale.dtype in E8M0_DTYPES:
+        # A row of the weights, or a block of 128 of them: with one row columns tell, and up to 32 they mean the same.
+        k = b.shape[-1]
+        each = rows == b.shape[1] and scale.ndim == 3 and (rows > 1 or scale.shape[2] > -(-k // BLOCK))
+        return "mxfp8" if each else "block_e8m0"
     return "channel" if scale.ndim == 2 or (rows == b.shape[1] and scale.shape[2] == 1) else "block"
 
 
-def geometry_of_a(scale: Tensor | None, geometry_of_b: str | None) -> str | None:
+def _of_fp4(scale: Tensor) -> str:
+    return "nvfp4" if scale.dtype is torch.float8_e4m3fn else "mxfp4"
+
+
+def geometry_of_a(scale: Tensor | None, geometry_of_b: str | None, a: Tensor) -> str | None:
     """One of `A_SCALES`, or None without a scale."""
     if scale is None:
         return None
     if geometry_of_b in BLOCKS:
         return "group_e8m0" if scale.dtype in E8M0_DTYPES else "group"
+    if geometry_of_b in SMALL:
+        return _of_fp4(scale) if a.dtype in PACKED else "mxfp8"
     return "tensor" if scale.ndim == 0 or (scale.ndim == 1 and scale.shape[0] == 1) else "token"
 
 
@@ -43,6 +58,8 @@ def shapes_of_a(geometry: str, rows: tuple[int, ...], k: int) -> tuple[tuple[int
         return ((), (1,))
     if geometry in GROUPS:
         return ((*rows, -(-k // BLOCK)),)
+    if geometry in SMALL:
+        return ((*rows, -(-k // SPAN[geometry])),)
     return ((*rows, 1), rows)
 
 
@@ -54,11 +71,11 @@ def shapes_of_b(geometry: str, groups: int, n: int, k: int) -> tuple[tuple[int, 
         return ((groups, n), (groups, n, 1))
     if geometry in BLOCKS:
         return ((groups, -(-n // BLOCK), -(-k // BLOCK)),)
-    return ((groups, n, -(-k // FP4_BLOCK[geometry])),)
+    return ((groups, n, -(-k // SPAN[geometry])),)
 
 
 def dtypes_of(geometry: str) -> tuple[torch.dtype, ...]:
     """The dtypes that scales of a geometry may have."""
     if geometry == "nvfp4":
         return (torch.float8_e4m3fn,)
-    return E8M0_DTYPES if geometry in ("group_e8m0", "block_e8m0", "mxfp4") else (torch.float32,)
+    return E8M0_DTYPES if geometry.endswith("e8m0") or geometry in SMALL else (torch.float32,)

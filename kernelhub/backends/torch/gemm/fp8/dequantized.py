@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
-from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
+from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, ROW, TENSOR
 from kernelhub.ops.gemm.fp8.scaling import blocks, values_of
 from kernelhub.runtime.scratch import scratch
@@ -15,13 +15,18 @@ from kernelhub.runtime.scratch import scratch
 _WEIGHTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
-class Dequantized(Fp8GemmAdapter):
+class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
     """`fp8_gemm` anywhere."""
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        self._multiply(self._matrix("fp8_gemm a", a, a_scale, 1), b, b_scale, bias, out)
+
+    def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        self._multiply(scratch("fp8_gemm a", a.shape, torch.float32, a.device).copy_(a), b, b_scale, bias, out)
+
+    def _multiply(self, left: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         n, k = b.shape
-        left = self._matrix("fp8_gemm a", a, a_scale, 1)
-        step = max(128, _WEIGHTS[a.device.type] // k // 128 * 128)
+        step = max(128, _WEIGHTS[b.device.type] // k // 128 * 128)
         for start in range(0, n, step):
             rows = slice(start, start + step)
             right = self._matrix("fp8_gemm b", b[rows], self._of_rows(b_scale, start, step), self._row_block)

@@ -6,7 +6,7 @@ from kernelhub.backends.torch.devices import ANYWHERE, Torch
 from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.gemm.fp8.batched.problem import SCALINGS as BATCH_SCALINGS
-from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, FLOATS, ROW, SCALINGS, TENSOR, Fp8GemmProblem
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, FLOATS, HALVES, ROW, SCALINGS, TENSOR, Fp8GemmProblem
 
 _HERE = "kernelhub.backends.torch.gemm.fp8"
 _FLOAT_SCALES = (dtype_in("a_scale_dtype", FLOAT), dtype_in("b_scale_dtype", FLOAT))
@@ -34,7 +34,7 @@ KERNELS = (
             dtype_in("b_scale_dtype", FLOAT, E8M0),
             anything("n", "k", "rows"),
         ),
-        features=frozenset({"bias"}),
+        features=frozenset({"bias", *(f"weight_only={dtype}" for dtype in HALVES)}),
         graph=GraphLevel.FULL,
     ),
     Kernel(

@@ -26,11 +26,11 @@ def widened(tag: str, values: Tensor) -> Tensor:
     return into.copy_(values)
 
 
-def unpacked(packed: Tensor) -> Tensor:
-    """fp4 [N, K / 2] as float32 [N, K]."""
+def unpacked(tag: str, packed: Tensor) -> Tensor:
+    """fp4 [N, K / 2] as float32 [N, K], in memory as of `widened`."""
     packed = packed.view(torch.uint8)
     pairs = formats.from_e2m1(torch.arange(256, device=packed.device, dtype=torch.int32).to(torch.uint8).unsqueeze(1))
-    into = scratch("grouped fp4", (packed.numel(), 2), torch.float32, packed.device)
+    into = scratch(f"grouped fp4 {tag}", (packed.numel(), 2), torch.float32, packed.device)
     torch.index_select(pairs, 0, packed.reshape(-1).int(), out=into)
     return into.view(packed.shape[0], -1)
 

@@ -35,13 +35,13 @@ KERNELS = (
         band=Band.REFERENCE,
         constraints=(
             ANYWHERE,
-            dtype_in("a_dtype", *FLOATS, FP8),
+            dtype_in("a_dtype", *FLOATS, FP8, FP4),
             dtype_in("b_dtype", *FLOATS, FP8, FP4),
             dtype_in("out_dtype", *FLOATS),
             anything("num_groups", "n", "k", "rows"),
         ),
         features=frozenset(
-            {"masked", "global_scale", "bias"}
+            {"masked", "a_global_scale", "global_scale", "bias"}
             | {f"a_scale={value}" for value in A_SCALES}
             | {f"b_scale={value}" for value in B_SCALES}
         ),

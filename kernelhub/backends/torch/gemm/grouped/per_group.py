@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.backends.torch.gemm.grouped.dequantized import floats, of_group, scaled_by_spans, unpacked, widened
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
-from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4_BLOCK, GROUPS, GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4, GROUPS, SMALL, SPAN, GroupedGemmProblem
 from kernelhub.runtime.host import on_host
 
 
@@ -37,18 +37,21 @@ class PerGroup(GroupedGemmAdapter):
                 result = torch.mm(rows, b[group].T, out_dtype=torch.float32)
             else:
                 result = self._rows(rows, operands.a_scale, span) @ self._weights(operands, group).T
+            for factor in (operands.a_global_scale, operands.b_global_scale):
+                if factor is not None:
+                    result *= of_group(factor, group)
             if operands.bias is not None:
                 result += operands.bias[group]
             out[span] = result
 
     def _rows(self, rows: Tensor, scale: Tensor | None, span: tuple[int | slice, ...]) -> Tensor:
         """The rows of one group in float32, times their scales."""
-        values = widened("rows", rows)
         kind = self.problem.a_scale
+        values = unpacked("rows", rows) if self.problem.a_dtype == FP4 else widened("rows", rows)
         if scale is None or kind is None:
             return values
-        if kind in GROUPS:
-            return scaled_by_spans(values, floats(scale[span]), BLOCK)
+        if kind in GROUPS or kind in SMALL:
+            return scaled_by_spans(values, floats(scale[span]), SPAN.get(kind, BLOCK))
         return values.mul_(scale.reshape(()) if kind == "tensor" else scale[span].reshape(-1, 1))
 
     def _weights(self, operands: GroupedOperands, group: int) -> Tensor:
@@ -57,11 +60,9 @@ class PerGroup(GroupedGemmAdapter):
         weights = operands.b[group]
         if scale is None or kind is None:
             return widened("weights", weights)
-        if kind in FP4_BLOCK:
-            values = scaled_by_spans(unpacked(weights), floats(scale[group]), FP4_BLOCK[kind])
-            factor = operands.b_global_scale
-            return values if factor is None else values.mul_(of_group(factor, group))
-        values = widened("weights", weights)
+        values = unpacked("weights", weights) if self.problem.b_dtype == FP4 else widened("weights", weights)
+        if kind in SMALL:
+            return scaled_by_spans(values, floats(scale[group]), SPAN[kind])
         if kind in BLOCKS:
             rows = floats(scale[group]).repeat_interleave(BLOCK, 0)[: self.problem.n]
             return scaled_by_spans(values, rows, BLOCK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +11,19 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product_kernel
-from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, splits_of, tiles
+from kernelhub.backends.triton.gemm.fp8.tiles import (
+    Tiles,
+    candidates,
+    read,
+    splits_of,
+    tiles,
+    tiles_of_weights,
+    written,
+)
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.requirements import has_float8
-from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
+from kernelhub.dispatch.configuration import Configurable, Configuration, look_up
+from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
 from kernelhub.ops.gemm.fp8.problem import E8M0, MX, ROW, TENSOR, Fp8GemmProblem
 
 if triton.knobs.runtime.interpret:
@@ -21,18 +31,29 @@ if triton.knobs.runtime.interpret:
 
 _GROUP_M = 8  # tiles of rows that are gone over together: their 8 x 128 rows of a stay in L2
 _ADDED = 1024  # columns that a program adds up, 8 per thread
+_MOST_KEPT = 4096  # numbers of rows whose measured tiles are kept, per adapter
 
 
-class Fp8Gemm(Fp8GemmAdapter):
+class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
     """`fp8_gemm` on any GPU."""
 
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)
         self.native = has_float8(problem.device)
         self._launchers: dict[tuple[Tiles, bool], Launcher] = {}
+        self._measured: Mapping[int, Configuration] = {}
+        self._chosen: dict[int, Tiles] = {}
         self._add = Launcher(add_parts_kernel, {"BLOCK": _ADDED, "HAS_BIAS": problem.bias}, num_warps=4)
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        self._launch(a, b, a_scale, b_scale, bias, out)
+
+    def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        self._launch(a, b, None, b_scale, bias, out)
+
+    def _launch(
+        self, a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
         m, n = out.shape
         tile, programs, splits = self._cut(m)
         parts = torch.empty((splits, m, n), dtype=torch.float32, device=a.device) if splits > 1 else out
@@ -57,13 +78,46 @@ class Fp8Gemm(Fp8GemmAdapter):
     def workspace_bytes(self, *, num_tokens: int) -> int:
         """Parts of K, in float32. Within a tile's rows more of them take more, and the last rows of a tile the most."""
         last = {num_tokens, *(rows for rows in (16, 32, *range(64, num_tokens, 64)) if rows < num_tokens)}
+        if self._measured:  # whose tiles change at any number of rows
+            last = set(range(1, num_tokens + 1))
         cuts = {rows: self._cut(rows)[2] for rows in last}
         return max(splits * rows * self.problem.n * 4 if splits > 1 else 0 for rows, splits in cuts.items())
 
+    def configurations(self, num_tokens: int, stage: int, best: Configuration | None) -> Sequence[Configuration]:
+        problem = self.problem
+        if stage or problem.weight_only is not None:
+            return ()
+        tried = candidates(problem.device, problem.scaling, num_tokens, problem.n, problem.k)
+        return [written(tile) for tile in tried]
+
+    def configure(self, measured: Mapping[int, Configuration]) -> None:
+        for configuration in measured.values():
+            read(configuration, self.problem.scaling)
+        self._measured = measured
+        self._chosen.clear()
+
+    def _tile(self, rows: int) -> Tiles:
+        """Tiles for so many rows: measured ones where there are some, else by the rule."""
+        problem = self.problem
+        if problem.weight_only is not None:
+            return tiles_of_weights(problem.device, rows, problem.k)
+        if not self._measured:
+            return tiles(problem.device, problem.scaling, rows, problem.n, problem.k)
+        tile = self._chosen.get(rows)
+        if tile is None:
+            found = look_up(self._measured, rows).configuration
+            if found is None:
+                tile = tiles(problem.device, problem.scaling, rows, problem.n, problem.k)
+            else:
+                tile = read(found, problem.scaling)
+            if len(self._chosen) >= _MOST_KEPT:
+                self._chosen.clear()
+            self._chosen[rows] = tile
+        return tile
+
     def _cut(self, rows: int) -> tuple[Tiles, int, int]:
         """Tiles, programs of a whole K, and parts of K."""
-        problem = self.problem
-        tile = tiles(problem.device, problem.scaling, rows, problem.n, problem.k)
+        tile = self._tile(rows)
         programs = -(-rows // tile.block_m) * -(-self.problem.n // tile.block_n)
         return tile, programs, splits_of(self.problem.device, programs, self.problem.k)
 
@@ -74,18 +128,20 @@ class Fp8Gemm(Fp8GemmAdapter):
         splits: int,
         a: Tensor,
         b: Tensor,
-        a_scale: Tensor,
+        a_scale: Tensor | None,
         b_scale: Tensor,
         bias: Tensor | None,
         out: Tensor,
     ) -> None:
         problem = self.problem
-        if not self.native or problem.scaling == MX:
+        if problem.weight_only is not None:
+            b = b.view(torch.uint8)
+        elif not self.native or problem.scaling == MX:
             a, b = a.view(torch.uint8), b.view(torch.uint8)
-        a_scale, b_scale = (
-            scale.view(torch.uint8) if dtype == E8M0 else scale
-            for scale, dtype in ((a_scale, problem.a_scale_dtype), (b_scale, problem.b_scale_dtype))
-        )
+        if a_scale is not None and problem.a_scale_dtype == E8M0:
+            a_scale = a_scale.view(torch.uint8)
+        if problem.b_scale_dtype == E8M0:
+            b_scale = b_scale.view(torch.uint8)
         of_parts = splits > 1
         strides = (
             0,
@@ -94,7 +150,7 @@ class Fp8Gemm(Fp8GemmAdapter):
             *b.stride(),
             *((0, 0, 0) if of_parts else (0, *out.stride())),
             0,
-            *strides_of_scale(a_scale),
+            *((0, 0) if a_scale is None else strides_of_scale(a_scale)),
             0,
             *strides_of_scale(b_scale),
             0 if bias is None else bias.stride(0),
@@ -132,6 +188,7 @@ class Fp8Gemm(Fp8GemmAdapter):
             "EVEN_K": problem.k % tile.block_k == 0,
             "PARTS": of_parts,
             "NATIVE": self.native,
+            "WEIGHT_ONLY": problem.weight_only is not None,
         }
         launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
         self._launchers[tile, of_parts] = launcher

@@ -78,6 +78,7 @@ class BmmFp8(BmmFp8Adapter):
             "EVEN_K": self.problem.k % tile.block_k == 0,
             "PARTS": False,
             "NATIVE": self.native,
+            "WEIGHT_ONLY": False,
         }
         launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
         self._launchers[tile] = launcher

@@ -6,7 +6,7 @@ from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.gemm.fp8.batched.problem import SCALINGS as BATCH_SCALINGS
-from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, SCALINGS
+from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, HALVES, SCALINGS
 
 KERNELS = (
     Kernel(
@@ -23,8 +23,9 @@ KERNELS = (
             dtype_in("b_scale_dtype", FLOAT, E8M0),
             anything("n", "k", "rows"),
         ),
-        features=frozenset({"bias"}),
+        features=frozenset({"bias", *(f"weight_only={dtype}" for dtype in HALVES)}),
         graph=GraphLevel.FULL,
+        configurable=True,
         deterministic=True,
         source="DeepSeek-V3 (2024), section 3.3",
     ),

@@ -10,7 +10,8 @@ on sm_90 and sm_10x. Where the tiles are fewer than the device's multiprocessors
 in float32 and added by `add_parts_kernel` in their order, so the same call gives the same bits.
 
 Before sm_89 there is no product of float8: bytes become the float16 that is 256 times smaller, exactly, and
-2^16 goes into the scale. Scales of 32 columns are multiplied into bfloat16 operands: powers of two, exact.
+2^16 goes into the scale. So do weights beside activations of 16 bits (WEIGHT_ONLY), in their dtype, and 2^8 goes
+into the sums. Scales of 32 columns are multiplied into bfloat16 operands: powers of two, exact.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def product_kernel(
     EVEN_K: tl.constexpr,
     PARTS: tl.constexpr,
     NATIVE: tl.constexpr,
+    WEIGHT_ONLY: tl.constexpr,
 ):
     """BLOCK_K is 128 where SCALING is "block".
 
@@ -109,11 +111,13 @@ def product_kernel(
     first_block = begin.to(tl.int64)
     a += batch * stride_ab + first_block * BLOCK_K * stride_ak
     b += batch * stride_bb + first_block * BLOCK_K * stride_bk
-    a_scale += batch * stride_ab_scale
+    if not WEIGHT_ONLY:
+        a_scale += batch * stride_ab_scale
     b_scale += batch * stride_bb_scale
     groups: tl.constexpr = BLOCK_K // 32 if SCALING == "mx" else 1  # scales of a row per step
     if SCALING != "row":
-        a_scale += first_block * groups * stride_ak_scale
+        if not WEIGHT_ONLY:
+            a_scale += first_block * groups * stride_ak_scale
         b_scale += first_block * groups * stride_bk_scale
 
     if SCALING == "mx":
@@ -135,7 +139,8 @@ def product_kernel(
         row, column, rows, columns = row[:, None], column[None, :], rows[:, None], columns[None, :]
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if SCALING == "block":
-        a_scale_at = a_scale + row * stride_am_scale
+        if not WEIGHT_ONLY:
+            a_scale_at = a_scale + row * stride_am_scale
         b_scale_at = b_scale + tile_n * BLOCK_N // 128 * stride_bn_scale
 
     for block in range(begin, end):
@@ -160,28 +165,36 @@ def product_kernel(
                 else:
                     left = tl.load(a_at, kept[None, :], other=0.0)
                     right = tl.load(b_at, kept[:, None], other=0.0)
-            if not NATIVE:
+            if WEIGHT_ONLY:
+                right = e4m3_scaled(right, a.dtype.element_ty, False)
+            elif not NATIVE:
                 left = e4m3_scaled(left, tl.float16, False)
                 right = e4m3_scaled(right, tl.float16, False)
             if SWAPPED:
                 left, right = right, left
             if SCALING == "block":
-                factors = _scale(a_scale_at, A_E8M0) * _scale(b_scale_at, B_E8M0)
+                factors = _scale(b_scale_at, B_E8M0)
+                if not WEIGHT_ONLY:
+                    factors = _scale(a_scale_at, A_E8M0) * factors
                 acc += tl.dot(left, right) * factors
-            elif NATIVE:  # what Hopper adds up in 14 bits goes to float32 after each block
+            elif NATIVE and not WEIGHT_ONLY:  # what Hopper adds up in 14 bits goes to float32 after each block
                 acc = tl.dot(left, right, acc, max_num_imprecise_acc=BLOCK_K)
             else:
                 acc = tl.dot(left, right, acc)
         a_at += BLOCK_K * stride_ak
         b_at += BLOCK_K * stride_bk
         if SCALING != "row":
-            a_scale_at += groups * stride_ak_scale
+            if not WEIGHT_ONLY:
+                a_scale_at += groups * stride_ak_scale
             b_scale_at += groups * stride_bk_scale
 
     if SCALING == "row":
-        acc *= tl.load(a_scale + row * stride_am_scale)
+        if not WEIGHT_ONLY:
+            acc *= tl.load(a_scale + row * stride_am_scale)
         acc *= tl.load(b_scale + column * stride_bn_scale)
-    if SCALING != "mx" and not NATIVE:
+    if WEIGHT_ONLY:
+        acc *= 256.0
+    elif SCALING != "mx" and not NATIVE:
         acc *= 65536.0
     kept = (rows < m) & (columns < n)
     if PARTS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp8.problem import BLOCK, MX
@@ -71,7 +73,68 @@ def tiles(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> Tiles
     return Tiles(128, 128, 128, 8, 4 if large else 3)
 
 
+def tiles_of_weights(device: DeviceFacts, rows: int, k: int) -> Tiles:
+    """Tiles of float8 weights beside activations of 16 bits: those take the room of two float8 operands.
+
+    Nothing was measured yet. Weights are decoded in registers, which wgmma takes its left operand from, so up to
+    64 rows they are that; a tile of 128 rows keeps its activations in shared memory instead.
+    """
+    large = device.shared_memory_bytes >= 128 << 10
+    if k % 16:  # rows may begin anywhere: elements are loaded one by one, through registers
+        return Tiles(16, 32, 128, 4, 2)
+    if rows <= FEW:
+        block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        return Tiles(block_m, 64, 128, 4, 4 if large else 3)
+    return Tiles(128, 64, 128, 8, 3) if large else Tiles(64, 64, 128, 4, 3)
+
+
 def splits_of(device: DeviceFacts, programs: int, k: int) -> int:
     """Into how many parts K is split, so that about two programs run on each multiprocessor."""
     blocks = -(-k // 128)
     return max(1, min(2 * device.num_sms // programs, blocks // _FEWEST_BLOCKS, _MOST_SPLITS))
+
+
+def candidates(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> Iterator[Tiles]:
+    """Tiles that are worth a try for a product, other than `tiles` gives: `kernelhub tune` times them.
+
+    A block's scale is one of a tile's columns, so of those no tile has more than 128. Sums of a thread fill 8 to 128
+    registers, and operands in flight fit the shared memory of a block, where the device has such.
+    """
+    usual = tiles(device, scaling, rows, n, k)
+    few = rows <= FEW
+    heights = sorted({usual.block_m, max(16, usual.block_m // 2), min(64, usual.block_m * 2)}) if few else (64, 128)
+    depths = (128,) if scaling == BLOCK else (64, 128) if scaling == MX else (64, 128, 256)
+    itemsize = 2 if scaling == MX or not has_float8(device) else 1
+    for block_m in heights:
+        for block_n in (64, 128):
+            for block_k in depths:
+                for num_warps in (4, 8):
+                    for num_stages in (3, 4):
+                        made = Tiles(block_m, block_n, block_k, num_warps, num_stages)
+                        sums = block_m * block_n // (32 * num_warps)
+                        kept = num_stages * block_k * (block_m + block_n) * itemsize
+                        fits = kept <= device.shared_memory_bytes or device.type == "cpu"
+                        if made != usual and 8 <= sums <= 128 and fits:
+                            yield made
+
+
+def written(made: Tiles) -> dict[str, int]:
+    """Tiles as plain values."""
+    return asdict(made)
+
+
+def read(configuration: Mapping[str, Any], scaling: str) -> Tiles:
+    """The tiles that `written` wrote.
+
+    Raises:
+        TypeError, ValueError: they are none, or none that the scaling allows.
+    """
+    made = Tiles(**configuration)
+    powers = (made.block_m, made.block_n, made.block_k, made.num_warps)
+    if any(type(size) is not int or size < 1 for size in (*powers, made.num_stages)):
+        raise ValueError(f"{dict(configuration)} are no sizes")
+    if any(size & (size - 1) for size in powers) or made.block_m < 16:
+        raise ValueError(f"{dict(configuration)}: sizes are powers of two, and rows at least 16")
+    if scaling == BLOCK and (made.block_k != 128 or made.block_n > 128):
+        raise ValueError(f"{dict(configuration)}: products scaled by block have steps of 128 and up to 128 columns")
+    return made

@@ -11,10 +11,10 @@ from kernelhub.backends.triton.gemm.grouped.grouped import grouped_gemm_kernel
 from kernelhub.backends.triton.gemm.grouped.tiles import Tiles, rows_of_a_tile, tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.operands import as_bytes, strides_of
-from kernelhub.backends.triton.planes import Planes, wide, words
+from kernelhub.backends.triton.planes import DecodedPlanes, Planes, wide, words
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
-from kernelhub.ops.gemm.grouped.problem import FP4, FP8, GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.problem import FP4, FP8, SMALL, GroupedGemmProblem
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
@@ -33,19 +33,24 @@ class Grouped(GroupedGemmAdapter):
         self._launchers: dict[tuple[int, bool], tuple[Tiles, Launcher]] = {}
         device = problem.device
         native = has_float8(device)
-        fp8, fp4 = problem.b_dtype == FP8, problem.b_dtype == FP4
+        mx = problem.b_scale == "mxfp8"
+        fp8, fp4 = problem.b_dtype == FP8 and not mx, problem.b_dtype == FP4
+        # Quantised rows are decoded: beside fp4 weights once, into planes, else in each tile.
+        rows = "bfloat16" if problem.a_scale in SMALL else problem.a_dtype
         # An e8m0 scale may be beyond what float16 holds, so there it is applied to sums.
-        self._quads = within = fp4 and not (problem.b_scale == "mxfp4" and problem.a_dtype == "float16")
+        self._quads = within = fp4 and not (problem.b_scale == "mxfp4" and rows == "float16")
         form = problem.b_scale or ""
-        ptx = within and by_ptx(device.vendor, problem.a_dtype, form)
+        ptx = within and by_ptx(device.vendor, rows, form)
+        self._decoded = problem.a_scale if within and problem.a_scale in SMALL else None
         self._planes = Planes(problem.k, problem.masked)
+        self._decoded_planes = DecodedPlanes(problem.k, self._decoded or "", problem.masked)
         self._static = {
             "G": problem.num_groups,
             "G_PAD": triton.next_power_of_2(problem.num_groups),
             "N": problem.n,
             "K": problem.k,
             "MASKED": problem.masked,
-            "FORMAT": "e4m3" if fp8 else "e2m1" if fp4 else "float",
+            "FORMAT": "e4m3" if fp8 else "e2m1" if fp4 else "mx" if mx else "float",
             "NATIVE": native,
             "A_SCALE": (problem.a_scale or "").removesuffix("_e8m0"),
             "A_SCALE_FORMAT": "e8m0" if problem.a_scale == "group_e8m0" else "float32",
@@ -55,10 +60,11 @@ class Grouped(GroupedGemmAdapter):
             ),
             "QUADS": form if within else "",
             "PTX": ptx,
+            "HAS_A_GLOBAL": problem.a_global_scale,
             "HAS_GLOBAL": problem.global_scale,
             "HAS_BIAS": problem.bias,
             # Each operand is decoded to a 256th.
-            "FACTOR": 65536.0 if fp8 and not native else left_of(form, problem.a_dtype, ptx),
+            "FACTOR": 65536.0 if fp8 and not native else left_of(form, rows, ptx),
             "PRECISION": "ieee",
             "GROUP_M": _GROUP_M,
         }
@@ -82,7 +88,10 @@ class Grouped(GroupedGemmAdapter):
         a_scale, b_scale, bias = operands.a_scale, operands.b_scale, operands.bias
         lengths = lengths.contiguous()
         with device_of(a):
-            if self._quads:
+            if self._decoded is not None:
+                assert a_scale is not None
+                a = self._decoded_planes(a, as_bytes(a_scale), lengths if problem.masked else None)
+            elif self._quads:
                 a = self._planes(a, lengths if problem.masked else None)
             strides = (*strides_of(a, 3), *of_b, *strides_of(out, 3))
             aligned = aligned and not (a.data_ptr() | out.data_ptr()) & 15
@@ -94,6 +103,7 @@ class Grouped(GroupedGemmAdapter):
                 out,
                 None if a_scale is None else as_bytes(a_scale),
                 None if b_scale is None else as_bytes(b_scale),
+                operands.a_global_scale,
                 operands.b_global_scale,
                 bias,
                 lengths,
@@ -101,6 +111,7 @@ class Grouped(GroupedGemmAdapter):
                 *strides,
                 *self._a_scale_strides(a_scale),
                 *self._b_scale_strides(b_scale),
+                _per_group(operands.a_global_scale),
                 _per_group(operands.b_global_scale),
                 *((0, 0) if bias is None else bias.stride()),
             )

@@ -30,6 +30,7 @@ _VARYING = [
     "stride_bsg",
     "stride_bsn",
     "stride_bsk",
+    "stride_a_global",
     "stride_global",
     "stride_bias_g",
     "stride_bias_n",
@@ -54,9 +55,17 @@ def unpacked(raw, dtype: tl.constexpr):
     return tl.interleave(e2m1_to_float(raw & 15).to(dtype), e2m1_to_float(raw >> 4).to(dtype))
 
 
+@triton.jit
+def mx_values(raw, exponents, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """e4m3 bytes [ROWS, COLUMNS] times e8m0 bytes [ROWS, COLUMNS / 32], as bfloat16, exactly."""
+    factors = e8m0_to_float(exponents).to(tl.bfloat16)
+    wide = tl.broadcast_to(factors[:, :, None], (ROWS, COLUMNS // 32, 32))
+    return e4m3_to_float(raw, tl.bfloat16, False) * tl.reshape(wide, (ROWS, COLUMNS))
+
+
 @triton.jit(
     do_not_specialize=_VARYING,
-    do_not_specialize_on_alignment=["a_scale", "b_scale", "b_global", "bias", "lengths"],
+    do_not_specialize_on_alignment=["a_scale", "b_scale", "a_global", "b_global", "bias", "lengths"],
 )
 def grouped_gemm_kernel(
     a,
@@ -64,6 +73,7 @@ def grouped_gemm_kernel(
     out,
     a_scale,
     b_scale,
+    a_global,
     b_global,
     bias,
     lengths,
@@ -83,6 +93,7 @@ def grouped_gemm_kernel(
     stride_bsg,
     stride_bsn,
     stride_bsk,
+    stride_a_global,
     stride_global,
     stride_bias_g,
     stride_bias_n,
@@ -91,7 +102,7 @@ def grouped_gemm_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     MASKED: tl.constexpr,
-    FORMAT: tl.constexpr,  # of the weights: "float", "e4m3", "e2m1"
+    FORMAT: tl.constexpr,  # of the weights: "float", "e4m3", "e2m1", "mx" (mxfp8)
     NATIVE: tl.constexpr,
     A_SCALE: tl.constexpr,  # "", "tensor", "token", "group"
     A_SCALE_FORMAT: tl.constexpr,
@@ -100,6 +111,7 @@ def grouped_gemm_kernel(
     QUADS: tl.constexpr,  # "mxfp4" or "nvfp4": a is planes
     PTX: tl.constexpr,
     WIDE: tl.constexpr,
+    HAS_A_GLOBAL: tl.constexpr,
     HAS_GLOBAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     FACTOR: tl.constexpr,  # what decoding left out
@@ -168,6 +180,10 @@ def grouped_gemm_kernel(
                 acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             else:
                 acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            if FORMAT == "mx":
+                spans = tl.arange(0, BLOCK_K // 32)
+                t_at = a_scale + group * stride_asg + row[:, None] * stride_asm + spans[None, :] * stride_ask
+                s_at = b_scale + group * stride_bsg + column[:, None] * stride_bsn + spans[None, :] * stride_bsk
             for step in range((K + BLOCK_K - 1) // BLOCK_K):
                 left = K - step * BLOCK_K
                 if K % BLOCK_K == 0:
@@ -189,6 +205,12 @@ def grouped_gemm_kernel(
                         w = e4m3_scaled(w, tl.float16, False)
                 elif FORMAT == "e2m1":
                     w = unpacked(w, x.dtype)
+                elif FORMAT == "mx":
+                    in_k = (spans * 32 < left)[None, :]
+                    x = mx_values(x, tl.load(t_at, in_k, other=127), BLOCK_M, BLOCK_K)
+                    w = mx_values(w, tl.load(s_at, in_k, other=127), BLOCK_N, BLOCK_K)
+                    t_at += BLOCK_K // 32 * stride_ask
+                    s_at += BLOCK_K // 32 * stride_bsk
 
                 if B_SCALE == "block" or B_SCALE == "row":
                     if SWAP:
@@ -234,6 +256,8 @@ def grouped_gemm_kernel(
             acc *= tl.load(b_scale + group * stride_bsg)
         elif B_SCALE == "channel":
             acc *= tl.load(b_scale + group * stride_bsg + column * stride_bsn)[None, :]
+        if HAS_A_GLOBAL:
+            acc *= tl.load(a_global + group * stride_a_global)
         if HAS_GLOBAL:
             acc *= tl.load(b_global + group * stride_global)
         if HAS_BIAS:

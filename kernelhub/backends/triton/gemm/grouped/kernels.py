@@ -16,14 +16,14 @@ KERNELS = (
         band=Band.PORTABLE,
         constraints=(
             *MACHINE,
-            dtype_in("a_dtype", *FLOATS, FP8),
+            dtype_in("a_dtype", *FLOATS, FP8, FP4),
             dtype_in("b_dtype", *FLOATS, FP8, FP4),
             dtype_in("out_dtype", *FLOATS),
             Between("num_groups", 1, 4096, why="a program reads all lengths at once"),
             anything("n", "k", "rows"),
         ),
         features=frozenset(
-            {"masked", "global_scale", "bias"}
+            {"masked", "a_global_scale", "global_scale", "bias"}
             | {f"a_scale={value}" for value in A_SCALES}
             | {f"b_scale={value}" for value in B_SCALES}
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelhub.ops.gemm.grouped.problem import BLOCKS, FP4, FP8, GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.problem import BLOCKS, FP4, FP8, SMALL, GroupedGemmProblem
 
 FEW, SOME, MANY = 16, 64, 128  # rows of a tile
 
@@ -49,7 +49,15 @@ def tiles(problem: GroupedGemmProblem, block_m: int) -> Tiles:
         return Tiles(min(block_m, 32), 32, 64 if problem.b_dtype == FP4 else 32, 4, 2)
     if problem.k % 16:  # rows may begin anywhere: elements are loaded one by one, through registers
         block_m = min(block_m, SOME)
-    if problem.a_dtype == FP8:
+    if problem.b_scale == "mxfp8":  # decoded to bfloat16 in the tile, as by `fp8_gemm`
+        if problem.k % 16:
+            return Tiles(FEW, 32, 64, 8, 2)
+        if block_m <= SOME:
+            # Registers hold decoded operands on their way to mma.sync: 4 warps spill some.
+            return Tiles(block_m, 64, 128, 4 if warpgroups else 8, 3, swap=True)
+        hopper = problem.device.family == "hopper"
+        return Tiles(MANY, 64, 64 if hopper or not roomy else 128, 4 if hopper else 8, 3)
+    if problem.a_dtype == FP8 and problem.a_scale not in SMALL:
         if problem.k % 16:
             return Tiles(FEW, 32, 128, 8, 2)
         if block_m == FEW:

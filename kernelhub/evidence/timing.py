@@ -1,4 +1,4 @@
-"""How long calls take beside each other: medians of samples taken in turn, by events on a GPU.
+"""How long calls take beside each other: medians of samples taken in turn, by events on a GPU, with their noise.
 
 What else the machine does slows all of them alike, so their ratio holds where their times do not.
 """
@@ -22,6 +22,8 @@ _SAMPLE_S = 0.002
 # Written before each call on a GPU: more than any L2 cache holds, and long enough to write (0.1 ms at 5 TB/s)
 # that the host has queued the call by the time the GPU comes to it.
 _FLUSHED_BYTES = 512 << 20
+# The median distance of samples from their median, times this, is their standard deviation where they are normal.
+_OF_MAD = 1.4826
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,18 @@ class Timing:
     Attributes:
         median_s: median over the samples.
         samples: how many there were.
+        noise_s: how far samples lie from it, as a standard deviation that outliers do not move.
     """
 
     median_s: float
     samples: int
+    noise_s: float = 0.0
+
+
+def timing_of(samples: Sequence[float]) -> Timing:
+    """The median of samples, in seconds, and their noise."""
+    median = statistics.median(samples)
+    return Timing(median, len(samples), _OF_MAD * statistics.median(abs(sample - median) for sample in samples))
 
 
 def time_calls(calls: Sequence[Call], device: torch.device, budget_s: float) -> list[Timing]:
@@ -49,7 +59,7 @@ def time_calls(calls: Sequence[Call], device: torch.device, budget_s: float) -> 
     round_s = sum(seconds * number for seconds, number in zip(once_s, repeats, strict=True))
     rounds = max(_FEWEST, min(_MOST, int(budget_s / round_s)))
     samples = [[sample(call, number) for call, number in zip(calls, repeats, strict=True)] for _ in range(rounds)]
-    return [Timing(statistics.median(column), rounds) for column in zip(*samples, strict=True)]
+    return [timing_of(column) for column in zip(*samples, strict=True)]
 
 
 def time_once(call: Call, device: torch.device) -> Timing:

@@ -1,0 +1,152 @@
+"""``kernelhub tune``: measure which kernel is the fastest right one for a model here, and keep that for selection."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import kernelhub
+from kernelhub.cli.console import Console, Table, steps
+from kernelhub.cli.facets import op_named
+from kernelhub.cli.verify import names, seconds
+from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.tuning.carried import export_stored, import_table
+from kernelhub.evidence.tuning.decide import WORDS, Regret
+from kernelhub.evidence.tuning.report import RegretRow, Tuning
+from kernelhub.evidence.tuning.tune import needs_of
+from kernelhub.ops.models.description import FORMATS
+from kernelhub.ops.models.published import CONFIGS
+
+_SERVED = ("tp", "ep", "dtype", "kv_dtype", "page_size", "quantization")
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "--model", metavar="NAME", help=f"a config.json of Hugging Face, or one of {', '.join(CONFIGS)}"
+    )
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share every layer (default: 1)")
+    parser.add_argument("--ep", type=int, default=1, metavar="N", help="ranks that share the experts (default: 1)")
+    parser.add_argument("--dtype", default="bfloat16", help="of activations (default: bfloat16)")
+    parser.add_argument("--kv-dtype", help="of the KV cache (default: that of activations)")
+    parser.add_argument("--page-size", type=int, metavar="N", help="tokens per page (default: 16; 64 for latents)")
+    parser.add_argument("--quantization", choices=FORMATS, help="how weights are held (default: as config.json says)")
+    parser.add_argument("--op", action="append", metavar="OP", type=op_named, help="only this op; may be repeated")
+    parser.add_argument("--backend", metavar="NAME[,NAME]", type=names, help="only these backends, kernels or globs")
+    parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the first GPU, else the CPU)")
+    parser.add_argument("--tokens", metavar="N[,N]", type=_counts, help="new tokens of a step (default: usual ones)")
+    parser.add_argument("--context-len", type=int, default=1024, metavar="N", help="of a sequence (default: 1024)")
+    parser.add_argument("--samples", type=int, default=30, metavar="N", help="most of each kernel (default: 30)")
+    parser.add_argument(
+        "--no-configurations", action="store_true", help="try no other tiles than kernels take by themselves"
+    )
+    parser.add_argument("--budget-s", metavar="SECONDS", type=seconds, help="start nothing new after so long")
+    parser.add_argument("--export", metavar="FILE", type=Path, help="write a table file; without --model of all kept")
+    parser.add_argument("--import", metavar="FILE", type=Path, dest="table", help="keep what a table file says")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Measure and print what came out; 1 if a kernel was wrong, or nothing could be measured."""
+    if arguments.table is not None:
+        return _import(arguments, console)
+    if arguments.model is None:
+        if arguments.export is None:
+            raise ConfigurationError("--model: name a model or a config.json, e.g. --model llama-3.1-70b --tp 8")
+        count = export_stored(arguments.export, arguments.device)
+        console.line(f"{arguments.export}: {count} problem classes")
+        return 0 if count else 1
+    ops = None if arguments.op is None else [function.op.contract.name for function in arguments.op]
+    needs = needs_of(arguments.model, ops=ops, **{name: getattr(arguments, name) for name in _SERVED})
+    if not needs:
+        raise ConfigurationError(f"--op: {arguments.model} asks nothing of {' and '.join(ops or ())}")
+    try:
+        with steps(len(needs), sys.stderr) as step:
+            found = kernelhub.tune(
+                needs,
+                token_counts=arguments.tokens,
+                backend=arguments.backend,
+                device=arguments.device,
+                context_len=arguments.context_len,
+                configurations=not arguments.no_configurations,
+                samples=arguments.samples,
+                budget_s=arguments.budget_s,
+                progress=lambda name, place, number: step(f"tune {name}"),
+            )
+    except KeyboardInterrupt:
+        print("kernelhub: interrupted; what was measured before is kept", file=sys.stderr)
+        raise
+    if arguments.export is not None:
+        found.export(arguments.export)
+    if arguments.json:
+        console.json(found.to_dict())
+    else:
+        _show(found, console)
+    return 0 if found.ok else 1
+
+
+def _import(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.model is not None or arguments.export is not None:
+        raise ConfigurationError("--import measures and writes nothing else; leave --model and --export away")
+    entries = import_table(arguments.table, arguments.device)
+    console.line(f"{arguments.table}: {len(entries)} problem classes are kept, and heeded from the next start on")
+    return 0 if entries else 1
+
+
+def _show(found: Tuning, console: Console) -> None:
+    columns = ("op", "regime", "tokens", "chosen", "us", "noise", "next", "regret", "order", "order's regret", "why")
+    rows = [row for entry in found.entries for row in _rows(found, entry)]
+    if rows:
+        console.table(Table(columns, rows))
+    for (op, kernel), why in found.wrong.items():
+        console.line(f"{op} {kernel} is {why}; it is never chosen by its time, `kernelhub verify {op}` looks closer")
+    for item in found.left_out:
+        console.line(f"left out: {item.what}: {item.why}")
+    console.line(found.summary())
+    for sentence in filter(None, (found.unwritten, found.unheeded)):
+        console.line(sentence)
+
+
+def _rows(found: Tuning, entry: Any) -> list[tuple[str, ...]]:
+    """A line for each size of a problem class."""
+    by_label = {(row.op, tuple(sorted(row.facets.items())), row.label): row for row in found.regret}
+    lines: list[tuple[str, ...]] = []
+    for size in entry.sizes:
+        row: RegretRow | None = by_label.get((entry.op, entry.facets, size.label))
+        if row is None:
+            continue
+        chosen = size.times.get(entry.chosen)
+        others = sorted((item.us, name) for name, item in size.times.items() if name != entry.chosen)
+        lines.append(
+            (
+                entry.op,
+                entry.regime,
+                str(size.tokens),
+                entry.chosen + (" (tiles)" if chosen is not None and chosen.configuration is not None else ""),
+                "" if chosen is None else f"{chosen.us:.4g}",
+                "" if chosen is None else f"{chosen.noise_us:.2g}",
+                "" if not others else f"{others[0][1]} {others[0][0]:.4g}",
+                _percent(row.chosen_regret),
+                row.order,
+                _percent(row.order_regret),
+                WORDS[entry.word],
+            )
+        )
+    return lines
+
+
+def _percent(found: Regret | None) -> str:
+    return "not measured" if found is None else f"{found.percent:.1f} % ({found.us:.3g} us)"
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of tokens; give e.g. 1,16,256")
+    return counts

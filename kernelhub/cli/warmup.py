@@ -1,0 +1,137 @@
+"""``kernelhub warmup``: what serving a model needs, made ready, verified, and kept on disk for processes to come."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import kernelhub
+from kernelhub.cli.asked_machine import add_machine, machine_of
+from kernelhub.cli.console import Console, Table
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.models.description import FORMATS
+from kernelhub.ops.models.problems import PHASES
+from kernelhub.runtime.caches.store import PATIENCE_S
+from kernelhub.warming.bar import bar
+from kernelhub.warming.counts import DEFAULT
+from kernelhub.warming.outcome import WarmUp
+from kernelhub.warming.there import Listed, list_wanted
+from kernelhub.warming.warmup import CONTEXT_LEN, MAX_CONTEXT_LEN
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The command's options."""
+    parser.add_argument("--model", metavar="NAME", required=True, help="a known model, or the path of a config.json")
+    parser.add_argument("--tp", metavar="N", type=int, default=1, help="ranks that share every layer (default: 1)")
+    parser.add_argument("--ep", metavar="N", type=int, default=1, help="ranks that share the experts (default: 1)")
+    parser.add_argument("--dtype", default="bfloat16", help="of activations (default: bfloat16)")
+    parser.add_argument("--kv-dtype", metavar="DTYPE", help="of the KV cache (default: that of activations)")
+    parser.add_argument("--page-size", metavar="TOKENS", type=int, help="of the KV cache (default: as of the model)")
+    parser.add_argument("--quantization", choices=FORMATS, help="how weights are held (default: as config.json says)")
+    parser.add_argument("--phase", choices=PHASES, action="append", help="only this phase; may be repeated")
+    parser.add_argument(
+        "--tokens",
+        metavar="N[,N]",
+        type=_counts,
+        help=f"new tokens per engine step, up to the most (default: {','.join(map(str, DEFAULT))})",
+    )
+    parser.add_argument("--context-len", metavar="TOKENS", type=int, default=CONTEXT_LEN, help="cached, per sequence")
+    parser.add_argument(
+        "--max-context-len", metavar="TOKENS", type=int, default=MAX_CONTEXT_LEN, help="the longest sequence served"
+    )
+    parser.add_argument("--jobs", metavar="N", type=int, help="processes that compile (default: as memory allows)")
+    parser.add_argument("--no-verify", action="store_true", help="do not hold the chosen kernels against references")
+    parser.add_argument("--build", action="store_true", help="build kernels that take minutes to compile, too")
+    parser.add_argument(
+        "--timeout-s",
+        metavar="SECONDS",
+        type=float,
+        default=PATIENCE_S,
+        help=f"how long another process that compiles on this node is waited for (default: {PATIENCE_S:g})",
+    )
+    parser.add_argument("--list", action="store_true", help="say what would be made ready, for any device; run nothing")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
+    add_machine(parser)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Warm up and print what was made ready; 1 if something is not ready."""
+    setting: dict[str, Any] = {
+        "token_counts": arguments.tokens,
+        "device": arguments.device,
+        "phases": tuple(arguments.phase or PHASES),
+        "quantization": arguments.quantization,
+        **{name: getattr(arguments, name) for name in ("tp", "ep", "dtype", "kv_dtype", "page_size")},
+    }
+    machine = machine_of(arguments)
+    if arguments.list:
+        listed = list_wanted(arguments.model, machine=machine, **setting)
+        _show_list(listed, arguments.json, console)
+        return 0
+    if machine is not None:
+        raise ConfigurationError("--with describes a machine that is not here; add --list to say what it would need")
+    with bar(sys.stderr) as progress:
+        try:
+            done = kernelhub.warmup(
+                arguments.model,
+                **setting,
+                context_len=arguments.context_len,
+                max_context_len=arguments.max_context_len,
+                jobs=arguments.jobs,
+                verify=not arguments.no_verify,
+                build=arguments.build,
+                progress=progress,
+                timeout_s=arguments.timeout_s,
+            )
+        except KeyboardInterrupt:
+            print("kernelhub: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
+            raise
+    if arguments.json:
+        console.json(done.to_dict())
+    else:
+        _show(done, console)
+    return 0 if done.ok else 1
+
+
+def _show(done: WarmUp, console: Console) -> None:
+    columns = ("how", "op", "kernel", "for", "tokens", "seconds")
+    rows = [
+        (item.how, item.op, item.kernel, item.label, _span(item.tokens), f"{item.seconds:.2f}") for item in done.items
+    ]
+    console.table(Table(columns, rows))
+    for item in done.failures:
+        console.line(f"{item.op}, {item.label}: {item.reason}")
+    for op, kernel, reason in done.quarantined:
+        console.line(f"{op} {kernel} is quarantined, the next best is taken: {reason}")
+    for op, kernel, reason in done.unverified:
+        console.line(f"{op} {kernel} is not verified: {reason}")
+    for note in done.notes:
+        console.line(note)
+    console.line(done.summary())
+
+
+def _show_list(listed: list[Listed], as_json: bool, console: Console) -> None:
+    if as_json:
+        console.json({"items": [item.to_dict() for item in listed]})
+        return
+    rows = [(item.op, item.kernel or "none can run it", item.label, _span(item.tokens)) for item in listed]
+    console.table(Table(("op", "kernel", "for", "tokens"), rows))
+    calls = sum(len(item.tokens) for item in listed)
+    kernels = len({(item.op, item.kernel) for item in listed})
+    console.line(f"{len(listed)} items, {kernels} kernels, {calls} calls")
+
+
+def _span(tokens: tuple[int, ...]) -> str:
+    """Token counts, few of them one by one."""
+    if len(tokens) <= 4:
+        return ", ".join(map(str, tokens))
+    return f"{tokens[0]} to {tokens[-1]} ({len(tokens)})"
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, e.g. 1,8,512") from None

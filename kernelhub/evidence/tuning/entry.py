@@ -1,0 +1,266 @@
+"""What was measured of one problem class: times at each size, the choice that follows, and for what it holds.
+
+An entry is plain values on disk. What is no entry as kernelhub writes it raises when it is read, and is a miss.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelhub.dispatch.configuration import Configuration
+from kernelhub.dispatch.held import Facets
+from kernelhub.dispatch.tuned import Tuned
+from kernelhub.evidence.tuning.decide import ALONE, WORDS, Regret, Time, regret
+
+WRONG = "wrong:"  # how the reason begins why a kernel that gave a wrong result was not timed
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Times of one kernel at one size.
+
+    Attributes:
+        us: median of a call, in microseconds, with `configuration`.
+        noise_us: standard deviation of a sample, by the median distance from the median.
+        samples: how many there were.
+        how: ``"graph"``, ``"events"`` or ``"clock"``: see `timers`.
+        configuration: sizes that were faster than the kernel's own; None if its own were taken.
+        own_us: what it took with its own sizes, where others were faster.
+    """
+
+    us: float
+    noise_us: float
+    samples: int
+    how: str
+    configuration: Configuration | None = None
+    own_us: float | None = None
+
+    @property
+    def time(self) -> Time:
+        return Time(self.us, self.noise_us)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {
+            "us": round(self.us, 4), "noise_us": round(self.noise_us, 4), "samples": self.samples, "how": self.how
+        }  # fmt: skip
+        if self.configuration is not None:
+            plain |= {"configuration": dict(self.configuration), "own_us": round(self.own_us or 0.0, 4)}
+        return plain
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> Measured:
+        configuration = plain.get("configuration")
+        return Measured(
+            _positive(plain["us"]),
+            _number(plain["noise_us"]),
+            int(plain["samples"]),
+            str(plain["how"]),
+            None if configuration is None else dict(configuration),
+            None if configuration is None else _positive(plain["own_us"]),
+        )
+
+
+@dataclass(frozen=True)
+class Size:
+    """One call of a problem class.
+
+    Attributes:
+        tokens: its number of tokens.
+        label: what else is said of the call.
+        times: of the kernels that were right, by name.
+        out: kernels that were not timed, each with why.
+    """
+
+    tokens: int
+    label: str
+    times: Mapping[str, Measured]
+    out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> dict[str, str]:
+        """Kernels that gave a wrong result, each with what was wrong."""
+        return {name: why for name, why in self.out.items() if why.startswith(WRONG)}
+
+    def excluding(self, wrong: Mapping[str, str]) -> Size:
+        """The same without the times of kernels that were wrong at another size."""
+        times = {name: measured for name, measured in self.times.items() if name not in wrong}
+        out = {name: f"at another size {why}" for name, why in wrong.items() if name in self.times}
+        return Size(self.tokens, self.label, times, {**self.out, **out})
+
+    @property
+    def plain_times(self) -> dict[str, Time]:
+        """Times for `decide`."""
+        return {name: measured.time for name, measured in self.times.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        times = {name: measured.to_dict() for name, measured in self.times.items()}
+        return {"tokens": self.tokens, "label": self.label, "times": times, "out": dict(self.out)}
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> Size:
+        times = {str(name): Measured.from_dict(item) for name, item in plain["times"].items()}
+        out = {str(name): str(why) for name, why in plain.get("out", {}).items()}
+        return Size(int(plain["tokens"]), str(plain["label"]), times, out)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kernel as it was when it was measured: versions of its libraries, by package, and the digest of its record."""
+
+    versions: Mapping[str, str]
+    record: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One problem class.
+
+    Attributes:
+        op: name of the op.
+        facets: of the problem, without the device.
+        regime: the op's name for the phase.
+        order: kernels that can run it, as they are ranked without measurements.
+        ranking: those that were measured, best first.
+        word: how the first of them came to be, one of `decide.WORDS`.
+        sizes: what was measured.
+        kernels: those of `ranking`, as they were.
+        date: ISO 8601, in UTC.
+    """
+
+    op: str
+    facets: Facets
+    regime: str
+    order: tuple[str, ...]
+    ranking: tuple[str, ...]
+    word: str
+    sizes: tuple[Size, ...]
+    kernels: Mapping[str, Kind]
+    date: str
+
+    @property
+    def key(self) -> str:
+        """The problem class, as documents are keyed."""
+        return key_of(self.facets)
+
+    @property
+    def chosen(self) -> str:
+        return self.ranking[0]
+
+    def regrets(self, kernel: str | None = None) -> list[tuple[Size, Regret | None]]:
+        """What a kernel, by default the chosen one, costs beside the fastest at each size."""
+        return [(size, regret(kernel or self.chosen, size.plain_times)) for size in self.sizes if size.times]
+
+    def without(self, gone: set[str]) -> Entry | None:
+        """The entry without kernels that cannot be chosen any more; None if that leaves none."""
+        ranking = tuple(name for name in self.ranking if name not in gone)
+        return Entry(**{**vars(self), "ranking": ranking}) if ranking else None
+
+    def tuned(self) -> Tuned:
+        """What selection is told."""
+        configurations: dict[str, dict[int, Configuration]] = {}
+        for size in self.sizes:
+            for name, measured in size.times.items():
+                if measured.configuration is not None:
+                    configurations.setdefault(name, {}).setdefault(size.tokens, measured.configuration)
+        return Tuned(self.ranking, {name: self.because(name) for name in self.ranking}, configurations)
+
+    def because(self, kernel: str) -> str:
+        """Why a kernel is chosen: its time, the next one's, the noise and the date, at the size where it matters most.
+
+        That is the size at which it gains most on the next in the ranking.
+        """
+        rest = self.ranking[self.ranking.index(kernel) + 1 :]
+        if not rest:
+            size = next(size for size in self.sizes if kernel in size.times)
+            word = WORDS[ALONE] if len(self.ranking) == 1 else "the slowest of those measured"
+            return f"measured {self.date[:10]}: {_told(size, kernel)}; {word}"
+        told = [size for size in self.sizes if kernel in size.times and rest[0] in size.times]
+        if not told:
+            return f"measured {self.date[:10]}: {kernel} at every size, {rest[0]} not"
+        size = max(told, key=lambda size: size.times[rest[0]].us / size.times[kernel].us)
+        more = f", and {len(self.sizes) - 1} other sizes" if len(self.sizes) > 1 else ""
+        word = WORDS.get(self.word, self.word) if kernel == self.chosen else "the next best of those measured"
+        next_us = size.times[rest[0]]
+        return (
+            f"measured {self.date[:10]}: {_told(size, kernel)}, next {rest[0]} {_us(next_us.us)} "
+            f"(noise {_us(size.times[kernel].noise_us)} and {_us(next_us.noise_us)}){more}; {word}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        kernels = {
+            name: {"versions": dict(kind.versions), "record": kind.record} for name, kind in self.kernels.items()
+        }
+        return {
+            "op": self.op,
+            "problem": dict(self.facets),
+            "regime": self.regime,
+            "order": list(self.order),
+            "ranking": list(self.ranking),
+            "word": self.word,
+            "date": self.date,
+            "kernels": kernels,
+            "sizes": [size.to_dict() for size in self.sizes],
+        }
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> Entry:
+        """The entry that `to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is none.
+        """
+        kernels = {
+            str(name): Kind({str(k): str(v) for k, v in kind["versions"].items()}, str(kind["record"]))
+            for name, kind in plain["kernels"].items()
+        }
+        ranking = tuple(map(str, plain["ranking"]))
+        sizes = tuple(Size.from_dict(size) for size in plain["sizes"])
+        known = {name for size in sizes for name in size.times}
+        if not ranking or set(ranking) != known or not known <= set(kernels):
+            raise ValueError("its ranking is not of the kernels that were measured")
+        if plain["word"] not in WORDS:
+            raise ValueError(f"its word is {plain['word']!r}")
+        return Entry(
+            str(plain["op"]),
+            tuple(sorted((str(name), value) for name, value in plain["problem"].items())),
+            str(plain["regime"]),
+            tuple(map(str, plain["order"])),
+            ranking,
+            str(plain["word"]),
+            sizes,
+            kernels,
+            str(plain["date"]),
+        )
+
+
+def key_of(facets: Facets) -> str:
+    """A problem class as text: the same in every process."""
+    return json.dumps(dict(facets), sort_keys=True)
+
+
+def _told(size: Size, kernel: str) -> str:
+    where = f" for {size.tokens} tokens" if size.tokens else ""
+    return f"{kernel} {_us(size.times[kernel].us)}{where}"
+
+
+def _us(us: float) -> str:
+    return f"{us:.3g} us" if us < 1000 else f"{us:.0f} us"
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"{value!r} is no time")
+    return number
+
+
+def _positive(value: Any) -> float:
+    number = _number(value)
+    if number == 0:
+        raise ValueError("a call that takes no time")
+    return number

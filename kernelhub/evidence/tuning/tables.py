@@ -1,0 +1,172 @@
+"""Where measured entries are kept: documents in the cache folder, one for each op, and table files that are only read.
+
+All of a document or file is about one kind of device between the same versions; `standing_of` names them. A document
+stands in the folder of its fingerprint (`kernelhub.runtime.caches`), so that those of other devices and versions lie
+beside it. A table file, made by `export`, can be carried to another machine of that kind.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+from kernelhub.dispatch.fingerprint import own_version
+from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.store import Miss
+from kernelhub.evidence.tuning.entry import Entry
+from kernelhub.probes.device import DeviceFacts
+from kernelhub.runtime.caches import manifest
+from kernelhub.runtime.caches.attempt import replace
+from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of
+from kernelhub.runtime.caches.manifest import Flaw
+from kernelhub.runtime.caches.root import readable
+from kernelhub.runtime.caches.store import Store
+
+KIND = "tuned"
+FORMAT = "kernelhub tuned, version 1"
+Plain = dict[str, Any]
+
+
+def standing_of(device: DeviceFacts) -> Fingerprint:
+    """For what a measurement holds: the kind of device, and the versions that all kernels have in common."""
+    import torch
+
+    parts = {
+        "device": device.name,
+        "architecture": device.arch,
+        "multiprocessors": str(device.num_sms),
+        "cuda": str(torch.version.cuda or torch.version.hip or "none"),
+        "version kernelhub": own_version(),
+        "version torch": str(torch.__version__),
+        "version triton": _version("triton"),
+    }
+    arch = re.sub(r"[^A-Za-z0-9_.+-]+", "_", device.arch)
+    return Fingerprint(arch if device.type != "cpu" else f"cpu-{arch}", tuple(sorted(parts.items())))
+
+
+def store_of(device: DeviceFacts) -> Store:
+    """Where documents of a device between these versions are kept."""
+    return Store(KIND, standing_of(device))
+
+
+def stored(device: DeviceFacts, op: str) -> tuple[Path, dict[str, Plain]]:
+    """Where the entries of an op are kept, and those that are, by problem class, as they stand there."""
+    store = store_of(device)
+    document = store.read(op)
+    entries = document.get("entries") if isinstance(document, dict) else None
+    return store.path(op), dict(entries) if isinstance(entries, dict) else {}
+
+
+def keep(device: DeviceFacts, entries: Iterable[Entry]) -> None:
+    """Put entries beside those that are kept, in place of those of the same problem class."""
+    by_op: dict[str, dict[str, Plain]] = {}
+    for entry in entries:
+        by_op.setdefault(entry.op, {})[entry.key] = entry.to_dict()
+    for op, new in by_op.items():
+        store_of(device).update(op, functools.partial(_merged, new))
+
+
+def ops_stored(device: DeviceFacts) -> tuple[list[str], list[Miss]]:
+    """Ops that have a document for this device between these versions, also in memory; and what does not hold."""
+    store, ops, misses = store_of(device), [], []
+    for op, document in store.every():
+        if isinstance(document, Flaw):
+            misses.append(Miss(store.path(op), document.sentence.removeprefix(f"{store.path(op)} ")))
+        else:
+            ops.append(op)
+    return ops, misses
+
+
+def has_folder(device: DeviceFacts) -> bool:
+    """Whether anything was kept on disk for this device between these versions."""
+    standing = standing_of(device)
+    return any((place.path / KIND / standing.sm / standing.digest).is_dir() for place in readable())
+
+
+def other_standings(device: DeviceFacts) -> list[tuple[Path, str]]:
+    """Folders with documents of this device between other versions, each with what differs."""
+    standing, found = standing_of(device), []
+    for place in readable():
+        below = place.path / KIND / standing.sm
+        for folder in sorted(below.iterdir()) if below.is_dir() else ():
+            document = next(folder.glob("*.json"), None)
+            if folder.name == standing.digest or document is None:
+                continue
+            content = manifest.read(document)
+            if not isinstance(content, Flaw) and content["parts"].get("device") == device.name:
+                found.append((folder, standing.difference(content["parts"])))
+    return found
+
+
+def table_text(device: DeviceFacts, entries: Iterable[Entry]) -> str:
+    """A table file's text: an entry a line, in an order that depends on what is measured and on nothing else."""
+    standing = standing_of(device)
+    lines = sorted(json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False) for entry in entries)
+    head = {"format": FORMAT, "sm": standing.sm, "for": dict(standing.parts), "sha256": digest_of(FORMAT, *lines)}
+    words = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    body = ",\n".join(f"  {line}" for line in lines)
+    return "\n".join(["{", *words, ' "entries": [', *([body] if body else []), " ]", "}", ""])
+
+
+def export(path: Path, device: DeviceFacts, entries: Iterable[Entry]) -> None:
+    """Write a table file, whole.
+
+    Raises:
+        ConfigurationError: it cannot be written.
+    """
+    try:
+        replace(path, table_text(device, entries))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}; name a file that can be written") from None
+
+
+def read_table(path: Path, device: DeviceFacts) -> list[Plain] | Miss:
+    """The entries of a table file, as they stand there, or why none of them holds on a device."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        return Miss(path, f"cannot be read: {error.strerror or error}")
+    except (ValueError, RecursionError) as error:
+        return Miss(path, f"is not JSON: {error}")
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        said = document.get("format") if isinstance(document, dict) else None
+        return Miss(path, f"has the format {said!r}, not {FORMAT!r}; `kernelhub tune --export` writes one")
+    entries, parts = document.get("entries"), document.get("for")
+    if not isinstance(entries, list) or not isinstance(parts, dict):
+        return Miss(path, "is not as kernelhub writes it")
+    lines = sorted(json.dumps(entry, sort_keys=True) for entry in entries)
+    if document.get("sha256") != digest_of(FORMAT, *lines):
+        return Miss(path, "was changed after it was written, or is damaged")
+    differs = standing_of(device).difference(parts)
+    return (
+        Miss(path, f"was measured for {differs}") if differs else [item for item in entries if isinstance(item, dict)]
+    )
+
+
+def files_of(names: Iterable[str]) -> list[Path]:
+    """Table files: those that are named, and of folders all that end in ``.json``, in order."""
+    paths = [Path(name).expanduser() for name in names]
+    return [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+
+
+def shipped() -> list[Path]:
+    """The table files that come with kernelhub."""
+    folder = resources.files("kernelhub.evidence.tuning.shipped")
+    return files_of([str(folder)])
+
+
+def _merged(new: Mapping[str, Plain], document: Any) -> Plain:
+    entries = document.get("entries") if isinstance(document, dict) else None
+    return {"entries": {**(entries if isinstance(entries, dict) else {}), **new}}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "none"

@@ -1,0 +1,140 @@
+"""One kernel, timed on operands that no cache holds: as a replayed CUDA graph, by events, or by the clock.
+
+On a GPU a kernel that can be captured is timed as engines run it: calls in a row in one CUDA graph, which leaves what
+the host does out. One that cannot be captured is timed by events around calls in a row, the host's work included. On a
+CPU the clock is read. Calls go round through several copies of their operands, so that weights come from memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from kernelhub.errors import KernelhubError
+from kernelhub.evidence.timing import Call, Timing, timing_of
+
+GRAPH, EVENTS, CLOCK = "graph", "events", "clock"
+
+FEWEST_SAMPLES = 5  # for a median and its noise to mean anything
+# What one sample takes at least, so that the clock's steps (1 us of events, 0.1 us of perf_counter) are below 0.1 %.
+_SAMPLE_S = 0.002
+_MOST_IN_A_SAMPLE = 512
+# A call that takes this many times as long as the fastest so far is out of the race: its first samples are enough.
+MUCH_SLOWER = 5.0
+
+
+class Timer:
+    """Calls of one kernel, ready to be timed.
+
+    Attributes:
+        how: ``"graph"``, ``"events"`` or ``"clock"``.
+        samples: seconds of one call, one of each sample.
+    """
+
+    def __init__(
+        self, calls: Sequence[Call], device: torch.device, *, capture: bool, before: Call | None = None
+    ) -> None:
+        """Warm up, and capture where that is asked for and possible.
+
+        Args:
+            calls: the same call on one copy of its operands each.
+            device: where they run.
+            capture: whether the kernel can be captured, as its record says.
+            before: what makes the kernel take the sizes that are timed, before each sample.
+        """
+        self.samples: list[float] = []
+        self._before = before or _nothing
+        self._calls = calls
+        self._device = device
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.how = CLOCK if device.type != "cuda" else EVENTS
+        self._before()
+        for call in calls:
+            call()
+        once_s = self._of_calls(len(calls))
+        rounds = max(1, min(_MOST_IN_A_SAMPLE, int(_SAMPLE_S / max(once_s, 1e-9))) // len(calls))
+        self._number = rounds * len(calls)
+        if capture and device.type == "cuda":
+            self._capture()
+        self.sample()  # the first replay loads the graph
+        self.samples.clear()
+
+    def sample(self) -> float:
+        """Seconds of one call, noted among the samples."""
+        if self._graph is None:
+            self._before()
+            seconds = self._of_calls(self._number)
+        else:
+            seconds = self._of_graph(self._graph)
+        self.samples.append(seconds)
+        return seconds
+
+    @property
+    def timing(self) -> Timing:
+        """The median of the samples, and their noise."""
+        return timing_of(self.samples)
+
+    def _capture(self) -> None:
+        """One graph of all calls of a sample; without one where the kernel cannot be captured after all."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+                self._in_turn(self._number)
+        except KernelhubError:
+            raise
+        except RuntimeError:  # whoever syncs or allocates by itself; the capture has ended, nothing ran
+            torch.cuda.synchronize(self._device)
+            return
+        self._graph, self.how = graph, GRAPH
+
+    def _of_calls(self, number: int) -> float:
+        if self._device.type != "cuda":
+            start_s = time.perf_counter()
+            self._in_turn(number)
+            return (time.perf_counter() - start_s) / number
+        with torch.cuda.device(self._device):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            self._in_turn(number)
+            end.record()
+            end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / number
+
+    def _of_graph(self, graph: torch.cuda.CUDAGraph) -> float:
+        with torch.cuda.device(self._device):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / self._number
+
+    def _in_turn(self, number: int) -> None:
+        calls = self._calls
+        for place in range(number):
+            calls[place % len(calls)]()
+
+
+def _nothing() -> None:
+    return None
+
+
+def race(timers: Sequence[Timer], samples: int, limit_s: float) -> list[Timing]:
+    """Samples of all timers in turn, so that what else the machine does slows all alike.
+
+    Args:
+        timers: at least one.
+        samples: most of each.
+        limit_s: after so many seconds no more than `FEWEST_SAMPLES` are taken.
+    """
+    begun = time.monotonic()
+    for number in range(max(samples, FEWEST_SAMPLES)):
+        if number >= FEWEST_SAMPLES and time.monotonic() - begun > limit_s:
+            break
+        best_s = min((min(timer.samples) for timer in timers if timer.samples), default=float("inf"))
+        for timer in timers:
+            if number < FEWEST_SAMPLES or min(timer.samples) < MUCH_SLOWER * best_s:
+                timer.sample()
+    return [timer.timing for timer in timers]

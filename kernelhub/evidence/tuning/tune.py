@@ -1,0 +1,291 @@
+"""`kernelhub.tune`: which kernel is the fastest right one for each problem class of a model, measured here."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelhub.dispatch.fingerprint import record_digest
+from kernelhub.dispatch.gate import GATE
+from kernelhub.dispatch.held import facets_of
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.order import line_for, ranked
+from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.selection import Selection
+from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.tuning import tables
+from kernelhub.evidence.tuning.counts import usual_counts
+from kernelhub.evidence.tuning.decide import decide_for_all
+from kernelhub.evidence.tuning.entry import Entry, Kind, Size
+from kernelhub.evidence.tuning.measure import Ended, Limits, measure
+from kernelhub.evidence.tuning.operands import NoRoom, Room, out_of_memory
+from kernelhub.evidence.tuning.report import LeftOut, Tuning
+from kernelhub.evidence.verify import device_here
+from kernelhub.ops.models.calls import calls_of, need_of
+from kernelhub.ops.models.description import Description
+from kernelhub.ops.models.problems import PHASES, Need, problems_of
+from kernelhub.probes.device import facts
+from kernelhub.runtime.caches import root
+
+What = Plan | Need | Selection[Any]
+Progress = Callable[[str, int, int], None]
+
+
+def tune(
+    what: str | Path | Description | What | Iterable[What],
+    *,
+    token_counts: Sequence[int] | None = None,
+    tp: int = 1,
+    ep: int = 1,
+    dtype: str = "bfloat16",
+    kv_dtype: str | None = None,
+    page_size: int | None = None,
+    quantization: str | None = None,
+    phases: Sequence[str] = PHASES,
+    ops: Sequence[str] | None = None,
+    backend: str | Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+    context_len: int = 1024,
+    configurations: bool = True,
+    samples: int = 30,
+    budget_s: float | None = None,
+    memory_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> Tuning:
+    """Measure every kernel that could run each problem class, and have the fastest right one chosen from now on.
+
+    Each kernel that selection accepts is held against the reference on the very call before it is timed; one that is
+    wrong is reported and never chosen by its time. Kernels that can take other tiles are tried with those too. Times
+    are medians of samples taken in turn: on a GPU of replayed CUDA graphs, or by events where a kernel cannot be
+    captured, with operands that the L2 cache does not hold; on a CPU by the clock. A choice changes only where another
+    kernel is faster by more than the noise and by more than 3 %. Results are kept after each problem class, below
+    ``tuned`` in the cache folder, and are read at the first decision, never measured in a call.
+
+    Args:
+        what: a model, as of `problems_of`; or needs, plans or verdicts, one or several.
+        token_counts: new tokens of a step; by default some of decode and some of prefill, fewer on a CPU.
+        tp, ep, dtype, kv_dtype, page_size, quantization, phases: of a model, as of `problems_of`.
+        ops: only these ops, by name.
+        backend: only kernels of these backends, or these kernels, or globs. Others are not measured, and rank behind.
+        device: ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; the first GPU unless given, else the CPU.
+        context_len: tokens of a sequence in a paged cache.
+        configurations: whether other sizes of kernels that have some, such as tiles, are tried.
+        samples: most samples of each kernel.
+        budget_s: start nothing new after so many seconds; what was measured by then is kept.
+        memory_bytes: most device memory for operands and checks; half of what is free unless given.
+        progress: called as each problem class begins, with what it is, its place and how many there are.
+
+    Returns:
+        What was measured, with the regret of the choices and of the order without measurements. Whatever was left
+        out (no time, no memory, weights that only a plan packs) is listed with why.
+
+    Raises:
+        ConfigurationError: an unknown model, op, backend or device; kernelhub is sealed; kernels are forced by
+            ``KERNELHUB_FORCE``, or ranks agreed on some.
+        KeyboardInterrupt: as usual; what was measured before is kept.
+
+    Example:
+        >>> import kernelhub
+        >>> needs = [need for need in kernelhub.problems_of("gpt-oss-120b", tp=8) if need.op == "route_experts"]
+        >>> found = kernelhub.tune(needs, token_counts=[3], device="cpu", backend="torch", samples=5)
+        >>> found.entries[0].chosen, found.regret[0].chosen_regret.us
+        ('torch.routing', 0.0)
+    """
+    where = device_here(device)
+    needs = needs_of(
+        what, tp=tp, ep=ep, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size, quantization=quantization,
+        phases=phases, ops=ops,
+    )  # fmt: skip
+    _refuse_where_times_would_lie()
+    _check_numbers(token_counts, samples, budget_s)
+    words = (backend,) if isinstance(backend, str) else tuple(backend or ())
+    HUB.registry.check_names(words, "backend=")
+    begun = time.monotonic()
+    until = begun + (budget_s if budget_s is not None else float("inf"))
+    limits = Limits(Room(where, memory_bytes), samples, configurations=configurations, until=until)
+    run = _Run(where, limits, words, context_len)
+    try:
+        with torch.no_grad(), HUB.ledger.unreported():
+            for place, need in enumerate(needs):
+                if progress is not None:
+                    progress(_name(need), place, len(needs))
+                run.measure(need, token_counts)
+    finally:
+        HUB.forget_evidence()
+    heeded = HUB.settings["KERNELHUB_EVIDENCE"]
+    unheeded = "" if heeded else "KERNELHUB_EVIDENCE=0: selection ignores what was measured until it is unset"
+    kept = root.best()
+    unwritten = "" if kept.ok else f"kept for this process only: {kept.reason}; {kept.remedy}"
+    elapsed_s = time.monotonic() - begun
+    return Tuning(facts(where), tuple(run.entries), tuple(run.left_out), run.wrong, unwritten, unheeded, elapsed_s)
+
+
+def needs_of(what: Any, *, ops: Sequence[str] | None = None, **model: Any) -> list[Need]:
+    """The problem classes that `tune` would measure; arguments as of it.
+
+    Raises:
+        ConfigurationError: an unknown model or op, or something that is neither plan, verdict nor need.
+    """
+    for name in ops or ():
+        HUB.function(name)
+    if isinstance(what, str | Path | Description):
+        found = list(problems_of(what, **model))
+    else:
+        items = [what] if isinstance(what, Plan | Need | Selection) else list(what)
+        found = [_need(item) for item in items]
+    unique = {(need.op, need.facets): need for need in reversed(found)}
+    return [need for need in reversed(unique.values()) if ops is None or need.op in ops]
+
+
+class _Run:
+    """What one run has measured so far."""
+
+    def __init__(self, device: torch.device, limits: Limits, words: tuple[str, ...], context_len: int) -> None:
+        self.entries: list[Entry] = []
+        self.left_out: list[LeftOut] = []
+        self.wrong: dict[tuple[str, str], str] = {}
+        self._device = device
+        self._limits = limits
+        self._words = words
+        self._context_len = context_len
+        self._ended = ""
+
+    def measure(self, need: Need, token_counts: Sequence[int] | None) -> None:
+        """One problem class at every size; kept at once, also if somebody interrupts."""
+        name = _name(need)
+        kernels = self._kernels(need)
+        if self._ended or not kernels:
+            self.left_out.append(LeftOut(name, self._ended or "no kernel that is asked for can run it here"))
+            return
+        counts = token_counts if token_counts is not None else usual_counts(need, self._device)
+        sizes: list[Size] = []
+        try:
+            for size in self._sizes(need, kernels, counts):
+                sizes.append(size)
+        except Ended as error:  # what the kernel did to earlier results nobody knows
+            self._ended = str(error)
+            self.left_out.append(LeftOut(name, self._ended))
+            return
+        except KeyboardInterrupt:
+            self._keep(need, kernels, sizes)
+            raise
+        self._keep(need, kernels, sizes)
+
+    def _kernels(self, need: Need) -> list[Kernel]:
+        """Those that selection accepts, whatever users ask for or prefer, as they are ranked without measurements."""
+        problem = need.problem(self._device)
+        policy = dataclasses.replace(
+            HUB.policy(need.op, None, HUB.contexts.get()),
+            requests=(), prefers=(), held=(), deterministic=False, batch_invariant=False, unsafe=False,
+        )  # fmt: skip
+        accepted = {item.kernel for item in HUB.select(need.op, problem, policy).decisions if item.accepted}
+        candidates = HUB.registry.candidates(need.op)
+        line = line_for(candidates.lines, problem.device, HUB.registry.contracts[need.op].regime(problem))
+        return [
+            kernel
+            for kernel in ranked(candidates.kernels, line)
+            if kernel.name in accepted and (not self._words or any(map(kernel.matches, self._words)))
+        ]
+
+    def _sizes(self, need: Need, kernels: Sequence[Kernel], counts: Sequence[int]) -> Iterator[Size]:
+        """Measurements at each size; what cannot be measured is noted."""
+        name, function = _name(need), HUB.function(need.op)
+        made = False
+        try:
+            calls = calls_of(need, counts, self._device, context_len=self._context_len)
+            for call in calls:
+                made = True
+                if time.monotonic() > self._limits.until:
+                    self.left_out.append(LeftOut(f"{name}, from {call.tokens} tokens on", "no time left of budget_s"))
+                    return
+                try:
+                    size = measure(function, kernels, call.arguments, call.tokens, call.label, self._limits)
+                except NoRoom as error:
+                    self.left_out.append(LeftOut(call.label, str(error)))
+                    continue
+                for kernel, why in size.out.items():
+                    self.left_out.append(LeftOut(f"{call.label}: {kernel}", why))
+                yield size
+        except ConfigurationError as error:
+            self.left_out.append(LeftOut(name, str(error)))
+            return
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            self.left_out.append(LeftOut(name, f"out of memory: {str(error).partition(chr(10))[0]}"))
+            return
+        if not made:
+            self.left_out.append(LeftOut(name, f"no call of it has {' or '.join(map(str, counts))} tokens"))
+
+    def _keep(self, need: Need, kernels: Sequence[Kernel], sizes: Sequence[Size]) -> None:
+        wrong = {kernel: why for size in sizes for kernel, why in size.wrong.items()}
+        self.wrong.update({(need.op, kernel): why for kernel, why in wrong.items()})
+        right = [size.excluding(wrong) for size in sizes]
+        if not any(size.times for size in right):
+            return
+        problem = need.problem(self._device)
+        order = tuple(kernel.name for kernel in kernels)
+        choice = decide_for_all(order, [size.plain_times for size in right])
+        kinds = {
+            kernel.name: Kind(HUB.versions_of(kernel), record_digest(kernel))
+            for kernel in kernels
+            if kernel.name in choice.ranking
+        }
+        entry = Entry(
+            need.op,
+            facets_of(problem),
+            HUB.registry.contracts[need.op].regime(problem),
+            order,
+            choice.ranking,
+            choice.word,
+            tuple(right),
+            kinds,
+            datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+        self.entries.append(entry)
+        tables.keep(facts(self._device), [entry])
+
+
+def _need(item: Any) -> Need:
+    if isinstance(item, Need):
+        return item
+    verdict = item.selection if isinstance(item, Plan) else item
+    if not isinstance(verdict, Selection):
+        raise ConfigurationError(
+            f"tune: {item!r} is no plan, no verdict of explain and no need; problems_of(model) gives needs"
+        )
+    return need_of(verdict.op, verdict.problem)
+
+
+def _refuse_where_times_would_lie() -> None:
+    """Refuse states in which another kernel runs than is asked for by name, or nothing may be compiled."""
+    if GATE.sealed:
+        raise ConfigurationError("tune: kernelhub is sealed, and measuring compiles; tune before seal(), or unseal()")
+    if HUB.settings.force.requests:
+        origin = HUB.settings.force.requests[0].origin
+        raise ConfigurationError(f"tune: {origin} has one kernel run in place of all others; unset it to measure them")
+    if HUB.agreed:
+        raise ConfigurationError("tune: ranks agreed on kernels; call reload() on every rank, tune, and agree again")
+
+
+def _check_numbers(token_counts: Sequence[int] | None, samples: int, budget_s: float | None) -> None:
+    for count in token_counts or ():
+        if type(count) is not int or count < 1:
+            raise ConfigurationError(f"tune: token_counts holds {count!r}; they are numbers of tokens, 1 or more")
+    if token_counts is not None and not token_counts:
+        raise ConfigurationError("tune: token_counts is empty; leave it away for the usual ones")
+    if type(samples) is not int or samples < 1:
+        raise ConfigurationError(f"tune: samples is {samples!r}; it is a number, 1 or more")
+    if budget_s is not None and not budget_s > 0:
+        raise ConfigurationError(f"tune: budget_s is {budget_s!r}; it is a positive number of seconds")
+
+
+def _name(need: Need) -> str:
+    return f"{need.op} ({', '.join(need.layers)})" if need.layers else need.op

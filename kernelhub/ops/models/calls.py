@@ -1,0 +1,225 @@
+"""From a problem class to calls of it: `calls_of` makes a need's calls, with tensors, for the token counts of serving.
+
+How a number of new tokens T becomes a call:
+
+================================  ============================================================================
+of                                the call
+================================  ============================================================================
+decode (``q_len`` one)            T sequences of one new token; a CUDA graph of size T is such a call
+speculation (``q_len`` few)       T / n sequences of n new tokens, n being ``queries`` of the need's sizes, or 4; one
+                                  of T where these are fewer and the call is ragged
+prefill (``q_len`` many)          as many sequences as `sequences` says, by default one for each `context_len` tokens;
+                                  a ragged call says that its longest sequence has at least 17
+mixed (``q_len`` any)             half of the tokens, up to 256, are decoded, the others are one sequence's chunk; the
+                                  call does not say how long its longest sequence is
+paged logits, top-k with ends     decode: T sequences of one new token
+logits, top-k with starts         prefill
+products, quantisers, routing,    T rows, whatever the phase; a class of few rows or of many has the counts that are
+experts, writing to a cache       such
+================================  ============================================================================
+
+Sequences of paged ops and of the indexer's have `context_len` tokens, or as many as are new; those of `attention`
+have as many as are new. Block tables have room for `max_context_len`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.load import load_attribute
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, MANY, ONE
+from kernelhub.ops.models.problems import PHASES, Need
+from kernelhub.ops.serving import Arguments, Batch, Calls, Values
+
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # batches that engines capture CUDA graphs of
+
+_QUERIES = 4  # of a sequence of speculative decode
+_MOST_DECODED = 256  # tokens of a mixed batch that are decoded
+_MOST_FEW_ROWS = 64  # as of `fp8_gemm` and `grouped_gemm`
+_LOAD_TIMEOUT_S = 60.0
+
+MAKERS = {
+    "attention": "kernelhub.ops.attention.serving:attention_calls",
+    "paged_attention": "kernelhub.ops.attention.serving:paged_attention_calls",
+    "merge_attention_states": "kernelhub.ops.merge.serving:merge_calls",
+    "mla_attention": "kernelhub.ops.mla.serving:mla_attention_calls",
+    "write_mla_cache": "kernelhub.ops.mla.serving:write_mla_cache_calls",
+    "concat_mla_k": "kernelhub.ops.mla.serving:concat_mla_k_calls",
+    "mqa_logits": "kernelhub.ops.indexer.serving:mqa_logits_calls",
+    "paged_mqa_logits": "kernelhub.ops.indexer.serving:paged_mqa_logits_calls",
+    "topk_indices": "kernelhub.ops.indexer.serving:topk_indices_calls",
+    "linear_attention": "kernelhub.ops.linear_attention.serving:linear_attention_calls",
+    "quantize_fp8": "kernelhub.ops.quant.serving:quantize_fp8_calls",
+    "quantize_nvfp4": "kernelhub.ops.quant.serving:quantize_nvfp4_calls",
+    "quantize_mxfp4": "kernelhub.ops.quant.serving:quantize_mx_calls",
+    "quantize_mxfp8": "kernelhub.ops.quant.serving:quantize_mx_calls",
+    "dequantize_fp8": "kernelhub.ops.quant.serving:dequantize_fp8_calls",
+    "dequantize_nvfp4": "kernelhub.ops.quant.serving:dequantize_nvfp4_calls",
+    "dequantize_mxfp4": "kernelhub.ops.quant.serving:dequantize_mxfp4_calls",
+    "dequantize_mxfp8": "kernelhub.ops.quant.serving:dequantize_mxfp8_calls",
+    "fp8_gemm": "kernelhub.ops.gemm.fp8.serving:fp8_gemm_calls",
+    "bmm_fp8": "kernelhub.ops.gemm.fp8.serving:bmm_fp8_calls",
+    "fp4_gemm": "kernelhub.ops.gemm.fp4.serving:fp4_gemm_calls",
+    "grouped_gemm": "kernelhub.ops.gemm.grouped.serving:grouped_gemm_calls",
+    "route_experts": "kernelhub.ops.moe.serving:route_experts_calls",
+    "fused_moe": "kernelhub.ops.moe.serving:fused_moe_calls",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of an op, ready for ``HUB.function(op)(**arguments)``.
+
+    Attributes:
+        op: name of the op.
+        tokens: new tokens.
+        label: the op, the tokens and what else tells it from other calls of its need.
+        arguments: by the op's parameters; weights are shared with the need's other calls.
+    """
+
+    op: str
+    tokens: int
+    label: str
+    arguments: Arguments
+
+    @property
+    def problem(self) -> Any:
+        """What the op takes the call for."""
+        function = HUB.function(self.op)
+        asked = function.op.ask(None, (), self.arguments)
+        return function.op.contract.problem_of(asked.key, asked.device)
+
+
+def calls_of(
+    need: Need,
+    tokens: Sequence[int],
+    device: torch.device | str | None = None,
+    *,
+    context_len: int = 1024,
+    max_context_len: int | None = None,
+    sequences: int | None = None,
+    seed: int = 0,
+    filled: bool = True,
+    cache_bytes: int = 1 << 30,
+) -> Iterator[Call]:
+    """Calls of a problem class with tensors, as serving makes them; every call's problem is the need's.
+
+    Args:
+        need: as of `problems_of`, or `need_of` a problem.
+        tokens: numbers of new tokens. One that the class has no call of is left out: 65 rows of a product with few.
+        device: where the tensors are; the first GPU unless given, else the CPU.
+        context_len: tokens of a sequence of a paged cache, the new ones among them.
+        max_context_len: what block tables have room for; `context_len` unless given.
+        sequences: among how many sequences a prefill's tokens are shared out.
+        seed: equal seeds give equal tensors on devices of one kind.
+        filled: whether tensors get random values. Otherwise floats are left as memory came; lengths, tables and indices
+            are valid all the same.
+        cache_bytes: most memory for one paged cache; beyond it sequences share pages.
+
+    Yields:
+        One call for each kind of `need.sizes` and number of tokens. The weights of the last kind stay alive until the
+        next one's are made, so whoever keeps no call holds the memory of one layer.
+
+    Raises:
+        ConfigurationError: the need's weights are packed, which only the plan that packs them can make; or its op's
+            calls are not known.
+
+    Example:
+        >>> from kernelhub.ops.models.calls import calls_of
+        >>> from kernelhub.ops.models.problems import problems_of
+        >>> (need,) = problems_of("llama-3.1-8b", tp=8, phases=["decode"])
+        >>> [tuple(call.arguments["q"].shape) for call in calls_of(need, (1, 4), "cpu", context_len=32)]
+        [(1, 4, 128), (4, 4, 128)]
+    """
+    where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    problem = need.problem(where)
+    if getattr(problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT:
+        raise ConfigurationError(
+            f"{need.op}: weights in layout {problem.weight_layout} are made by the plan that packs them; ask for "
+            f"weight_layout={CHECKPOINT!r} and pack"
+        )
+    if need.op not in MAKERS:
+        raise ConfigurationError(f"{need.op}: its calls are not known; they are of {', '.join(MAKERS)}")
+    make = load_attribute(MAKERS[need.op], _LOAD_TIMEOUT_S)
+    for sizes in need.sizes or ((),):
+        given = dict(sizes)
+        calls: Calls = make(problem, given, Values(where, seed=seed, filled=filled, cache_bytes=cache_bytes))
+        for count in tokens:
+            batch = _batch(need.op, problem, given, count, context_len, max_context_len or context_len, sequences)
+            if batch is not None:
+                said = "".join(f", {name} {value}" for name, value in sizes)
+                yield Call(need.op, batch.tokens, f"{need.op}, {batch.tokens} tokens{said}", calls(batch))
+
+
+def counts_of(need: Need, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Those numbers of new tokens that the class has calls of, for at least one kind of its sizes."""
+    problem, kinds = need.problem("cpu"), [dict(sizes) for sizes in need.sizes or ((),)]
+    return tuple(n for n in tokens if any(_batch(need.op, problem, kind, n, n, n, None) is not None for kind in kinds))
+
+
+def need_of(op: str, problem: Any) -> Need:
+    """The need that a problem of an op is, asked in every phase, with the usual sizes where a facet does not say."""
+    facets = HUB.function(op).op.contract.schema.facets
+    said = tuple(sorted((name, getattr(problem, name)) for name in facets if name != "device"))
+    return Need(op, said, PHASES, ())
+
+
+def _batch(
+    op: str, problem: Any, sizes: Mapping[str, int], tokens: int, context_len: int, longest: int, sequences: int | None
+) -> Batch | None:
+    """The sequences of a call with so many new tokens; None if the class has no such call."""
+    if tokens < 1 or not _has_rows(op, problem, tokens):
+        return None
+    q_len = getattr(problem, "q_len", None)
+    max_q_len: int | None = None
+    several = min(tokens, sequences or -(-tokens // max(context_len, 1)))
+    if q_len == ONE or op == "paged_mqa_logits" or (op == "topk_indices" and not problem.row_starts):
+        q_lens, max_q_len = (1,) * tokens, 1
+    elif q_len == FEW:
+        queries = min(sizes.get("queries", _QUERIES), FEW_TOKENS)
+        q_lens, max_q_len = (queries,) * (tokens // queries), queries
+        if not q_lens and problem.ragged:
+            q_lens = (tokens,)
+        if not q_lens:
+            return None
+    elif q_len == MANY or (q_len is None and op in _OF_SEQUENCES):
+        q_lens = _shared_out(tokens, several)
+        max_q_len = max(FEW_TOKENS + 1, *q_lens)
+        if not getattr(problem, "ragged", True):
+            least = 2 if op == "linear_attention" else FEW_TOKENS + 1
+            if tokens < least:
+                return None
+            several = min(several, tokens // least)
+            q_lens = (tokens // several,) * several
+    elif q_len is not None:
+        decoded = min(tokens // 2, _MOST_DECODED)
+        q_lens = (*(1,) * decoded, tokens - decoded)
+    else:
+        q_lens = (tokens,)
+    fresh = op in ("attention", "linear_attention") and q_len not in (ONE, FEW)
+    kv_lens = tuple(length if fresh else max(length, context_len) for length in q_lens)
+    return Batch(q_lens, kv_lens, max(longest, *kv_lens), max_q_len)
+
+
+_OF_SEQUENCES = ("mqa_logits", "topk_indices", "merge_attention_states")
+
+
+def _has_rows(op: str, problem: Any, tokens: int) -> bool:
+    """Whether so many rows are those that a class of few or of many means."""
+    rows = getattr(problem, "rows", None)
+    if rows is None:
+        return True
+    most = _MOST_FEW_ROWS * (problem.num_groups if op == "grouped_gemm" else 1)
+    return bool((tokens <= most) == (rows == FEW))
+
+
+def _shared_out(tokens: int, sequences: int) -> tuple[int, ...]:
+    """So many tokens in sequences that are as equal as can be."""
+    return tuple(tokens * (place + 1) // sequences - tokens * place // sequences for place in range(sequences))

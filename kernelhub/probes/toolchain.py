@@ -1,0 +1,119 @@
+"""Whether a CUDA toolkit can be used: its compiler answers, its headers are its own, the driver runs what it makes.
+
+`of_files` looks at files only; `answering` runs ``nvcc --version``, which may hang or be killed like any program.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from kernelhub.probes.finding import Finding, found, lacking
+
+_ANSWER_TIMEOUT_S = 10.0
+_SUBJECT = "nvcc"
+_SET = "set CUDA_HOME to"
+_KILLED = (-9, 137)  # as the process says it, and as a shell around it does
+# CUDA that a branch of NVIDIA's driver came with, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
+_CUDA_OF_BRANCH = (
+    *((450, (11, 0)), (455, (11, 1)), (460, (11, 2)), (465, (11, 3)), (470, (11, 4)), (495, (11, 5)), (510, (11, 6))),
+    *((515, (11, 7)), (520, (11, 8)), (525, (12, 0)), (530, (12, 1)), (535, (12, 2)), (545, (12, 3)), (550, (12, 4))),
+    *((555, (12, 5)), (560, (12, 6)), (565, (12, 7)), (570, (12, 8)), (575, (12, 9)), (580, (13, 0))),
+)
+_BRANCHES_KNOWN = 585  # what newer ones come with is not known here
+
+Version = tuple[int, int]
+
+
+def answering(nvcc: Path, *, oldest: Version = (0, 0), timeout_s: float = _ANSWER_TIMEOUT_S) -> Finding:
+    """The version of a compiler that answers.
+
+    Args:
+        nvcc: the program.
+        oldest: the oldest release of use.
+        timeout_s: how long its answer is waited for.
+    """
+    remedy = f"{_SET} another CUDA toolkit; only backends that compile CUDA sources need it"
+    try:
+        answer = subprocess.run(
+            [str(nvcc), "--version"], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"{nvcc} --version gave no answer in {timeout_s:g} s"
+        return lacking(
+            _SUBJECT, "toolkit_hangs", reason, "see what it waits for: a file system that is gone, a wrapper"
+        )
+    except (OSError, ValueError) as error:
+        return lacking(_SUBJECT, "toolkit_broken", f"{nvcc} cannot be run: {error}", remedy)
+    if answer.returncode in _KILLED:
+        reason = f"{nvcc} was killed (exit {answer.returncode})"
+        return lacking(
+            _SUBJECT, "toolkit_killed", reason, "look for the memory limit that ends it: dmesg, the container's"
+        )
+    version = re.search(r"release (\d+)\.(\d+)", answer.stdout)
+    if answer.returncode != 0 or version is None:
+        reason = f"{nvcc} --version gives no version (exit {answer.returncode})"
+        return lacking(_SUBJECT, "toolkit_broken", reason, remedy)
+    told = int(version[1]), int(version[2])
+    if told < oldest:
+        reason = f"{nvcc} is of CUDA {_text(told)}, {_text(oldest)} is needed"
+        return lacking(
+            _SUBJECT, "toolkit_version", reason, f"{_SET} a toolkit of {_text(oldest)} or newer", _text(told)
+        )
+    return found(_SUBJECT, _text(told), f"nvcc {_text(told)} at {nvcc}")
+
+
+def of_files(nvcc: Path, version: Version, driver: str | None) -> Finding:
+    """Whether headers and driver go with a compiler; nothing is run.
+
+    Args:
+        nvcc: the program, ``<toolkit>/bin/nvcc``; of one that does not lie in a toolkit, such as a script on PATH or
+            that of a system package, headers are not looked for.
+        version: of the compiler.
+        driver: version of the driver of the machine's GPUs, e.g. ``"535.104.05"``; None where there is none.
+    """
+    root = nvcc.resolve().parent.parent
+    is_toolkit = (root / "nvvm").is_dir() or (root / "version.json").is_file()
+    wrong = _wrong_with_headers(root / "include", version) if is_toolkit else ""
+    if wrong:
+        remedy = f"install the headers of CUDA {_text(version)} (cuda-cudart-dev), or {_SET} a whole toolkit"
+        return lacking(_SUBJECT, "toolkit_headers", wrong, remedy)
+    newest = newest_cuda(driver)
+    if newest is not None and version[0] > newest[0]:
+        reason = f"nvcc {_text(version)} makes code that driver {driver} (CUDA {_text(newest)}) does not load"
+        remedy = f"install a newer driver, or {_SET} a toolkit of CUDA {newest[0]}"
+        return lacking(_SUBJECT, "driver_old", reason, remedy)
+    return found(_SUBJECT, _text(version), f"CUDA {_text(version)} with its headers")
+
+
+def newest_cuda(driver: str | None) -> Version | None:
+    """The CUDA that a driver came with, whose PTX it can compile; None if that is not known.
+
+    >>> newest_cuda("535.104.05"), newest_cuda("418.40"), newest_cuda(None)
+    ((12, 2), None, None)
+    """
+    told = re.match(r"\d+", driver or "")
+    branch = int(told[0]) if told else 0
+    known = [cuda for first, cuda in _CUDA_OF_BRANCH if first <= branch < _BRANCHES_KNOWN]
+    return known[-1] if known else None
+
+
+def _wrong_with_headers(include: Path, version: Version) -> str:
+    """What is wrong with a toolkit's headers, as a sentence; empty if nothing is."""
+    missing = [name for name in ("cuda_runtime.h", "cuda.h") if not (include / name).is_file()]
+    if missing:
+        return f"there is no {include / missing[0]}"
+    try:
+        text = (include / "cuda.h").read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"{include / 'cuda.h'} cannot be read: {error.strerror or error}"
+    told = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", text)
+    of_header = None if told is None else (int(told[1]) // 1000, int(told[1]) % 1000 // 10)
+    if of_header is None or of_header == version:
+        return ""
+    return f"nvcc is of CUDA {_text(version)}, {include / 'cuda.h'} of {_text(of_header)}"
+
+
+def _text(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -1,0 +1,108 @@
+"""How far a warm-up is, told by a thread of its own, so that it is told while a compiler runs for minutes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Beat:
+    """How far a warm-up is.
+
+    Attributes:
+        stage: ``"waiting"``, ``"building"``, ``"verifying"``, ``"compiling"``, which child processes do, or
+            ``"making ready"``.
+        label: what is being done.
+        done: items done in this stage.
+        total: items of this stage.
+        seconds: since the warm-up began.
+        stage_seconds: since the stage began.
+    """
+
+    stage: str
+    label: str
+    done: int
+    total: int
+    seconds: float
+    stage_seconds: float
+
+    @property
+    def remaining_s(self) -> float | None:
+        """What the rest of the stage would take at the pace so far; None until something is done."""
+        return self.stage_seconds / self.done * (self.total - self.done) if self.done else None
+
+    def __str__(self) -> str:
+        left = "" if self.remaining_s is None else f", about {self.remaining_s:.0f} s left"
+        return f"{self.stage} {self.done}/{self.total}, {self.seconds:.0f} s{left}: {self.label}"
+
+
+Tell = Callable[[Beat], object]
+
+
+class Heart:
+    """Tells `heartbeat` and `progress` every second, from a thread; `progress` also as each item begins.
+
+    An exception of either ends the telling, and is raised by the next `step` in the thread that works.
+    """
+
+    def __init__(self, heartbeat: Tell | None, progress: Tell | None) -> None:
+        self._tell = [tell for tell in (heartbeat, progress) if tell is not None]
+        self._progress = progress
+        self._begun = self._stage_begun = time.monotonic()
+        self._at = ("", "", 0, 0)
+        self._ended = threading.Event()
+        self._guard = threading.RLock()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._beat, name="kernelhub warm-up", daemon=True)
+
+    def __enter__(self) -> Heart:
+        if self._tell:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._tell:
+            self._thread.join()
+
+    def stage(self, name: str, total: int) -> None:
+        """Another stage begins."""
+        self._stage_begun = time.monotonic()
+        self._at = (name, "", 0, total)
+
+    def step(self, label: str, done: int | None = None) -> None:
+        """Something begins, after so many items of the stage are done."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        stage, _, before, total = self._at
+        self._at = (stage, label, before if done is None else done, total)
+        if self._progress is not None and done is not None:
+            with self._guard:
+                self._progress(self.now)
+
+    @property
+    def now(self) -> Beat:
+        """How far it is."""
+        at = time.monotonic()
+        return Beat(*self._at, at - self._begun, at - self._stage_begun)
+
+    def _beat(self) -> None:
+        while True:
+            try:
+                with self._guard:
+                    for tell in self._tell:
+                        tell(self.now)
+            except BaseException as error:  # the caller's own function: raised where the caller sees it
+                self._error = error
+                return
+            if self._ended.wait(EVERY_S):
+                return

@@ -1,0 +1,182 @@
+"""Items compiled by child processes, several at a time; they leave what they compile in the caches on disk.
+
+A child that is killed takes one item with it, which is then made alone by one child with one job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kernelhub.warming.child import order_for
+from kernelhub.warming.memory import MAX_JOBS
+from kernelhub.warming.outcome import FAILED
+from kernelhub.warming.ready import WANT_OF_MEMORY, Sizing
+from kernelhub.warming.wanted import Item
+
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+Done = Callable[[Item, dict[str, Any]], None]
+Job = tuple[Item, str]
+
+
+@dataclass
+class Compiled:
+    """What children did.
+
+    Attributes:
+        lost: items that no child could make, each with why; they are not to be tried in the process itself.
+        notes: what else is to be known.
+    """
+
+    lost: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def compile_in_children(
+    jobs: Sequence[Job],
+    processes: int,
+    ninja_jobs: int,
+    device: torch.device,
+    sizing: Sizing,
+    begun: Callable[[Item], None],
+    done: Done,
+) -> Compiled:
+    """Make items in child processes.
+
+    Args:
+        jobs: each with the kernel that is chosen for it.
+        processes: how many children.
+        ninja_jobs: MAX_JOBS of each.
+        device: where.
+        sizing: of calls.
+        begun: called as an item begins, in a thread.
+        done: called with an item and the child's answer, in a thread, one at a time.
+    """
+    told = Compiled()
+    killed: list[Job] = []
+    crew = _Crew(device, sizing, begun, done, told)
+    crew.work(jobs, processes, ninja_jobs, killed)
+    if killed:
+        names = ", ".join(sorted({item.op for item, _ in killed}))
+        told.notes.append(f"{WANT_OF_MEMORY} ({names}); tried again alone with one job")
+        again: list[Job] = []
+        crew.work(killed, 1, 1, again)
+        for item, _ in again:
+            told.lost[item.key] = f"{WANT_OF_MEMORY}, alone and with one job too; free memory, or compile elsewhere"
+    return told
+
+
+class _Crew:
+    """Children with what they share."""
+
+    def __init__(
+        self, device: torch.device, sizing: Sizing, begun: Callable[[Item], None], done: Done, told: Compiled
+    ) -> None:
+        self.device, self.sizing, self.begun, self.done, self.told = device, sizing, begun, done, told
+        self.guard = threading.Lock()
+        self.children: set[subprocess.Popen[str]] = set()
+        self.error: BaseException | None = None
+
+    def work(self, jobs: Sequence[Job], processes: int, ninja_jobs: int, killed: list[Job]) -> None:
+        """Share items out among children until all are done; those whose child was killed are added to `killed`."""
+        waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        for job in jobs:
+            waiting.put(job)
+        threads = [
+            threading.Thread(target=self._serve, args=(waiting, ninja_jobs, killed), daemon=True)
+            for _ in range(min(processes, len(jobs)))
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)  # so that Ctrl-C is heard
+        finally:
+            with self.guard:
+                left, self.children = self.children, set()
+            for child in left:
+                child.kill()
+        if self.error is not None:
+            raise self.error
+
+    def _serve(self, waiting: queue.SimpleQueue[Job], ninja_jobs: int, killed: list[Job]) -> None:
+        child: subprocess.Popen[str] | None = None
+        try:
+            while self.error is None:
+                try:
+                    item, kernel = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                child = child or self._started(ninja_jobs)
+                self.begun(item)
+                answer = _asked(child, order_for(item, kernel, self.device, self.sizing))
+                if answer is None:
+                    code = child.wait()
+                    self._forget(child)
+                    child = None
+                    with self.guard:
+                        if code in _KILLED:
+                            killed.append((item, kernel))
+                        else:
+                            self.told.lost[item.key] = f"a process that compiled it ended with exit code {code}"
+                elif answer["how"] == FAILED and WANT_OF_MEMORY in answer["reason"]:
+                    with self.guard:
+                        killed.append((item, kernel))
+                else:
+                    with self.guard:
+                        self.done(item, answer)
+        except BaseException as error:  # raised in the thread that waits
+            self.error = error
+        finally:
+            if child is not None:
+                assert child.stdin is not None
+                child.stdin.close()
+                child.wait()
+                self._forget(child)
+
+    def _started(self, ninja_jobs: int) -> subprocess.Popen[str]:
+        environment = {**os.environ, MAX_JOBS: os.environ.get(MAX_JOBS, "") if ninja_jobs > 1 else "1"}
+        if not environment[MAX_JOBS]:
+            environment[MAX_JOBS] = str(ninja_jobs)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "kernelhub.warming.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        with self.guard:
+            self.children.add(child)
+        return child
+
+    def _forget(self, child: subprocess.Popen[str]) -> None:
+        with self.guard:
+            self.children.discard(child)
+
+
+def _asked(child: subprocess.Popen[str], order: str) -> dict[str, Any] | None:
+    """A child's answer; None if it ended instead."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(order + "\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        return None
+    line = child.stdout.readline()
+    if not line.endswith("\n"):
+        return None
+    answer: dict[str, Any] = json.loads(line)
+    return answer

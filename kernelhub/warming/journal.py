@@ -1,0 +1,47 @@
+"""What was made ready on this kind of machine, on disk: so that an interrupted warm-up goes on where it was."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.probes.device import DeviceFacts
+from kernelhub.probes.toolkit import driver
+from kernelhub.runtime.caches.fingerprint import fingerprint
+from kernelhub.runtime.caches.store import Store
+
+_NAME = "done"
+
+
+class Journal:
+    """The items that are in the compilers' caches on disk, for one device, driver and set of libraries.
+
+    It only saves work: an item that it lists and that a cache has lost is compiled again where it is called.
+    """
+
+    def __init__(self, device: DeviceFacts) -> None:
+        from kernelhub import __version__
+
+        _ = HUB.settings
+        packages = {item.backend.package for item in HUB.registry.backends.values() if item.backend is not None}
+        library = str(driver().value) if device.vendor == "nvidia" else "none"
+        made_for = fingerprint(
+            device.arch,
+            libraries=sorted(packages - {""}),
+            device=device.name,
+            driver=library,
+            kernelhub=__version__,
+        )
+        self._store = Store("warmup", made_for)
+
+    def done(self) -> dict[str, tuple[str, str]]:
+        """Of each item that is done, by its key: the kernel, and how it was made ready."""
+        kept = self._store.read(_NAME) or {}
+        return {key: (str(told.get("kernel", "")), str(told.get("how", ""))) for key, told in kept.items()}
+
+    def note(self, key: str, kernel: str, how: str, seconds: float) -> None:
+        """An item is done: on disk before this returns."""
+        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        entry: dict[str, Any] = {"kernel": kernel, "how": how, "seconds": round(seconds, 3), "date": date}
+        self._store.update(_NAME, lambda document: {**(document or {}), key: entry})

@@ -1,0 +1,177 @@
+"""Making one item ready in this process: its calls are made, directly and by a plan, and what that took is told."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.gate import GATE
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.lost import is_final
+from kernelhub.dispatch.work import JOURNAL, Work
+from kernelhub.errors import DeviceLost, InvalidArgument, KernelUnavailable, NoKernel
+from kernelhub.ops.models.calls import Call, calls_of
+from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED, Outcome
+from kernelhub.warming.wanted import Item
+
+_WORK = {"compile": COMPILED, "download": COMPILED, "tune": COMPILED, "load": LOADED}
+# How compilers, ninja and make tell that they, or what they started, were killed.
+_KILLED = re.compile(
+    r"\b[Kk]illed\b|signal 9\b|SIGKILL|(?:exit|return|status|code)\D{0,12}(?:-9|137)\b|cannot allocate memory|"
+    r"virtual memory exhausted|out of memory allocating|bad_alloc",
+    re.IGNORECASE,
+)
+WANT_OF_MEMORY = "a compiler was killed, or could not go on, for want of memory"
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How large the calls of a warm-up are.
+
+    Attributes:
+        context_len: tokens of a sequence of a paged cache.
+        max_context_len: what block tables have room for.
+    """
+
+    context_len: int
+    max_context_len: int
+
+
+OnCall = Callable[[str], None]
+
+
+def make_ready(
+    item: Item, device: torch.device, sizing: Sizing, on_call: OnCall = lambda label: None, before: bool = False
+) -> Outcome:
+    """Make an item's calls, and tell what that took. What goes wrong is told in the outcome.
+
+    Args:
+        item: the item.
+        device: where.
+        sizing: of its calls.
+        on_call: called with the label of each call before it is made.
+        before: whether its problem was decided before.
+
+    Raises:
+        DeviceLost: a device error, after which nothing can be made ready in this process.
+    """
+    begun, count = time.monotonic(), JOURNAL.count
+    problem = None if item.need is None else item.need.problem(device)
+    function = None if item.need is None else HUB.function(item.op)
+    expected = "" if function is None else function.op.select(problem, item.backend).selected or ""
+    tokens: list[int] = []
+    try:
+        with torch.no_grad():
+            if item.need is None:
+                assert item.task is not None
+                item.task()
+            else:
+                for call in _calls(item, device, sizing):
+                    on_call(call.label)
+                    make(call, item.backend)
+                    tokens.append(call.tokens)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    except DeviceLost:
+        raise
+    except InvalidArgument as error:
+        return _failed(item, tokens, begun, str(error))
+    except torch.OutOfMemoryError as error:
+        reason = f"the device has too little memory for it: {error}; give fewer or smaller token_counts"
+        return _failed(item, tokens, begun, reason)
+    except Exception as error:
+        if GATE.lost or is_final(error):
+            raise
+        told = isinstance(error, (NoKernel, KernelUnavailable))
+        reason = str(error) if told else f"{type(error).__name__}: {error}"
+        return _failed(item, tokens, begun, f"{WANT_OF_MEMORY}: {reason}" if for_want_of_memory(error) else reason)
+    work = _work_since(count)
+    done = {_WORK[piece.kind] for piece in work if piece.kind in _WORK}
+    how = COMPILED if COMPILED in done else LOADED if LOADED in done else BEFORE if before else DECIDED
+    kernel, reason = expected, ""
+    failure = HUB.machine.load_failures.get((item.op, expected))
+    if function is not None and failure is not None:
+        kernel = function.op.select(problem, item.backend).selected or ""
+        if _KILLED.search(failure.reason):
+            return _failed(item, tokens, begun, f"{WANT_OF_MEMORY}: {expected}: {failure.reason}")
+        reason = f"in place of {expected}: {failure.reason}"
+    return Outcome(item.op, kernel, item.label, tuple(tokens), how, time.monotonic() - begun, reason)
+
+
+def make(call: Call, backend: str | None) -> None:
+    """Make one call in each of the ways in which engines make it: directly, by a plan, and with packed weights."""
+    function, said = HUB.function(call.op), {} if backend is None else {"backend": backend}
+    arguments = call.arguments
+    plan = function.prepare(**arguments, **said)
+    packs = hasattr(plan, "pack") and plan.selection.kernel.packs_to
+    if packs:
+        arguments = _packed(plan, arguments)
+        function(**arguments, **said)
+        plan = function.prepare(**arguments, **said)
+    if not (packs and plan.selection.kernel.needs_packing):
+        function(**call.arguments, **said)
+    _run(plan, arguments)
+
+
+def for_want_of_memory(error: BaseException | None) -> bool:
+    """Whether an error tells of a compiler that was killed for memory, itself or in what it came from."""
+    while error is not None:
+        code = getattr(error, "returncode", None)
+        if code in (-9, 137) or isinstance(error, MemoryError):
+            return True
+        told = " ".join(str(getattr(error, name, "") or "") for name in ("stderr", "output"))
+        if _KILLED.search(f"{error} {told}"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _calls(item: Item, device: torch.device, sizing: Sizing) -> Any:
+    assert item.need is not None
+    long = sizing.max_context_len
+    return calls_of(item.need, item.tokens, device, context_len=sizing.context_len, max_context_len=long)
+
+
+def _run(plan: Any, arguments: Mapping[str, Any]) -> None:
+    """One step of a plan, with lengths given on the host, as engines that may not wait give them."""
+    if hasattr(plan, "begin"):
+        step = plan.begin(**_taken(plan.begin, arguments))
+        step.run(**_taken(step.run, arguments))
+    plan.run(**_taken(plan.run, arguments))
+
+
+def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments that a function has parameters for; ``x_cpu`` is x on the host."""
+    found = {}
+    for name in inspect.signature(function).parameters:
+        if name in arguments:
+            found[name] = arguments[name]
+        elif isinstance(on_device := arguments.get(name.removesuffix("_cpu")), Tensor):
+            found[name] = on_device.tolist()
+    return found
+
+
+def _packed(plan: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with the weights packed, without what the packed ones hold."""
+    given = _taken(plan.pack, arguments)
+    made = plan.pack(**given)
+    weights = made if isinstance(made, tuple) else (made,)
+    rest = {name: value for name, value in arguments.items() if name not in given}
+    return rest | dict(zip(given, weights, strict=False))
+
+
+def _work_since(count: int) -> list[Work]:
+    """What was done since the journal had so many pieces."""
+    new = JOURNAL.count - count
+    return list(JOURNAL.work)[-new:] if new else []
+
+
+def _failed(item: Item, tokens: list[int], begun: float, reason: str) -> Outcome:
+    return Outcome(item.op, "", item.label, tuple(tokens), FAILED, time.monotonic() - begun, reason)

@@ -1,0 +1,91 @@
+"""Where a warm-up runs, and what one would make ready on a device that is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelhub.dispatch.explain import device_facts
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.machine import Machine
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.models.problems import PHASES
+from kernelhub.probes.device import DeviceFacts, facts
+from kernelhub.warming.counts import checked
+from kernelhub.warming.wanted import What, items_of
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One item of a warm-up.
+
+    Attributes:
+        op, label, tokens: as of `Outcome`.
+        kernel: what would be chosen; empty if nothing can run it.
+        because: why.
+    """
+
+    op: str
+    kernel: str
+    label: str
+    tokens: tuple[int, ...]
+    because: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "tokens": list(self.tokens)}
+
+
+def device_here(device: str | torch.device | None) -> torch.device:
+    """The device of this machine that is meant: by torch's name, or by a product's that is here.
+
+    Raises:
+        ConfigurationError: it is not here.
+    """
+    if device is None:
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    wanted = device_facts(device)
+    if isinstance(device, torch.device) or not wanted.simulated:
+        made = torch.device(device)
+        return torch.device("cuda", made.index or 0) if made.type == "cuda" else made
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    here = [facts(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    for index, found in enumerate(here):
+        if found.arch == wanted.arch and (found.name == wanted.name or wanted.name.startswith("an sm_")):
+            return torch.device("cuda", index)
+    told = ", ".join(str(found) for found in here) or "no GPU"
+    raise ConfigurationError(
+        f"device: {device} is not here, here is {told}. Run the warm-up where it is; `kernelhub warmup ... --device "
+        f"{device} --list` says what it would make ready there"
+    )
+
+
+def list_wanted(
+    what: What,
+    *,
+    token_counts: Sequence[int] | None = None,
+    device: str | torch.device | DeviceFacts | None = None,
+    machine: Machine | None = None,
+    phases: Sequence[str] = PHASES,
+    **setting: Any,
+) -> list[Listed]:
+    """What `kernelhub.warmup` would make ready, on any device; nothing runs.
+
+    Args:
+        what, token_counts, phases, setting: as of `kernelhub.warmup`.
+        device: as of `explain`; it need not be here.
+        machine: facts of another machine, e.g. a `SimulatedMachine`.
+    """
+    where = device_facts(device)
+    items = items_of(what, checked(token_counts), {"phases": phases, **setting}, on_gpu=where.type != "cpu")
+    found = []
+    for item in items:
+        if item.need is None:
+            found.append(Listed(item.op, "", item.label, (), "runs as it is"))
+            continue
+        selection = HUB.function(item.op).op.select(item.need.problem(where), item.backend, machine)
+        found.append(Listed(item.op, selection.selected or "", item.label, item.tokens, selection.because))
+    return found

@@ -1,0 +1,202 @@
+"""What is to be made ready: items, from models, needs, verdicts, plans, lines of `NotWarmed` and callables."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
+from kernelhub.dispatch.selection import Selection
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.models.calls import counts_of, need_of
+from kernelhub.ops.models.description import Description
+from kernelhub.ops.models.problems import Need, problems_of
+from kernelhub.warming.counts import counts_for
+from kernelhub.warming.forms import forms_of, whole
+
+Task = Callable[[], object]
+Piece = str | Path | Description | Need | Selection[Any] | Plan | Task
+What = Piece | Iterable[Piece]
+
+_MOST_LAYERS = 3  # that a label names
+_COUNTS = tuple(1 << power for power in range(20))
+_ASKED = ("kwarg", "context")  # sources of a choice that the call itself made
+_SHAPE = re.compile(r"\w+\[([\d, ]+)\]")
+
+
+@dataclass(frozen=True)
+class Item:
+    """Calls to make ready together: those of one problem class and one kind of sizes, or a function of the user's.
+
+    Attributes:
+        need: the problem class, with one kind of sizes; None for a function.
+        tokens: token counts to call it with.
+        backend: the kernel that was asked for by name; None for whatever is chosen.
+        task: the user's function, or a line.
+        name: of the function, or the line.
+    """
+
+    need: Need | None
+    tokens: tuple[int, ...] = ()
+    backend: str | None = None
+    task: Task | None = None
+    name: str = ""
+
+    @property
+    def op(self) -> str:
+        return self.need.op if self.need is not None else self.name
+
+    @property
+    def label(self) -> str:
+        """Layers and sizes, for people."""
+        if self.need is None:
+            return self.name
+        sizes = [f"{name} {value}" for kind in self.need.sizes for name, value in kind]
+        facets = dict(self.need.facets)
+        told = [f"{name} {facets[name]}" for name in ("q_len", "rows") if name in facets]
+        told += [name for name in ("ragged", "column") if facets.get(name)]
+        layers = self.need.layers or ("as asked",)
+        if len(layers) > _MOST_LAYERS:
+            layers = (*layers[: _MOST_LAYERS - 1], f"{len(layers) - _MOST_LAYERS + 1} more")
+        return ", ".join([*layers, *told, *sizes])
+
+    @property
+    def key(self) -> str:
+        """Equal for equal items, in every process; empty for a function, which nothing tells from another."""
+        if self.need is None:
+            return ""
+        text = repr((self.need.op, self.need.facets, self.need.sizes, self.tokens, self.backend))
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def items_of(what: What, tokens: Sequence[int], setting: Mapping[str, Any], *, on_gpu: bool) -> list[Item]:
+    """Every item, each once.
+
+    Args:
+        what: as of `kernelhub.warmup`.
+        tokens: token counts.
+        setting: keyword arguments of `problems_of`, for models.
+        on_gpu: whether they will be called on a GPU.
+
+    Raises:
+        ConfigurationError: a model, line or object that is none.
+    """
+    pieces = [what] if _is_piece(what) else list(what)  # type: ignore[arg-type]
+    of_models: list[Need] = []
+    needs: list[Need] = []
+    chosen: list[tuple[Need, str]] = []
+    tasks: list[Item] = []
+    for piece in pieces:
+        if isinstance(piece, Need):
+            needs.append(piece)
+        elif isinstance(piece, (Selection, Plan)):
+            selection = piece.selection if isinstance(piece, Plan) else piece
+            need = _need_of(selection, piece.bound if isinstance(piece, Plan) else None)
+            if selection.source in _ASKED and selection.kernel is not None:
+                chosen.append((need, selection.kernel.name))
+            else:
+                needs.append(need)
+        elif isinstance(piece, str) and _looks_like_a_line(piece):
+            tasks.append(Item(None, task=_line(piece), name=piece.strip()))
+        elif isinstance(piece, (str, Path, Description)):
+            of_models += problems_of(piece, **setting)
+        elif callable(piece):
+            tasks.append(Item(None, task=piece, name=getattr(piece, "__name__", repr(piece))))
+        else:
+            raise ConfigurationError(
+                f"warmup: {piece!r} is nothing that can be made ready; give a model's name or config.json, plans, "
+                "verdicts of explain(), needs of problems_of(), lines of NotWarmed, or functions"
+            )
+    found = [item for need in forms_of([*of_models, *needs]) for item in _items(need, tokens, None, on_gpu)]
+    for need in map(whole, needs):  # asked for by itself, so that it has a call, whatever the counts
+        if not counts_of(need, tokens):
+            found += _items(need, [n for n in _COUNTS if counts_of(need, [n])][:1], None, on_gpu)
+    found += [item for need, kernel in chosen for item in _items(need, tokens, kernel, on_gpu)]
+    return [*dict.fromkeys(found), *tasks]
+
+
+def _is_piece(what: object) -> bool:
+    kinds = (str, Path, Description, Need, Selection, Plan)
+    return isinstance(what, kinds) or (callable(what) and not isinstance(what, Iterable))
+
+
+def _items(need: Need, tokens: Sequence[int], backend: str | None, on_gpu: bool) -> list[Item]:
+    found = []
+    for sizes in need.sizes or ((),):
+        one = replace(need, sizes=(sizes,))
+        counts = counts_of(one, counts_for(one, tokens, on_gpu))
+        if counts:
+            found.append(Item(one, counts, backend))
+    return found
+
+
+def _need_of(selection: Selection[Any], bound: Any) -> Need:
+    """The need behind a verdict, in the checkpoint's layout, with the sizes that its plan was prepared with."""
+    need = need_of(selection.op, selection.problem)
+    facets = dict(need.facets)
+    if WEIGHT_LAYOUT in facets:
+        need = replace(need, facets=tuple(sorted((facets | {WEIGHT_LAYOUT: CHECKPOINT}).items())))
+    forms = {} if bound is None else HUB.function(selection.op).op.forms_of(None, bound)
+    sizes = tuple(_sizes_in(selection.op, forms))
+    return replace(need, sizes=(sizes,)) if sizes else need
+
+
+def _sizes_in(op: str, forms: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
+    """What the operands' forms tell of sizes that no facet holds."""
+    if "quantize" in op and (found := _SHAPE.match(str(forms.get("x", "")))):
+        width = int(found[1].split(",")[-1])
+        yield "width", width * (2 if op in ("dequantize_nvfp4", "dequantize_mxfp4") else 1)
+    if op == "bmm_fp8" and (found := _SHAPE.match(str(forms.get("b", "")))):
+        yield "batch", int(found[1].split(",")[0])
+    if op == "mla_attention" and (found := _SHAPE.match(str(forms.get("topk_indices", "")))):
+        yield "topk", int(found[1].split(",")[-1])
+    if isinstance(window := forms.get("window"), (int, tuple)):
+        yield "window", window if isinstance(window, int) else max(window)
+
+
+def _looks_like_a_line(text: str) -> bool:
+    return "kernelhub.warm(" in text
+
+
+def _line(text: str) -> Task:
+    """A line as `NotWarmed` prints it, to be run; nothing else is."""
+    try:
+        (statement,) = ast.parse(text.strip()).body
+        if isinstance(statement, ast.With):
+            (context,) = statement.items
+            (statement,) = statement.body
+            right = _calls(context.context_expr, "use")
+        else:
+            right = True
+        right = right and isinstance(statement, ast.Expr) and _calls(statement.value, "warm")
+    except (SyntaxError, ValueError):
+        right = False
+    if not right:
+        raise ConfigurationError(f"warmup: {text!r} is no line of NotWarmed: kernelhub.warm(...)")
+    code = compile(text.strip(), "<line of NotWarmed>", "exec")
+
+    def run() -> None:
+        exec(code, {"kernelhub": sys.modules["kernelhub"], "torch": torch})
+
+    return run
+
+
+def _calls(expression: ast.expr, name: str) -> bool:
+    """Whether an expression is a call of ``kernelhub.<name>`` with nothing called in its arguments but float()."""
+    if not (isinstance(expression, ast.Call) and ast.unparse(expression.func) == f"kernelhub.{name}"):
+        return False
+    inner = [
+        node for value in (*expression.args, *(kw.value for kw in expression.keywords)) for node in ast.walk(value)
+    ]
+    allowed = ("float",)
+    return all(ast.unparse(node.func) in allowed for node in inner if isinstance(node, ast.Call))
