@@ -155,7 +155,9 @@ class TestProviders:
     def test_none(self, ask, site):
         fact = self.about(ask, "deep_gemm")
         assert fact["what"] == "deep_gemm is not installed"
-        assert fact["meaning"] == "of 9 kernels of backend deep_gemm 0 can run here; 3 are for other devices"
+        assert re.fullmatch(
+            r"of \d+ kernels of backend deep_gemm 0 can run here; \d+ are for other devices", fact["meaning"]
+        )
         assert fact["remedy"] == 'pip install "kernelhub[deep-gemm]"'
 
     def test_a_distribution_of_another_name(self, ask, site, tmp_path):
@@ -164,13 +166,14 @@ class TestProviders:
         fact = self.about(ask, "deep_gemm")
         assert f"(tokenspeed-deepgemm 2.5.0, {tmp_path / 'deep_gemm'})" in fact["what"]
         assert (fact["status"], fact["remedy"]) == ("ok", "")
-        assert "6 can run here" in fact["meaning"]
+        assert re.search(r"deep_gemm [1-9]\d* can run here", fact["meaning"])
+        assert "lack this" not in fact["meaning"]
 
     def test_one_without_headers(self, ask, site, tmp_path):
         site("deep-gemm", "1.0.0", "deep_gemm/__init__.py", "deep_gemm/_C.cpython-312.so")
         fact = self.about(ask, "deep_gemm")
         assert fact["what"] == f"deep_gemm 1.0.0 (deep-gemm, {tmp_path / 'deep_gemm'})"
-        assert "6 lack this: " in fact["meaning"]
+        assert "deep_gemm 0 can run here" in fact["meaning"]
         assert "has no include/deep_gemm" in fact["meaning"]
         assert fact["remedy"] == 'pip uninstall deep-gemm, then pip install "kernelhub[deep-gemm]"'
 
@@ -184,14 +187,14 @@ class TestProviders:
         assert {self.about(ask, name)["what"] for name in ("deep_gemm", "flash_attn", "cutlass", "marlin")} == {here}
         assert "deep_gemm has no fp8_gemm_nt" in self.about(ask, "deep_gemm")["meaning"]
         assert "2 can run here" in self.about(ask, "flash_attn")["meaning"]
-        assert self.about(ask, "marlin")["meaning"] == "fits 3 kernels of backend marlin"
+        assert re.fullmatch(r"fits \d+ kernels of backend marlin", self.about(ask, "marlin")["meaning"])
         backends = {item["name"]: item for item in ask("backends", "--json").json["backends"]}
         assert backends["deep_gemm"]["library"]["ok"]
 
     def test_what_speaks_against_a_plain_call_only_is_not_held_against_the_library(self, ask, site):
         site("vllm", "0.33.0", "vllm/__init__.py", "vllm/_C_stable_libtorch.abi3.so")
         meaning = self.about(ask, "cutlass")["meaning"]
-        assert "of 5 kernels of backend cutlass 2 can run here" in meaning, "sums of long K are another call's matter"
+        assert "kernels of backend cutlass 2 can run here" in meaning, "sums of long K are another call's matter"
         assert "4096" not in meaning
 
     def test_one_that_is_too_old_beside_one_that_fits(self, ask, site):
