@@ -116,6 +116,16 @@ class TestClear:
         assert (store.find("good"), store.read("document")) == (None, None)
         assert len(list(triton.iterdir())) == 2
 
+    def test_with_a_folder_named_the_users_own_cache_is_not_touched(self, ask, store, tmp_path, monkeypatch) -> None:
+        monkeypatch.delenv("KERNELHUB_CACHE_DIR")
+        Store("kind", fingerprint("sm_90a")).write("mine", 1)
+        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path / "root"))
+        (listed,) = ask("cache", "list", "kernelhub", "--json").json["caches"]
+        assert listed["path"] == str(tmp_path / "root")
+        assert len(ask("cache", "clear", "--yes", "--json").json["removed"]) == 3
+        monkeypatch.delenv("KERNELHUB_CACHE_DIR")
+        assert Store("kind", fingerprint("sm_90a")).read("mine") == 1
+
     def test_stale_takes_only_what_nothing_reads_again(self, ask, store) -> None:
         assert ask("cache", "clear", "--stale", "--yes").code == 0
         assert store.find("good") is not None
