@@ -107,6 +107,37 @@ def trtllm(given) -> None:
     summed(given["topk_ids"], x, given["top_k"], experts, output, gives)
 
 
+def trtllm_mxfp8(given) -> None:
+    """MXFP8 weights by MXFP8 tokens: the arguments of the entry point by name."""
+    from tests.backends.flashinfer_trtllm_fake import check_sizes, joined, rows_in_order, summed
+
+    experts, output = given["num_experts"], given["output"]
+    assert (given["use_shuffled_weight"], given["weight_layout"], given["routing_bias"]) == (True, 0, None)
+    assert given["hidden_states"].dtype is E4M3
+    x = tokens_in_floats(given["hidden_states"], given["hidden_states_scale"])
+    names = ("num_experts", "top_k", "intermediate_size", "n_group", "topk_group", "local_expert_offset")
+    sizes = (*(given[name] for name in names), given["local_num_experts"], given["routed_scaling_factor"])
+    check_sizes(x, *sizes, given["routing_method_type"], output)
+    assert output.shape == x.shape
+    weights = []
+    for side in (1, 2):
+        codes, tiles = given[f"gemm{side}_weights"], given[f"gemm{side}_weights_scale"]
+        assert codes.dtype is E4M3
+        assert given["hidden_states_scale"].dtype is tiles.dtype is torch.uint8
+        assert codes.is_contiguous()
+        assert tiles.is_contiguous()
+        matrices = []
+        for of, scale in zip(codes, tiles, strict=True):
+            factors = power(at_their_places(scale, len(of), of.shape[1] // 32)).repeat_interleave(32, 1)
+            matrices.append(rows_in_order(of.float() * factors))
+        weights.append(matrices)
+
+    def gives(expert: int, row: Tensor) -> Tensor:
+        return weights[1][expert] @ in_mxfp8(joined(weights[0][expert] @ row))
+
+    summed(given["topk_ids"], x, given["top_k"], experts, output, gives)
+
+
 def cutlass(given) -> None:
     """The arguments of the function by name; gate, up and what joins them are rounded to the dtype of the result."""
     codes, ids, output, dtype = (given[name] for name in ("input", "token_selected_experts", "output", "output_dtype"))

@@ -140,6 +140,9 @@ def trtllm_fp8_block_scale_routed_moe(
     local_num_experts, routed_scaling_factor, routing_method_type=0, use_shuffled_weight=False, weight_layout=0,
     output=None, fp8_quantization_type=1,
 ):  # fmt: skip
+    if fp8_quantization_type == 2:
+        of_codes.trtllm_mxfp8(locals())
+        return output
     sizes = (num_experts, top_k, intermediate_size, n_group, topk_group, local_expert_offset, local_num_experts)
     check_sizes(hidden_states, *sizes, routed_scaling_factor, routing_method_type, output)
     assert routing_bias is None

@@ -16,6 +16,7 @@ from tests.backends.test_flashinfer import OnFake
 from tests.backends.test_flashinfer_packed_experts import FORMATS, inputs, packed, rejections, run, same
 
 W4A8 = {"weights": "mxfp4", "activation_dtype": "mxfp8", "w13_bias": True, "w2_bias": True, "activation": "swiglu_oai"}
+BLOCKS = {"weights": "fp8_block_ue8m0", "activation_dtype": "mxfp8"}
 W4A4 = {"weights": "nvfp4", "activation_dtype": "nvfp4", "static_scales": True}
 
 
@@ -85,6 +86,11 @@ class TestMxfp8(OnFake):
         ("cutlass_experts_mxfp8", "B300", W4A8 | {"dtype": "float16"}, {"dtype"}),
         ("cutlass_experts_mxfp8", "B300", W4A8 | {"w13_bias": False}, {"mismatch"}),
         ("cutlass_experts_mxfp8", "H200", W4A8, {"capability"}),
+        ("trtllm_experts_mxfp8_blocks", "B200", BLOCKS, set()),
+        ("trtllm_experts_mxfp8_blocks", "B200", BLOCKS | {"weights": "fp8_block"}, {"value"}),
+        ("trtllm_experts_mxfp8_blocks", "B300", BLOCKS | {"activation_dtype": "float8_e4m3fn"}, {"dtype"}),
+        ("trtllm_experts_mxfp8_blocks", "B300", BLOCKS | {"intermediate_size": 192}, {"divisibility"}),
+        ("trtllm_experts_mxfp8_blocks", "RTX5090", BLOCKS, {"capability"}),
     ],
 )
 def test_limits_are_told(name, device, facets, codes) -> None:

@@ -36,6 +36,7 @@ KERNELS = {
     "flashinfer.cutlass_experts_nvfp4": dataclasses.replace(MODEL, weights="nvfp4"),
     "flashinfer.trtllm_experts_mxfp8": GPT_OSS,
     "flashinfer.cutlass_experts_mxfp8": GPT_OSS,
+    "flashinfer.trtllm_experts_mxfp8_blocks": dataclasses.replace(MODEL, weights="fp8_block_ue8m0"),
 }
 FORMATS = {
     "flashinfer.trtllm_experts_blocks": "fp8_block_gate_up",
@@ -44,6 +45,7 @@ FORMATS = {
     "flashinfer.cutlass_experts_nvfp4": "nvfp4",
     "flashinfer.trtllm_experts_mxfp8": "mxfp8",
     "flashinfer.cutlass_experts_mxfp8": "mxfp8",
+    "flashinfer.trtllm_experts_mxfp8_blocks": "mxfp8",
 }
 # Codes of w2 lie as in a checkpoint.
 PLAIN_W2 = {

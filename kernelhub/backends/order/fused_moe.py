@@ -15,6 +15,7 @@ _NOT_RUN = (
     "flashinfer.cutlass_experts_nvfp4",
     "flashinfer.trtllm_experts_mxfp8",
     "flashinfer.cutlass_experts_mxfp8",
+    "flashinfer.trtllm_experts_mxfp8_blocks",
 )
 
 LINES = (

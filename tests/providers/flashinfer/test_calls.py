@@ -30,7 +30,7 @@ from tests.providers.wheels import wheel
 # The first that is admitted, the last before `plan` of decode took any keyword, one after, the last of 0.6, and the
 # newest, where latent attention moved into a package of its own: each shows a change of the interface.
 VERSIONS = ("0.6.1", "0.6.12", "0.6.18.post1", "0.7.2.post1")
-BLOCK_MAJOR_K, RENORMALIZE = 2, 1  # as adapters give them, which cannot be imported without the library
+BLOCK_MAJOR_K, RENORMALIZE, MXFP8 = 2, 1, 2  # as adapters give them, which cannot be imported without the library
 MOVED_BEHIND = ("0.6.18.post1", "0.7.2.post1")
 
 
@@ -251,6 +251,7 @@ class TestLayoutsOfExperts:
         source = (wheel("flashinfer-python", version) / "flashinfer/tllm_enums.py").read_text()
         assert f"BlockMajorK = {BLOCK_MAJOR_K}" in source
         assert f"Renormalize = ({RENORMALIZE},)" in source
+        assert f"MxFp8 = {MXFP8}" in source
 
 
 def test_codes_for_sm_90_are_interleaved_as_the_library_s_kernel_does() -> None:

@@ -24,7 +24,7 @@ from kernelhub.backends.flashinfer.moe.requirements import (
 from kernelhub.backends.flashinfer.requirements import requirements
 from kernelhub.dispatch.constraint import OnDevice, OneOf, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.ops.moe.experts.problem import MXFP4, MXFP8, NVFP4, SWIGLU_OAI
+from kernelhub.ops.moe.experts.problem import FP8_BLOCK_UE8M0, MXFP4, MXFP8, NVFP4, SWIGLU_OAI
 
 _BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3), (12, 0), (12, 1)))
 _W4A4 = (
@@ -33,9 +33,10 @@ _W4A4 = (
     OneOf("static_scales", (True,), why="second scales of activations are given"),
     *widths(128, "scales lie in whole tiles"),
 )
+_MXFP8 = asked(MXFP8, "tokens, and what joins gate and up, become float8 with powers of two")
 _W4A8 = (
     OneOf("weights", (MXFP4,)),
-    asked(MXFP8, "tokens, and what joins gate and up, become float8 with powers of two"),
+    _MXFP8,
     BOTH_BIASES,
     ANY_WIDTH,
 )
@@ -98,6 +99,22 @@ KERNELS = (
         ),
         features=_GPT_OSS,
         **layout("experts.mxfp4.cutlass.v1"),
+        source=SOURCE,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_mxfp8_blocks",
+        target=f"{FOLDER}.codes.trtllm_mxfp8_blocks:TrtllmMxfp8Blocks",
+        summary=f"TensorRT-LLM's MXFP8 products of blocks with UE8M0 scales, asked for by mxfp8; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(
+            calls.TRTLLM_FP8_BLOCKS,
+            OneOf("weights", (FP8_BLOCK_UE8M0,)),
+            _MXFP8,
+            *widths(128, "blocks are whole"),
+        ),
+        features=MAPPED,
+        **layout("experts.mxfp8_blocks.trtllm.v1"),
         source=SOURCE,
     ),
 )
