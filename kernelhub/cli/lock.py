@@ -15,33 +15,20 @@ from typing import Any
 from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.lock_decisions import NEW, VERSIONS, Difference, differences, lock_for
+from kernelhub.cli.served_model import USUAL, add_model, served
 from kernelhub.dispatch.explain import device_facts
 from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.lock_file import Lock, Locked, lock_text, read_lock
 from kernelhub.errors import ConfigurationError
-from kernelhub.ops.models.description import FORMATS
 from kernelhub.ops.models.problems import Need, problems_of
-from kernelhub.ops.models.published import CONFIGS
 from kernelhub.probes.device import SIMULATED, DeviceFacts
 
 _USUAL = "kernelhub.lock.json"
-# How the model is served, with what is usual: only the rest is written down.
-_SERVED: dict[str, Any] = {
-    "tp": 1, "ep": 1, "dtype": "bfloat16", "kv_dtype": None, "page_size": None, "quantization": None
-}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
-    parser.add_argument(
-        "--model", metavar="NAME", help=f"a config.json of Hugging Face, or one of {', '.join(CONFIGS)}"
-    )
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share every layer (default: 1)")
-    parser.add_argument("--ep", type=int, default=1, metavar="N", help="ranks that share the experts (default: 1)")
-    parser.add_argument("--dtype", default="bfloat16", help="of activations (default: bfloat16)")
-    parser.add_argument("--kv-dtype", help="of the KV cache (default: that of activations)")
-    parser.add_argument("--page-size", type=int, metavar="N", help="tokens per page (default: 16; 64 for latents)")
-    parser.add_argument("--quantization", choices=FORMATS, help="how weights are held (default: as config.json says)")
+    add_model(parser)
     add_machine(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to write (default: {_USUAL}; - for stdout)")
     parser.add_argument("--check", type=Path, metavar="FILE", help="write nothing; show what a new file would change")
@@ -73,8 +60,8 @@ def _make(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigurationError("--model: name a model or a config.json, e.g. --model llama-3.1-8b")
     if arguments.json or arguments.versions:
         raise ConfigurationError("--json and --versions belong to --check")
-    said = {name: getattr(arguments, name) for name in _SERVED}
-    model = {"name": arguments.model, **{name: value for name, value in said.items() if value != _SERVED[name]}}
+    said = served(arguments)
+    model = {"name": arguments.model, **{name: value for name, value in said.items() if value != USUAL[name]}}
     device = device_facts(arguments.device)
     lock = lock_for(_needs(model), device, machine_of(arguments), model)
     if arguments.out == Path("-"):
@@ -136,7 +123,7 @@ def _versions(item: Locked) -> str:
 
 
 def _needs(model: Mapping[str, Any]) -> tuple[Need, ...]:
-    return problems_of(model["name"], **{name: model[name] for name in _SERVED if name in model})
+    return problems_of(model["name"], **{name: model[name] for name in USUAL if name in model})
 
 
 def _device_of(lock: Lock) -> DeviceFacts:

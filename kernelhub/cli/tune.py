@@ -11,29 +11,18 @@ from typing import Any
 import kernelhub
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import op_named
+from kernelhub.cli.served_model import add_model, served
 from kernelhub.cli.verify import names, seconds
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.tuning.carried import export_stored, import_table
 from kernelhub.evidence.tuning.decide import WORDS, Regret
 from kernelhub.evidence.tuning.report import RegretRow, Tuning
 from kernelhub.evidence.tuning.tune import needs_of
-from kernelhub.ops.models.description import FORMATS
-from kernelhub.ops.models.published import CONFIGS
-
-_SERVED = ("tp", "ep", "dtype", "kv_dtype", "page_size", "quantization")
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
-    parser.add_argument(
-        "--model", metavar="NAME", help=f"a config.json of Hugging Face, or one of {', '.join(CONFIGS)}"
-    )
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share every layer (default: 1)")
-    parser.add_argument("--ep", type=int, default=1, metavar="N", help="ranks that share the experts (default: 1)")
-    parser.add_argument("--dtype", default="bfloat16", help="of activations (default: bfloat16)")
-    parser.add_argument("--kv-dtype", help="of the KV cache (default: that of activations)")
-    parser.add_argument("--page-size", type=int, metavar="N", help="tokens per page (default: 16; 64 for latents)")
-    parser.add_argument("--quantization", choices=FORMATS, help="how weights are held (default: as config.json says)")
+    add_model(parser)
     parser.add_argument("--op", action="append", metavar="OP", type=op_named, help="only this op; may be repeated")
     parser.add_argument("--backend", metavar="NAME[,NAME]", type=names, help="only these backends, kernels or globs")
     parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the first GPU, else the CPU)")
@@ -60,7 +49,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.line(f"{arguments.export}: {count} problem classes")
         return 0 if count else 1
     ops = None if arguments.op is None else [function.op.contract.name for function in arguments.op]
-    needs = needs_of(arguments.model, ops=ops, **{name: getattr(arguments, name) for name in _SERVED})
+    needs = needs_of(arguments.model, ops=ops, **served(arguments))
     if not needs:
         raise ConfigurationError(f"--op: {arguments.model} asks nothing of {' and '.join(ops or ())}")
     try:

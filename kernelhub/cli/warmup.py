@@ -10,8 +10,8 @@ from typing import Any
 import kernelhub
 from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
+from kernelhub.cli.served_model import add_model, served
 from kernelhub.errors import ConfigurationError
-from kernelhub.ops.models.description import FORMATS
 from kernelhub.ops.models.problems import PHASES
 from kernelhub.runtime.caches.store import PATIENCE_S
 from kernelhub.warming.bar import bar
@@ -23,13 +23,7 @@ from kernelhub.warming.warmup import CONTEXT_LEN, MAX_CONTEXT_LEN
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
-    parser.add_argument("--model", metavar="NAME", required=True, help="a known model, or the path of a config.json")
-    parser.add_argument("--tp", metavar="N", type=int, default=1, help="ranks that share every layer (default: 1)")
-    parser.add_argument("--ep", metavar="N", type=int, default=1, help="ranks that share the experts (default: 1)")
-    parser.add_argument("--dtype", default="bfloat16", help="of activations (default: bfloat16)")
-    parser.add_argument("--kv-dtype", metavar="DTYPE", help="of the KV cache (default: that of activations)")
-    parser.add_argument("--page-size", metavar="TOKENS", type=int, help="of the KV cache (default: as of the model)")
-    parser.add_argument("--quantization", choices=FORMATS, help="how weights are held (default: as config.json says)")
+    add_model(parser, required=True)
     parser.add_argument("--phase", choices=PHASES, action="append", help="only this phase; may be repeated")
     parser.add_argument(
         "--tokens",
@@ -62,8 +56,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         "token_counts": arguments.tokens,
         "device": arguments.device,
         "phases": tuple(arguments.phase or PHASES),
-        "quantization": arguments.quantization,
-        **{name: getattr(arguments, name) for name in ("tp", "ep", "dtype", "kv_dtype", "page_size")},
+        **served(arguments),
     }
     machine = machine_of(arguments)
     if arguments.list:
