@@ -24,6 +24,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "flashinfer.trtllm_experts": {"model": "qwen3-30b-a3b", "num_experts": 64},
     "flashinfer.trtllm_experts_fp8": {"model": "qwen3-30b-a3b", "num_experts": 64, "weights": "fp8_tensor"},
     "flashinfer.trtllm_experts_mxfp4": {"model": "gpt-oss-120b", "num_experts": 32, "tensor_parallel": 2},
+    "flashinfer.trtllm_experts_mxint4": {"model": "deepseek-v3.2", "num_experts": 32, "weights": "mxint4"},
 }
 
 

@@ -10,6 +10,7 @@ _NOT_RUN = (
     "flashinfer.trtllm_experts",
     "flashinfer.trtllm_experts_fp8",
     "flashinfer.trtllm_experts_mxfp4",
+    "flashinfer.trtllm_experts_mxint4",
 )
 
 LINES = (
