@@ -391,6 +391,7 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     TRTLLM_BF16,
     TRTLLM_FP8,
     TRTLLM_FP8_BLOCKS,
+    TRTLLM_MXINT4,
     EXPERTS_BLOCKS,
     EXPERTS_BLOCKS_SPACE,
     MX_GEMM,
