@@ -26,7 +26,7 @@ part() {  # part NAME SECONDS COMMAND...
 }
 
 tests=("$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
-part gpu_tests 240 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends --junitxml "$RUN/gpu_tests.xml"
+part gpu_tests 240 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests/backends tests/evidence --junitxml "$RUN/gpu_tests.xml"
 for named in $BENCHMARKS; do
     part "${named%:*}" "${named#*:}" "$PYTHON" "benchmarks/${named%:*}.py" --out "$RUN/${named%:*}.json"
 done

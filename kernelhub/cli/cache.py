@@ -87,6 +87,7 @@ def _check(arguments: argparse.Namespace, console: Console) -> int:
 
 def _clear(arguments: argparse.Namespace, console: Console) -> int:
     found = _caches(arguments.names or ["kernelhub"])
+    unread = [cache for cache in found if cache.problem]
     chosen = [(cache, item) for cache in found for item in (cache.useless() if arguments.stale else cache.items)]
     if chosen and not arguments.yes:
         _ask(chosen, arguments.json)
@@ -97,12 +98,15 @@ def _clear(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
         document: dict[str, Any] = {"removed": [str(item.path) for _, item in removed], "bytes": num_bytes}
         document["left"] = [{"path": str(item.path), "reason": why} for _, item, why in left]
+        document["left"] += [{"path": str(cache.path), "reason": cache.problem} for cache in unread]
         console.json(document)
     else:
         console.line(f"removed {len(removed)} entries, {_size(num_bytes)}")
         for _, item, why in left:
             console.line(f"left {item.path}: {why}")
-    return 1 if left else 0
+        for cache in unread:
+            console.line(f"left {cache.path}: {cache.problem}")
+    return 1 if left or unread else 0
 
 
 def _ask(chosen: Sequence[tuple[Cache, Item]], as_json: bool) -> None:

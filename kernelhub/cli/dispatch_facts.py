@@ -11,7 +11,7 @@ from kernelhub.cli.defects import defects
 from kernelhub.cli.env import file_words
 from kernelhub.cli.facets import AnyOp, ops
 from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
-from kernelhub.cli.here import devices, is_built_in, library, obstacles
+from kernelhub.cli.here import LAYOUT, devices, is_built_in, libraries_of, obstacles
 from kernelhub.cli.variables import Variables
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.hub import HUB
@@ -64,17 +64,18 @@ def engines(variables: Variables) -> Iterator[Fact]:
 
 
 def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
-    """The library behind each built-in backend, and what keeps its kernels from running here; torch is told apart."""
+    """The libraries behind each built-in backend, and what keeps its kernels from running here; torch is told apart."""
     here = devices() if can_choose else []
     verdicts = {name: [function.explain(device=device) for device in here] for name, function in ops().items()}
     for registered in variables.registry.backends.values():
-        finding = library(registered) if is_built_in(registered) else None
-        if finding is None or finding.subject == "torch":
+        copies = libraries_of(registered) if is_built_in(registered) else []
+        if not copies or copies[0].subject == "torch":
             continue
         if can_choose:
-            yield _library(registered, finding, verdicts)
+            yield _library(registered, copies, verdicts)
         else:
-            yield Fact(OK if finding.ok else NOTE, finding.reason, "", finding.remedy)
+            for finding in copies:
+                yield Fact(OK if finding.ok else NOTE, finding.reason, "", finding.remedy)
 
 
 def known_defects(variables: Variables) -> Iterator[Fact]:
@@ -141,11 +142,11 @@ def verdicts() -> Iterator[Fact]:
             yield _verdict(function, device)
 
 
-def _library(registered: Registered, finding: Finding, verdicts: Mapping[str, list[Selection[Any]]]) -> Fact:
-    """One provider: which copy, how many of its kernels can run, and for the others why not, the commonest first."""
-    what = finding.reason + (f" ({where})" if (where := _copy_of(finding.subject)) else "")
+def _library(registered: Registered, copies: list[Finding], verdicts: Mapping[str, list[Selection[Any]]]) -> Fact:
+    """One provider: which copies, how many of its kernels can run, and for the others why not, the commonest first."""
+    what = "; ".join(_with_place(finding) for finding in copies)
     total = f"{len(registered.kernels)} kernels of backend {registered.name}"
-    able, elsewhere, against = 0, 0, Counter[Rejection]()
+    able, elsewhere, against, remedies = 0, 0, Counter[str](), dict[str, str]()
     for kernel in registered.kernels:
         reasons = [obstacles(kernel, verdict) for verdict in verdicts[kernel.op]]
         if not all(reasons):
@@ -153,24 +154,29 @@ def _library(registered: Registered, finding: Finding, verdicts: Mapping[str, li
         elif all(any(item.code in _OF_DEVICES for item in items) for items in reasons):
             elsewhere += 1
         else:
-            against.update({item for items in reasons for item in items if item.code not in _OF_DEVICES})
+            lacks = [item for items in reasons for item in items if item.code not in _OF_DEVICES]
+            against.update({item.reason for item in lacks})
+            for item in lacks:
+                remedies[item.reason] = remedies.get(item.reason) or item.remedy
     if able == len(registered.kernels):
         return Fact(OK, what, f"fits {total}")
     told = [f"of {total} {able} can run here"]
     if elsewhere:
         told.append(f"{elsewhere} are for other devices")
-    told += [f"{number} lack this: {item.reason}" for item, number in against.most_common() if item.reason not in what]
-    remedies = dict.fromkeys(item.remedy for item, _ in against.most_common() if item.remedy)
-    return Fact(NOTE if against else OK, what, "; ".join(told), next(iter(remedies), ""))
+    if copies[0].code != "package_missing":  # of what is not here nothing else need be told
+        told += [f"{number} lack this: {reason}" for reason, number in against.most_common() if reason not in what]
+    first = next((remedies[reason] for reason, _ in against.most_common() if remedies[reason]), "")
+    return Fact(NOTE if against else OK, what, "; ".join(told), first)
 
 
-def _copy_of(package: str) -> str:
-    """The distribution that a package is from, and its folder; found without importing it."""
-    folder = next(iter(folders(package)), None)
+def _with_place(finding: Finding) -> str:
+    """What was found of a package, the distribution that it is from, and its folder; nothing is imported."""
+    folder = next(iter(folders(finding.subject)), None)
     if folder is None:
-        return ""
-    names = metadata.packages_distributions().get(package, [])
-    return f"{' or '.join(dict.fromkeys(names)) or 'of no distribution'}, {folder}"
+        return finding.reason
+    names = dict.fromkeys(metadata.packages_distributions().get(finding.subject, []))
+    told = names if finding.value else [f"{name} {metadata.version(name)}" for name in names]
+    return f"{finding.reason} ({' or '.join(told) or 'of no distribution'}, {folder})"
 
 
 def _plugin(registered: Registered) -> Fact:
@@ -207,7 +213,8 @@ def _missing(function: AnyOp, verdict: Selection[Any]) -> Sequence[tuple[Kernel,
         if kernel is verdict.kernel:
             break
         decision = next(item for item in verdict.decisions if item.kernel == kernel.name)
-        fits = decision.rejections == obstacles(kernel, verdict)
+        against = tuple(rejection for rejection in decision.rejections if rejection.code != LAYOUT)
+        fits = against == obstacles(kernel, verdict)
         # Without a remedy nothing can be done about it: a kernel for other devices stays one.
         if fits and all(rejection.remedy for rejection in decision.rejections):
             missing += [(kernel, rejection) for rejection in decision.rejections]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.dispatch.constraint import Package, Rejection
+from kernelhub.dispatch.constraint import Package, Rejection, Rule
 from kernelhub.dispatch.fingerprint import packages_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
@@ -16,6 +16,7 @@ from kernelhub.dispatch.selection import Selection
 from kernelhub.probes.device import DeviceFacts, facts
 from kernelhub.probes.finding import Finding
 
+LAYOUT = "layout"  # code of a rejection for how weights lie, which packing mends
 _BUILT_IN = "kernelhub.backends."
 
 
@@ -32,30 +33,50 @@ def is_built_in(registered: Registered) -> bool:
 
 
 def library(registered: Registered) -> Finding | None:
-    """The library behind a backend, in the versions that its records ask for; None if it has none."""
+    """The library behind a backend, in the versions that its records ask for; None if it has none.
+
+    Of a backend that takes its kernels from several, the first that is here.
+    """
+    here = libraries_of(registered)
+    return next((finding for finding in here if finding.ok), here[0] if here else None)
+
+
+def libraries_of(registered: Registered) -> list[Finding]:
+    """Every library that a backend takes kernels from and that is here, fit or not; if none is, the one it is named by.
+
+    What a kernel needs beside its backend's own library is none of them.
+    """
     if registered.backend is None or not registered.backend.package:
-        return None
-    name = registered.backend.package
-    constraints = [constraint for kernel in registered.kernels for constraint in kernel.constraints]
-    wanted = next((package for package in packages_of(constraints) if package.name == name), Package(name))
-    return HUB.machine.package(wanted)
+        return []
+    own = registered.backend.package
+    wanted: dict[str, Package] = {}
+    for kernel in registered.kernels:
+        alone = {constraint.name for constraint in kernel.constraints if isinstance(constraint, Package)}
+        for package in packages_of(kernel.constraints):
+            if package.name == own or own not in alone:
+                wanted.setdefault(package.name, package)
+    primary = HUB.machine.package(wanted.pop(own, Package(own)))
+    here = [primary, *map(HUB.machine.package, wanted.values())]
+    return [finding for finding in here if finding.code != "package_missing"] or [primary]
 
 
 def obstacles(kernel: Kernel, verdict: Selection[Any]) -> tuple[Rejection, ...]:
     """What speaks against a kernel on this machine at all: device, packages, settings, defects.
 
-    Taken from the verdict on some problem, less what only that problem's own facets are to blame for.
+    Taken from the verdict on some problem, less what only that problem is to blame for: its facets, also where a rule
+    holds them against the device, and the layout of its weights, which can be packed.
     """
     decision = next(item for item in verdict.decisions if item.kernel == kernel.name)
     blame = _of_the_problem_alone(kernel, verdict.problem)
-    return tuple(rejection for rejection in decision.rejections if rejection not in blame)
+    return tuple(item for item in decision.rejections if item not in blame and item.code != LAYOUT)
 
 
 def _of_the_problem_alone(kernel: Kernel, problem: Any) -> list[Rejection]:
-    """Rejections by constraints that read the problem, and in it not the device."""
+    """Rejections by constraints that read the problem, and in it not the device, or rules on more than the device."""
     rejections = []
     for constraint in kernel.constraints:
-        if constraint.fields and "device" not in constraint.fields:
+        of_problem = isinstance(constraint, Rule) or "device" not in constraint.fields
+        if of_problem and set(constraint.fields) - {"device"}:
             with contextlib.suppress(Exception):  # what a foreign constraint raises is in the verdict
                 rejections.append(constraint.reject(problem, HUB.machine))
     return [rejection for rejection in rejections if rejection is not None]

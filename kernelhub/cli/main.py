@@ -106,7 +106,7 @@ def _run(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     command.add_arguments(parser, rest)
-    code: int = command.run(parser.parse_args(rest), console_for(sys.stdout))
+    code: int = command.run(parser.parse_intermixed_args(rest), console_for(sys.stdout))
     return code
 
 

@@ -75,9 +75,11 @@ class Variables:
         wishes = engine.meaning.wishes
         if self.engines_ignored and (wishes or engine.meaning.batch_invariant is not None):
             return f"not obeyed: {IGNORE} is set"
-        if wishes and not any(self.registry.known_names(wish.names) for wish in wishes):
+        if wishes and not any(self.registry.known_names(wish.names, wish.ops) for wish in wishes):
             names = ", ".join(dict.fromkeys(name for wish in wishes for name in wish.names))
-            return f"{engine.says}; no kernel of {names} is registered here"
+            ops = ", ".join(dict.fromkeys(wish.ops for wish in wishes))
+            where = "" if ops == "*" else f" for {ops}"
+            return f"not obeyed: {engine.says}, and no kernel of {names} is registered here{where}"
         return engine.says
 
     def config_file(self) -> tuple[str, Layer] | None:

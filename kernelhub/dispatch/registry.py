@@ -131,23 +131,25 @@ class Registry:
             self.check_names(wish.names, wish.origin)
 
     def known_part(self, layer: Layer) -> Layer:
-        """The layer without words that mean no op, no backend and no kernel here.
+        """The layer without words that mean no op here, and no kernel of it.
 
-        Other projects name more kernels than are registered here, so that a word of theirs may mean nothing.
+        Other projects name more kernels than are registered here, so that a word of theirs may mean nothing: so
+        FlashAttention for latent attention, of which it has no kernel here.
         """
 
         def known(wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
-            parts = [replace(wish, names=self.known_names(wish.names)) for wish in wishes]
+            parts = [replace(wish, names=self.known_names(wish.names, wish.ops)) for wish in wishes]
             return tuple(wish for wish in parts if wish.names and self._is_op(wish.ops))
 
         return replace(
             layer, requests=known(layer.requests), prefers=known(layer.prefers), disables=known(layer.disables)
         )
 
-    def known_names(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those that mean a backend or a kernel."""
+    def known_names(self, names: Iterable[str], ops: str) -> tuple[str, ...]:
+        """Those that mean a kernel of the ops that a pattern names."""
         kernels = [kernel for item in self.backends.values() for kernel in item.kernels]
-        return tuple(name for name in names if name in self.backends or any(k.matches(name) for k in kernels))
+        kernels = [kernel for kernel in kernels if fnmatch.fnmatchcase(kernel.op, ops)]
+        return tuple(name for name in names if any(kernel.matches(name) for kernel in kernels))
 
     def check_names(self, names: Iterable[str], origin: str) -> None:
         """Refuse a word that means no backend and no kernel."""

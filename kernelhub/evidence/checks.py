@@ -1,14 +1,13 @@
-"""One call of one kernel, held against the reference.
+"""One case of one kernel, held against the reference, and varied where that may not change what comes out.
 
-Destinations are poisoned with NaN and lie between guards, workspaces lie between guards, inputs are compared with what
-they were. What comes out is judged by the op's own tolerance; what is wrong is told apart by its code.
+What comes out is judged by the op's own tolerance; what is wrong is told apart by its code.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,20 +20,12 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.problem import feature_name
 from kernelhub.errors import KernelUnavailable, NoKernel
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
-from kernelhub.evidence.poison import apart, changed, copied, kind_of_error, poisoned, same, untouched
+from kernelhub.evidence.call import Answer, Call, Failed, Unavailable
+from kernelhub.evidence.cases.case import Arguments, Case, Make, OpCases, each
+from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, overwrite, same
 from kernelhub.evidence.results import Check
-from kernelhub.runtime.scratch import watched
 
 _IGNORED = 0.25  # a result that moved by less of what the feature moves the reference by has not heard of it
-
-
-class Unavailable(Exception):
-    """The kernel cannot be asked at all here, which says nothing about its numbers."""
-
-
-class OutOfMemory(Exception):
-    """There is no room for this case."""
 
 
 class DeviceLost(Exception):
@@ -43,21 +34,6 @@ class DeviceLost(Exception):
     def __init__(self, check: Check) -> None:
         self.check = check
         super().__init__(check.figures)
-
-
-class _Failed(Exception):
-    """The call itself went wrong."""
-
-    def __init__(self, code: str, figures: str) -> None:
-        self.code = code
-        super().__init__(figures)
-
-
-class _Answer(NamedTuple):
-    """What a call gave, and what is thought of it."""
-
-    results: dict[str, Tensor]
-    judgement: Judgement
 
 
 @dataclass(frozen=True)
@@ -107,7 +83,7 @@ class Subject:
             try:
                 answer = self._ask(arguments)
                 wrong = self._wrong_with(case, arguments, answer)
-            except _Failed as failure:
+            except Failed as failure:
                 check = found(failure.code, math.inf, str(failure))
                 if self._lost():
                     raise DeviceLost(check) from failure
@@ -117,7 +93,7 @@ class Subject:
             return found(code, answer.judgement.ratio, figures)
         return found("ok", answer.judgement.ratio)
 
-    def _wrong_with(self, case: Case, arguments: Arguments, answer: _Answer) -> tuple[str, str] | None:
+    def _wrong_with(self, case: Case, arguments: Arguments, answer: Answer) -> tuple[str, str] | None:
         """What is wrong with an answer, or shows when the call is varied: a code with figures, or None."""
         results, judgement = answer
         if case.without is not None:
@@ -126,16 +102,61 @@ class Subject:
                 return ignored
         if not judgement.ok:
             return kind_of_error(results, judgement), judgement.figures
-        if case.repeats and self.kernel.deterministic:
-            again = self._ask(arguments).results
-            differ = [name for name, tensor in results.items() if not same(again[name], tensor)]
-            if differ:
-                return "other_bits", f"{' and '.join(differ)} of the same call made twice differ"
+        if case.repeats:
+            otherwise = self._differs_otherwise(arguments, results)
+            if otherwise is not None:
+                return otherwise
         if case.packs and self.kernel.packs_to:
             return self._packs_badly(arguments)
         return None
 
-    def _ignores(self, case: Case, answer: _Answer, without: Make) -> tuple[str, str] | None:
+    def _differs_otherwise(self, arguments: Arguments, results: dict[str, Tensor]) -> tuple[str, str] | None:
+        """What goes wrong when the call is made again, and in other memory."""
+        if self.kernel.deterministic:
+            again = self._ask(arguments).results
+            differ = [name for name, tensor in results.items() if not same(again[name], tensor)]
+            if differ:
+                return "other_bits", f"{' and '.join(differ)} of the same call made twice differ"
+        for code, where, ask in (
+            ("strides", "where operands and results are parts of wider tensors", self._in_wider),
+            ("own_result", "where it makes the result itself", self._in_its_own),
+            ("in_place", "where the result takes the place of an operand", self._in_place),
+            ("stale", "the second time, with other values in the same memory", self._later),
+        ):
+            try:
+                answer = ask(arguments)
+            except Failed as failure:
+                raise Failed(failure.code, f"{failure}, {where}") from failure
+            if answer is not None and not answer.judgement.ok:
+                return code, f"{where}: {answer.judgement.figures}"
+        return None
+
+    def _in_wider(self, arguments: Arguments) -> Answer | None:
+        """What a call with operands and destinations in wider memory gives; None where it is none of the kernel's."""
+        whole = {name: value for name, value in arguments.items() if name in self.cases.whole}
+        wide = each(in_wider, arguments) | whole
+        return self._ask(wide, apart=True) if self.claims(wide).holds else None
+
+    def _in_its_own(self, arguments: Arguments) -> Answer | None:
+        return self._ask(arguments, own=True) if self.cases.destinations(arguments) else None
+
+    def _in_place(self, arguments: Arguments) -> Answer | None:
+        made = self.cases.in_place(copied(arguments))
+        if made is None or not self.claims(made[0] | made[1]).holds:
+            return None
+        return self._ask(arguments, given=made[0], places=made[1])
+
+    def _later(self, arguments: Arguments) -> Answer | None:
+        """The second of two calls in the same memory; packed weights do not change, and are another's."""
+        later = self.cases.later(arguments)
+        if self.kernel.needs_packing or not self.claims(later).holds:
+            return None
+        memory = copied(arguments)
+        self._ask(arguments, given=memory)
+        overwrite(memory, later)
+        return self._ask(later, given=memory)
+
+    def _ignores(self, case: Case, answer: Answer, without: Make) -> tuple[str, str] | None:
         """Whether the result is that of the call without the feature, where the reference's is not."""
         plain = without(self.device)
         claim = self.claims(plain)
@@ -163,7 +184,7 @@ class Subject:
         for place, (got, want) in enumerate(zip(packed["b"].unpack(), originals, strict=True)):
             if (got is None) != (want is None) or (got is not None and want is not None and not same(got, want)):
                 return "packing", f"tensor {place} of the weight does not come back from {packed['b'].layout} as it was"
-        judgement = self._ask(arguments, packed).judgement
+        judgement = self._ask(arguments, packed=packed).judgement
         return None if judgement.ok else ("packing", f"the packed weight gives another result: {judgement.figures}")
 
     def _packed(self, arguments: Arguments) -> tuple[Arguments, tuple[Tensor | None, ...]] | None:
@@ -173,41 +194,24 @@ class Subject:
         except (NoKernel, KernelUnavailable) as error:
             raise Unavailable(str(error).partition("\n")[0]) from error
         except Exception as error:
-            raise _Failed("packing", f"packing raised {type(error).__name__}: {error}") from error
+            raise Failed("packing", f"packing raised {type(error).__name__}: {error}") from error
 
-    def _ask(self, arguments: Arguments, packed: Arguments | None = None) -> _Answer:
-        """Call the kernel, guarded on all sides, and judge what it gives."""
-        if packed is None and self.kernel.needs_packing:
+    def _ask(
+        self,
+        arguments: Arguments,
+        *,
+        packed: Arguments | None = None,
+        given: Arguments | None = None,
+        apart: bool = False,
+        own: bool = False,
+        places: Mapping[str, Tensor] | None = None,
+    ) -> Answer:
+        """Call the kernel, with its weight packed if it reads no other."""
+        if packed is None and given is None and self.kernel.needs_packing:
             made = self._packed(arguments)
             packed = None if made is None else made[0]
-        given = copied(arguments if packed is None else packed)
-        places = self.cases.destinations(arguments)
-        guards = {name: poisoned(name, *place, self.device) for name, place in places.items()}
-        destinations = {name: guard.body.view(places[name][1]).view(places[name][0]) for name, guard in guards.items()}
-        with watched() as workspaces:
-            try:
-                returned = self.function(**given, **destinations, backend=self.kernel.name)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-            except (NoKernel, KernelUnavailable) as error:
-                raise Unavailable(str(error).partition("\n")[0]) from error
-            except torch.OutOfMemoryError as error:
-                raise OutOfMemory(str(error)) from error
-            except Exception as error:
-                raise _Failed("raised", f"{type(error).__name__}: {_shortened(error)}") from error
-        for code, where, all_of in (("past_workspace", "workspace", workspaces), ("past_output", "", guards.values())):
-            for guard in all_of:
-                if guard.trespassed():
-                    raise _Failed(code, f"{guard.trespassed()} bytes around {where} {guard.tag!r} were changed")
-        for name, rows in self.cases.untouched(arguments).items():
-            written = int((~untouched(destinations[name][rows])).sum())
-            if written:
-                raise _Failed("past_output", f"{written} elements of {name} in rows of no sequence were written")
-        spoiled = list(changed(given, arguments if packed is None else packed, self.cases.written))
-        if spoiled:
-            raise _Failed("input_changed", f"{' and '.join(spoiled)} is not as it was before the call")
-        results = self.cases.results(returned, destinations, given)
-        return _Answer(results, self.cases.judge(results, arguments))
+        call = Call(self.function, self.kernel, self.cases, self.device)
+        return call(arguments, packed=packed, given=given, apart=apart, own=own, places=places)
 
     @contextlib.contextmanager
     def _allowed(self, claim: _Claim) -> Iterator[None]:
@@ -243,8 +247,3 @@ def _class_of(schema: Any, problem: Any) -> str:
     formats = [f"{name}={getattr(problem, name)}" for name in schema.facets if isinstance(getattr(problem, name), str)]
     plain = {feature_name(name, getattr(problem, name)) for name, facet in schema.facets.items() if facet.semantic}
     return " ".join(dict.fromkeys([*formats, *(name for name in schema.features_used(problem) if name in plain)]))
-
-
-def _shortened(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return lines[0][:300]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Judgement, bytes_of
+from kernelhub.evidence.cases.case import Arguments, Judgement, bytes_of, each
 from kernelhub.runtime.scratch import Guarded
 
 # NaN with a payload that no kernel makes, so that what was not written is told from a NaN that was computed.
@@ -21,6 +21,7 @@ _POISON = {
     torch.int64: (torch.int64, -0x25A5A5A5A5A5A5A6),
 }
 _POISON_BYTE = (torch.uint8, 0x5A)
+_LEAD_BYTES, _TRAIL_BYTES = 128, 16  # multiples of every alignment that kernels ask for of a start, and of a row
 
 
 def poisoned(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Guarded:
@@ -72,18 +73,62 @@ def apart(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, 
 
 
 def copied(arguments: Arguments) -> Arguments:
-    """The arguments with tensors of their own, of the same strides."""
-    return {
-        name: value.clone()
-        if isinstance(value, Tensor)
-        else [part.clone() for part in value]
-        if isinstance(value, list)
-        else value
-        for name, value in arguments.items()
-    }
+    """The arguments in memory of their own: of the same strides, and what shares memory does so again."""
+    memory: dict[int, torch.UntypedStorage] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        there = tensor.untyped_storage()
+        if there.data_ptr() not in memory:
+            memory[there.data_ptr()] = there.clone()
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return made.set_(memory[there.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return each(copy, arguments)
 
 
-def changed(given: Arguments, before: Arguments, written: tuple[str, ...]) -> Iterator[str]:
+def overwrite(given: Arguments, values: Arguments) -> None:
+    """Put values into the memory of arguments of the same shapes."""
+    for name, value in given.items():
+        pairs = zip(value, values[name], strict=True) if isinstance(value, list) else [(value, values[name])]
+        for one, other in pairs:
+            if isinstance(one, Tensor):
+                _raw(one).copy_(_raw(other))
+
+
+def in_wider(tensor: Tensor) -> Tensor:
+    """The same values as part of a wider tensor, if its rows are whole: NaN or -1 stands before and between them."""
+    if not tensor.ndim or not tensor.numel() or tensor.stride(-1) != 1:
+        return tensor
+    raw = _raw(tensor)
+    wide = torch.empty(wide_shape(tuple(raw.shape), raw.dtype), dtype=raw.dtype, device=raw.device)
+    wide.view(torch.uint8).fill_(0xFF)
+    part = inner(wide, raw.shape[-1])
+    part.copy_(raw)
+    return part.view(tensor.dtype)
+
+
+def wide_shape(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
+    """The shape of a wider tensor, of which `inner` gives the part that has this shape."""
+    return (*shape[:-1], shape[-1] + (_LEAD_BYTES + _TRAIL_BYTES) // dtype.itemsize)
+
+
+def inner(wide: Tensor, width: int) -> Tensor:
+    """The part of a wider tensor that is meant; alignment stays what it is without the rest."""
+    return wide[..., _LEAD_BYTES // wide.itemsize :][..., :width]
+
+
+def around(wide: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The rest of it."""
+    lead = _LEAD_BYTES // wide.itemsize
+    return wide[..., :lead], wide[..., lead + width :]
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """As integers, of which every bit is copied."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+
+
+def changed(given: Arguments, before: Arguments, written: Collection[str]) -> Iterator[str]:
     """Names of arguments that the call changed and may not."""
     for name, value in given.items():
         if name in written:

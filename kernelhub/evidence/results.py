@@ -21,6 +21,10 @@ CODES = {
     "feature_ignored": "it ignored a feature that it claims",
     "wrong_numbers": "its numbers are wrong",
     "token_count": "its numbers are wrong for some token counts",
+    "strides": "its numbers are wrong for operands or results that are parts of wider tensors",
+    "own_result": "its numbers are wrong where it makes the result itself",
+    "in_place": "its numbers are wrong where the result takes the place of an operand",
+    "stale": "its numbers are wrong once the same memory holds other values",
     "packing": "what it packed did not come back bit for bit, or gave another result",
     "other_bits": "it gave other bits the second time, and claims that it does not",
 }

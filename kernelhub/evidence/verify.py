@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
+from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Case
-from kernelhub.evidence.checks import DeviceLost, OutOfMemory, Subject, Unavailable
+from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.quarantine import keep, kept_of
 from kernelhub.evidence.results import Check, Result, Verification
 from kernelhub.probes.device import facts
@@ -57,7 +59,8 @@ def verify(
         cache folder (``KERNELHUB_CACHE_DIR``), keyed by device, driver, versions and the digest of the kernel.
 
     Raises:
-        ConfigurationError: an unknown op, backend or device.
+        ConfigurationError: an unknown op, backend or device; or the process is sealed.
+        DeviceLost: the device was lost before.
 
     Example:
         >>> import kernelhub
@@ -66,6 +69,8 @@ def verify(
         (True, 'torch.merge')
     """
     where = device_here(device)
+    GATE.check_change("verify")
+    GATE.check_device(-1 if where.type == "cpu" else where.index)
     subjects = list(_subjects(op, backend, where))
     limit_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else FULL_BUDGET_S
     results, lifted, unwritten, lost = [], [], "", ""

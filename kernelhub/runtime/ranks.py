@@ -15,6 +15,7 @@ import torch
 
 from kernelhub.dispatch.explain import DeviceLike, device_facts
 from kernelhub.dispatch.fingerprint import digest
+from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.selection import Selection
@@ -32,6 +33,7 @@ from kernelhub.runtime.ranks_statement import Stated, state, statement_of, table
 T = TypeVar("T")
 What = Plan | Need | Selection[Any]
 _GRACE_S = LINGER_S + 2.0  # beyond the time-out, for a rank that is in the middle of a look at the store
+_LONGEST_S = 86400.0  # longer ones overflow what a thread can wait
 _LAST_BREATH_S = 0.5  # a process that is killed closes its connections a little before it is gone
 
 
@@ -103,7 +105,8 @@ def agree(
 
     Raises:
         RanksDisagree: nothing changes on any rank; `code` tells why, and `ranks` where. docs/ranks.md lists the codes.
-        ConfigurationError: this process is not in the group, or `what` is nothing that can be agreed on.
+        ConfigurationError: this process is not in the group, `what` is nothing that can be agreed on, or kernelhub is
+            sealed.
 
     Example:
         >>> import kernelhub
@@ -113,8 +116,9 @@ def agree(
         (1, True)
         >>> kernelhub.reload()
     """
-    if not timeout_s > 0:
-        raise ConfigurationError(f"agree: timeout_s is {timeout_s!r}; it is a positive number of seconds")
+    if not 0 < timeout_s <= _LONGEST_S:
+        raise ConfigurationError(f"agree: timeout_s is {timeout_s!r}; give seconds, more than 0, at most a day")
+    GATE.check_change("agree")
     store, rank, size = _group(process_group)
     items = _items(what, tp or size)
     where = device_facts(torch.device("cuda", torch.cuda.current_device()) if _on_gpu(device) else device)

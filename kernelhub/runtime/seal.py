@@ -26,8 +26,9 @@ def seal() -> Sealed:
 
     A call that would raises `kernelhub.errors.NotWarmed`, before anything is launched, under CUDA-graph capture too,
     with the line to run before sealing. Calls that are ready cost what they cost before. No choice falls to another
-    kernel, and `configure`, `reload` and `register_backend`, which would have every choice made again, raise
-    `ConfigurationError`. Code that is not kernelhub's may go on compiling; `kernelhub.report().after_seal` lists it.
+    kernel, and `configure`, `reload`, `register_backend`, `verify` and `agree`, which would have every choice made
+    again, raise `ConfigurationError`. Code that is not kernelhub's may go on compiling;
+    `kernelhub.report().after_seal` lists it.
 
     Returns:
         A context manager that unseals at the end of a block; sealing does not wait for the block.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -133,6 +134,21 @@ class TestContiguous(OnTheCpu, grouped_gemm.GroupedGemmContract):
 class TestContiguousUe8m0(TestContiguous):
     kernel = "fake.fp8_contiguous_ue8m0"
     powers_of_two = True
+
+
+class TestContiguousBf16(TestContiguous):
+    kernel = "fake.bf16_contiguous"
+    formats = ("bfloat16",)
+    awkward_k = 192
+
+    @classmethod
+    def accepted_cases(cls) -> list[grouped_gemm.Case]:
+        return [
+            dataclasses.replace(case, inputs=case.inputs | {"format": "bfloat16"}) for case in super().accepted_cases()
+        ]
+
+    def inputs(self, **changes: Any) -> dict[str, Any]:
+        return super().inputs(**{"format": "bfloat16"} | changes)
 
 
 def _operands(arguments: dict[str, Any]) -> Any:

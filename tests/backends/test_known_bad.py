@@ -229,6 +229,32 @@ LIMITS: dict[str, tuple[str, str, Call, str]] = {
         flashinfer("0.6.14", "B200", kv_dtype="float8_e4m3fn", kv_scale="value", window_left=True),
         "dtype",
     ),
+    "flashinfer#2348": (
+        "paged_attention",
+        "flashinfer.fa3_prefill",
+        flashinfer("0.6.1", kv_dtype="float8_e4m3fn", kv_scale="value", q_len="many"),
+        "dtype",
+    ),
+    "flashinfer#2577": (
+        "fp4_gemm",
+        "flashinfer.fp4_cudnn",
+        flashinfer("0.6.12", "sm_121", a_format="nvfp4"),
+        "capability",
+    ),
+    "flashinfer#3294": ("fused_moe", "flashinfer.cutlass_experts", flashinfer("0.6.18", "sm_121"), "capability"),
+    "vllm#31609": (
+        "fused_moe",
+        "flashinfer.cutlass_experts_fp8",
+        flashinfer(
+            "0.6.18",
+            "B200",
+            weights="fp8_tensor",
+            activation_dtype="float8_e4m3fn",
+            static_scales=True,
+            apply_router_weight_on_input=True,
+        ),
+        "feature",
+    ),
     "flashinfer#3398": (
         "fp4_gemm",
         "flashinfer.fp4_cutlass",

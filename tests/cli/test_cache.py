@@ -116,6 +116,16 @@ class TestClear:
         assert (store.find("good"), store.read("document")) == (None, None)
         assert len(list(triton.iterdir())) == 2
 
+    def test_with_a_folder_named_the_users_own_cache_is_not_touched(self, ask, store, tmp_path, monkeypatch) -> None:
+        monkeypatch.delenv("KERNELHUB_CACHE_DIR")
+        Store("kind", fingerprint("sm_90a")).write("mine", 1)
+        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path / "root"))
+        (listed,) = ask("cache", "list", "kernelhub", "--json").json["caches"]
+        assert listed["path"] == str(tmp_path / "root")
+        assert len(ask("cache", "clear", "--yes", "--json").json["removed"]) == 3
+        monkeypatch.delenv("KERNELHUB_CACHE_DIR")
+        assert Store("kind", fingerprint("sm_90a")).read("mine") == 1
+
     def test_stale_takes_only_what_nothing_reads_again(self, ask, store) -> None:
         assert ask("cache", "clear", "--stale", "--yes").code == 0
         assert store.find("good") is not None
@@ -123,6 +133,19 @@ class TestClear:
     def test_of_a_library_only_what_is_recognised(self, ask, triton) -> None:
         assert ask("cache", "clear", "triton", "--yes").out.startswith("removed 1 entries")
         assert [path.name for path in triton.iterdir()] == ["thesis.tex"]
+
+    def test_the_line_that_list_prints_is_the_one_to_run(self, ask, store, triton) -> None:
+        line = next(line for line in ask("cache", "list").out.splitlines() if "kernelhub cache clear" in line)
+        words = line.partition("kernelhub cache ")[2].split()
+        assert words == ["clear", "--stale", "triton"]
+        assert ask("cache", *words, "--yes").out.startswith("removed 1 entries")
+        assert ask("cache", "--yes", "clear", "--stale", "kernelhub", "triton").code == 0
+
+    def test_a_folder_that_is_no_cache_is_left_and_that_is_said(self, ask, monkeypatch) -> None:
+        monkeypatch.setenv("TRITON_CACHE_DIR", "/")
+        answer = ask("cache", "clear", "--yes", "triton")
+        assert (answer.code, "left /: TRITON_CACHE_DIR names /, which is no cache" in answer.out) == (1, True)
+        assert ask("cache", "clear", "--yes", "triton", "--json").json["left"][0]["path"] == "/"
 
     def test_links_are_left_with_the_reason(self, ask, store, tmp_path) -> None:
         outside = tmp_path / "outside"

@@ -13,6 +13,7 @@ from kernelhub.cli import machine_facts
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from tests.backends.deep_gemm_copies import FAKE
 from tests.conftest import DEVICE
 
 
@@ -116,6 +117,96 @@ class TestWithAGpu:
 
 
 @pytest.mark.usefixtures("an_h200")
+class TestProviders:
+    """Each library on fake site folders: found where, which copy, which version, what its kernels lack, what to do."""
+
+    @pytest.fixture
+    def site(self, monkeypatch, tmp_path):
+        """Put packages, as distributions of a version, on the path."""
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+        for program in ("nvcc", "cuobjdump"):
+            file = tmp_path / "cuda" / "bin" / program
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+
+        def install(distribution, version, *files):
+            for name in files:
+                file = tmp_path / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(FAKE if name == "deep_gemm/__init__.py" else "")
+            info = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+            (info / "RECORD").write_text("".join(f"{name},,\n" for name in files))
+
+        yield install
+        HUB.restore()
+
+    @staticmethod
+    def about(ask, backend):
+        """What is told of a backend's libraries."""
+        HUB.restore()
+        (fact,) = [
+            item for item in facts(ask("doctor", "--json")) if f"kernels of backend {backend}" in item["meaning"]
+        ]
+        return fact
+
+    def test_none(self, ask, site):
+        fact = self.about(ask, "deep_gemm")
+        assert fact["what"] == "deep_gemm is not installed"
+        assert re.fullmatch(
+            r"of \d+ kernels of backend deep_gemm 0 can run here; \d+ are for other devices", fact["meaning"]
+        )
+        assert fact["remedy"] == 'pip install "kernelhub[deep-gemm]"'
+
+    def test_a_distribution_of_another_name(self, ask, site, tmp_path):
+        files = ("deep_gemm/__init__.py", "deep_gemm/_C.cpython-312.so", "deep_gemm/include/deep_gemm/a.cuh")
+        site("tokenspeed-deepgemm", "2.5.0", *files)
+        fact = self.about(ask, "deep_gemm")
+        assert f"(tokenspeed-deepgemm 2.5.0, {tmp_path / 'deep_gemm'})" in fact["what"]
+        assert (fact["status"], fact["remedy"]) == ("ok", "")
+        assert re.search(r"deep_gemm [1-9]\d* can run here", fact["meaning"])
+        assert "lack this" not in fact["meaning"]
+
+    def test_one_without_headers(self, ask, site, tmp_path):
+        site("deep-gemm", "1.0.0", "deep_gemm/__init__.py", "deep_gemm/_C.cpython-312.so")
+        fact = self.about(ask, "deep_gemm")
+        assert fact["what"] == f"deep_gemm 1.0.0 (deep-gemm, {tmp_path / 'deep_gemm'})"
+        assert "deep_gemm 0 can run here" in fact["meaning"]
+        assert "has no include/deep_gemm" in fact["meaning"]
+        assert fact["remedy"] == 'pip uninstall deep-gemm, then pip install "kernelhub[deep-gemm]"'
+
+    def test_a_copy_inside_vllm(self, ask, site, tmp_path):
+        """vLLM's wheel alone: its DeepGEMM, FlashAttention, CUTLASS and Marlin."""
+        inside = "vllm/third_party/deep_gemm"
+        compiled = ("_C_stable_libtorch.abi3.so", "vllm_flash_attn/_vllm_fa3_C.abi3.so")
+        files = (f"{inside}/__init__.py", f"{inside}/_C.abi3.so", f"{inside}/include/deep_gemm/a.cuh")
+        site("vllm", "0.33.0", "vllm/__init__.py", *files, *(f"vllm/{name}" for name in compiled))
+        here = f"vllm 0.33.0 (vllm, {tmp_path / 'vllm'})"
+        assert {self.about(ask, name)["what"] for name in ("deep_gemm", "flash_attn", "cutlass", "marlin")} == {here}
+        assert "deep_gemm has no fp8_gemm_nt" in self.about(ask, "deep_gemm")["meaning"]
+        assert "2 can run here" in self.about(ask, "flash_attn")["meaning"]
+        assert re.fullmatch(r"fits \d+ kernels of backend marlin", self.about(ask, "marlin")["meaning"])
+        backends = {item["name"]: item for item in ask("backends", "--json").json["backends"]}
+        assert backends["deep_gemm"]["library"]["ok"]
+
+    def test_what_speaks_against_a_plain_call_only_is_not_held_against_the_library(self, ask, site):
+        site("vllm", "0.33.0", "vllm/__init__.py", "vllm/_C_stable_libtorch.abi3.so")
+        meaning = self.about(ask, "cutlass")["meaning"]
+        assert "kernels of backend cutlass 2 can run here" in meaning, "sums of long K are another call's matter"
+        assert "4096" not in meaning
+
+    def test_one_that_is_too_old_beside_one_that_fits(self, ask, site):
+        site("flash-attn", "2.5.0", "flash_attn/__init__.py")
+        site("vllm", "0.33.0", "vllm/__init__.py", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so")
+        fact = self.about(ask, "flash_attn")
+        assert fact["what"].startswith("flash_attn 2.5.0 is installed, >=2.7,<3 is needed (flash-attn, ")
+        assert "; vllm 0.33.0 (vllm, " in fact["what"]
+        assert "2 can run here" in fact["meaning"]
+
+
+@pytest.mark.usefixtures("an_h200")
 class TestKnownDefects:
     """Of kernels that could run here: each is a note with the report and what mends it."""
 
@@ -128,9 +219,8 @@ class TestKnownDefects:
 
     def test_those_of_what_is_installed_are_told(self, ask, monkeypatch):
         told = self.told(ask, monkeypatch, {"flashinfer": "0.6.10"})
-        assert set(told) == {
-            f"flashinfer.{name}" for name in ("fa2_prefill", "fa2_sinks", "fa2_ragged", "xqa", "mla_fa2", "mla_fa3")
-        }
+        attention = ("fa2_prefill", "fa2_sinks", "fa2_ragged", "xqa", "mla_fa2", "mla_fa3")
+        assert set(told) == {f"flashinfer.{name}" for name in (*attention, "cutlass_experts_mxfp4")}
         assert "https://github.com/flashinfer-ai/flashinfer/issues/3130" in told["flashinfer.mla_fa3"]["meaning"]
         assert "flashinfer-python>=0.6.11" in told["flashinfer.mla_fa3"]["remedy"]
         assert "never chosen where window_left: True; causal: False" in told["flashinfer.fa2_prefill"]["meaning"]

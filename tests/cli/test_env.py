@@ -129,7 +129,8 @@ class TestEngines:
     def test_what_is_switched_off_or_means_no_kernel_here_says_so(self, ask, monkeypatch):
         monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "TOKENSPEED_MLA")
         (engine,) = ask("env", "--json").json["engines"]
-        assert engine["follows"].endswith("no kernel of tokenspeed is registered here")
+        assert engine["follows"].startswith("not obeyed: ")
+        assert engine["follows"].endswith("no kernel of tokenspeed is registered here for mla_attention")
         monkeypatch.setenv("KERNELHUB_IGNORE_VLLM_ENV", "1")
         (engine,) = ask("env", "--json").json["engines"]
         assert engine["follows"] == "not obeyed: KERNELHUB_IGNORE_VLLM_ENV is set"

@@ -6,14 +6,16 @@ import difflib
 import importlib
 import itertools
 import logging
+import re
 
 import pytest
 import torch
 
 import kernelhub
 from kernelhub.cli.matrix import Furnished
+from kernelhub.cli.variables import read_variables
 from kernelhub.compat.env import flag, translate
-from kernelhub.compat.env.attention import ATTENTION
+from kernelhub.compat.env.attention import _MLA, ATTENTION
 from kernelhub.compat.env.experts import EXPERTS
 from kernelhub.compat.env.gemm import GEMM
 from kernelhub.compat.env.libraries import LIBRARIES
@@ -26,6 +28,7 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, NoKernel
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from tests.dispatch.backends import record, register
+from tests.providers.wheels import wheel
 
 PAGED = {"op": "paged_attention", "device": "H200"}
 EVERYTHING = Furnished()  # every library installed
@@ -238,6 +241,18 @@ class TestWhoIsStronger:
         with pytest.raises(NoKernel, match="or set KERNELHUB_IGNORE_VLLM_ENV=1"):
             kernelhub.paged_attention(q, cache, cache, table, lengths)
 
+    @pytest.mark.parametrize("name", [name for name, names in _MLA.items() if names == ("flash_attn",)])
+    def test_a_backend_without_kernels_of_the_op_keeps_no_call_from_running(self, environment, name) -> None:
+        """vLLM's FlashAttention has latent attention; the backend of that name here has none."""
+        environment(VLLM_ATTENTION_BACKEND=name)
+        verdict = kernelhub.explain("mla_attention", device="H200")
+        assert (verdict.selected, verdict.source) == ("triton.split_kv", "order")
+        (item,) = read_variables().engines
+        assert read_variables().became_of(item) == (
+            "not obeyed: mla_attention runs on flash_attn or fails, and no kernel of flash_attn is registered here for "
+            "mla_attention"
+        )
+
     def test_a_backend_registered_later_answers_to_a_variable_read_before(self, environment) -> None:
         environment(VLLM_ATTENTION_BACKEND="TOKENSPEED_MLA")
         assert kernelhub.explain("mla_attention", device="B200").source == "order"
@@ -257,6 +272,7 @@ class TestWrong:
             ("FORCE_NUM_KV_SPLITS", "many", "not a positive number"),
             ("VLLM_ATTENTION_BACKENDS", "FLASHINFER", "did you mean VLLM_ATTENTION_BACKEND?"),
             ("VLLM_USE_DEEPGEMM", "1", "did you mean VLLM_USE_DEEP_GEMM?"),
+            ("FORCE_NUM_KV_SPLIT", "4", "did you mean FORCE_NUM_KV_SPLITS?"),
             ("DG_JIT_CACHE_DIRS", "/tmp", "did you mean DG_JIT_CACHE_DIR?"),
             ("VLLM_ALL2ALL_BACKEND", "naive", "write --all2all-backend"),
             ("DG_CACHE_DIR", "/tmp", "write DG_JIT_CACHE_DIR"),
@@ -317,3 +333,12 @@ def test_the_sources_that_dispatch_names_are_there() -> None:
     for source in SOURCES:
         module, _, attribute = source.partition(":")
         assert isinstance(getattr(importlib.import_module(module), attribute)({}), Layer)
+
+
+@pytest.mark.parametrize("version", ["0.6.1", "0.6.18.post1", "0.7.2.post1"])
+def test_nothing_that_flashinfer_reads_is_called_a_misspelt_name(version) -> None:
+    read = re.compile(r'(?:environ\.get|getenv)\(\s*"(FLASHINFER_\w+)"')
+    files = wheel("flashinfer-python", version).rglob("*.py")
+    names = {name for file in files for name in read.findall(file.read_text())}
+    assert len(names) > 20
+    assert [item.name for item in translate(dict.fromkeys(names, "1")) if "nobody reads" in item.problem] == []

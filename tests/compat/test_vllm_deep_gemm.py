@@ -44,9 +44,12 @@ SPARSE = "\n".join(
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Put a DeepGEMM at a module path."""
 
-    def put(module: str = "deep_gemm", source: str = SOURCE) -> None:
+    def put(module: str = "deep_gemm", source: str = SOURCE, *, headers: bool = True) -> None:
         folder = tmp_path.joinpath(*module.split("."))
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "_C.cpython-312.so").touch()
+        if headers:
+            (folder / "include" / "deep_gemm").mkdir(parents=True, exist_ok=True)
         for parent in folder.relative_to(tmp_path).parents:
             if parent.name:
                 (tmp_path / parent / "__init__.py").write_text("")
@@ -92,6 +95,24 @@ class TestCopies:
         install("vllm.third_party.deep_gemm")
         install("deep_gemm")
         assert copy().value == "deep_gemm"
+
+    def test_one_without_headers_is_none_though_it_imports(self, install, device) -> None:
+        """As deep-gemm 1.0.0 of the index."""
+        device((9, 0))
+        install("deep_gemm", headers=False)
+        assert not dg.has_deep_gemm()
+        assert not dg.is_deep_gemm_supported()
+        why = dg.is_deep_gemm_supported.why()
+        assert (why.code, why.remedy) == (
+            "package_broken",
+            'pip uninstall deep-gemm, then pip install "kernelhub[deep-gemm]"',
+        )
+        assert "has no include/deep_gemm" in why.reason
+        install("vllm.third_party.deep_gemm", headers=False)
+        assert not dg.has_deep_gemm()
+        install("vllm.third_party.deep_gemm")
+        assert copy().value == "vllm.third_party.deep_gemm"
+        assert dg.get_num_sms() == 132
 
     def test_whatever_its_import_raises_is_a_reason_and_is_not_remembered(self, install, tmp_path) -> None:
         install(source="raise AssertionError('CUDA_HOME is not set')\n")

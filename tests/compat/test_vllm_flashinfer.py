@@ -41,8 +41,8 @@ def mm_mxfp8(a, b, a_scale, b_scale, *, out, out_dtype, backend, use_8x4_sf_layo
 def nvfp4_quantize(a, scale, *, sfLayout, do_shuffle):
     return (sfLayout, do_shuffle), scale
 """,
-    "fused_moe/__init__.py": "from .core import cutlass_fused_moe\n",
-    "fused_moe/core.py": "def cutlass_fused_moe(x):\n    return x + 1\n",
+    "fused_moe/__init__.py": "from .core import cutlass_fused_moe, trtllm_fp4_block_scale_moe\n",
+    "fused_moe/core.py": ("def cutlass_fused_moe(x):\n    return x + 1\n\ndef trtllm_fp4_block_scale_moe(): ...\n"),
     "comm/__init__.py": "from .mapping import Mapping\n",
     "comm/mapping.py": "class Mapping:\n    pass\n",
     "comm/mnnvl.py": "class MnnvlMemory: ...\n",
@@ -280,6 +280,7 @@ class TestParts:
             ("comm/mnnvl.py", "MnnvlMemory", "Other", "has_flashinfer_nvlink_two_sided"),
             ("moe_ep/__init__.py", "dispatch_format", "format", "has_flashinfer_nvlink_one_sided"),
             ("fused_moe/core.py", "cutlass_fused_moe", "other", "has_flashinfer_cutlass_fused_moe"),
+            ("fused_moe/core.py", "trtllm_fp4_block_scale_moe", "other", "has_flashinfer_cutlass_fused_moe"),
             ("mla/__init__.py", "ckv_scale_arr", "scale", "has_flashinfer_sm90_nope_mla"),
         ],
     )

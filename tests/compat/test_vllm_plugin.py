@@ -19,6 +19,8 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.cutlass.libraries import SCHEMAS
+from kernelhub.backends.marlin.kernels import SCHEMA as MARLIN
 from kernelhub.compat.vllm import plugin
 from tests.providers.subclasses import differences
 
@@ -323,7 +325,7 @@ class TestRealVllm:
     def root(self) -> Path:
         given = os.environ.get("UNPACKED_VLLM")
         if not given:
-            pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 3 cases")
+            pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 4 cases")
         return Path(given)
 
     def test_its_interface_fits(self, root) -> None:
@@ -338,6 +340,16 @@ class TestRealVllm:
             r"impl\.do_kv_cache_update\(\s*(#.*)?\s*attn_layer,\s*key,\s*value,\s*kv_cache,\s*layer_slot_mapping,\s*\)"
         )
         assert re.search(call, text)
+
+    def test_its_operators_are_declared_as_the_adapters_of_cutlass_and_marlin_call_them(self, root) -> None:
+        """Schemas as they stand in the library's file, which is not loaded."""
+        declared = b"".join((root / "_C_stable_libtorch.abi3.so").read_bytes().split())
+        if not declared:
+            pytest.skip("the compiled library is not unpacked: 1 case")
+        theirs = {name: schema for name, schema in SCHEMAS.items() if name.startswith("cutlass_")}
+        assert len(theirs) >= 5
+        for name, schema in (theirs | {"marlin_gemm": MARLIN}).items():
+            assert "".join((name + schema).split()).encode() + b"\0" in declared, name
 
     def test_its_names_are_those_of_the_table(self, root) -> None:
         from kernelhub.probes.signature import _header

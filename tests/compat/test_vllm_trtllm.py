@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +28,19 @@ PLAIN = {
     "kv_cache_dtype": "auto",
     "q_dtype": torch.bfloat16,
     "is_prefill": False,
+}
+
+
+GRID: dict[str, tuple[Any, ...]] = {
+    "num_kv_heads": (8, 5),
+    "num_tokens": (256, 257),
+    "dcp_world_size": (1, 2),
+    "kv_cache_dtype": ("auto", "fp8", "bfloat16"),
+    "q_dtype": (torch.bfloat16, torch.float8_e4m3fn),
+    "is_prefill": (False, True),
+    "force_use_trtllm": (None, True, False),
+    "has_sinks": (False, True),
+    "has_spec": (False, True),
 }
 
 
@@ -166,3 +184,37 @@ def test_the_device_is_vllm_s_answer_until_cuda_is_in_use(monkeypatch) -> None:
     platform = SimpleNamespace(get_device_capability=lambda: SimpleNamespace(major=10, minor=3), is_cuda=lambda: True)
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
     assert capability() == (10, 3)
+
+
+def test_every_answer_is_that_of_a_real_vllm(monkeypatch) -> None:
+    """Its own functions, cut out of the file that UNPACKED_VLLM names, on a grid of devices, batches and wishes."""
+    given = os.environ.get("UNPACKED_VLLM")
+    if not given:
+        pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 1 case")
+    sm: tuple[int, int] | None = None
+    platform = SimpleNamespace(
+        is_device_capability=lambda number: sm is not None and 10 * sm[0] + sm[1] == number,
+        is_device_capability_family=lambda number: sm is not None and 10 * sm[0] == number,
+        fp8_dtype=lambda: torch.float8_e4m3fn,
+    )
+    logger = SimpleNamespace(info_once=lambda *words: None, warning_once=lambda *words: None)
+    theirs: dict[str, Any] = {
+        "torch": torch,
+        "current_platform": platform,
+        "logger": logger,
+        "envs": SimpleNamespace(VLLM_BATCH_INVARIANT=False),
+        "has_nvidia_artifactory": lambda: True,
+    }
+    for node in ast.parse((Path(given) / "utils" / "flashinfer.py").read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name in ("supports_trtllm_attention", "use_trtllm_attention"):
+            node.decorator_list = []
+            exec(compile(ast.Module([node], []), "vllm", "exec"), theirs)
+    for module in ("here", "flashinfer.trtllm"):
+        monkeypatch.setattr(f"kernelhub.compat.vllm.{module}.capability", lambda: sm)
+    asked = 0
+    for sm in (None, AMPERE, HOPPER, BLACKWELL, (10, 3), (11, 0), RTX, (12, 1)):
+        for values in itertools.product(*GRID.values()):
+            batch = PLAIN | dict(zip(GRID, values, strict=True))
+            assert fi.use_trtllm_attention(**batch) is bool(theirs["use_trtllm_attention"](**batch)), (sm, batch)
+            asked += 1
+    assert asked > 5000

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 
+import kernelhub
 from kernelhub.backends.torch.attention.blocked import Blocked
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.hub import HUB
@@ -123,6 +125,13 @@ class LosesTheDevice(Lie):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
+class SealsTheProcess(Lie):
+    """As another thread may at any time."""
+
+    def spoil(self, q, k, out, lse):
+        kernelhub.seal()
+
+
 class OtherBits(Lie):
     calls = 0
 
@@ -131,6 +140,87 @@ class OtherBits(Lie):
         if OtherBits.calls % 2:
             view = out.view(-1)[:1]
             view.view(torch.int32 if out.itemsize == 4 else torch.int16)[0] ^= 1
+
+
+class SwapsHeads(Lie):
+    def launch(self, q, k, v, step, values, out, lse):
+        super().launch(q, k.flip(-2), v.flip(-2), step, values, out, lse)
+
+
+class LseInBaseTwo(Lie):
+    def spoil(self, q, k, out, lse):
+        if lse is not None:
+            lse /= math.log(2.0)
+
+
+class ThirtyPercentOffInTheLastRow(Lie):
+    def spoil(self, q, k, out, lse):
+        out[-1, ..., -1:, :, :] *= 1.3
+
+
+class ForgetsTheScaleOfK(Lie):
+    def change(self, values):
+        return values._replace(k_scale=None)
+
+
+class WritesElsewhere(Lie):
+    def launch(self, q, k, v, step, values, out, lse):
+        super().launch(q, k, v, step, values, torch.empty_like(out), lse)
+
+
+class IgnoresStrides(Lie):
+    """Takes every operand for contiguous."""
+
+    def launch(self, q, k, v, step, values, out, lse):
+        super().launch(*(_dense(operand) for operand in (q, k, v)), step, values, out, lse)
+
+
+class IgnoresWhereItBegins(Lie):
+    """Reads from where the memory of an operand begins, and not the operand."""
+
+    def launch(self, q, k, v, step, values, out, lse):
+        moved = (operand.as_strided(operand.shape, operand.stride(), 0) for operand in (q, k, v))
+        super().launch(*moved, step, values, out, lse)
+
+
+class IgnoresStridesOfTheResult(Lie):
+    def launch(self, q, k, v, step, values, out, lse):
+        made = torch.empty(out.shape, dtype=out.dtype)
+        super().launch(q, k, v, step, values, made, lse)
+        dense = made.flatten()
+        if out.is_contiguous() or out.untyped_storage().nbytes() < made.nbytes + out.storage_offset() * out.itemsize:
+            out.copy_(made)
+        else:
+            out.as_strided(dense.shape, (1,), out.storage_offset()).copy_(dense)
+
+
+class WrongInItsOwnMemory(Lie):
+    def compute(self, q, k, v, step, values):
+        return 1.3 * super().compute(q, k, v, step, values)
+
+
+class KeepsTheFirstOffsets(Lie):
+    """Metadata of the first call with as many sequences and tokens, whatever their lengths are later."""
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__(problem)
+        self.steps: dict[Any, Any] = {}
+
+    def launch(self, q, k, v, step, values, out, lse):
+        first = self.steps.setdefault((step.num_seqs, q.shape[0], k.shape[0]), step)
+        super().launch(q, k, v, first, values, out, lse)
+
+
+class KeepsWhatItReadAtAnAddress(Lie):
+    """Keys of the first call whose tensor lay where this one does."""
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__(problem)
+        self.seen: dict[Any, Any] = {}
+
+    def launch(self, q, k, v, step, values, out, lse):
+        _, kept = self.seen.setdefault((k.data_ptr(), k.shape, k.stride()), (k, k.clone()))
+        super().launch(q, kept, v, step, values, out, lse)
 
 
 CODES: dict[type[Lie], str] = {
@@ -147,6 +237,17 @@ CODES: dict[type[Lie], str] = {
     WrongForOddTokens: "token_count",
     Raises: "raised",
     OtherBits: "other_bits",
+    SwapsHeads: "wrong_numbers",
+    ThirtyPercentOffInTheLastRow: "wrong_numbers",
+    WritesElsewhere: "not_written",
+    IgnoresStridesOfTheResult: "past_output",
+    WrongInItsOwnMemory: "own_result",
+    KeepsWhatItReadAtAnAddress: "stale",
+    LseInBaseTwo: "wrong_numbers",
+    ForgetsTheScaleOfK: "wrong_numbers",
+    IgnoresStrides: "strides",
+    IgnoresWhereItBegins: "strides",
+    KeepsTheFirstOffsets: "stale",
 }
 
 
@@ -188,6 +289,14 @@ class ReadsAsItLies(Reversing):
         Dequantised.launch(self, a, b, bias, out)
 
 
+def _dense(operand: Any) -> Any:
+    """The operand as it would be if its elements lay next to each other, where there are as many."""
+    room = operand.untyped_storage().nbytes() // operand.itemsize - operand.storage_offset()
+    if operand.is_contiguous() or room < operand.numel():
+        return operand
+    return operand.as_strided((operand.numel(),), (1,), operand.storage_offset()).view(operand.shape)
+
+
 def _flipped(part: Any) -> Any:
     return part.view(torch.uint8).flip(0).contiguous().view(part.dtype)
 
@@ -224,7 +333,9 @@ def other(op: str, lie: type, **more: Any) -> None:
     schema = HUB.registry.contracts[op].schema
     features = frozenset(schema.features)
     constraints = (anything(*schema.structural),)
-    kernel = Kernel(op, "liar.k", f"{__name__}:{lie.__name__}", "lies", Band.PLUGIN, constraints, features, **more)
+    kernel = Kernel(
+        op, "liar.k", f"{lie.__module__}:{lie.__name__}", "lies", Band.PLUGIN, constraints, features, **more
+    )
     register("liar", kernel)
 
 

@@ -10,6 +10,7 @@ import torch
 import kernelhub
 from kernelhub.errors import DeviceLost, NoKernel
 from kernelhub.evidence.results import CODES as KNOWN_CODES
+from tests.contract.test_liars import WritesBeforeItReads
 from tests.evidence import liars
 
 
@@ -68,6 +69,27 @@ def test_a_kernel_that_loses_the_device_ends_the_run_and_the_process_is_told_so(
     assert not kernelhub.health().ok
     with pytest.raises(DeviceLost, match="illegal memory access"):
         kernelhub.attention(*operands())
+
+
+class TestOfNoKernel:
+    """What is not the kernel's doing does not quarantine it."""
+
+    def test_a_device_that_was_lost_before(self) -> None:
+        liars.attention(liars.LosesTheDevice)
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            kernelhub.attention(*operands())
+        with pytest.raises(DeviceLost, match="illegal memory access"):
+            kernelhub.verify("attention", device="cpu", quick=True)
+
+    def test_a_process_that_is_sealed_meanwhile(self) -> None:
+        liars.attention(liars.SealsTheProcess)
+        try:
+            (result,) = verified().results
+        finally:
+            kernelhub.unseal()
+        assert not result.failures
+        assert "kernelhub is sealed" in result.why_not
+        assert kernelhub.attention.explain(*operands()).selected == "liar.k"
 
 
 class TestQuarantine:
@@ -155,6 +177,11 @@ class TestQuarantine:
 
 
 class TestOfOtherOps:
+    @pytest.mark.fault("in_place")
+    def test_a_merge_that_writes_before_it_reads(self) -> None:
+        liars.other("merge_attention_states", WritesBeforeItReads)
+        assert verified("merge_attention_states").results[0].code == "in_place"
+
     def test_a_scale_of_another_row(self) -> None:
         liars.other("fp8_gemm", liars.ReadsScalesOfTheFirstRow)
         (result,) = verified("fp8_gemm").results

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.golden.tables import HERE, PHASES, reasons, table, toolchains
+from kernelhub.dispatch.hub import HUB
+from tests.golden.tables import HERE, PHASES, TOOLCHAINS, reasons, table, toolchains
 
 
 @pytest.mark.parametrize("op", PHASES)
@@ -22,3 +23,9 @@ def test_reasons_are_what_the_golden_table_says(op: str) -> None:
 def test_what_a_library_can_without_its_toolchain_is_what_the_golden_table_says() -> None:
     written = (HERE / "toolchains.txt").read_text()
     assert toolchains() == written, "if this is meant: python -m tests.golden.tables --write, and review the diff"
+
+
+@pytest.mark.parametrize(("library", "ops"), [(library, ops) for library, _, _, ops in TOOLCHAINS])
+def test_every_op_of_which_a_library_has_kernels_is_in_its_table(library: str, ops: tuple[str, ...]) -> None:
+    _ = HUB.settings
+    assert set(ops) == {kernel.op for kernel in HUB.registry.backends[library].kernels}

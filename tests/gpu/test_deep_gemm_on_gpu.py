@@ -158,6 +158,11 @@ class TestContiguous(_Grouped):
     how = {"format": "block", "powers_of_two": EXPONENTS}  # noqa: RUF012
 
 
+class TestContiguousBf16(_Grouped):
+    op_kernel = "deep_gemm.bf16_contiguous"
+    how = {"format": "bfloat16"}  # noqa: RUF012
+
+
 class TestMasked(_Grouped):
     op_kernel = f"deep_gemm.fp8_masked{SUFFIX}"
     how = {"format": "block", "masked": True, "powers_of_two": EXPONENTS}  # noqa: RUF012

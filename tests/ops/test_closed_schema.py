@@ -151,6 +151,7 @@ NOT_RUN = {
     *(f"flashinfer.{name}" for name in _FLASHINFER),
     *(f"cutlass.{name}" for name in _CUTLASS),
     *("marlin.fp8_bfloat16", "marlin.fp8_float16"),
+    "deep_gemm.bf16_contiguous",
     *(f"deep_gemm.{name}_ue8m0" for name in ("fp8_blocks", "fp8_masked", "fp8_contiguous")),
 }
 

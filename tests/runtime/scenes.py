@@ -220,10 +220,20 @@ def a_part_of_the_ranks(rank: int) -> Any:
     return [result.rank, result.size, result.choices[0].kernel]
 
 
+LATE_S = 3.0
+PATIENT_S = 60.0  # where a rank is named long before the time is over
+
+
 def one_rank_comes_too_late_and_then_in_time(rank: int) -> Any:
+    punctual = dist.new_group([0, 1])  # every rank calls this
     if rank == 2:
-        time.sleep(4)
-    first = attempt(lambda: kernelhub.agree(what=NEED, timeout_s=1.5, device="cpu").size)
+        dist.barrier()  # until the others have given up, however slow this machine is
+    else:
+        dist.barrier(punctual)  # so that these two call at once
+    timeout_s = PATIENT_S if rank == 2 else LATE_S
+    first = attempt(lambda: kernelhub.agree(what=NEED, timeout_s=timeout_s, device="cpu").size)
+    if rank != 2:
+        dist.barrier()
     return {"first": first, "second": attempt(lambda: kernelhub.agree(what=NEED, timeout_s=20, device="cpu").size)}
 
 

@@ -244,6 +244,10 @@ class TestOurs:
         meta.write_text("Name: some-kernels\nVersion: 1.1\n")
         (item,) = self.read().items
         assert (item.state, item.reason) == ("stale", "with some_kernels 1.0, 1.1 is installed")
+        meta.write_text("Name: some-kernels\nVersion: 1.0\n")
+        file(meta.with_name("RECORD"), "some_kernels.py,sha256=b,0\n")
+        (item,) = self.read().items
+        assert (item.state, item.reason) == ("stale", "with other files of some_kernels 1.0 than are installed")
 
     def test_one_of_another_compiler_is_stale_here_and_left_alone_elsewhere(self, tmp_path, monkeypatch) -> None:
         compiler = file(tmp_path / "nvcc", "12.9")

@@ -84,7 +84,7 @@ class TestSealed:
         with kernelhub.seal(), pytest.raises(NotWarmed):
             kernelhub.attention(*qkv())
 
-    @pytest.mark.parametrize("word", ["configure", "reload", "register_backend", "remove"])
+    @pytest.mark.parametrize("word", ["configure", "reload", "register_backend", "remove", "verify", "agree"])
     def test_what_would_undo_every_choice_is_refused(self, word: str) -> None:
         handle = register("ones", record("ones.k", "Ones"))
         act = {
@@ -92,6 +92,8 @@ class TestSealed:
             "reload": kernelhub.reload,
             "register_backend": lambda: register("twos", record("twos.k", "Twos")),
             "remove": handle.remove,
+            "verify": lambda: kernelhub.verify("concat_mla_k", backend="torch", device="cpu", quick=True),
+            "agree": lambda: kernelhub.agree(device="cpu"),
         }[word]
         kernelhub.attention(*qkv())
         with kernelhub.seal():

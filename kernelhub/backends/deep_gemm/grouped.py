@@ -22,14 +22,14 @@ from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
 _HOPPER_TILE = 128  # rows of the masked form's largest tile; of Blackwell's it is not known to be below 256
 
 
-class Fp8Contiguous(GroupedGemmAdapter):
-    """Rows sorted by group, scales in blocks, which Hopper's kernel wants as float32."""
+class _Contiguous(GroupedGemmAdapter):
+    """Rows sorted by group."""
 
-    exponents = False
+    call: str
 
     def __init__(self, problem: GroupedGemmProblem) -> None:
         super().__init__(problem)
-        self._gemm = function("fp8_contiguous")
+        self._gemm = function(self.call)
         self._alignment = function("alignment")
 
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:
@@ -41,20 +41,44 @@ class Fp8Contiguous(GroupedGemmAdapter):
 
     def _product(self, operands: GroupedOperands) -> tuple[Tensor, Tensor]:
         """The result [M, N], and which of its rows belong to a group."""
-        a, b, offsets, _, a_scale, b_scale, *_ = operands
-        assert offsets is not None
+        a = operands.a
+        assert operands.offsets is not None
+        places = _padded(operands.offsets, a.shape[0], _number(self._alignment()))
+        rows, weights = self._operands(operands, places.sources)
+        made = torch.empty(places.sources.shape[0], self.problem.n, dtype=torch.bfloat16, device=a.device)
+        with on_device_of(a):
+            self._gemm(rows, weights, made, places.groups)
+        return made.index_select(0, places.destinations), places.there
+
+    @abc.abstractmethod
+    def _operands(self, operands: GroupedOperands, sources: Tensor) -> tuple[Any, Any]:
+        """Rows, copied from there, and weights as the library takes them."""
+
+
+class Bf16Contiguous(_Contiguous):
+    """bfloat16 without scales."""
+
+    call = "bf16_contiguous"
+
+    def _operands(self, operands: GroupedOperands, sources: Tensor) -> tuple[Any, Any]:
+        return operands.a.index_select(0, sources), plain(operands.b)
+
+
+class Fp8Contiguous(_Contiguous):
+    """Scales in blocks, which Hopper's kernel wants as float32."""
+
+    call = "fp8_contiguous"
+    exponents = False
+
+    def _operands(self, operands: GroupedOperands, sources: Tensor) -> tuple[Any, Any]:
+        a, b, _, _, a_scale, b_scale, *_ = operands
         assert a_scale is not None
         assert b_scale is not None
-        places = _padded(offsets, a.shape[0], _number(self._alignment()))
-        rows = plain(a).view(torch.int64).index_select(0, places.sources).view(a.dtype)
+        rows = plain(a).view(torch.int64).index_select(0, sources).view(a.dtype)
         byte = a_scale.element_size() == 1
-        scales = (a_scale.view(torch.uint8) if byte else a_scale).index_select(0, places.sources)
-        made = torch.empty(rows.shape[0], self.problem.n, dtype=torch.bfloat16, device=a.device)
-        of_rows = scales_of_rows(scales, self.exponents)
+        scales = (a_scale.view(torch.uint8) if byte else a_scale).index_select(0, sources)
         of_blocks = scales_of_blocks(b_scale, self.problem.n, self.exponents)
-        with on_device_of(a):
-            self._gemm((rows, of_rows), (plain(b), of_blocks), made, places.groups)
-        return made.index_select(0, places.destinations), places.there
+        return (rows, scales_of_rows(scales, self.exponents)), (plain(b), of_blocks)
 
 
 class Fp8ContiguousUe8m0(Fp8Contiguous):

@@ -60,6 +60,9 @@ CALLS: dict[str, tuple[Call, ...]] = {
         ("fp8_m_grouped_gemm_nt_masked", _MASKED),
         ("m_grouped_gemm_fp8_fp8_bf16_nt_masked", ("lhs", "rhs", "out", "masked_m", "expected_m")),
     ),
+    "bf16_contiguous": _calls(
+        ("m_grouped_bf16_gemm_nt_contiguous", _GROUPED), ("m_grouped_bf16_gemm_nt_contiguous", _GROUPED_TO_2_2)
+    ),
     "bf16_masked": _calls(("m_grouped_bf16_gemm_nt_masked", _MASKED), ("bf16_m_grouped_gemm_nt_masked", _MASKED)),
     "alignment": _calls(("get_mk_alignment_for_contiguous_layout", ()), ("get_m_alignment_for_contiguous_layout", ())),
     "mqa_logits": _calls(

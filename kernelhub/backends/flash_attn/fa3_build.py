@@ -22,7 +22,7 @@ def library(remedy: str) -> Finding:
     if isinstance(spec, Finding):
         return spec
     if spec is None:
-        reason = f"flash_attn_interface is here without {_LIBRARY}, its compiled part"
+        reason = f"{_LIBRARY}, the compiled part of flash_attn_interface, is not installed"
         return lacking(_LIBRARY, "package_broken", reason, remedy)
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     files = [file for folder in folders for file in sorted(folder.glob("_C*")) if file.is_file()]

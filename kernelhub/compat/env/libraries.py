@@ -96,6 +96,12 @@ LIBRARIES = (
         "FLASHINFER_JIT_DEBUG", FLASHINFER, _FLAG, _says("FlashInfer compiles without optimisation; kernels are slow")
     ),
     EngineVariable("FLASHINFER_LOGLEVEL", FLASHINFER, "0, 1, 3, 5 or 10", _says("FlashInfer logs its calls")),
+    EngineVariable(
+        "FLASHINFER_LOGGING_LEVEL",
+        FLASHINFER,
+        "debug, info, ...",
+        _says("FlashInfer logs what it compiles"),
+    ),
     EngineVariable("DG_JIT_CACHE_DIR", DEEP_GEMM, _FOLDER, _written_folder("DeepGEMM keeps what it compiles in")),
     EngineVariable("DG_JIT_NVCC_COMPILER", DEEP_GEMM, "path of nvcc", _says("DeepGEMM compiles with it")),
     EngineVariable(

@@ -21,7 +21,7 @@ from kernelhub.dispatch.settings import parse_bool
 IGNORE = "KERNELHUB_IGNORE_VLLM_ENV"
 VARIABLES = {variable.name: variable for variable in (*ATTENTION, *GEMM, *EXPERTS, *LIBRARIES)}
 
-_PREFIXES = ("VLLM_", "FLASHINFER_", "DG_")
+_PREFIXES = ("VLLM_", "FLASHINFER_", "DG_", "FORCE_NUM_")
 _NEAR = 0.85  # likeness from which a name is taken for a misspelt one: one letter in seven may differ
 
 logger = logging.getLogger("kernelhub.env")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Judgement, Make, OpCases
+from kernelhub.evidence.cases.case import Arguments, Judgement, Make, OpCases, turned
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 
 
@@ -31,6 +31,19 @@ class AttendingCases(OpCases):
         """Tokens past the last offset."""
         q, offsets = arguments["q"], arguments.get("cu_seqlens_q")
         return {} if offsets is None else {"out": torch.arange(q.shape[0], device=q.device) >= offsets[-1]}
+
+    def later(self, arguments: Arguments) -> Arguments:
+        """Other queries, and the sequences in the other order; caches stay, of which some pages hold no numbers."""
+        turn = super().later({name: value for name, value in arguments.items() if not name.endswith("_cache")})
+        if "topk_indices" in arguments:  # they are positions in their own sequences
+            return arguments | turn
+        for name in ("block_table", "seq_lens"):
+            if name in arguments:
+                turn[name] = turned(arguments[name])
+        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+            if name in arguments:
+                turn[name] = arguments[name][-1] - turned(arguments[name])
+        return arguments | turn
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
         want, want_lse = self.wanted(arguments)

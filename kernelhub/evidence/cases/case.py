@@ -12,7 +12,7 @@ An op's module here has one class that derives from `OpCases`:
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,7 +36,8 @@ class Case:
         tokens: whether it is one of several that differ in their number of tokens only.
         without: for a call with a feature, the same call without: the result must differ from that.
         feature: the feature, as a user would name it.
-        repeats: whether the call is made twice, to see that a kernel which claims it gives the same bits.
+        repeats: whether the call is made again: for a kernel that claims to give the same bits each time; as part of
+            wider tensors, without destinations, and with other values in the same memory.
         packs: whether the weight is packed too, where the kernel packs.
     """
 
@@ -75,10 +76,12 @@ class OpCases(abc.ABC):
     Attributes:
         op: its name.
         written: arguments that a call writes to.
+        whole: arguments and destinations that the op takes in memory of their own only, not as part of a wider tensor.
     """
 
     op: str
     written: ClassVar[tuple[str, ...]] = ()
+    whole: ClassVar[tuple[str, ...]] = ()
 
     @property
     def reference(self) -> Any:
@@ -101,6 +104,18 @@ class OpCases(abc.ABC):
         """All that a call gave, by name: its destinations, and what else it returned or wrote."""
         return dict(destinations)
 
+    def returned_for(self, names: Sequence[str], returned: Any) -> dict[str, Tensor]:
+        """What a call without destinations returned in place of them, by their parameters."""
+        return dict(zip(names, returned if isinstance(returned, tuple | list) else (returned,), strict=False))
+
+    def later(self, arguments: Arguments) -> Arguments:
+        """A later call whose operands have the same shapes and other values: floats in the other order."""
+        return each(lambda tensor: turned(tensor) if tensor.is_floating_point() else tensor, arguments)
+
+    def in_place(self, given: Arguments) -> tuple[Arguments, dict[str, Tensor]] | None:
+        """A call whose destinations are memory of its operands, and these, if the op allows it; `given` is copies."""
+        return None
+
     def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
         """By parameter, which rows of a destination are not the call's to write: bool, over its first dimensions."""
         return {}
@@ -108,6 +123,24 @@ class OpCases(abc.ABC):
     def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Tensor | None, ...]] | None:
         """The call with its weight packed by a plan, and what unpacking must give; None if nothing is packed."""
         return None
+
+
+def turned(tensor: Tensor) -> Tensor:
+    """The same with its first dimension the other way round, as tensors of float8 cannot be turned."""
+    raw = tensor.view(torch.uint8) if tensor.itemsize == 1 and tensor.ndim else tensor
+    return raw.flip(0).view(tensor.dtype) if tensor.ndim else tensor
+
+
+def each(change: Callable[[Tensor], Tensor], arguments: Arguments) -> Arguments:
+    """The arguments with every tensor changed, also those in lists."""
+    return {
+        name: change(value)
+        if isinstance(value, Tensor)
+        else [change(part) for part in value]
+        if isinstance(value, list)
+        else value
+        for name, value in arguments.items()
+    }
 
 
 def worst(error: Tensor, allowed: Tensor) -> tuple[float, str]:

@@ -60,6 +60,7 @@ class PagedLogitsCases(OpCases):
     """`paged_mqa_logits`."""
 
     op = "paged_mqa_logits"
+    whole = ("k_cache",)
 
     def cases(self) -> Iterator[Case]:
         for model, page_size in ((SMALL, 16), (REAL, 64), (IndexerModel("32 heads of 128", 32, 128, 2048), 64)):

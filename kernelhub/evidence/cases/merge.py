@@ -21,7 +21,7 @@ class MergeCases(OpCases):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             label = str(dtype)[6:]
             yield Case(label=label, make=_make(dtype=dtype), quick=True, repeats=True)
-            yield Case(label=f"{label}, lse", make=_make(dtype=dtype, return_lse=True), quick=True)
+            yield Case(label=f"{label}, lse", make=_make(dtype=dtype, return_lse=True), quick=True, repeats=True)
         for parts in (3, 4, 9):
             yield Case(label=f"{parts} parts", make=_make(parts=parts, return_lse=True), quick=parts == 3)
         for width in (1, 72, 80, 128, 256, 512):
@@ -39,6 +39,15 @@ class MergeCases(OpCases):
         first, lse = arguments["outs"][0], arguments["lses"][0]
         places = {"out": (tuple(first.shape), first.dtype)}
         return places | ({"out_lse": (tuple(lse.shape), lse.dtype)} if arguments.get("return_lse") else {})
+
+    def later(self, arguments: Arguments) -> Arguments:
+        """The tokens in the other order: a row without keys, whose result is no number, keeps its LSE."""
+        turn = {"outs": [part.flip(-3) for part in arguments["outs"]]}
+        return arguments | turn | {"lses": [part.flip(-1) for part in arguments["lses"]]}
+
+    def in_place(self, given: Arguments) -> tuple[Arguments, dict[str, Tensor]]:
+        places = {"out": given["outs"][-1]}
+        return given, places | ({"out_lse": given["lses"][-1]} if given.get("return_lse") else {})
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
         want, want_lse = self.reference(arguments["outs"], arguments["lses"], return_lse=True, dtype=torch.float64)

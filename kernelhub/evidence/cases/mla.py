@@ -229,6 +229,14 @@ class ConcatCases(OpCases):
         k_nope, k_rope = arguments["k_nope"], arguments["k_rope"]
         return {"out": ((*k_nope.shape[:2], k_nope.shape[2] + k_rope.shape[-1]), k_nope.dtype)}
 
+    def in_place(self, given: Arguments) -> tuple[Arguments, dict[str, Tensor]]:
+        k_nope = given["k_nope"]
+        shape, _ = self.destinations(given)["out"]
+        out = k_nope.new_empty(shape)
+        kept = out[..., : k_nope.shape[2]]
+        kept.copy_(k_nope)
+        return given | {"k_nope": kept}, {"out": out}
+
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
         want = self.reference(**arguments)
         ratio, figures = same_bits(results["out"], want)

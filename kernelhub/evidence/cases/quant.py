@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,6 +96,9 @@ class QuantizeCases(OpCases):
         if arguments.get("scale_layout") == "column":  # that has strides of its own
             named.pop("out_scale")
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named.items()}
+
+    def returned_for(self, names: Sequence[str], returned: Any) -> dict[str, Tensor]:
+        return {}  # `results` takes them from what was returned
 
     def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
         named = dict(zip(("out", "out_scale", "out_global_scale"), returned, strict=False))

@@ -15,9 +15,10 @@ from kernelhub.dispatch.kernel import GraphLevel, Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.errors import DeviceLost as Lost
 from kernelhub.errors import KernelhubError
+from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Arguments, Case, OpCases
-from kernelhub.evidence.checks import DeviceLost, OutOfMemory, Subject, Unavailable
+from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.results import CODES
 from kernelhub.evidence.timing import Timing
 from kernelhub.evidence.tuning.decide import Time, beats

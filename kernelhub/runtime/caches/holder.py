@@ -11,6 +11,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kernelhub.runtime.caches.opening import contents
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -38,7 +40,7 @@ class Holder:
     def read(cls, path: Path) -> Holder | None:
         """Who a lock file names; None if it names nobody, or is gone."""
         try:
-            told = json.loads(path.read_bytes())
+            told = json.loads(contents(path))
             return cls(**{name: kind(told[name]) for name, kind in _FIELDS.items()})
         except (OSError, ValueError, KeyError, TypeError):
             return None

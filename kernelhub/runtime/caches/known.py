@@ -28,6 +28,7 @@ from kernelhub.runtime.caches.inventory import (
     unfinished,
     weighed,
 )
+from kernelhub.runtime.caches.opening import contents
 from kernelhub.runtime.caches.root import home_folder
 
 _TRITON_KEY = re.compile(r"[A-Z2-7]{52}|[0-9a-f]{64}")
@@ -225,7 +226,7 @@ def _empty_binary(files: list[Path]) -> Path | None:
 
 def _json(path: Path) -> dict[str, object] | None:
     try:
-        told = json.loads(path.read_bytes())
+        told = json.loads(contents(path))
     except (OSError, ValueError):
         return None
     return told if isinstance(told, dict) else None

@@ -25,6 +25,7 @@ from pathlib import Path
 from kernelhub.errors import LockTimeout
 from kernelhub.runtime.caches.holder import Holder, myself
 from kernelhub.runtime.caches.notices import say
+from kernelhub.runtime.caches.opening import opened
 
 STALE_AFTER_S = 120.0  # without a sign of life of a holder elsewhere; NFS keeps attributes for up to 60
 _BEAT_S = 15.0
@@ -206,7 +207,7 @@ def _beat(held: Held, ended: threading.Event) -> None:
 def _age_s(path: Path, own: Path) -> float | None:
     """Seconds since the holder's last sign of life, by the file system's clock; None if the lock is gone."""
     try:
-        with path.open("rb") as file:  # NFS asks for fresh attributes when a file is opened
+        with opened(path) as file:  # NFS asks for fresh attributes when a file is opened
             return max(own.stat().st_mtime - os.fstat(file.fileno()).st_mtime, 0.0)
     except FileNotFoundError:
         return None

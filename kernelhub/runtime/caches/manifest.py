@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, file_digest
+from kernelhub.runtime.caches.opening import contents
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -113,8 +114,7 @@ def read(path: Path, fingerprint: Fingerprint | None = None) -> dict[str, Any] |
     if path.is_symlink():
         return Flaw("entry_symlink", f"{path} is a symbolic link")
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES)
+        raw = contents(path, _MOST_BYTES)
     except FileNotFoundError:
         return Flaw("manifest_missing", f"there is no {path}")
     try:

@@ -38,12 +38,14 @@ _OF_A_WRITER = re.compile(r"\..+\.(making|bad)-[0-9a-f]{32}|\..+\.lock-([0-9a-f]
 
 
 def caches(*, thorough: bool = False) -> list[Cache]:
-    """Each of our places that is there, or the one that would be made.
+    """Each of our places that is read, or the one that would be made.
+
+    Where a folder is named and can be filled, what lies in the user's own is read by nobody who names it, and left.
 
     Args:
         thorough: verify the contents of every file, not only the manifests.
     """
-    there = root.present() or [place for place in root.places() if place.judge().ok][:1]
+    there = root.readable() or [place for place in root.places() if place.judge().ok][:1]
     return [
         Cache("kernelhub", place.path, root.VARIABLE, manifest.version(), weighed(_items(place, thorough)))
         for place in there
@@ -130,8 +132,14 @@ def _difference(parts: dict[str, str]) -> str:
         if name.startswith("library "):
             now = library(name.removeprefix("library "))
             if now != value:
-                return f"with {name.removeprefix('library ')} {value.split()[0]}, {now.split()[0]} is installed"
+                return _other_library(name.removeprefix("library "), value.split()[0], now.split()[0])
     return ""
+
+
+def _other_library(name: str, version: str, now: str) -> str:
+    if version == now:
+        return f"with other files of {name} {version} than are installed"
+    return f"with {name} {version}, {now} is installed"
 
 
 def _version(distribution: str) -> str:

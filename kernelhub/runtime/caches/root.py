@@ -176,11 +176,6 @@ def readable(*, executable: bool = False) -> list[Place]:
     return result
 
 
-def present() -> list[Place]:
-    """Every place that is there and may be read."""
-    return [place for place in places() if place.trusted()]
-
-
 def fails(place: Place) -> None:
     """Note that writing failed, though nothing had spoken against it: from now on what lies behind it is read too."""
     _failed.add(place.path)

@@ -25,9 +25,21 @@ def fp8_gemm_nt(a, b, d, c=None, recipe=None, compiled_dims="nk", disable_ue8m0_
 
 
 def m_grouped_fp8_gemm_nt_contiguous(a, b, d, m_indices, recipe=None, compiled_dims="nk", disable_ue8m0_cast=False):
-    _row_major(d, BF16)
-    rows, weights = _of_rows(a), _of_blocks(b)
+    weights = _of_blocks(b)
     _fits(*weights.shape[1:])
+    _contiguous(_of_rows(a), weights, d, m_indices)
+
+
+def m_grouped_bf16_gemm_nt_contiguous(a, b, d, grouped_layout, compiled_dims="nk", use_psum_layout=False) -> None:
+    assert not use_psum_layout
+    _row_major(a, BF16)
+    _row_major(b, BF16)
+    _contiguous(a.double(), b.double(), d, grouped_layout)
+
+
+def _contiguous(rows: Tensor, weights: Tensor, d: Tensor, m_indices: Tensor) -> None:
+    """Blocks of one group each, those of -1 skipped."""
+    _row_major(d, BF16)
     assert m_indices.dtype is torch.int32
     assert m_indices.shape == rows.shape[:1]
     assert m_indices.stride() == (1,)

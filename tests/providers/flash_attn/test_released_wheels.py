@@ -1,4 +1,4 @@
-"""What is asked of the released wheels, held against their files. FlashAttention-2 is released as source only."""
+"""What is asked of the releases, held against their files. FlashAttention-2 is released as source only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from kernelhub.backends.flash_attn import fa3, fa3_build
-from kernelhub.backends.flash_attn.requirements import FA3, FA4, FA4_VARLEN
-from kernelhub.probes.signature import takes
-from tests.providers.wheels import wheel
+from kernelhub.backends.flash_attn.requirements import FA2, FA2_CACHE, FA2_VARLEN, FA3, FA4, FA4_VARLEN
+from kernelhub.probes.signature import Call, takes
+from tests.providers.wheels import sources, wheel
 
 FA3_WHEEL = ("tokenspeed-fa3", "3.0.0.post20260810")
+FA2_VERSIONS = ("2.7.4.post1", "2.8.3")
 FA4_VERSIONS = ("4.0.0b27", "4.0.0b36")
 
 # How the library's wrapper calls what the operator's schema names.
@@ -49,6 +50,16 @@ def test_the_parts_of_fa3_are_read_from_its_own_list(fa3_files, monkeypatch) -> 
     for part in ("SOFTCAP", "HDIM96", "HDIMDIFF192"):
         assert fa3_build.compiled_with(part, "").code == "not_compiled"
     assert fa3_build.library("").ok
+
+
+@pytest.mark.parametrize("version", FA2_VERSIONS)
+@pytest.mark.parametrize("call", [FA2, FA2_VARLEN, FA2_CACHE], ids=lambda call: call.target)
+def test_fa2_takes_our_calls(call, version) -> None:
+    folder = sources("flash-attn", version, FLASH_ATTENTION_SKIP_CUDA_BUILD="TRUE")
+    finding = takes(call, root=folder / "flash_attn")
+    assert finding.ok, finding.reason
+    wrong = Call(call.target, call.positional, (*call.keywords, "no_such_parameter"))
+    assert takes(wrong, root=folder / "flash_attn").code == "signature_changed"
 
 
 @pytest.mark.parametrize("version", FA4_VERSIONS)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import shutil
+import sys
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import pytest
 import torch
 
+import kernelhub
 from kernelhub.backends.flashinfer import calls
 from kernelhub.backends.flashinfer.attention import kernels as attention
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
@@ -21,6 +24,8 @@ from kernelhub.backends.flashinfer.moe import layouts, mixed
 from kernelhub.backends.flashinfer.quant import kernels as quant
 from kernelhub.backends.flashinfer.requirements import PACKAGE, Module, takes_one
 from kernelhub.backends.flashinfer.trtllm import kernels as trtllm
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.selection import Decision
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.probes.device import simulated
 from kernelhub.probes.package import fits
@@ -298,3 +303,27 @@ def test_every_call_of_the_table_is_held_by_a_record() -> None:
     for name, value in vars(calls).items():
         if value in (*calls.CALLS, *calls.NEWER):
             assert f"calls.{name}" in held, f"{name} is held by no record"
+
+
+def test_a_real_wheel_with_a_shifted_parameter_keeps_the_kernel_from_being_chosen(tmp_path, monkeypatch) -> None:
+    """The wheel's own source, one parameter put before the others: told when asked, never by a call that fails."""
+    shutil.copytree(wheel("flashinfer-python", "0.6.18.post1"), tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    source = tmp_path / "site" / "flashinfer" / "concat_ops.py"
+
+    def decision() -> Decision:
+        ask = {"backend": "flashinfer", "machine": Machine()}
+        verdict = kernelhub.explain("concat_mla_k", device="H200", **ask)
+        return next(item for item in verdict.decisions if item.kernel == "flashinfer.concat")
+
+    whole = {item.code for item in decision().rejections}
+    assert "signature_changed" not in whole
+    text = source.read_text()
+    assert "def concat_mla_k(\n    k: torch.Tensor," in text
+    source.write_text(text.replace("def concat_mla_k(\n    k:", "def concat_mla_k(\n    stream: int,\n    k:"))
+    told = decision()
+    assert not told.accepted
+    assert {item.code for item in told.rejections} == {*whole, "signature_changed"}
+    told = next(item for item in told.rejections if item.code == "signature_changed")
+    assert "has stream in place 1, where k was" in told.reason
+    assert "flashinfer" not in sys.modules

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kernelhub.backends.deep_gemm.copies import INSTALL, REPLACE, Copy
 from kernelhub.compat.env import flag
 from kernelhub.compat.vllm.answer import answer, first_bad
 from kernelhub.compat.vllm.here import allowed, capability, on_device
@@ -16,7 +17,6 @@ from kernelhub.probes.package import folders, package
 from kernelhub.probes.symbol import defines
 
 INSTALLED, BUNDLED = "deep_gemm", "vllm.third_party.deep_gemm"
-_INSTALL = 'pip install "kernelhub[deep-gemm]"'
 _MULTIPLE_OF_N, _MULTIPLE_OF_K = 64, 128
 # A function that the first release for sm_120, 2.8, brought along.
 _SINCE_SM120 = "fp8_fp4_sparse_mqa_logits"
@@ -46,7 +46,7 @@ def is_deep_gemm_supported() -> Finding:
     if not first.ok or not copy().ok:
         return first if not first.ok else copy()
     if (capability() or (0, 0))[0] == 12 and not has(_SINCE_SM120).ok:
-        return lacking("DeepGEMM", "package_version", "this DeepGEMM is older than 2.8, the first for sm_120", _INSTALL)
+        return lacking("DeepGEMM", "package_version", "this DeepGEMM is older than 2.8, the first for sm_120", INSTALL)
     return first
 
 
@@ -106,17 +106,25 @@ def has(function: str) -> Finding:
         return here
     module, root = here.value, _root(here.value)
     return HUB.machine.ask(
-        ("defines", module, function), lambda: defines(f"deep_gemm:{function}", root=root, remedy=_INSTALL)
+        ("defines", module, function), lambda: defines(f"deep_gemm:{function}", root=root, remedy=INSTALL)
     )
 
 
 def _copy() -> Finding:
-    installed = package("deep_gemm", distribution="deep-gemm", install=_INSTALL)
-    if installed.ok:
+    """The first that is whole: deep-gemm 1.0.0 of the index imports, and none of its kernels compiles."""
+    installed = package("deep_gemm", distribution="deep-gemm", install=INSTALL)
+    defect = _defect(INSTALLED) if installed.ok else None
+    if installed.ok and defect is None:
         return found("DeepGEMM", INSTALLED, "DeepGEMM is installed")
-    if installed.code == "package_missing" and _root(BUNDLED) is not None:
+    if (installed.code == "package_missing" or defect) and _root(BUNDLED) is not None and not _defect(BUNDLED):
         return found("DeepGEMM", BUNDLED, "DeepGEMM is in vLLM's wheel")
-    return installed
+    return installed if defect is None else lacking("DeepGEMM", "package_broken", defect, REPLACE)
+
+
+def _defect(module: str) -> str | None:
+    """Why no kernel of a copy can run, as far as its files tell."""
+    root = _root(module)
+    return None if root is None else Copy(module, root).defect
 
 
 def _root(module: str) -> Path | None:

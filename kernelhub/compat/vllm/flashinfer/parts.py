@@ -127,9 +127,13 @@ has_flashinfer_trtllm_fused_moe = _part(
 )
 has_flashinfer_cutlass_fused_moe = _part(
     "has_flashinfer_cutlass_fused_moe",
-    "FlashInfer has CUTLASS's experts, and what prepares NVFP4 weights for them.",
+    "FlashInfer has CUTLASS's experts, what prepares NVFP4 weights for them, and TensorRT-LLM's of that format.",
     lambda: first_bad(
-        _here("flashinfer.fused_moe:cutlass_fused_moe", "flashinfer:fp4_quantize"),
+        _here(
+            "flashinfer.fused_moe:cutlass_fused_moe",
+            "flashinfer:fp4_quantize",
+            "flashinfer.fused_moe:trtllm_fp4_block_scale_moe",
+        ),
         _either("flashinfer.fp4_quantization:block_scale_interleave", "flashinfer:nvfp4_block_scale_interleave"),
     ),
 )

@@ -1,0 +1,169 @@
+"""One call of one kernel, guarded on all sides.
+
+Destinations are poisoned with NaN and lie between guards, workspaces lie between guards, inputs are compared with what
+they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.op import OpFunction
+from kernelhub.errors import (
+    CacheError,
+    ConfigurationError,
+    KernelUnavailable,
+    LockTimeout,
+    NoKernel,
+    NotWarmed,
+    RanksDisagree,
+)
+from kernelhub.evidence.cases.case import Arguments, Judgement, OpCases
+from kernelhub.evidence.poison import around, changed, copied, inner, poisoned, untouched, wide_shape
+from kernelhub.runtime.scratch import Guarded, watched
+
+# What is refused before anything is launched says nothing about a kernel: policy, ranks, seal, a full disk.
+_NOT_ITS_OWN = (NoKernel, KernelUnavailable, NotWarmed, RanksDisagree, ConfigurationError, CacheError, LockTimeout)
+
+
+class Unavailable(Exception):
+    """The kernel cannot be asked at all here, which says nothing about its numbers."""
+
+
+class OutOfMemory(Exception):
+    """There is no room for this case."""
+
+
+class Failed(Exception):
+    """The call itself went wrong, by a code of `results.CODES`."""
+
+    def __init__(self, code: str, figures: str) -> None:
+        self.code = code
+        super().__init__(figures)
+
+
+class Answer(NamedTuple):
+    """What a call gave, and what is thought of it."""
+
+    results: dict[str, Tensor]
+    judgement: Judgement
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a kernel is called.
+
+    Attributes:
+        function: its op.
+        kernel: its record.
+        cases: the op's cases.
+        device: where it runs.
+    """
+
+    function: OpFunction[Any, Any, Any]
+    kernel: Kernel
+    cases: OpCases
+    device: torch.device
+
+    def __call__(
+        self,
+        arguments: Arguments,
+        *,
+        packed: Arguments | None = None,
+        given: Arguments | None = None,
+        apart: bool = False,
+        own: bool = False,
+        places: Mapping[str, Tensor] | None = None,
+    ) -> Answer:
+        """Call the kernel and judge what it gives.
+
+        Args:
+            arguments: what its results are judged by.
+            packed: what it is called with instead: the same with a packed weight.
+            given: the memory that it is called with, which holds these values already; else copies.
+            apart: let destinations be parts of wider tensors.
+            own: give no destinations, so that the results lie where the kernel puts them.
+            places: destinations, which operands may lie in.
+
+        Raises:
+            Failed, Unavailable, OutOfMemory: there is no result.
+        """
+        meant = arguments if packed is None else packed
+        given = copied(meant) if given is None else given
+        wanted = [] if own or places is not None else self._places(arguments)
+        made = {name: self._place(name, *place, apart) for name, place in wanted}
+        destinations = {name: place.tensor for name, place in made.items()} | dict(places or {})
+        returned, workspaces = self._run(given | destinations)
+        guards = [place.guard for place in made.values()]
+        for code, where, all_of in (("past_workspace", "workspace", workspaces), ("past_output", "", guards)):
+            for guard in all_of:
+                if guard.trespassed():
+                    raise Failed(code, f"{guard.trespassed()} bytes around {where} {guard.tag!r} were changed")
+        for name, place in made.items():
+            written = sum(int((~untouched(part)).sum()) for part in place.around)
+            if written:
+                raise Failed("past_output", f"{written} elements between the rows of {name} were written")
+        for name, rows in (self.cases.untouched(arguments) if made else {}).items():
+            written = int((~untouched(destinations[name][rows])).sum())
+            if written:
+                raise Failed("past_output", f"{written} elements of {name} in rows of no sequence were written")
+        written_to = {name for name, value in given.items() if places and _lies_in(value, places)}
+        spoiled = list(changed(given, meant, {*self.cases.written, *written_to}))
+        if spoiled:
+            raise Failed("input_changed", f"{' and '.join(spoiled)} is not as it was before the call")
+        if own:
+            destinations = self.cases.returned_for([name for name, _ in self._places(arguments)], returned)
+        results = self.cases.results(returned, destinations, given)
+        return Answer(results, self.cases.judge(results, arguments))
+
+    def _run(self, given: Arguments) -> tuple[Any, list[Guarded]]:
+        """What the op returns, and the workspaces that were asked for."""
+        with watched() as workspaces:
+            try:
+                returned = self.function(**given, backend=self.kernel.name)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+            except _NOT_ITS_OWN as error:
+                raise Unavailable(str(error).partition("\n")[0]) from error
+            except torch.OutOfMemoryError as error:
+                raise OutOfMemory(str(error)) from error
+            except Exception as error:
+                raise Failed("raised", f"{type(error).__name__}: {_shortened(error)}") from error
+        return returned, workspaces
+
+    def _places(self, arguments: Arguments) -> list[tuple[str, tuple[tuple[int, ...], torch.dtype]]]:
+        return list(self.cases.destinations(arguments).items())
+
+    def _place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, apart: bool) -> _Place:
+        apart = apart and bool(shape) and name not in self.cases.whole
+        guard = poisoned(name, wide_shape(shape, dtype) if apart else shape, dtype, self.device)
+        if not apart:
+            return _Place(guard, guard.body.view(dtype).view(shape), ())
+        wide = guard.body.view(dtype).view(wide_shape(shape, dtype))
+        return _Place(guard, inner(wide, shape[-1]), around(wide, shape[-1]))
+
+
+class _Place(NamedTuple):
+    """A destination: the memory that is guarded, the tensor in it, and what lies between its rows."""
+
+    guard: Guarded
+    tensor: Tensor
+    around: tuple[Tensor, ...]
+
+
+def _lies_in(value: Any, places: Mapping[str, Tensor]) -> bool:
+    """Whether an argument shares memory with a destination."""
+    memory = {place.untyped_storage().data_ptr() for place in places.values()}
+    parts = value if isinstance(value, list) else [value]
+    return any(isinstance(part, Tensor) and part.untyped_storage().data_ptr() in memory for part in parts)
+
+
+def _shortened(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return lines[0][:300]
