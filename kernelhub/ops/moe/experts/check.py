@@ -18,6 +18,7 @@ from kernelhub.ops.moe.experts.problem import (
     FLOATS,
     FOUR_BIT_FORMATS,
     FP8_FORMATS,
+    MXFP4,
     NVFP4,
     PLAIN,
 )
@@ -133,6 +134,10 @@ def _check_shapes(given: Operands) -> str:
                 f"has shape {list(weight.shape)}",
                 f"give {shape}, the last half as wide for codes of four bits",
             )
+    if w13.dtype is torch.int32:
+        refuse(
+            "w13", "has dtype int32", "give uint8: weight_packed of compressed-tensors is w.view(torch.uint8) ^ 0x88"
+        )
     if w13.dtype is not x.dtype and w13.dtype is not E4M3 and w13.dtype not in PACKED:
         refuse(
             "w13",
@@ -200,6 +205,8 @@ def _check_side(given: Operands, side: str, weights: str) -> None:
             refuse(side + "_scale", "is given", f"{dtype_name(weight.dtype)} weights have no scale")
     else:
         wanted = " or ".join(f"{dtype_name(dtypes[0])} {shape}" for shape in shapes)
+        if weights == MXFP4:
+            wanted += f" (of integers of four bits bfloat16 {shapes[0]})"
         if scale is None:
             refuse(side + "_scale", "is None", f"give {wanted}")
         if list(scale.shape) not in shapes or scale.dtype not in dtypes:
