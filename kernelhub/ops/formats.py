@@ -7,6 +7,8 @@ e4m3      float8_e4m3fn       up to 448, NaN, no infinity
 e2m1      uint8, two a byte   0, 0.5, 1, 1.5, 2, 3, 4, 6 and negatives; the first of two
                               in the low four bits
 e8m0      float8_e8m0fnu      2^(byte - 127), 255 is NaN; no sign
+int4      uint8, two a byte   -8 to 7, two's complement; the first of two in the low
+                              four bits
 ========  ==================  ===========================================================
 
 Source: OCP Microscaling Formats 1.0; FP8 Formats for Deep Learning (Micikevicius et al. 2022).
@@ -19,6 +21,7 @@ from torch import Tensor
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
+INT4_MAX = 7.0  # -8 is there, too
 E4M3 = torch.float8_e4m3fn
 E8M0 = torch.float8_e8m0fnu
 
@@ -51,6 +54,18 @@ def from_e2m1(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     values = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=dtype, device=packed.device)
     codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
     return values[codes.int()]
+
+
+def to_int4(x: Tensor) -> Tensor:
+    """Floats ``[..., n]``, n even, as uint8 ``[..., n / 2]``: nearest, ties to even, from -8 to 7; NaN becomes 0."""
+    code = x.float().nan_to_num(0.0, 7.0, -8.0).round().clamp(-8, 7).to(torch.int8).view(torch.uint8) & 15
+    return code[..., 0::2] | (code[..., 1::2] << 4)
+
+
+def from_int4(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 ``[..., n / 2]`` as floats ``[..., n]``, exactly."""
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
+    return ((codes ^ 8).to(torch.int8) - 8).to(dtype)
 
 
 def to_e8m0_up(x: Tensor) -> Tensor:

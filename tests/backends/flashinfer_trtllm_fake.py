@@ -225,9 +225,53 @@ def trtllm_fp4_block_scale_routed_moe(
     return [output]
 
 
+def trtllm_mxint4_block_scale_routed_moe(
+    topk_ids, hidden_states, gemm1_weights, gemm1_weights_scale, gemm1_alpha, gemm1_beta, gemm1_clamp_limit,
+    gemm2_weights, gemm2_weights_scale, num_experts, top_k, n_group, topk_group, intermediate_size,
+    local_expert_offset, local_num_experts, routed_scaling_factor, routing_method_type=0, output=None,
+):  # fmt: skip
+    sizes = (num_experts, top_k, intermediate_size, n_group, topk_group, local_expert_offset, local_num_experts)
+    check_sizes(hidden_states, *sizes, routed_scaling_factor, routing_method_type, output)
+    assert gemm1_alpha is gemm1_beta is gemm1_clamp_limit is None
+    hidden = hidden_states.shape[1]
+    assert hidden % 256 == intermediate_size % 256 == 0
+    assert hidden_states.dtype is torch.bfloat16
+    assert topk_ids.dtype is torch.int32, "an id and a weight in one number, and nothing else"
+    assert topk_ids.shape == (len(hidden_states), top_k)
+    assert topk_ids.is_contiguous()
+    assert gemm1_weights.shape == (num_experts, hidden // 256, 2 * intermediate_size, 128)
+    assert gemm2_weights.shape == (num_experts, intermediate_size // 256, hidden, 128)
+    assert gemm1_weights_scale.numel() * 32 == num_experts * 2 * intermediate_size * hidden
+
+    def matrix(blocks: Tensor, tiles: Tensor) -> Tensor:
+        assert blocks.dtype is torch.uint8
+        assert tiles.dtype is torch.bfloat16
+        assert blocks.is_contiguous()
+        assert tiles.is_contiguous()
+        codes = torch.cat(list(blocks), 1)
+        nibbles = torch.stack([codes & 15, codes >> 4], 2).flatten(1).int()
+        values = torch.where(nibbles >= 8, nibbles - 16, nibbles).float()
+        bits = tiles.view(torch.uint8).unflatten(1, (-1, 2)).unbind(2)
+        low, high = (at_their_places(half.contiguous(), *tiles.shape) for half in bits)
+        scale = torch.stack([low, high], 2).flatten(1).view(torch.bfloat16)
+        # One after the other: bfloat16 holds no product of a code and a scale.
+        return rows_in_order(values) * rows_in_order(scale).float().repeat_interleave(32, 1)
+
+    first = [matrix(*pair) for pair in zip(gemm1_weights, gemm1_weights_scale, strict=True)]
+    second = [matrix(*pair) for pair in zip(gemm2_weights, gemm2_weights_scale, strict=True)]
+
+    def gives(expert: int, row: Tensor) -> Tensor:
+        return second[expert] @ joined(first[expert] @ row.float()).bfloat16().float()
+
+    weights = (topk_ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).float()
+    summed((topk_ids >> 16, weights), hidden_states, top_k, num_experts, output, gives)
+    return [output]
+
+
 FUNCTIONS = (
     trtllm_fp8_block_scale_routed_moe,
     trtllm_bf16_routed_moe,
     trtllm_fp8_per_tensor_scale_routed_moe,
     trtllm_fp4_block_scale_routed_moe,
+    trtllm_mxint4_block_scale_routed_moe,
 )

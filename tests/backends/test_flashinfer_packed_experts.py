@@ -25,10 +25,12 @@ MODEL = dataclasses.replace(PLAIN, num_experts=8, hidden_size=256, intermediate_
 GPT_OSS = dataclasses.replace(
     MODEL, hidden_size=288, intermediate_size=160, bias=True, activation="swiglu_oai", weights="mxfp4"
 )
+KIMI = dataclasses.replace(MODEL, intermediate_size=256, weights="mxint4")
 KERNELS = {
     "flashinfer.trtllm_experts": MODEL,
     "flashinfer.trtllm_experts_fp8": dataclasses.replace(MODEL, weights="fp8_tensor"),
     "flashinfer.trtllm_experts_mxfp4": GPT_OSS,
+    "flashinfer.trtllm_experts_mxint4": KIMI,
     "flashinfer.cutlass_experts_mxfp4": GPT_OSS,
     "flashinfer.trtllm_experts_blocks": dataclasses.replace(MODEL, weights="fp8_block"),
     "flashinfer.cutlass_experts_blocks": dataclasses.replace(MODEL, weights="fp8_block_ue8m0"),
@@ -202,6 +204,7 @@ def rejections(name: str, device: str, **facets: Any) -> set[str]:
 
 
 WHOLE = {"weights": "fp8_tensor", "activation_dtype": "float8_e4m3fn", "static_scales": True}
+INT4 = {"weights": "mxint4", "num_experts": 384, "hidden_size": 7168, "intermediate_size": 256}
 FP4 = {"weights": "mxfp4", "w13_bias": True, "w2_bias": True, "activation": "swiglu_oai"}
 
 
@@ -224,6 +227,12 @@ FP4 = {"weights": "mxfp4", "w13_bias": True, "w2_bias": True, "activation": "swi
         ("trtllm_experts_mxfp4", "B200", FP4 | {"hidden_size": 2880, "intermediate_size": 2880}, set()),
         ("trtllm_experts_mxfp4", "B200", FP4 | {"w2_bias": False}, {"mismatch"}),
         ("trtllm_experts_mxfp4", "B200", FP4 | {"weights": "nvfp4"}, {"value"}),
+        ("trtllm_experts_mxint4", "B200", INT4, set()),
+        ("trtllm_experts_mxint4", "B300", INT4, set()),
+        ("trtllm_experts_mxint4", "H200", INT4, {"capability"}),
+        ("trtllm_experts_mxint4", "B200", INT4 | {"intermediate_size": 384}, {"divisibility"}),
+        ("trtllm_experts_mxint4", "B200", INT4 | {"weights": "mxfp4"}, {"value"}),
+        ("trtllm_experts_mxint4", "B200", INT4 | {"dtype": "float16"}, {"dtype", "mismatch"}),
         ("cutlass_experts_mxfp4", "H200", FP4, set()),
         ("cutlass_experts_mxfp4", "B200", FP4, {"capability"}),
         ("cutlass_experts_mxfp4", "A100", FP4, {"capability"}),
@@ -234,7 +243,9 @@ def test_limits_are_told(name, device, facets, codes) -> None:
     assert rejections(name, device, **facets) == codes
 
 
-@pytest.mark.parametrize("name", ["trtllm_experts", "trtllm_experts_fp8", "trtllm_experts_mxfp4"])
+@pytest.mark.parametrize(
+    "name", ["trtllm_experts", "trtllm_experts_fp8", "trtllm_experts_mxfp4", "trtllm_experts_mxint4"]
+)
 def test_older_releases_are_refused(name) -> None:
     kernel = next(kernel for kernel in RECORDS if kernel.name == f"flashinfer.{name}")
     problem = ExpertsProblem(device=simulated("B200"))
@@ -246,6 +257,7 @@ def test_older_releases_are_refused(name) -> None:
 def test_features_that_the_kernels_lack_are_refused() -> None:
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
     kernels = {"trtllm_experts": {}, "trtllm_experts_fp8": WHOLE, "trtllm_experts_mxfp4": FP4}
+    kernels["trtllm_experts_mxint4"] = INT4
     for name, facets in kernels.items():
         record = next(record for record in RECORDS if record.name == f"flashinfer.{name}")
         about = {"device": "B200", "machine": machine, "backend": record.name, "weight_layout": record.packs_to}

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kernelhub.backends.triton import formats as device
-from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton import int4, interpreter
 from kernelhub.ops import formats
 from tests.conftest import DEVICE
 
@@ -28,6 +28,8 @@ def to_float(x, y, n, FORMAT: tl.constexpr, BLOCK: tl.constexpr):
         value = device.e4m3_to_float(raw, tl.float32, False)
     elif FORMAT == "e2m1":
         value = device.e2m1_to_float(raw)
+    elif FORMAT == "int4":
+        value = int4.int4_to_float(raw)
     else:
         value = device.e8m0_to_float(raw)
     tl.store(y + i, value, i < n)
@@ -92,6 +94,23 @@ def test_every_code_of_e2m1_is_decoded_exactly() -> None:
     pairs = formats.from_e2m1(ALL_BYTES).unflatten(0, (256, 2))
     assert same(pairs[:, 0], want.repeat(16))
     assert same(pairs[:, 1], want.repeat_interleave(16))
+
+
+def test_every_integer_of_four_bits_is_decoded_exactly() -> None:
+    want = torch.tensor([*range(8), *range(-8, 0)]).float()
+    assert same(decoded(ALL_BYTES, "int4"), want.repeat(16))  # of other bits nothing comes in
+    pairs = formats.from_int4(ALL_BYTES).unflatten(0, (256, 2))
+    assert same(pairs[:, 0], want.repeat(16))
+    assert same(pairs[:, 1], want.repeat_interleave(16))
+    # What `int4.bfloat16_int4_quads` does to the bits of a nibble.
+    bits = (torch.arange(16) ^ 0x4308).to(torch.int16).view(torch.bfloat16)
+    assert same((bits - torch.tensor(0xC308 - (1 << 16)).to(torch.int16).view(torch.bfloat16).neg()).float(), want)
+
+
+def test_integers_of_four_bits_are_encoded_to_the_nearest_even_and_saturate() -> None:
+    x = torch.tensor([-torch.inf, -8.6, -8.5, -7.5, -0.5, -0.0, 0.5, 1.5, 2.5, 7.4, 7.6, 1e30, torch.nan, 3.0])
+    want = torch.tensor([-8.0, -8, -8, -8, 0, 0, 0, 2, 2, 7, 7, 7, 0, 3])
+    assert torch.equal(formats.from_int4(formats.to_int4(x)), want)
 
 
 def test_e4m3_is_encoded_to_the_nearest_and_saturates() -> None:

@@ -48,7 +48,7 @@ CASES = [
             f"{name} in float32",
             {"weights": name, "dtype": torch.float32, "hidden_size": 64, "intermediate_size": inner},
         )
-        for name, inner in (("fp8_channel", 40), ("mxfp4", 32), ("fp8_block", 128))
+        for name, inner in (("fp8_channel", 40), ("mxfp4", 32), ("mxint4", 32), ("fp8_block", 128))
     ),
     *(Case(name, {"model": BIASED}, {"activation": name}) for name in ACTIVATIONS if name != "silu"),
     Case("clamped hard", {"model": BIASED}, {"activation": "swiglu_oai", "alpha": 0.5, "limit": 0.25}),
@@ -66,6 +66,7 @@ CASES = [
         for name, hidden, inner in (
             ("mxfp4", 32, 96),
             ("nvfp4", 48, 16),
+            ("mxint4", 32, 96),
             ("fp8_tensor", 100, 36),
             ("fp8_block", 129, 256),
             ("fp8_block", 96, 128),
@@ -202,6 +203,25 @@ class ExpertsContract:
         ):
             assert not compare(out, base | change).ok, change.keys()
             self.check(self.run(base | change), base | change)
+
+    def test_integers_of_four_bits_have_all_their_values(self) -> None:
+        if all(case.inputs.get("weights") != "mxint4" for case in self.accepted_cases()):
+            pytest.skip(f"{self.kernel} has not mxint4: one format")
+        arguments = self.inputs(weights="mxint4", model=BIASED)
+        for name in ("w13", "w2"):
+            codes = torch.arange(arguments[name].numel(), device=self.device) % 256
+            arguments[name] = codes.to(torch.uint8).view(arguments[name].shape)
+        out = self.run(arguments)
+        self.check(out, arguments)
+        for name in ("w13", "w2"):
+            swapped = arguments[name] >> 4 | arguments[name] << 4
+            for other in (swapped, arguments[name] ^ 0x88, arguments[name] ^ 0x80):
+                assert not compare(out, arguments | {name: other}).ok
+                self.check(self.run(arguments | {name: other}), arguments | {name: other})
+            scale = arguments[f"{name}_scale"]
+            for other in (-scale, scale.roll(1, 2), scale.roll(1, 1)):
+                assert not compare(out, arguments | {f"{name}_scale": other}).ok
+                self.check(self.run(arguments | {f"{name}_scale": other}), arguments | {f"{name}_scale": other})
 
     def test_gate_stands_before_up(self) -> None:
         arguments = self.inputs(tokens=1, dtype=torch.float32)

@@ -141,14 +141,21 @@ def failures(contract: type, kernel: str, device: str) -> list[str]:
     for name, test in inspect.getmembers(subject, inspect.ismethod):
         if not name.startswith("test_"):
             continue
-        takes_case = "case" in inspect.signature(test).parameters
-        for arguments in [(case,) for case in subject.accepted_cases()] if takes_case else [()]:
+        for arguments in _cases_of(subject, test):
             try:
                 test(*arguments)
             except AssertionError:
                 failed.append(name)
                 break
     return failed
+
+
+def _cases_of(subject: Any, test: Any) -> list[tuple[Any, ...]]:
+    """What a test of a contract is called with, once for each: cases, values of its one parameter, or nothing."""
+    if "case" in inspect.signature(test).parameters:
+        return [(case,) for case in subject.accepted_cases()]
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    return [(value,) for value in marks[0].args[1]] if marks else [()]
 
 
 def _register(lie: type, op: str, prefix: str) -> None:

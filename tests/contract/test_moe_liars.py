@@ -148,9 +148,35 @@ class SharesTheScalesOfTheFirstExpert(Experts):
 class TakesTheNextBlocksScale(Experts):
     def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
         if w13.scale is not None:
-            raw = w13.scale if w13.scale.dtype is torch.float32 else w13.scale.view(torch.uint8)
+            raw = w13.scale if w13.scale.dtype.itemsize > 1 else w13.scale.view(torch.uint8)
             w13 = w13._replace(scale=raw.roll(1, 2).view(w13.scale.dtype))
         super().launch(x, w13, w2, topk_weights, topk_ids, values, out)
+
+
+class TakesIntegersForFloat4(Experts):
+    def _looked_up(self, codes):
+        problem = self.problem
+        if problem.weights == "mxint4":
+            self.problem = dataclasses.replace(problem, weights="mxfp4")
+        values = super()._looked_up(codes)
+        self.problem = problem
+        return values
+
+
+class TakesIntegersWithoutTheirSign(Experts):
+    def _looked_up(self, codes):
+        values = super()._looked_up(codes)
+        return torch.where(values < 0, values + 16, values) if self.problem.weights == "mxint4" else values
+
+
+class TakesIntegersOfACheckpointWithAnOffset(Experts):
+    def _looked_up(self, codes):
+        return super()._looked_up(codes ^ 0x88 if self.problem.weights == "mxint4" else codes)
+
+
+class TakesTheSecondOfTwoIntegersFirst(Experts):
+    def _looked_up(self, codes):
+        return super()._looked_up(codes >> 4 | codes << 4 if self.problem.weights == "mxint4" else codes)
 
 
 class MissesTheLastColumns(Experts):

@@ -31,6 +31,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "flashinfer.trtllm_experts_mxfp8_blocks": QWEN3 | {"weights": "fp8_block_ue8m0", "activation_dtype": "mxfp8"},
     "flashinfer.trtllm_experts_nvfp4": QWEN3 | {"weights": "nvfp4", "activation_dtype": "nvfp4"},
     "flashinfer.cutlass_experts_nvfp4": QWEN3 | {"weights": "nvfp4", "activation_dtype": "nvfp4"},
+    "flashinfer.trtllm_experts_mxint4": {"model": "deepseek-v3.2", "num_experts": 32, "weights": "mxint4"},
 }
 
 

@@ -21,7 +21,7 @@ from tests.gpu.test_attention_on_gpu import captured
 
 pytestmark = pytest.mark.gpu
 
-FORMATS = ("plain", "fp8_channel", "fp8_block", "mxfp4", "nvfp4")
+FORMATS = ("plain", "fp8_channel", "fp8_block", "mxfp4", "nvfp4", "mxint4")
 KERNEL = "triton.experts"
 
 

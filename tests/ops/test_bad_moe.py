@@ -70,7 +70,10 @@ def test_the_parameter_of_a_routing_is_named(parameter: str, arguments: dict[str
 
 
 SIZES = {"num_experts": 3, "top_k": 2, "hidden_size": 128, "intermediate_size": 128}
-E = {name: moe_inputs(tokens=4, weights=name, **SIZES) for name in ("plain", "fp8_channel", "fp8_block", "nvfp4")}
+E = {
+    name: moe_inputs(tokens=4, weights=name, **SIZES)
+    for name in ("plain", "fp8_channel", "fp8_block", "nvfp4", "mxint4")
+}
 X, W13, W2 = (E["plain"][name] for name in ("x", "w13", "w2"))
 FP8 = E["fp8_channel"]["w13"]
 
@@ -89,6 +92,10 @@ def block(**changes: Any) -> dict[str, Any]:
 
 def nvfp4(**changes: Any) -> dict[str, Any]:
     return E["nvfp4"] | changes
+
+
+def mxint4(**changes: Any) -> dict[str, Any]:
+    return E["mxint4"] | changes
 
 
 EXPERTS = [
@@ -140,6 +147,20 @@ EXPERTS = [
     ("w13_global_scale", nvfp4(w13_global_scale=None), r"give float32 \[3\] for weights nvfp4"),
     ("w2_global_scale", nvfp4(w2_global_scale=z(2)), r"give float32 \[3\]"),
     ("w2_global_scale", channel(w2_global_scale=z(3)), "weights fp8_channel have none"),
+    ("w13_scale", mxint4(w13_scale=z(3, 256, 8).bfloat16()), r"give bfloat16 \[3, 256, 4\] for weights mxint4"),
+    ("w2_scale", mxint4(w2_scale=z(3, 128, 4)), r"give bfloat16 \[3, 128, 4\]"),
+    ("w2_scale", mxint4(w2_scale=None), r"is None; give bfloat16 \[3, 128, 4\]"),
+    ("w13_global_scale", mxint4(w13_global_scale=z(3)), "weights mxint4 have none"),
+    ("activation_dtype", mxint4(activation_dtype=torch.float8_e4m3fn), "for weights mxint4; give None, bfloat16"),
+    ("activation_dtype", mxint4(activation_dtype="mxfp8"), "for weights mxint4; give None, bfloat16"),
+    (
+        "w13",
+        mxint4(w13=z(3, 256, 16, dtype=INT)),
+        r"weight_packed of compressed-tensors is w\.view\(torch\.uint8\) \^ 0x88",
+    ),
+    ("w13_scale", mxint4(w13_scale=z(3, 256, 4)), r"of integers of four bits bfloat16 \[3, 256, 4\]"),
+    ("w13_scale", mxint4(w13_scale=None), r"of integers of four bits bfloat16 \[3, 256, 4\]"),
+    ("w13", mxint4(w13=z(3, 256, 64, dtype=torch.int8)), "uint8 with two codes of four bits a byte"),
     ("w13_bias", plain(w13_bias=z(3, 128)), r"\[3, 256\]"),
     ("w2_bias", plain(w2_bias=z(3, 128).half()), "float16"),
     ("a1_scale", plain(a1_scale=z(1), a2_scale=z(1)), "only fp8_tensor and fp8_channel"),
@@ -175,6 +196,7 @@ def test_sizes_that_no_format_holds_are_refused_with_the_nearest_that_it_does() 
         ("fp8_block", {"intermediate_size": 192}, "w13", "pad them to 256"),
         ("mxfp4", {"hidden_size": 144}, "w13", "pad it to 160, a multiple of 32"),
         ("nvfp4", {"intermediate_size": 40}, "w2", "pad it to 48, a multiple of 16"),
+        ("mxint4", {"intermediate_size": 48}, "w2", "pad it to 64, a multiple of 32"),
     ):
         good = moe_inputs(tokens=2, weights="plain", **SIZES | sizes)
         arguments = dict(good)
@@ -184,9 +206,14 @@ def test_sizes_that_no_format_holds_are_refused_with_the_nearest_that_it_does() 
                 arguments[name] = good[name].to(torch.float8_e4m3fn)
                 arguments[name + "_scale"] = z(experts, -(-rows // 128), -(-columns // 128))
             else:
-                group, dtype = (32, torch.uint8) if weights == "mxfp4" else (16, torch.float8_e4m3fn)
+                groups = {
+                    "mxfp4": (32, torch.uint8),
+                    "nvfp4": (16, torch.float8_e4m3fn),
+                    "mxint4": (32, torch.bfloat16),
+                }
+                group, dtype = groups[weights]
                 arguments[name] = z(experts, rows, columns // 2, dtype=torch.uint8)
-                arguments[name + "_scale"] = z(experts, rows, columns // group, dtype=torch.uint8).view(dtype)
+                arguments[name + "_scale"] = z(experts, rows, columns // group).to(dtype)
         with pytest.raises(InvalidArgument, match=words) as caught:
             kernelhub.fused_moe(**arguments)
         assert caught.value.parameter == parameter
@@ -195,5 +222,8 @@ def test_sizes_that_no_format_holds_are_refused_with_the_nearest_that_it_does() 
 def test_what_no_kernel_can_do_is_refused_with_reasons() -> None:
     with pytest.raises(NoKernel, match=r"torch\.experts .*not_requested"):
         kernelhub.fused_moe(**E["plain"], backend="torch.sdpa")
-    verdict = kernelhub.explain("fused_moe", device="H200", weights="mxfp4", dtype="float16", backend="triton")
-    assert any("float16 does not" in item.reason for d in verdict.decisions for item in d.rejections)
+    for weights in ("mxfp4", "mxint4"):
+        verdict = kernelhub.explain("fused_moe", device="H200", weights=weights, dtype="float16", backend="triton")
+        assert any("float16 does not" in item.reason for d in verdict.decisions for item in d.rejections)
+    with pytest.raises(NoKernel, match="bfloat16 does not hold"):
+        kernelhub.fused_moe(**E["mxint4"], backend="cpp.experts")

@@ -141,6 +141,8 @@ _FLASHINFER += ("fp4_cutlass", "fp4_trtllm", "fp4_cudnn", "mx_cutlass", "mx_cudn
 _FLASHINFER += ("groups_nvfp4", "groups_mxfp8_mxfp4", "masked_cute_dsl")
 _CUTLASS = ("vllm_fp4", "sgl_fp8_scaled_mm", "sgl_fp8_blockwise", "vllm_groups_nvfp4", "vllm_groups_mxfp4")
 _FLASHINFER += tuple(f"{by}_experts{of}" for by in ("cutlass", "trtllm") for of in ("", "_fp8", "_mxfp4"))
+_FLASHINFER += ("trtllm_experts_mxint4", "trtllm_experts_mxfp8_blocks")
+_FLASHINFER += tuple(f"{by}_experts{of}" for by in ("cutlass", "trtllm") for of in ("_mxfp8", "_nvfp4"))
 NOT_RUN = {
     "flash_attn.fa2",
     "flash_attn.fa4",

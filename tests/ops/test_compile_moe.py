@@ -44,7 +44,7 @@ def test_routing_writes_into_given_tensors() -> None:
         assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("weights", ["plain", "fp8_block", "nvfp4"])
+@pytest.mark.parametrize("weights", ["plain", "fp8_block", "nvfp4", "mxint4"])
 def test_experts_compile_at_most_two_graphs_over_sizes(weights: str) -> None:
     run, counter = compiled(lambda a: kernelhub.fused_moe(**a) * 2)
     layer = moe_inputs(tokens=1, weights=weights, device=DEVICE, **SIZES)

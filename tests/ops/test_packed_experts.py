@@ -29,6 +29,7 @@ FORMS = {
     "biased": {"bias": True, "activation": "swiglu_oai"},
     "fp8_channel": {"weights": "fp8_channel"},
     "nvfp4": {"weights": "nvfp4", "bias": True},
+    "mxint4": {"weights": "mxint4", "bias": True},
 }
 
 

@@ -205,6 +205,34 @@ class TestCheckpoints:
         path.write_text(json.dumps({**CONFIGS["llama-3.1-8b"], **config}))
         return path
 
+    def test_integers_of_four_bits_are_read_where_experts_alone_have_them(self, tmp_path):
+        facets = needs("kimi-k2-thinking", "fused_moe", tp=8)
+        assert {(item["weights"], item["activation_dtype"], item["num_experts"]) for item in facets} == {
+            ("mxint4", "bfloat16", 384)
+        }
+        assert not needs("kimi-k2-thinking", "fp8_gemm")
+        assert problems_of("kimi-k2", quantization="mxint4") == problems_of("kimi-k2-thinking")
+        thinking = CONFIGS["kimi-k2-thinking"]
+        held = thinking["quantization_config"]
+        weights = held["config_groups"]["group_0"]["weights"]
+        path = tmp_path / "config.json"
+
+        def quantised(**changes: Any) -> dict[str, Any]:
+            return held | {"config_groups": {"group_0": {"weights": weights | changes}}}
+
+        others = (
+            *(held | {"ignore": held["ignore"][:place] + held["ignore"][place + 1 :]} for place in (1, 2, 3)),
+            *(quantised(**change) for change in ({"group_size": 128}, {"num_bits": 8}, {"symmetric": False})),
+            quantised(actorder="group"),
+            held | {"ignore": None},
+        )
+        for other in others:
+            path.write_text(json.dumps({**thinking, "quantization_config": other}))
+            with pytest.raises(ConfigurationError, match="weights quantised by 'compressed-tensors'"):
+                describe(path)
+        path.write_text(json.dumps({**thinking, "quantization_config": quantised()}))
+        assert describe(path).experts.weights == "mxint4"
+
     @pytest.mark.parametrize(
         ("quantization", "linear"),
         [

@@ -341,6 +341,23 @@ TRTLLM_FP4 = Call(
     ),
     ("output",),
 )
+TRTLLM_MXINT4 = Call(
+    "flashinfer.fused_moe.core:trtllm_mxint4_block_scale_routed_moe",
+    (
+        "topk_ids",
+        "hidden_states",
+        "gemm1_weights",
+        "gemm1_weights_scale",
+        "gemm1_alpha",
+        "gemm1_beta",
+        "gemm1_clamp_limit",
+        "gemm2_weights",
+        "gemm2_weights_scale",
+        *_SIZES,
+        "routing_method_type",
+    ),
+    ("output",),
+)
 EXPERTS_FP4 = Call(
     EXPERTS.target,
     EXPERTS.positional,
@@ -392,6 +409,7 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     TRTLLM_BF16,
     TRTLLM_FP8,
     TRTLLM_FP8_BLOCKS,
+    TRTLLM_MXINT4,
     EXPERTS_BLOCKS,
     EXPERTS_BLOCKS_SPACE,
     EXPERTS_CODES,

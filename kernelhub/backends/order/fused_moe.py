@@ -16,6 +16,7 @@ _NOT_RUN = (
     "flashinfer.trtllm_experts_mxfp8",
     "flashinfer.cutlass_experts_mxfp8",
     "flashinfer.trtllm_experts_mxfp8_blocks",
+    "flashinfer.trtllm_experts_mxint4",
 )
 
 LINES = (

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""float4 weights on their way to a matrix product: four elements of 16 bits at once, in registers.
+"""Weights of four bits on their way to a matrix product: four elements of 16 bits at once, in registers.
 
 A word of 16 bits is four elements of a row, 4 j to 4 j + 3. The four of all words of a tile are four tiles, of columns
 4 j + i, whose products with the columns 4 j + i of the activations add up to the whole:
@@ -22,12 +22,13 @@ import triton
 import triton.language as tl
 
 from kernelhub.backends.triton.formats import e2m1_to_float, e4m3_to_float, e8m0_to_float
+from kernelhub.backends.triton.int4 import bfloat16_int4_quads, int4_to_float
 
 _MOST_E4M3_BITS = {"bfloat16": 8, "float16": 7}
 
 
 def by_ptx(vendor: str, dtype: str, weights: str) -> bool:
-    """Whether weights are decoded by PTX. float16 does not hold the scales of mxfp4."""
+    """Whether weights are decoded by PTX. float16 does not hold the scales of mxfp4 and mxint4."""
     if vendor != "nvidia" or triton.knobs.runtime.interpret:
         return False
     return dtype == "bfloat16" or (dtype == "float16" and weights == "nvfp4")
@@ -86,7 +87,7 @@ def float16_quads(words):
 
 @triton.jit
 def group_factor(raw, FORMAT: tl.constexpr, DTYPE: tl.constexpr, NATIVE: tl.constexpr, PTX: tl.constexpr):
-    """Bytes of scales, as `quads` multiplies by them."""
+    """Scales as they are held, as `quads` multiplies by them."""
     if FORMAT == "mxfp4":
         if PTX:
             # 2^(raw - 127) is the exponent of a bfloat16, 0 and NaN apart.
@@ -96,6 +97,8 @@ def group_factor(raw, FORMAT: tl.constexpr, DTYPE: tl.constexpr, NATIVE: tl.cons
             factor = bits.to(tl.bfloat16, bitcast=True)
         else:
             factor = e8m0_to_float(raw)
+    elif FORMAT == "mxint4":
+        factor = raw if PTX else raw.to(tl.float32)
     else:
         factor = e4m3_to_float(raw, tl.float32, NATIVE)
         if PTX:
@@ -116,7 +119,9 @@ def spread(factor, ROWS: tl.constexpr, GROUPS: tl.constexpr, WORDS: tl.constexpr
 def quads(words, factor, FORMAT: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
     """Words times what `spread` gives of `group_factor`: four tensors of DTYPE, values over `left_of`."""
     if PTX:
-        if tl.bfloat16 == DTYPE:
+        if FORMAT == "mxint4":
+            w0, w1, w2, w3 = bfloat16_int4_quads(words)
+        elif tl.bfloat16 == DTYPE:
             w0, w1, w2, w3 = bfloat16_quads(words)
             if FORMAT == "mxfp4":
                 one = tl.full(words.shape, 8.507059173023462e37, tl.float32).to(tl.bfloat16)  # 2^126
@@ -124,6 +129,11 @@ def quads(words, factor, FORMAT: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.cons
         else:
             w0, w1, w2, w3 = float16_quads(words)
         w0, w1, w2, w3 = w0 * factor, w1 * factor, w2 * factor, w3 * factor
+    elif FORMAT == "mxint4":
+        w0 = (int4_to_float(words) * factor).to(DTYPE)
+        w1 = (int4_to_float(words >> 4) * factor).to(DTYPE)
+        w2 = (int4_to_float(words >> 8) * factor).to(DTYPE)
+        w3 = (int4_to_float(words >> 12) * factor).to(DTYPE)
     else:
         w0 = (e2m1_to_float(words & 15) * factor).to(DTYPE)
         w1 = (e2m1_to_float((words >> 4) & 15) * factor).to(DTYPE)

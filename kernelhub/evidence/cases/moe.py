@@ -51,7 +51,7 @@ class ExpertsCases(OpCases):
                     yield Case(label=f"{label}, biases", make=_make(biased, inputs))
                     for tokens in (0, 1, 17):
                         yield Case(label=f"{tokens} tokens, {label}", make=_make(model, inputs | {"tokens": tokens}))
-            for weights in ("plain", "fp8_block", "mxfp4"):
+            for weights in ("plain", "fp8_block", "mxfp4", "mxint4"):
                 for name, change in _features().items():
                     yield Case(
                         label=f"{name}, {weights}, {model.name}",
@@ -87,7 +87,7 @@ class ExpertsCases(OpCases):
                     quick=quick,
                 )
             for dtype in (torch.float16, torch.float32):
-                for weights in ("plain", "fp8_block", "mxfp4"):
+                for weights in ("plain", "fp8_block", "mxfp4", "mxint4"):
                     make = _make(model, {"dtype": dtype, "weights": weights})
                     yield Case(label=f"{str(dtype)[6:]}, {weights}, {model.name}", make=make)
         for hidden, inner in ((64, 64), (33, 17), (130, 66)):

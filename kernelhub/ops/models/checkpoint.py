@@ -6,6 +6,7 @@ not listed here is an error, since a guess would list problems that nobody needs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from kernelhub.ops.models.description import (
     FP8_CHANNEL,
     FP8_TENSOR,
     MXFP4,
+    MXINT4,
     NVFP4,
     PLAIN,
     Attention,
@@ -214,6 +216,8 @@ def _formats(name: str, config: Config) -> tuple[str, str]:
     if method == "modelopt" and said.get("quant_algo") in ("FP8", "NVFP4"):
         return (NVFP4, NVFP4) if said["quant_algo"] == "NVFP4" else (FP8_TENSOR, FP8_TENSOR)
     if method == "compressed-tensors":
+        if _integers_of_experts(said):  # Kimi K2 Thinking
+            return PLAIN, MXINT4
         held = _compressed(said)
         if held:
             return held, held
@@ -233,6 +237,30 @@ def _compressed(said: Config) -> str:
         return NVFP4 if weights.get("group_size") == 16 else ""
     strategies = {"tensor": FP8_TENSOR, "channel": FP8_CHANNEL, "block": FP8_BLOCK}
     return strategies.get(weights.get("strategy", ""), "") if weights.get("num_bits") == 8 else ""
+
+
+# Linear layers beside the routed experts, of a decoder with either attention.
+_BESIDE = (
+    *(f"model.layers.1.self_attn.{name}" for name in ("q_proj", "q_b_proj", "kv_b_proj", "o_proj")),
+    *(f"model.layers.{place}.down_proj" for place in ("0.mlp", "1.mlp.shared_experts")),
+)
+
+
+def _integers_of_experts(said: Config) -> bool:
+    """Whether compressed-tensors holds experts, and nothing else, as signed integers of 4 bits by 32 columns."""
+    groups = list((said.get("config_groups") or {}).values())
+    weights = groups[0].get("weights") or {} if len(groups) == 1 else {}
+    fits = (weights.get("type"), weights.get("num_bits"), weights.get("group_size")) == ("int", 4, 32)
+    if not fits or not weights.get("symmetric", True) or weights.get("actorder"):
+        return False
+    if groups[0].get("input_activations"):
+        return False
+    ignored = [str(name) for name in said.get("ignore") or ()]
+
+    def left_out(layer: str) -> bool:
+        return any(re.match(name[3:], layer) if name.startswith("re:") else name == layer for name in ignored)
+
+    return all(left_out(layer) for layer in _BESIDE)
 
 
 def _first(config: Config, *names: str) -> Any:

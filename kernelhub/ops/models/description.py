@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # How the weights of linear layers and of experts are held.
-PLAIN, FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, NVFP4, MXFP4 = FORMATS = (
+PLAIN, FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, NVFP4, MXFP4, MXINT4 = FORMATS = (
     "plain",
     "fp8_tensor",
     "fp8_channel",
     "fp8_block",
     "nvfp4",
     "mxfp4",
+    "mxint4",
 )
+
+
+# Those that only experts are held in, beside linear layers that are plain.
+EXPERTS_ALONE = (MXFP4, MXINT4)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from kernelhub.ops.models.description import (
     FP8_CHANNEL,
     FP8_TENSOR,
     MXFP4,
+    MXINT4,
     NVFP4,
     PLAIN,
     Attention,
@@ -25,7 +26,7 @@ PREFILL, DECODE = "prefill", "decode"
 BOTH = (PREFILL, DECODE)
 _FP8 = (FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK)
 _SCALING = {FP8_TENSOR: "tensor", FP8_CHANNEL: "row", FP8_BLOCK: "block"}
-_GROUPS = {NVFP4: 16, MXFP4: 32}
+_GROUPS = {NVFP4: 16, MXFP4: 32, MXINT4: 32}
 _GRANULARITY = {FP8_TENSOR: "tensor", FP8_CHANNEL: "token", FP8_BLOCK: "group"}
 
 

@@ -13,7 +13,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.checkpoint import description_of
-from kernelhub.ops.models.description import FORMATS, Description, LatentAttention
+from kernelhub.ops.models.description import EXPERTS_ALONE, FORMATS, Description, LatentAttention
 from kernelhub.ops.models.layers import DECODE, PREFILL, Asked, Setting, asked_by
 from kernelhub.ops.models.published import CONFIGS
 
@@ -67,7 +67,7 @@ def describe(model: Model, quantization: str | None = None) -> Description:
     if quantization is None:
         return found
     experts = found.experts and replace(found.experts, weights=quantization)
-    return replace(found, linear="plain" if quantization == "mxfp4" else quantization, experts=experts)
+    return replace(found, linear="plain" if quantization in EXPERTS_ALONE else quantization, experts=experts)
 
 
 def problems_of(

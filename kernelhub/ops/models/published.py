@@ -136,6 +136,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.827,
         "first_k_dense_replace": 1,
     },
+    "kimi-k2-thinking": {
+        **_DEEPSEEK_V3,
+        "model_type": "kimi_k2",
+        "num_attention_heads": 64,
+        "n_routed_experts": 384,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.827,
+        "first_k_dense_replace": 1,
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "input_activations": None,
+                    "weights": {"type": "int", "num_bits": 4, "group_size": 32, "strategy": "group", "symmetric": True},
+                }
+            },
+            "ignore": [
+                "lm_head",
+                "re:.*self_attn.*",
+                "re:.*shared_experts.*",
+                "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            ],
+        },
+    },
     "glm-5": {
         **_DEEPSEEK_V3,
         "model_type": "glm_moe_dsa",

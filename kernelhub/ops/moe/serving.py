@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.moe.experts.problem import FP4_FORMATS, FP8, FP8_FORMATS, NVFP4, PLAIN, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import FOUR_BIT_FORMATS, FP8, FP8_FORMATS, MXINT4, NVFP4, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import scale_dtypes, scale_shapes
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 from kernelhub.ops.serving import Arguments, Batch, Calls, Sizes, Values
@@ -81,9 +81,10 @@ def _weights(name: str, problem: ExpertsProblem, values: Values, rows: int, colu
         return {name: values.normal(experts, rows, columns, dtype=problem.dtype, size=size)}
     shape = scale_shapes(problem.weights, experts, rows, columns)[0]
     kind = scale_dtypes(problem.weights)[0]
-    if problem.weights not in FP4_FORMATS:
+    if problem.weights not in FOUR_BIT_FORMATS:
         codes = values.normal(experts, rows, columns, dtype=E4M3)
         return {name: codes, f"{name}_scale": values.near(*shape, size=size / 64, dtype=kind)}
     codes, nvfp4 = values.codes(experts, rows, columns // 2), problem.weights == NVFP4
-    made: Arguments = {name: codes, f"{name}_scale": values.near(*shape, size=16.0 if nvfp4 else size / 4, dtype=kind)}
+    usual = 16.0 if nvfp4 else size / 8 if problem.weights == MXINT4 else size / 4
+    made: Arguments = {name: codes, f"{name}_scale": values.near(*shape, size=usual, dtype=kind)}
     return made | ({f"{name}_global_scale": values.near(experts, size=size / 48)} if nvfp4 else {})

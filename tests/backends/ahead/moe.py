@@ -15,11 +15,12 @@ from kernelhub.ops.moe.experts.problem import (
     FP8_BLOCK_UE8M0,
     FP8_FORMATS,
     MXFP4,
+    MXINT4,
     NVFP4,
     PLAIN,
     ExpertsProblem,
 )
-from kernelhub.ops.moe.experts.weights import FP4_GROUP, Matrix
+from kernelhub.ops.moe.experts.weights import GROUP, Matrix
 from kernelhub.ops.moe.models import MODELS
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 from kernelhub.probes.device import DeviceFacts
@@ -62,8 +63,9 @@ def _matrix(problem: ExpertsProblem, rows: int, columns: int, biased: bool) -> M
             return Matrix(weight, empty(experts, -(-rows // 128), -(-columns // 128), dtype=dtype), None, bias)
         return Matrix(weight, None, empty(experts, rows), bias)
     weight = empty(experts, rows, columns // 2, dtype=torch.uint8)
-    scale = empty(experts, rows, columns // FP4_GROUP[kind], dtype=torch.uint8)
-    if kind == MXFP4:
+    held = torch.bfloat16 if kind == MXINT4 else torch.uint8
+    scale = empty(experts, rows, columns // GROUP[kind], dtype=held)
+    if kind in (MXFP4, MXINT4):
         return Matrix(weight, scale, None, bias)
     assert kind == NVFP4
     return Matrix(weight, scale.view(torch.float8_e4m3fn), empty(experts, 1).expand(experts, rows), bias)
@@ -95,6 +97,8 @@ _OSS = {
     "w2_bias": True,
     "weights": "mxfp4",
 }
+# Kimi K2 on one of 8 ranks.
+_KIMI = {"num_experts": 384, "hidden_size": 7168, "intermediate_size": 256, "weights": "mxint4"}
 _FP8 = {"activation_dtype": "float8_e4m3fn"}
 _LAYERS: dict[str, dict[str, Any]] = {
     "bf16": _QWEN,
@@ -107,6 +111,7 @@ _LAYERS: dict[str, dict[str, Any]] = {
     "fp8 channel, bf16 tokens": {"weights": "fp8_channel"},
     "mxfp4": _OSS,
     "nvfp4": {"weights": "nvfp4"},
+    "mxint4": _KIMI,
 }
 
 CASES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.cpp.requirements import MACHINE
 from kernelhub.dispatch.constraint import OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.ops.moe.experts.problem import FORMATS, FP8, FP8_BLOCK, PLAIN, asked_formats_fit
+from kernelhub.ops.moe.experts.problem import FORMATS, FP8, FP8_BLOCK, MXINT4, PLAIN, asked_formats_fit
 from kernelhub.ops.moe.routing.problem import FLOATS
 
 KERNELS = (
@@ -18,7 +18,11 @@ KERNELS = (
         constraints=(
             *MACHINE,
             dtype_in("dtype", *FLOATS),
-            OneOf("weights", tuple(name for name in FORMATS if name != PLAIN)),
+            OneOf(
+                "weights",
+                tuple(name for name in FORMATS if name not in (PLAIN, MXINT4)),
+                why="others are torch's: plain weights, and mxint4, whose codes times scales bfloat16 does not hold",
+            ),
             dtype_in("activation_dtype", *FLOATS, FP8, FP8_BLOCK),
             Rule(("weights", "activation_dtype", "static_scales"), asked_formats_fit, "value"),
             anything("num_experts", "top_k", "hidden_size", "intermediate_size"),

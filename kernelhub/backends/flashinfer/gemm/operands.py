@@ -54,11 +54,11 @@ def with_rows(matrix: Tensor, rows: int) -> Tensor:
 
 
 def tiled(scale: Tensor) -> Tensor:
-    """Scales [R, C] as bytes [R up to whole 128, C up to whole 4], in tiles of 128 rows by 4 groups.
+    """Scales [R, C] as [R up to whole 128, C up to whole 4], in tiles of 128 rows by 4 groups; of one byte as uint8.
 
     Row m and group c of a tile lie at 16 (m mod 32) + 4 (m div 32) + c; what fills it up is zero.
     """
-    raw = scale if scale.dtype is torch.uint8 else scale.view(torch.uint8)
+    raw = scale.view(torch.uint8) if scale.element_size() == 1 else scale
     rows, groups = raw.shape
     high, wide = -(-rows // TILE_ROWS), -(-groups // TILE_GROUPS)
     if (rows, groups) != (high * TILE_ROWS, wide * TILE_GROUPS):
@@ -70,7 +70,7 @@ def tiled(scale: Tensor) -> Tensor:
 
 
 def untiled(tiles: Tensor, rows: int, groups: int) -> Tensor:
-    """Scales [rows, groups] as bytes, of which `tiled` made these."""
+    """Scales [rows, groups], of which `tiled` made these."""
     high, wide = tiles.shape[0] // TILE_ROWS, tiles.shape[1] // TILE_GROUPS
     plain = tiles.view(high, wide, 32, 4, TILE_GROUPS).permute(0, 3, 2, 1, 4).reshape(tiles.shape)
     return plain[:rows, :groups].contiguous()

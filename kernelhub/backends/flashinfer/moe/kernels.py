@@ -36,6 +36,7 @@ from kernelhub.ops.moe.experts.problem import (
     FP8_BLOCK_GATE_UP,
     FP8_TENSOR,
     MXFP4,
+    MXINT4,
     PLAIN,
     SWIGLU_OAI,
 )
@@ -187,6 +188,22 @@ KERNELS = (
         constraints=trtllm(calls.TRTLLM_FP4, OneOf("weights", (MXFP4,)), _WIDE_TOKENS, BOTH_BIASES, ANY_WIDTH),
         features=MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
         **layout("experts.mxfp4.trtllm.v1"),
+        source=SOURCE,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_mxint4",
+        target=f"{FOLDER}.trtllm_mxint4:TrtllmMxint4",
+        summary=f"TensorRT-LLM's products of MXINT4 by bfloat16, which come as binaries; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(
+            calls.TRTLLM_MXINT4,
+            OneOf("weights", (MXINT4,)),
+            _WIDE_TOKENS,
+            *widths(256, "the library prepares no others"),
+        ),
+        features=MAPPED,
+        **layout("experts.mxint4.trtllm.v1"),
         source=SOURCE,
     ),
 )

@@ -1,7 +1,8 @@
 """What TensorRT-LLM's experts have in common, which come as binaries for sm_100 and sm_103.
 
 They are given the routing's result as it is, ids and float32 weights, by the library's entry points for a routing that
-was made elsewhere. Weights are shuffled when a plan packs them. A token's choices are summed in their order.
+was made elsewhere (with MXINT4 weights as one number, the weight in bfloat16). Weights are shuffled when a plan packs
+them. A token's choices are summed in their order.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0
 from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import W2, W13, ExpertsAdapter, PackingExperts, Values
-from kernelhub.ops.moe.experts.problem import FP8_TENSOR, MXFP4, ExpertsProblem
-from kernelhub.ops.moe.experts.weights import FP4_GROUP, Matrix, matrix
+from kernelhub.ops.moe.experts.problem import FP8_TENSOR, MXFP4, MXINT4, ExpertsProblem
+from kernelhub.ops.moe.experts.weights import FP4_GROUP, GROUP, Matrix, matrix
 from kernelhub.probes.device import facts_of
 
 RENORMALIZE = 1  # a routing that no kernel runs, as ids are given; but its limits are checked
@@ -108,6 +109,9 @@ def _zeros(weights: str, rows: int) -> tuple[Tensor, Tensor | None]:
         groups = SMALLEST // FP4_GROUP[MXFP4]
         codes = torch.zeros(FEW, rows, SMALLEST // 2, dtype=torch.uint8, device="cuda")
         return codes, codes.new_full((FEW, rows, groups), ONE_E8M0)
+    if weights == MXINT4:
+        codes = torch.zeros(FEW, rows, SMALLEST // 2, dtype=torch.uint8, device="cuda")
+        return codes, torch.ones(FEW, rows, SMALLEST // GROUP[MXINT4], dtype=torch.bfloat16, device="cuda")
     if weights == FP8_TENSOR:
         return torch.zeros(shape, dtype=E4M3, device="cuda"), torch.ones(FEW, device="cuda")
     return torch.zeros(shape, dtype=torch.bfloat16, device="cuda"), None

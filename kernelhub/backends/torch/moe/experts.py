@@ -12,20 +12,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.ops.formats import E4M3, from_e2m1, from_e8m0
+from kernelhub.ops.formats import E4M3, from_e2m1, from_e8m0, from_int4
 from kernelhub.ops.moe.experts.activations import SMALLEST_AMAX, Activations, inner_least
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
     FLOATS,
-    FP4_FORMATS,
+    FOUR_BIT_FORMATS,
     FP8_BLOCK_GATE_UP,
     MXFP4,
+    MXINT4,
     PLAIN,
     ExpertsProblem,
 )
 from kernelhub.ops.moe.experts.reference import ROUNDED_FIRST, joined, local_ids
-from kernelhub.ops.moe.experts.weights import BLOCK, FP4_GROUP, Matrix
+from kernelhub.ops.moe.experts.weights import BLOCK, GROUP, Matrix
 from kernelhub.runtime.host import on_host
 from kernelhub.runtime.scratch import scratch
 
@@ -39,8 +40,9 @@ class Experts(ExpertsAdapter):
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
         exact = problem.dtype
-        # Codes times float32 scales of activations need more digits, scales of 2^127 more range.
-        if problem.activation_dtype not in FLOATS or (problem.weights == MXFP4 and problem.dtype == "float16"):
+        # Codes times float32 scales of activations need more digits, scales of up to 2^127 more range.
+        too_large = problem.weights in (MXFP4, MXINT4) and problem.dtype == "float16"
+        if problem.activation_dtype not in FLOATS or too_large:
             exact = "float32"
         self._dtype: torch.dtype = getattr(torch, exact)
         self._activations = Activations(problem.activation_dtype, problem.weights in BLOCK_FORMATS)
@@ -125,15 +127,15 @@ class Experts(ExpertsAdapter):
         """A block of one expert's weights, scales of blocks and groups multiplied in."""
         codes = matrix.weight[expert, rows]
         count = codes.shape[0]
-        if codes.device.type == "cpu" or self.problem.weights in FP4_FORMATS:
+        if codes.device.type == "cpu" or self.problem.weights in FOUR_BIT_FORMATS:
             values = self._looked_up(codes).view(count, -1)
         else:
             values = codes.to(self._dtype)
         width = values.shape[1]
         if matrix.scale is None:
             return values
-        if self.problem.weights in FP4_FORMATS:
-            group = FP4_GROUP[self.problem.weights]
+        if self.problem.weights in FOUR_BIT_FORMATS:
+            group = GROUP[self.problem.weights]
             factors = _scales(matrix.scale[expert, rows], self._dtype)
             return values.view(count, -1, group).mul_(factors.unsqueeze(2)).view(count, -1)
         blocks = slice(rows.start // BLOCK, -(-(rows.start + count) // BLOCK))
@@ -150,12 +152,16 @@ class Experts(ExpertsAdapter):
         (one core, torch 2.13).
         """
         raw = codes.contiguous().view(torch.uint8).view(-1)
-        per_byte = 2 if self.problem.weights in FP4_FORMATS else 1
+        per_byte = 2 if self.problem.weights in FOUR_BIT_FORMATS else 1
         two = 2 * per_byte * self._dtype.itemsize <= 8 and raw.numel() % 2 == 0 and raw.storage_offset() % 2 == 0
         table = self._tables.get(two)
         if table is None:
             every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
-            one = from_e2m1(every.unsqueeze(1), self._dtype) if per_byte == 2 else every.view(E4M3).to(self._dtype)
+            if per_byte == 2:
+                decode = from_int4 if self.problem.weights == MXINT4 else from_e2m1
+                one = decode(every.unsqueeze(1), self._dtype)
+            else:
+                one = every.view(E4M3).to(self._dtype)
             one = one.view(256, per_byte)
             if two:  # the first of two bytes is the low one
                 one = torch.stack([one.repeat(256, 1), one.repeat_interleave(256, 0)], 1).view(65536, -1)

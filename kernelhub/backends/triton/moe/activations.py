@@ -13,7 +13,7 @@ from kernelhub.backends.triton.moe.quantize import quantize_kernel
 from kernelhub.backends.triton.moe.rounding import join_kernel, round_kernel
 from kernelhub.backends.triton.planes import Planes
 from kernelhub.ops.moe.experts.activations import MX_GROUP, NVFP4_GROUP
-from kernelhub.ops.moe.experts.problem import FP4_FORMATS, FP8_BLOCK_GATE_UP, MXFP8, NVFP4, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import FOUR_BIT_FORMATS, FP8_BLOCK_GATE_UP, MXFP8, NVFP4, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import BLOCK
 
 _GROUPS = {MXFP8: MX_GROUP, NVFP4: NVFP4_GROUP}
@@ -26,7 +26,7 @@ class Activations:
 
     def __init__(self, problem: ExpertsProblem, width: int, native: bool) -> None:
         self._problem, self._width, self._native = problem, width, native
-        self._planes = Planes(width) if problem.weights in FP4_FORMATS else None
+        self._planes = Planes(width) if problem.weights in FOUR_BIT_FORMATS else None
         self._group = _GROUPS.get(problem.activation_dtype)
         if self._group is not None:
             self._block = _AT_ONCE // self._group

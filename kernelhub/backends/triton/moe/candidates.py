@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelhub.backends.triton.moe.tiles import default_tiles, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import Tiles
-from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP4_FORMATS, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FOUR_BIT_FORMATS, ExpertsProblem
 
 
 def heights(problem: ExpertsProblem, num_tokens: int) -> list[int]:
@@ -24,9 +24,8 @@ def candidates(problem: ExpertsProblem, block_m: int, gated: bool) -> list[Tiles
     """Tiles of so many rows for one of the products, the default first."""
     usual = default_tiles(problem, block_m, gated)
     known = [usual] if usual.block_m == block_m else []
-    deep = (
-        (128,) if problem.weights in BLOCK_FORMATS else (64, 128, 256) if problem.weights in FP4_FORMATS else (64, 128)
-    )
+    four_bits = problem.weights in FOUR_BIT_FORMATS
+    deep = (128,) if problem.weights in BLOCK_FORMATS else (64, 128, 256) if four_bits else (64, 128)
     for columns in (32, 64, 128) if gated else (64, 128, 256):
         for depth in deep:
             for warps in (4, 8):
@@ -34,7 +33,7 @@ def candidates(problem: ExpertsProblem, block_m: int, gated: bool) -> list[Tiles
                     width = columns * (2 if gated else 1)
                     sums = block_m * width // (32 * warps)  # float32 registers a thread
                     kept = stages * depth * (block_m + width) * (1 if problem.fp8_activations else 2)
-                    if problem.weights in FP4_FORMATS:
+                    if four_bits:
                         kept = stages * depth * (2 * block_m + width // 2)
                     tried = Tiles(block_m, columns, depth, warps, stages)
                     if 8 <= sums <= 160 and kept <= problem.device.shared_memory_bytes and tried not in known:

@@ -28,7 +28,7 @@ from kernelhub.dispatch.configuration import DEFAULT, Configurable, Configuratio
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
-    FP4_FORMATS,
+    FOUR_BIT_FORMATS,
     FP8_BLOCK_GATE_UP,
     FP8_BLOCK_UE8M0,
     FP8_FORMATS,
@@ -270,7 +270,7 @@ class Experts(ExpertsAdapter, Configurable):
         weight, scale, channels, bias = matrix
         of_weight: tuple[int, ...] = weight.stride()
         aligned, in_words = not weight.data_ptr() & 15, False
-        if self.problem.weights in FP4_FORMATS:
+        if self.problem.weights in FOUR_BIT_FORMATS:
             weight = weight.view(torch.uint8)
             in_words = wide(weight)
             if in_words:

@@ -11,6 +11,7 @@ from kernelhub.ops.moe.experts.problem import (
     FP8,
     MXFP4,
     MXFP8,
+    MXINT4,
     ExpertsProblem,
     asked_formats_fit,
 )
@@ -21,8 +22,8 @@ _IN_REGISTERS = "a program holds all experts of a token"
 
 def _scales_fit(problem: ExpertsProblem) -> str | None:
     if problem.dtype == "float16":
-        if problem.weights == MXFP4:
-            return "scales of mxfp4 reach 2^127, float16 does not"
+        if problem.weights in (MXFP4, MXINT4):
+            return f"scales of {problem.weights} reach 2^127, float16 does not"
         if problem.activation_dtype == MXFP8:
             return "scales of mxfp8 reach 2^127, float16 does not"
     return None
@@ -66,7 +67,7 @@ KERNELS = (
             Rule(
                 ("weights", "dtype", "activation_dtype"),
                 _scales_fit,
-                remedy="run in bfloat16, as gpt-oss is published",
+                remedy="run in bfloat16, as gpt-oss and Kimi K2 are published",
             ),
             Between("num_experts", 1, 1023, why="a program holds the counts of all experts"),
             Between("top_k", 1, 64),

@@ -10,8 +10,9 @@ second what the first stored for each pair. Weights, by WEIGHTS:
 
 * plain: as they are; fp8 weights are these too where the GPU multiplies fp8 natively;
 * fp8: bytes, decoded to the dtype of a;
-* mxfp4, nvfp4: four in 16 bits, decoded and multiplied by their group's scale, which the dtype of a holds exactly. Then
-  the product is computed transposed, and rows of a are planes (`backends/triton/fp4.py`).
+* mxfp4, nvfp4: four in 16 bits, decoded and multiplied by their group's scale, which the dtype of a holds exactly;
+  mxint4: the same, rounded to it. Then the product is computed transposed, and rows of a are planes
+  (`backends/triton/fp4.py`).
 
 Scales of 128 x 128 blocks (BLOCK_SCALED) and of 1 x 128 of a are multiplied in at each step, which is 128 wide;
 those of rows, channels and experts at the end.
@@ -55,8 +56,8 @@ def _decoded(
     acc, w, raw, columns, word, mask, x0, x1, x2, x3, stride_wn, stride_wk, DTYPE: tl.constexpr, WEIGHTS: tl.constexpr,
     NATIVE: tl.constexpr, PTX: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """acc plus a step's product of float4 weights."""
-    group: tl.constexpr = 32 if WEIGHTS == "mxfp4" else 16
+    """acc plus a step's product of weights of four bits."""
+    group: tl.constexpr = 16 if WEIGHTS == "nvfp4" else 32
     if WIDE:
         at = w + columns[:, None] * stride_wn * 8 + word[None, :]
     else:
@@ -74,7 +75,7 @@ def _products_of_fp4(
     LEFT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sums of gate and up, [BLOCK_M, BLOCK_N]."""
-    group: tl.constexpr = 32 if WEIGHTS == "mxfp4" else 16
+    group: tl.constexpr = 16 if WEIGHTS == "nvfp4" else 32
     groups: tl.constexpr = K // group
     # A step's scales are too small for an asynchronous copy. Those of nvfp4 are loaded a step ahead. (Doing so with
     # mxfp4 makes Triton put decoded weights through shared memory, and what follows from it costs more: 0.32 ms for
@@ -250,7 +251,7 @@ def experts_kernel(
 
     N: columns of the result, of the gate alone where GATED. A_SCALE: "" (none), "one", "row" or "group".
     ROUTER: "" (none), "input" (before the bias), "output" (after it). FP8: a holds codes of fp8, bytes unless NATIVE.
-    Of float4 weights: `a` holds planes; PTX, LEFT and WIDE are as in `backends/triton/fp4.py`.
+    Of weights of four bits: `a` holds planes; PTX, LEFT and WIDE are as in `backends/triton/fp4.py`.
     """
     program = tl.program_id(0)
     across: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -267,11 +268,11 @@ def experts_kernel(
     n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < N
     w += expert * stride_we * (8 if WIDE else 1)
-    if BLOCK_SCALED or WEIGHTS == "mxfp4" or WEIGHTS == "nvfp4":
+    if BLOCK_SCALED or WEIGHTS == "mxfp4" or WEIGHTS == "nvfp4" or WEIGHTS == "mxint4":
         w_scale += expert * stride_se
     dtype: tl.constexpr = a.dtype.element_ty if not FP8 or NATIVE else tl.float16
     a_rows = a + row[:, None] * stride_am
-    if WEIGHTS == "mxfp4" or WEIGHTS == "nvfp4":
+    if WEIGHTS == "mxfp4" or WEIGHTS == "nvfp4" or WEIGHTS == "mxint4":
         gate, up = _products_of_fp4(
             a_rows, there, w, w_scale, n, in_n, stride_wn, stride_wk, stride_sn, N, K, WEIGHTS, GATED, NATIVE, PTX,
             WIDE, LEFT, dtype, BLOCK_M, BLOCK_N, BLOCK_K,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles, Tuned
 from kernelhub.backends.triton.requirements import has_float8
-from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP4_FORMATS, PLAIN, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FOUR_BIT_FORMATS, PLAIN, ExpertsProblem
 
 EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
 
@@ -64,9 +64,9 @@ def default_tiles(problem: ExpertsProblem, block_m: int, gated: bool) -> Tiles:
     small = problem.device.shared_memory_bytes < 128 << 10
     if problem.dtype == "float32":
         # No tensor core is exact enough; fused multiply-adds of larger tiles spill.
-        depth = 128 if problem.weights in BLOCK_FORMATS else 64 if problem.weights in FP4_FORMATS else 32
+        depth = 128 if problem.weights in BLOCK_FORMATS else 64 if problem.weights in FOUR_BIT_FORMATS else 32
         return Tiles(min(block_m, 32), 16 if gated else 32, depth, 4, 1)
-    if problem.weights in FP4_FORMATS:
+    if problem.weights in FOUR_BIT_FORMATS:
         return _fp4_tiles(problem, block_m, gated)
     blocks, native = problem.weights in BLOCK_FORMATS, problem.fp8_activations and has_float8(problem.device)
     if blocks:

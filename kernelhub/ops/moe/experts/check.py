@@ -16,14 +16,15 @@ from kernelhub.ops.moe.experts.problem import (
     ASKED_FORMATS,
     BLOCK_FORMATS,
     FLOATS,
-    FP4_FORMATS,
+    FOUR_BIT_FORMATS,
     FP8_FORMATS,
+    MXFP4,
     NVFP4,
     PLAIN,
 )
 from kernelhub.ops.moe.experts.weights import (
     BLOCK,
-    FP4_GROUP,
+    GROUP,
     PACKED,
     form_of_scale,
     format_of,
@@ -128,9 +129,21 @@ def _check_shapes(given: Operands) -> str:
     for parameter, weight in (("w13", w13), ("w2", w2)):
         if len(weight.shape) != 3 or 0 in weight.shape:
             shape = "[E, 2I, H]" if parameter == "w13" else "[E, H, I]"
-            refuse(parameter, f"has shape {list(weight.shape)}", f"give {shape}, the last half as wide for fp4")
+            refuse(
+                parameter,
+                f"has shape {list(weight.shape)}",
+                f"give {shape}, the last half as wide for codes of four bits",
+            )
+    if w13.dtype is torch.int32:
+        refuse(
+            "w13", "has dtype int32", "give uint8: weight_packed of compressed-tensors is w.view(torch.uint8) ^ 0x88"
+        )
     if w13.dtype is not x.dtype and w13.dtype is not E4M3 and w13.dtype not in PACKED:
-        refuse("w13", f"has dtype {dtype_name(w13.dtype)}", f"give {dtype_name(x.dtype)}, as x, or fp8 or fp4")
+        refuse(
+            "w13",
+            f"has dtype {dtype_name(w13.dtype)}",
+            f"give {dtype_name(x.dtype)}, as x, or fp8, or uint8 with two codes of four bits a byte",
+        )
     if w2.dtype is not w13.dtype:
         refuse("w2", f"has dtype {dtype_name(w2.dtype)}", f"w13 has {dtype_name(w13.dtype)}")
     experts, rows = w13.shape[:2]
@@ -144,9 +157,9 @@ def _check_shapes(given: Operands) -> str:
         refuse("w2", f"has shape {list(w2.shape)}", f"give {[experts, hidden, -(-inner // a_byte)]}, as w13 demands")
     form = form_of_scale(w13, given.w13_scale)
     weights = format_of(w13.dtype, rows, *((None, ()) if form is None else (form[0], tuple(form[1][1:]))))
-    if weights in FP4_FORMATS:
+    if weights in FOUR_BIT_FORMATS:
         for parameter, width in (("w13", hidden), ("w2", inner)):
-            group = FP4_GROUP[weights]
+            group = GROUP[weights]
             if width % group:
                 refuse(parameter, f"is {width} wide", f"pad it to {-(-width // group) * group}, a multiple of {group}")
     if weights in BLOCK_FORMATS and inner % BLOCK:
@@ -185,13 +198,15 @@ def _check_side(given: Operands, side: str, weights: str) -> None:
     """Scales, global scale and bias of one projection."""
     weight, scale = getattr(given, side), getattr(given, side + "_scale")
     experts, rows = weight.shape[:2]
-    columns = weight.shape[2] * (2 if weights in FP4_FORMATS else 1)
+    columns = weight.shape[2] * (2 if weights in FOUR_BIT_FORMATS else 1)
     shapes, dtypes = scale_shapes(weights, experts, rows, columns), scale_dtypes(weights)
     if weights == PLAIN:
         if scale is not None:
             refuse(side + "_scale", "is given", f"{dtype_name(weight.dtype)} weights have no scale")
     else:
         wanted = " or ".join(f"{dtype_name(dtypes[0])} {shape}" for shape in shapes)
+        if weights == MXFP4:
+            wanted += f" (of integers of four bits bfloat16 {shapes[0]})"
         if scale is None:
             refuse(side + "_scale", "is None", f"give {wanted}")
         if list(scale.shape) not in shapes or scale.dtype not in dtypes:

@@ -180,9 +180,9 @@ def fused_moe(
         x: tokens ``[T, H]``, float32, float16 or bfloat16.
         w13: ``[E, 2I, H]``, the gate's rows before those of up; contiguous along H. In the dtype of x; or
             float8_e4m3fn; or fp4, two a byte, as uint8 or float4_e2m1fn_x2 ``[E, 2I, H / 2]``, the first of two in the
-            low four bits. A checkpoint that has gate and up in turn (gpt-oss) is brought into this order by
-            ``torch.cat([w[:, 0::2], w[:, 1::2]], 1)``, scales and biases too. Or w13 and w2 as a plan's `pack` gave
-            them, which hold their scales and biases.
+            low four bits, or integers from -8 to 7 (MXINT4) as uint8 likewise, in two's complement. Gate and up in turn
+            (gpt-oss) are brought into order by ``torch.cat([w[:, 0::2], w[:, 1::2]], 1)``, scales and biases too. Or
+            w13 and w2 as a plan's `pack` gave them, which hold their scales and biases.
         w2: ``[E, H, I]``, or ``[E, H, I / 2]``, in the same format.
         topk_weights: float32 ``[T, top_k]``.
         topk_ids: int32 ``[T, top_k]``; a choice outside of the experts (-1, say) is left out.
@@ -198,7 +198,7 @@ def fused_moe(
         w13_scale: of quantised weights, multiplies; its shape and dtype say which format it is. fp8: float32
             ``[E]`` or ``[E, 1]`` (tensor), ``[E, 2I]`` or ``[E, 2I, 1]`` (channel); or float32 or float8_e8m0fnu
             ``[E, ceil(2I / 128), ceil(H / 128)]`` (blocks of 128 x 128, I a multiple of 128). MXFP4: float8_e8m0fnu
-            or uint8 ``[E, 2I, H / 32]``. NVFP4: float8_e4m3fn ``[E, 2I, H / 16]``.
+            or uint8 ``[E, 2I, H / 32]``; MXINT4: bfloat16, as many. NVFP4: float8_e4m3fn ``[E, 2I, H / 16]``.
         w2_scale: the same of w2.
         w13_global_scale: float32 ``[E]`` or ``[E, 1]``, NVFP4's second scale; multiplies.
         w2_global_scale: the same of w2.

@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.formats import E2M1_MAX, E4M3_MAX, from_e8m0, to_e2m1, to_e4m3, to_e8m0_up
+from kernelhub.ops.formats import E2M1_MAX, E4M3_MAX, INT4_MAX, from_e8m0, to_e2m1, to_e4m3, to_e8m0_up, to_int4
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
     FP8_BLOCK_UE8M0,
     FP8_CHANNEL,
     FP8_TENSOR,
     MXFP4,
+    MXINT4,
     NVFP4,
     PLAIN,
 )
-from kernelhub.ops.moe.experts.weights import BLOCK, FP4_GROUP
+from kernelhub.ops.moe.experts.weights import BLOCK, GROUP
 from kernelhub.ops.moe.models import MODELS, MoeModel
 
 # Magnitudes that random tokens, and what joins gate and up, hardly exceed.
@@ -101,11 +102,14 @@ def quantized(weight: Tensor, weights: str, dtype: torch.dtype) -> tuple[Tensor,
         scale = from_e8m0(kept) if weights == FP8_BLOCK_UE8M0 else scale
         spread = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
         return to_e4m3(weight / spread), kept, None
-    groups = weight.unflatten(1, (-1, FP4_GROUP[weights]))
+    groups = weight.unflatten(1, (-1, GROUP[weights]))
     largest = groups.abs().amax(2)
     if weights == MXFP4:
         kept = to_e8m0_up(largest / E2M1_MAX)
         return to_e2m1((groups / from_e8m0(kept).unsqueeze(2)).flatten(1)), kept, None
+    if weights == MXINT4:
+        rounded = (largest / INT4_MAX).clamp(min=2.0**-100).to(torch.bfloat16)
+        return to_int4((groups / rounded.float().unsqueeze(2)).flatten(1)), rounded, None
     global_scale = largest.amax() / (E2M1_MAX * E4M3_MAX)
     kept = to_e4m3(largest / E2M1_MAX / global_scale)
     codes = groups / (kept.float() * global_scale).unsqueeze(2).clamp(min=1e-30)

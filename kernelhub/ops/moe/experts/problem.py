@@ -10,7 +10,7 @@ from kernelhub.probes.device import DeviceFacts
 FLOATS = ("float32", "float16", "bfloat16")
 FP8 = "float8_e4m3fn"
 
-PLAIN, FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, FP8_BLOCK_UE8M0, MXFP4, NVFP4 = FORMATS = (
+PLAIN, FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, FP8_BLOCK_UE8M0, MXFP4, NVFP4, MXINT4 = FORMATS = (
     "plain",
     "fp8_tensor",
     "fp8_channel",
@@ -18,10 +18,12 @@ PLAIN, FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, FP8_BLOCK_UE8M0, MXFP4, NVFP4 = FORMA
     "fp8_block_ue8m0",
     "mxfp4",
     "nvfp4",
+    "mxint4",
 )
 FP8_FORMATS = (FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, FP8_BLOCK_UE8M0)
 BLOCK_FORMATS = (FP8_BLOCK, FP8_BLOCK_UE8M0)
 FP4_FORMATS = (MXFP4, NVFP4)
+FOUR_BIT_FORMATS = (*FP4_FORMATS, MXINT4)  # two codes a byte, with a scale for a group of columns
 
 # Formats of activations that lose more than is allowed otherwise, and the weights that they multiply: nothing is
 # rounded so unless it is asked for by name. `kernelhub.ops.moe.experts.activations` has what each rounds.
@@ -44,7 +46,7 @@ class ExpertsProblem:
     dtype: str = facet("dtype of the tokens and of the result", values=FLOATS, default="bfloat16")
     weights: str = facet(
         "format of the weights: plain (the dtype of the tokens), fp8_tensor, fp8_channel, fp8_block, "
-        "fp8_block_ue8m0, mxfp4, nvfp4",
+        "fp8_block_ue8m0, mxfp4, nvfp4, mxint4",
         values=FORMATS,
         default=PLAIN,
     )

@@ -6,7 +6,9 @@ A result is a sum of terms w_k w2[h, i] a[k, i] (and biases) over experts k and 
   them within half a spacing, u / 2 (u = 2^-7 relative for bfloat16, 2^-10 for float16), and none moves a by more
   than about its own relative error (|d silu / d g| <= 1.1);
 * what an expert adds, and the result, to that dtype: each within u / 2 of its size;
-* weights, where a kernel multiplies codes by float32 scales before it multiplies by them: within u / 2;
+* weights, where a kernel multiplies codes by scales before it multiplies by them: within u / 2 (float32 scales; also
+  MXINT4, of which a code of 3 bits times a bfloat16 scale of 8 has 11);
+* what the router weighs by, where a kernel takes it in bfloat16: within u / 2, as what an expert adds;
 * float32 sums of up to 2^13 terms: 2^6.5 roundings of 2^-24, taken together 2^-17 of what a random walk of the terms
   reaches, and twice that for two matrix products.
 

@@ -12,6 +12,7 @@ fp8_block            float8_e4m3fn                     float32 [E, ceil(N / 128)
 fp8_block_ue8m0      float8_e4m3fn                     the same in float8_e8m0fnu
 mxfp4                uint8 [E, N, K / 2], two a byte   float8_e8m0fnu or uint8 [E, N, K / 32]
 nvfp4                uint8 [E, N, K / 2], two a byte   float8_e4m3fn [E, N, K / 16], and float32 [E] or [E, 1]
+mxint4               uint8 [E, N, K / 2], two a byte   bfloat16 [E, N, K / 32]
 ===================  ================================  =====================================================
 """
 
@@ -22,15 +23,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.ops.formats import E4M3, E8M0, from_e2m1, from_e8m0
+from kernelhub.ops.formats import E4M3, E8M0, from_e2m1, from_e8m0, from_int4
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
-    FP4_FORMATS,
+    FOUR_BIT_FORMATS,
     FP8_BLOCK,
     FP8_BLOCK_UE8M0,
     FP8_CHANNEL,
     FP8_TENSOR,
     MXFP4,
+    MXINT4,
     NVFP4,
     PLAIN,
 )
@@ -38,6 +40,7 @@ from kernelhub.ops.packed import PackedWeight
 
 BLOCK = 128
 FP4_GROUP = {MXFP4: 32, NVFP4: 16}
+GROUP = {**FP4_GROUP, MXINT4: 32}  # columns that share a scale
 PACKED_PARTS = ("weight", "scale", "global_scale", "bias")  # of a `PackedWeight`
 PACKED = (torch.uint8, *((torch.float4_e2m1fn_x2,) if hasattr(torch, "float4_e2m1fn_x2") else ()))
 
@@ -46,7 +49,7 @@ class Matrix(NamedTuple):
     """One projection of all experts in the form that kernels are given.
 
     Attributes:
-        weight: [E, N, K], or bytes [E, N, K / 2] of fp4; float8_e4m3fn stays what it is.
+        weight: [E, N, K], or bytes [E, N, K / 2] of codes of four bits; float8_e4m3fn stays what it is.
         scale: of blocks or groups along K, as in the table above, e8m0 as its bytes (uint8); else None.
         channel_scale: float32 [E, N], of stride 0 where an expert has one; None where there is none.
         bias: [E, N], or None.
@@ -70,6 +73,8 @@ def format_of(
         scale_shape: the shape of the scale without the experts.
     """
     if weight_dtype in PACKED:
+        if weight_dtype is torch.uint8 and scale_dtype is torch.bfloat16:
+            return MXINT4
         return NVFP4 if scale_dtype is E4M3 else MXFP4
     if weight_dtype is not E4M3:
         return PLAIN
@@ -88,8 +93,8 @@ def scale_shapes(weights: str, num_experts: int, rows: int, columns: int) -> tup
         return [num_experts, rows], [num_experts, rows, 1]
     if weights in BLOCK_FORMATS:
         return ([num_experts, -(-rows // BLOCK), -(-columns // BLOCK)],)
-    if weights in FP4_FORMATS:
-        return ([num_experts, rows, columns // FP4_GROUP[weights]],)
+    if weights in FOUR_BIT_FORMATS:
+        return ([num_experts, rows, columns // GROUP[weights]],)
     return ()
 
 
@@ -99,6 +104,8 @@ def scale_dtypes(weights: str) -> tuple[torch.dtype, ...]:
         return E8M0, torch.uint8
     if weights == NVFP4:
         return (E4M3,)
+    if weights == MXINT4:
+        return (torch.bfloat16,)
     return (E8M0,) if weights == FP8_BLOCK_UE8M0 else (torch.float32,)
 
 
@@ -112,10 +119,10 @@ def matrix(
         assert scale is not None
         return Matrix(weight, scale.view(torch.uint8) if scale.dtype is E8M0 else scale, None, bias)
     experts, rows = weight.shape[:2]
-    if weights in FP4_FORMATS:
+    if weights in FOUR_BIT_FORMATS:
         assert scale is not None
         channel = None if global_scale is None else global_scale.reshape(experts, 1).expand(experts, rows)
-        raw = scale if weights == NVFP4 or scale.dtype is torch.uint8 else scale.view(torch.uint8)
+        raw = scale.view(torch.uint8) if scale.dtype is E8M0 else scale
         return Matrix(weight if weight.dtype is torch.uint8 else weight.view(torch.uint8), raw, channel, bias)
     assert scale is not None
     return Matrix(weight, None, scale.reshape(experts, -1).expand(experts, rows), bias)
@@ -147,12 +154,15 @@ def given_matrix(
 def dequantized(weights: str, given: Matrix, expert: int, dtype: torch.dtype) -> Tensor:
     """The weights [N, K] of one expert in `dtype`, all scales multiplied in."""
     weight, scale = given.weight[expert], None if given.scale is None else given.scale[expert]
-    values = from_e2m1(weight, dtype) if weights in FP4_FORMATS else weight.to(dtype)
+    if weights in FOUR_BIT_FORMATS:
+        values = (from_int4 if weights == MXINT4 else from_e2m1)(weight, dtype)
+    else:
+        values = weight.to(dtype)
     if scale is not None:
         factors = from_e8m0(scale) if scale.dtype is torch.uint8 else scale.float()
         factors = factors.to(dtype)
-        if weights in FP4_FORMATS:
-            factors = factors.repeat_interleave(FP4_GROUP[weights], 1)
+        if weights in FOUR_BIT_FORMATS:
+            factors = factors.repeat_interleave(GROUP[weights], 1)
         else:
             factors = factors.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
         values = values * factors[: values.shape[0], : values.shape[1]]
