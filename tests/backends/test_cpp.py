@@ -353,17 +353,26 @@ class TestFailures:
         assert notice.code == "cache_not_a_folder"
         assert str(tmp_path / "file") in notice.sentence
 
-    @pytest.mark.parametrize("script", ["echo 'x.cpp: error: no such thing' >&2; exit 1", "exit 0", "kill -9 $$"])
-    def test_a_compiler_that_fails_is_passed_over_and_reported(self, tmp_path: Path, script: str, monkeypatch) -> None:
+    @pytest.mark.parametrize(
+        ("script", "code"),
+        [
+            ("echo 'x.cpp: error: no such thing' >&2; exit 1", "load_failed"),
+            ("exit 0", "load_failed"),
+            ("kill -9 $$", "load_killed"),
+        ],
+    )
+    def test_a_compiler_that_fails_is_passed_over_and_reported(
+        self, tmp_path: Path, script: str, code: str, monkeypatch
+    ) -> None:
         broken = tmp_path / "g++"
         broken.write_text(f"#!/bin/sh\n{script}\n")
         broken.chmod(broken.stat().st_mode | stat.S_IEXEC)
         monkeypatch.setenv("CXX", str(broken))
         assert self.call().shape == (2, 64)
         (fallback,) = kernelhub.report().fallbacks
-        assert (fallback.kernel, fallback.code) == ("cpp.fp8_gemm", "load_failed")
+        assert (fallback.kernel, fallback.code) == ("cpp.fp8_gemm", code)
         assert "cannot compile fp8_gemm.cpp" in fallback.reason
-        assert self.decision().rejections[0].code == "load_failed"
+        assert self.decision().rejections[0].code == code
         assert [path for path in (tmp_path / "cache" / "cpp").rglob("*") if path.suffix == ".so"] == []
         kernelhub.reload()
         with kernelhub.strict(), pytest.raises(KernelUnavailable, match="cannot compile"):
