@@ -8,6 +8,7 @@ message on stderr. Nothing heavy is imported before the command is known.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import kernelhub
+from kernelhub.cli.alone import alone_on_stdout
 from kernelhub.cli.console import console_for
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, KernelhubError, KernelUnavailable, NoKernel
@@ -106,7 +108,9 @@ def _run(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     command.add_arguments(parser, rest)
-    code: int = command.run(parser.parse_intermixed_args(rest), console_for(sys.stdout))
+    asked = parser.parse_intermixed_args(rest)
+    with alone_on_stdout() if getattr(asked, "json", False) else contextlib.nullcontext(sys.stdout) as stream:
+        code: int = command.run(asked, console_for(stream))
     return code
 
 

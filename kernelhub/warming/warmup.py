@@ -23,6 +23,7 @@ from kernelhub.warming.building import build_better
 from kernelhub.warming.counts import checked
 from kernelhub.warming.jobs import Compiled, compile_in_children
 from kernelhub.warming.journal import Journal
+from kernelhub.warming.lengths import told_of_lengths
 from kernelhub.warming.memory import JOB_BYTES, free_device_bytes, jobs_here, max_jobs, peak
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED, Outcome, WarmUp
 from kernelhub.warming.proof import Proof
@@ -173,7 +174,7 @@ class _Run:
             tuple(self.proof.unverified),
             time.monotonic() - begun,
             most,
-            (*self.notes, *self.lost.notes),
+            (*self.notes, *self.lost.notes, *told_of_lengths(self.outcomes.values(), self.device)),
         )
 
     def _done(self) -> dict[str, str]:

@@ -342,6 +342,12 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         return self.finish(parts, out, return_lse)
 
 
+def in_heads(cache: Tensor) -> Tensor:
+    """A cache as XQA reads it: what its strides have beyond whole heads is dropped."""
+    width = cache.shape[-1]
+    return cache.as_strided(cache.shape, [*(stride // width * width for stride in cache.stride()[:-1]), 1])
+
+
 def xqa_batch_decode_with_kv_cache(
     query: Tensor,
     kv_cache: tuple[Tensor, Tensor],
@@ -356,12 +362,13 @@ def xqa_batch_decode_with_kv_cache(
     sinks: Tensor | None = None,
     kv_layout: str = "NHD",
     q_len_per_req: int = 1,
+    strides_in_heads: bool = True,
 ) -> Tensor:
-    k, v = kv_cache
+    k, v = (in_heads(cache) for cache in kv_cache) if strides_in_heads else kv_cache
     check_rows(query, k, v)
     assert out is not None
     check_out(out, query.shape, query.dtype)
-    assert k.stride() == v.stride(), "read by one set of strides"
+    assert kv_cache[0].stride() == kv_cache[1].stride(), "read by one set of strides"
     assert query.is_contiguous()
     assert block_tables.is_contiguous()
     assert block_tables.dtype is seq_lens.dtype is torch.int32
@@ -382,7 +389,7 @@ def xqa_batch_decode_with_kv_cache(
 
 def trtllm_batch_decode_with_kv_cache(*args: Any, backend: str = "auto", kv_layout: str = "HND", **more: Any) -> Tensor:
     assert backend == "trtllm-gen"
-    return xqa_batch_decode_with_kv_cache(*args, kv_layout=kv_layout, **more)
+    return xqa_batch_decode_with_kv_cache(*args, kv_layout=kv_layout, strides_in_heads=False, **more)
 
 
 def concat_mla_k(k: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:

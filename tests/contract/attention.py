@@ -255,7 +255,7 @@ class Contract:
     def test_operands_may_have_any_strides(self) -> None:
         arguments = self.inputs(self.plain)
         want = self.run(arguments)
-        for layout in (_sliced, _transposed, _spread):
+        for layout in (_sliced, _transposed, _spread, _in_wider):
             moved = {
                 name: layout(t) if name in ("q", "k", "v", "k_cache", "v_cache") else t for name, t in arguments.items()
             }
@@ -387,3 +387,12 @@ def _spread(tensor: Tensor) -> Tensor:
     wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))
     wide[..., ::2] = tensor
     return wide[..., ::2]
+
+
+def _in_wider(tensor: Tensor) -> Tensor:
+    """Rows that begin at multiples of 16 bytes, but not of their width, with NaN between them."""
+    gap = 16 // tensor.element_size()
+    wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + gap), torch.nan, device=tensor.device).to(tensor.dtype)
+    part = wide[..., gap:]
+    part.copy_(tensor)
+    return part

@@ -36,9 +36,11 @@ NEEDS = [
 WARM = (
     NEEDS
     + """
-import json, sys
+import json, signal, sys
 import kernelhub
 from kernelhub.errors import LockTimeout
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored in all that a shell runs in the background
 
 timeout_s, jobs = float(sys.argv[1]), int(sys.argv[2])
 def tell(beat):

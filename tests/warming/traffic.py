@@ -16,7 +16,7 @@ from kernelhub.dispatch.load import load_attribute
 from kernelhub.ops.models.calls import MAKERS
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.ops.serving import Batch, Calls, Values
-from kernelhub.warming.ready import _run
+from kernelhub.warming.ready import _run, _taken
 
 _QUERIES_ARE_SHORT = 16
 
@@ -69,11 +69,15 @@ class Server:
         return Batch(tuple(q_lens), tuple(kv_lens), self.max_len, said)
 
     def run(self, chance: random.Random) -> None:
-        """Make a random call, directly or by a plan."""
+        """Make a random call, directly or by a plan; a kernel that reads lengths on the host by a plan with them."""
         op, arguments = self.call(chance)
         function = HUB.function(op)
-        if chance.random() < 0.3:
-            _run(function.prepare(**arguments), arguments)
+        plan = function.prepare(**arguments)
+        if plan.syncs:
+            step = plan.begin(**_taken(plan.begin, arguments))
+            step.run(**_taken(step.run, arguments))
+        elif chance.random() < 0.3:
+            _run(plan, arguments)
         else:
             function(**arguments)
 

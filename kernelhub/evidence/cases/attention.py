@@ -238,3 +238,7 @@ class PagedAttentionCases(_Attention):
             for tokens in (2, 3, 16, 17, 64, 65):
                 inputs = {"seq_lens": (tokens + 30, tokens + 4), "q_lens": tokens}
                 yield Case(label=f"{tokens} tokens each, {width}", make=self.make(inputs, None, model), tokens=True)
+        shared = AttentionModel("3 heads on 1", 6, 2, 128, 128)
+        yield Case(
+            label="decode, 3 heads on 1, width 128", make=self.make(decode, None, shared), quick=True, repeats=True
+        )

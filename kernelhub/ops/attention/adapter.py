@@ -49,6 +49,7 @@ class DenseStep:
         max_seqlen_q: an upper bound that the caller gave, or None.
         max_seqlen_k: an upper bound that the caller gave, or None.
         state: whatever the adapter's `begin` keeps.
+        outlives: whether later calls are given this step, too; see `outlive`.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class DenseStep:
         "max_seqlen_k",
         "max_seqlen_q",
         "num_seqs",
+        "outlives",
         "state",
     )
 
@@ -77,22 +79,30 @@ class DenseStep:
         self.max_seqlen_k = max_seqlen_k
         self.num_seqs = 0 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         self.state: Any = None
+        self.outlives = False
         self._q_offsets = q_offsets
         self._k_offsets = k_offsets
 
+    def outlive(self) -> None:
+        """Serve later calls, too, with other values behind the same tensors: what is read on the host is not kept."""
+        self.outlives = True
+        self._q_offsets = self._k_offsets = None
+
     def q_offsets(self) -> list[int]:
         """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
-        if self._q_offsets is None:
+        if (offsets := self._q_offsets) is None:
             assert self.cu_seqlens_q is not None
-            self._q_offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
-        return self._q_offsets
+            offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
+            self._q_offsets = None if self.outlives else offsets
+        return offsets
 
     def k_offsets(self) -> list[int]:
         """The values of cu_seqlens_k on the host; syncs if the caller did not give them."""
-        if self._k_offsets is None:
+        if (offsets := self._k_offsets) is None:
             assert self.cu_seqlens_k is not None
-            self._k_offsets = on_host(self.cu_seqlens_k, "cu_seqlens_k")
-        return self._k_offsets
+            offsets = on_host(self.cu_seqlens_k, "cu_seqlens_k")
+            self._k_offsets = None if self.outlives else offsets
+        return offsets
 
 
 class PagedStep:
@@ -106,6 +116,7 @@ class PagedStep:
         max_pages: columns of the block table.
         max_seqlen_q: an upper bound on query tokens per sequence that the caller gave, or None.
         state: whatever the adapter's `begin` keeps.
+        outlives: whether later calls are given this step, too; see `outlive`.
     """
 
     __slots__ = (
@@ -116,6 +127,7 @@ class PagedStep:
         "max_pages",
         "max_seqlen_q",
         "num_seqs",
+        "outlives",
         "seq_lens",
         "state",
     )
@@ -135,21 +147,29 @@ class PagedStep:
         self.max_seqlen_q = max_seqlen_q
         self.num_seqs, self.max_pages = block_table.shape
         self.state: Any = None
+        self.outlives = False
         self._lengths = lengths
         self._q_offsets = q_offsets
 
+    def outlive(self) -> None:
+        """Serve later calls, too, with other values behind the same tensors: what is read on the host is not kept."""
+        self.outlives = True
+        self._lengths = self._q_offsets = None
+
     def lengths(self) -> list[int]:
         """The values of seq_lens on the host; syncs if the caller did not give them."""
-        if self._lengths is None:
-            self._lengths = on_host(self.seq_lens, "seq_lens")
-        return self._lengths
+        if (lengths := self._lengths) is None:
+            lengths = on_host(self.seq_lens, "seq_lens")
+            self._lengths = None if self.outlives else lengths
+        return lengths
 
     def q_offsets(self) -> list[int]:
         """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
-        if self._q_offsets is None:
+        if (offsets := self._q_offsets) is None:
             assert self.cu_seqlens_q is not None
-            self._q_offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
-        return self._q_offsets
+            offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
+            self._q_offsets = None if self.outlives else offsets
+        return offsets
 
 
 ProblemT = TypeVar("ProblemT", bound=AttentionProblem)

@@ -215,6 +215,7 @@ def bind(
             num_tokens = (shape[0], k_shape[0]) if ragged else None
             step = begin(problem, adapter, q.device, num_tokens, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
             if reusable and not LENT.now:
+                step.outlive()
                 last = step
         if (k_shape != v_shape and k_shape[:-1] != v_shape[:-1]) or (not ragged and shape[0] != k_shape[0]):
             check_shapes(shape, k_shape, v_shape)

@@ -281,6 +281,7 @@ def bind(
                 max_seqlen_q,
             )
             if reusable and not LENT.now:
+                step.outlive()
                 last = step
         if (
             k_cache.get_device() != device

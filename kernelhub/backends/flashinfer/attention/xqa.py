@@ -64,6 +64,15 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         """Scratch, shared by the kernels of a stream, of which the first 8 MB are semaphores."""
         return RECOMMENDED_BYTES
 
+    @staticmethod
+    def _caches(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Caches as the kernel reads them: it counts strides in whole heads, and silently drops the rest."""
+        k, v = alike(k, v)
+        width = k.shape[-1]
+        if any(stride % width for stride in k.stride()[:-1]):
+            k, v = k.contiguous(), v.contiguous()
+        return k, v
+
     def _decode(
         self,
         q: Tensor,
@@ -81,7 +90,7 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         with device_of(q):  # it asks for the properties of the device that is current
             self._run(
                 aligned(q.contiguous()),
-                alike(k, v),
+                self._caches(k, v),
                 workspace(self._run.__name__, device, stream_of(device)),
                 block_table.contiguous(),
                 seq_lens.contiguous(),
@@ -102,3 +111,4 @@ class TrtllmGen(Xqa):
 
     _run = staticmethod(trtllm_batch_decode_with_kv_cache)
     _more: ClassVar[dict[str, Any]] = {"backend": "trtllm-gen"}
+    _caches = staticmethod(alike)

@@ -22,5 +22,6 @@ KERNELS = (
         features=frozenset({"ragged", "state", "out_state", "state_indices"}),
         graph=GraphLevel.NONE,
         deterministic=True,
+        reads_lengths=True,
     ),
 )

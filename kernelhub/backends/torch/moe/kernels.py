@@ -52,5 +52,6 @@ KERNELS = (
         ),
         features=_EXPERTS,
         deterministic=True,
+        reads_lengths=True,
     ),
 )

@@ -224,6 +224,7 @@ def bind(
                 cache="kv_cache",
             )
             if reusable and not LENT.now:
+                step.outlive()
                 last = step
         if kv_cache.device != q.device:
             same_device(NAME, "kv_cache", kv_cache, q)

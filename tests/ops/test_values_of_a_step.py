@@ -1,0 +1,77 @@
+"""The layers of a step share its tensors. The next step may lie in the same: what was read on the host is read anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.ops.attention import dense_call, paged_call
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.mla.attention import call as mla_call
+from kernelhub.ops.mla.attention.call import MlaValues
+from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+
+SMALL = AttentionModel("small", 4, 2, 64, 64)
+
+
+def bound(module: Any, function: Any, kernel: str, arguments: dict[str, Any]) -> Any:
+    """What a direct call on a GPU runs, in CPU memory."""
+    plan = function.prepare(**arguments, backend=kernel)
+    facts = dataclasses.replace(plan.selection.problem.device, type="cuda")
+    problem = dataclasses.replace(plan.selection.problem, device=facts)
+    adapter = type(plan.adapter)(problem)
+    assert not adapter.plans_steps
+    return module.bind(adapter, problem, -1, lambda: 0, pytest.fail)
+
+
+def test_offsets_of_packed_sequences() -> None:
+    arguments = attention_inputs(SMALL, q_lens=(5, 20, 3), kv_lens=(5, 20, 3), dtype=torch.float32, device="cpu")
+    arguments["causal"] = False
+    run = bound(dense_call, kernelhub.attention, "torch.blocked", arguments)
+    q, k, v, *offsets = (arguments[name] for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"))
+    for lens in ((5, 20, 3), (3, 20, 5), (1, 1, 26)):
+        for ends in offsets:
+            ends[1:] = torch.tensor(lens).cumsum(0)
+        out = run(q, k, v, q.shape, k.shape, v.shape, None, None, *offsets)
+        torch.testing.assert_close(out, kernelhub.attention.reference(**arguments), rtol=1e-4, atol=1e-4)
+
+
+def test_lengths_of_a_paged_cache() -> None:
+    arguments = paged_attention_inputs(SMALL, seq_lens=(40, 9, 77), page_size=16, dtype=torch.float32, device="cpu")
+    run = bound(paged_call, kernelhub.paged_attention, "torch.blocked", arguments)
+    q, *rest = (arguments[name] for name in ("q", "k_cache", "v_cache", "block_table", "seq_lens"))
+    for lens in ((40, 9, 77), (4, 3, 70), (1, 8, 2)):
+        rest[-1].copy_(torch.tensor(lens))
+        out = run(q, *rest, q.shape, None, None)
+        torch.testing.assert_close(out, kernelhub.paged_attention.reference(**arguments), rtol=1e-4, atol=1e-4)
+
+
+def test_lengths_of_a_latent_cache() -> None:
+    model = MlaModel("small", 4, 64, 16)
+    arguments = mla_attention_inputs(model, seq_lens=(40, 9, 77), page_size=16, dtype=torch.float32, device="cpu")
+    run = bound(mla_call, kernelhub.mla_attention, "torch.gathered", arguments)
+    values = MlaValues(arguments["scale"])
+    for lens in ((40, 9, 77), (4, 3, 70), (1, 8, 2)):
+        arguments["seq_lens"].copy_(torch.tensor(lens))
+        operands = (arguments[name] for name in ("q", "kv_cache", "block_table", "seq_lens"))
+        out = run(*operands, None, None, None, values, None)
+        torch.testing.assert_close(out, kernelhub.mla_attention.reference(**arguments), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("outlives", [False, True])
+def test_a_plan_s_step_reads_once(outlives) -> None:
+    """It is one engine step's, and `begin` makes another for the next."""
+    ends = torch.tensor([0, 3, 5], dtype=torch.int32)
+    table = torch.zeros(2, 1, dtype=torch.int32)
+    dense, paged = DenseStep(ends, ends), PagedStep(table, ends[1:], ends)
+    for step in (dense, paged) if outlives else ():
+        step.outlive()
+    before = [dense.q_offsets(), dense.k_offsets(), paged.q_offsets(), paged.lengths()]
+    ends += 1
+    after = [dense.q_offsets(), dense.k_offsets(), paged.q_offsets(), paged.lengths()]
+    assert (before == after) is not outlives
