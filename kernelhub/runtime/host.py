@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.work import JOURNAL
+from kernelhub.errors import KernelUnavailable
 
 
 def on_host(tensor: Tensor, parameter: str) -> list[Any]:
@@ -19,8 +21,14 @@ def on_host(tensor: Tensor, parameter: str) -> list[Any]:
 
     Raises:
         NotWarmed: the tensor is on a device, and kernelhub is sealed.
+        KernelUnavailable: a CUDA graph is being captured, in which nothing can be read on the host.
     """
     if GATE.refuse is not None and not tensor.is_cpu:
         JOURNAL.allow("sync", parameter, JOURNAL.caller())
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise KernelUnavailable(
+            f"this kernel reads {parameter} on the host, which a CUDA graph that is being captured cannot hold; choose "
+            "a kernel that can be captured, e.g. `backend='triton'` (`plan.graph` and `kernelhub backends` tell which)"
+        )
     values: list[Any] = tensor.tolist()
     return values

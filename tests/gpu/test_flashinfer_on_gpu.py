@@ -15,6 +15,7 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
+from kernelhub.errors import KernelUnavailable
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
@@ -287,6 +288,21 @@ class TestSteps:
             steps = [plan.begin(call["block_table"], call["seq_lens"]) for call in calls]
             for step, call in reversed(list(zip(steps, calls, strict=True))):
                 agrees(step.run(*(call[name] for name in ("q", "k_cache", "v_cache"))), call)
+
+    def test_a_plan_for_a_graph_is_refused_with_a_remedy(self) -> None:
+        kernel = "flashinfer.fa2_prefill"
+        arguments = runs(kernel, seq_lens=(700, 30))
+        args, kwargs = split(arguments)
+        plan = kernelhub.paged_attention.prepare(*args, backend=kernel, **kwargs)
+        lens = arguments["seq_lens"].tolist()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(KernelUnavailable, match="backend='triton'"):
+            plan.begin(*args[3:], seq_lens_cpu=lens).run(*args[:3])
+        with (
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+            pytest.raises(KernelUnavailable, match="reads seq_lens on the host"),
+        ):
+            kernelhub.paged_attention(**arguments, backend=kernel)
+        agrees(kernelhub.paged_attention(**arguments, backend=kernel), arguments)
 
     @pytest.mark.parametrize("kernel", PLANNED)
     def test_a_step_runs_on_another_stream_than_it_began_on(self, kernel) -> None:

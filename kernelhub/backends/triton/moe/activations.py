@@ -13,7 +13,7 @@ from kernelhub.backends.triton.moe.quantize import quantize_kernel
 from kernelhub.backends.triton.moe.rounding import join_kernel, round_kernel
 from kernelhub.backends.triton.planes import Planes
 from kernelhub.ops.moe.experts.activations import MX_GROUP, NVFP4_GROUP
-from kernelhub.ops.moe.experts.problem import FOUR_BIT_FORMATS, FP8_BLOCK_GATE_UP, MXFP8, NVFP4, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import FOUR_BIT_FORMATS, MXFP8, NVFP4, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import BLOCK
 
 _GROUPS = {MXFP8: MX_GROUP, NVFP4: NVFP4_GROUP}
@@ -41,7 +41,6 @@ class Activations:
             "WIDTH": piece,
             "WIDTH_PAD": padded,
             "STATIC": problem.static_scales,
-            "EXACT": problem.activation_dtype == FP8_BLOCK_GATE_UP,
             "BLOCK": self._block,
         }
         self._launcher = Launcher(quantize_kernel, static, num_warps=4 if padded <= 4096 else 8, num_stages=1)

@@ -27,12 +27,13 @@ def quantize_kernel(
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
     STATIC: tl.constexpr,
-    EXACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """BLOCK pieces of WIDTH columns; `codes` [rows, K] and `scales` [rows, pieces of a row] are contiguous.
 
-    EXACT: divisions round to nearest; otherwise they are two units off on a GPU.
+    Divisions round to nearest: Triton's `/` is two units off on a GPU. Values of bfloat16 over a scale that is a power
+    of two lie half way between two codes one time in 16, and all of them went the same wrong way: up to 1.3 times the
+    error that is allowed, on an H200.
     """
     pieces: tl.constexpr = (K + WIDTH - 1) // WIDTH
     piece = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
@@ -46,10 +47,7 @@ def quantize_kernel(
     else:
         largest = tl.max(tl.abs(values), 1)
         largest = tl.where(largest > SMALLEST_AMAX, largest, SMALLEST_AMAX)
-        scale = tl.div_rn(largest, E4M3_MAX) if EXACT else largest / E4M3_MAX
+        scale = tl.div_rn(largest, E4M3_MAX)
         tl.store(scales + piece, scale, row < rows)
-    if EXACT:
-        quotient = tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape))
-    else:
-        quotient = values / scale[:, None]
+    quotient = tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape))
     tl.store(codes + row[:, None] * K + column, float_to_e4m3(quotient), mask)
