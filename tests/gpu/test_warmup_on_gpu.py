@@ -27,7 +27,7 @@ def caches(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("model", "setting"), MODELS, ids=str)
 def test_no_traffic_compiles_after_the_warm_up(model, setting) -> None:
-    done = kernelhub.warmup(model, token_counts=COUNTS, max_context_len=4096, verify=False, jobs=1, **setting)
+    done = kernelhub.warmup(model, token_counts=COUNTS, max_context_len=4096, verify=False, **setting)
     assert done.ok, done.failures
     server = Server(model, "cuda", max(COUNTS), 4096, **setting)
     compiled = [work for work in kernelhub.report().work if work.kind == "compile"]

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.errors import KernelUnavailable
-
 RECOMMENDED_BYTES = 128 << 20  # what the library recommends for the scratch of split keys
 TABLES_BYTES = 8 << 20  # of a wrapper on the device, and as many in pinned memory
 _MOST_BYTES = 2 << 30
@@ -88,16 +86,7 @@ class Pool:
         """A wrapper that `fill` has planned on the stream that is current.
 
         Scratch that is too small, which the library says when it plans, is made larger.
-
-        Raises:
-            KernelUnavailable: the stream is captured in a CUDA graph, whose replays would have the plan of now.
         """
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise KernelUnavailable(
-                "FlashInfer plans on the host for the lengths of a step, which a CUDA graph does not do when it is "
-                "replayed; for calls in graphs choose a kernel that reads lengths on the device, e.g. "
-                "`backend='triton'`: `plan.graph` and `kernelhub backends` tell which can be captured"
-            )
         while True:
             wrapper = self._take(device, stream)
             try:
