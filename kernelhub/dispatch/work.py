@@ -46,6 +46,17 @@ class Work:
     sealed: bool
 
 
+@dataclass
+class Doing:
+    """Work that is being done.
+
+    Attributes:
+        kind: as of `Work`.
+    """
+
+    kind: str
+
+
 class _Swallowed(threading.local):
     refusal: KernelhubError | None = None
 
@@ -72,8 +83,8 @@ class Journal:
     @contextlib.contextmanager
     def doing(
         self, kind: str, what: str, by: str, *, caller: Caller | None = None, swallows: bool = False
-    ) -> Iterator[None]:
-        """Do work inside the block, unless it is refused.
+    ) -> Iterator[Doing]:
+        """Do work inside the block, unless it is refused; what is given may be told another kind when it is known.
 
         Args:
             kind: as of `Work`.
@@ -87,11 +98,11 @@ class Journal:
         """
         caller = caller or self.caller()
         self.allow(kind, what, caller, swallows=swallows)
-        start = time.perf_counter()
+        start, doing = time.perf_counter(), Doing(kind)
         try:
-            yield
+            yield doing
         finally:
-            self.note(kind, what, by, time.perf_counter() - start, caller)
+            self.note(doing.kind, what, by, time.perf_counter() - start, caller)
 
     def allow(self, kind: str, what: str, caller: Caller | None, *, swallows: bool = False) -> None:
         """Raise `NotWarmed` if work on behalf of `caller` is refused."""

@@ -6,7 +6,9 @@ that runs nvcc as it does, out of a shell, with a script for nvcc.
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -363,3 +365,51 @@ def stumbles(module: str, journal: Any) -> None:
 
 def saw(module: str, journal: Any) -> None:
     SEEN.append(module)
+
+
+class TestTriton:
+    def test_what_lies_in_its_cache_is_loaded_and_not_compiled(self, tmp_path) -> None:
+        """With the real compiler, for a GPU that is not here. Another's listener is heard, too."""
+        pytest.importorskip("triton")
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        environment["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
+        (tmp_path / "compiles.py").write_text(_COMPILES)
+
+        def kinds(width: int) -> list[str]:
+            command = [sys.executable, str(tmp_path / "compiles.py"), str(width)]
+            answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+            assert answer.returncode == 0, answer.stderr[-2000:]
+            found: list[str] = json.loads(answer.stdout.splitlines()[-1])
+            return found
+
+        assert [kinds(16), kinds(16), kinds(32)] == [
+            ["compile", "other: False"],
+            ["load", "other: True"],
+            ["compile", "other: False"],
+        ]
+
+
+_COMPILES = """
+import json, sys
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+heard = []
+triton.knobs.compilation.listener = lambda **told: heard.append(f"other: {told['cache_hit']}")
+
+from kernelhub.backends.triton.watch import watch
+from kernelhub.dispatch.work import JOURNAL
+
+@triton.jit
+def copy_kernel(source, target, WIDTH: tl.constexpr):
+    at = tl.arange(0, WIDTH)
+    tl.store(target + at, tl.load(source + at))
+
+watch("triton", JOURNAL)
+kinds = {"source": "*fp32", "target": "*fp32", "WIDTH": "constexpr"}
+source = ASTSource(copy_kernel, kinds, {"WIDTH": int(sys.argv[1])})
+triton.compiler.compile(source, target=GPUTarget("cuda", 90, 32))
+print(json.dumps([work.kind for work in JOURNAL.work] + heard))
+"""

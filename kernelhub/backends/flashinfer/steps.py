@@ -87,7 +87,7 @@ class StepPlans(Generic[LengthsT]):
         """The plan of a step, made if there is none for these values.
 
         Raises:
-            KernelUnavailable: it is to be made while a CUDA graph is captured, whose replays would have the plan of now.
+            KernelUnavailable: it is to be made while a CUDA graph is captured, whose replays would have this plan.
         """
         plans: dict[Wanted, Planned] | None = step.state
         if plans is None:

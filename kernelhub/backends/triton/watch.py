@@ -1,9 +1,10 @@
 """Telling of what Triton compiles, loads and tunes, by its own functions that a cached launch never enters.
 
 `triton.compiler.compile` is what a jitted function calls on its first launch of a variant, whether it then compiles
-or reads its cache on disk; Triton 3.4 to 3.9 look it up there. `knobs.runtime.jit_cache_hook` would be the public
-place, but having it set makes Triton turn all constants into JSON first, which fails for kernels that take others as
-arguments (3.4). Loading onto the device has a public hook in 3.6 and later, none in 3.4, where it goes untold.
+or reads its cache on disk, of which Triton tells a listener; 3.4 to 3.9 look it up there.
+`knobs.runtime.jit_cache_hook` would be the public place, but having it set makes Triton turn all constants into JSON
+first, which fails for kernels that take others as arguments (3.4). Loading onto the device has a public hook in 3.6
+and later, none in 3.4, where it goes untold.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ def watch(module: str, journal: Journal) -> None:
     triton: Any = sys.modules[module]
     compiler: Any = triton.compiler
     compiler.compile = _told(compiler.compile, journal)
+    compilation: Any = getattr(triton.knobs, "compilation", None)
+    if hasattr(compilation, "listener"):
+        compilation.listener = _listening(compilation.listener)
     runtime: Any = triton.knobs.runtime
     if hasattr(getattr(runtime, "kernel_load_start_hook", None), "add"):
         loads = _Loads(journal)
@@ -37,10 +41,34 @@ def watch(module: str, journal: Journal) -> None:
 def _told(compile: Any, journal: Journal) -> Any:
     @functools.wraps(compile)
     def told(src: Any, *arguments: Any, **named: Any) -> Any:
-        with journal.doing("compile", _name_of(src), _BY):
-            return compile(src, *arguments, **named)
+        with journal.doing("compile", _name_of(src), _BY) as doing:
+            _CACHE.hit = False
+            compiled = compile(src, *arguments, **named)
+            if _CACHE.hit:
+                doing.kind = "load"
+            return compiled
 
     return told
+
+
+class _Cache(threading.local):
+    """Whether what this thread had compiled last lay in Triton's cache on disk; False where Triton does not tell."""
+
+    hit = False
+
+
+_CACHE = _Cache()
+
+
+def _listening(other: Any) -> Any:
+    """A listener of Triton's compiler, before another's."""
+
+    def listen(**told: Any) -> None:
+        _CACHE.hit = bool(told.get("cache_hit"))
+        if other is not None:
+            other(**told)
+
+    return listen
 
 
 def _name_of(source: Any) -> str:
