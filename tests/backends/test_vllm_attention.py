@@ -126,7 +126,6 @@ def test_calls_fit_the_schemas_of_the_released_version() -> None:
     pairs = (
         ("fwd", fakes.FA3, libraries.FA3_FORWARD),
         ("varlen_fwd", fakes.FA2_VARLEN, libraries.FA2_VARLEN),
-        ("fwd_kvcache", fakes.FA2_CACHE, libraries.FA2_CACHE),
     )
     for name, schema, ours in pairs:
         assert mismatch(torch._C.parse_schema(name + schema), name, ours) is None

@@ -36,13 +36,6 @@ FA2_VARLEN = (
     "float p_dropout, float softmax_scale, bool zero_tensors, bool is_causal, int window_size_left, "
     "int window_size_right, float softcap, bool return_softmax, int num_splits, Tensor? gen) -> Tensor[]"
 )
-FA2_CACHE = (
-    "(Tensor! q, Tensor kcache, Tensor vcache, Tensor? k, Tensor? v, Tensor? seqlens_k, Tensor? rotary_cos, "
-    "Tensor? rotary_sin, Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? block_table, Tensor? alibi_slopes, "
-    "Tensor!? out, float softmax_scale, bool is_causal, int window_size_left, int window_size_right, float softcap, "
-    "bool is_rotary_interleaved, int num_splits) -> Tensor[]"
-)
-FA2 = {"varlen_fwd": FA2_VARLEN, "fwd_kvcache": FA2_CACHE}
 _WIDTHS = (64, 96, 128, 192, 256)
 
 
@@ -98,7 +91,7 @@ def fa2_varlen(
     q, k, v, out, cu_q, cu_k, seqused_k, leftpad_k, table, alibi, max_q, max_k, dropout, scale, zero, causal, left,
     right, softcap, return_softmax, num_splits, gen,
 ):  # fmt: skip
-    """Writes into `out`; an LSE of +inf where no key is seen."""
+    """Writes into `out`; an LSE of +inf where no key is seen, and of no use where heads are taken for queries."""
     _fa2(q, k, v, out, table)
     assert leftpad_k is alibi is gen is None
     assert (dropout, zero, return_softmax, num_splits) == (0.0, False, False, 1)
@@ -113,18 +106,8 @@ def fa2_varlen(
     else:
         check_bounds(None, None, cu_k, max_k)
     window = (left, right)
-    return [out, run(q, k, v, scale, causal, window, softcap, None, math.inf, out, cu_q, cu_k, lengths, table, False)]
-
-
-def fa2_cache(
-    q, k, v, k_new, v_new, seqlens_k, rotary_cos, rotary_sin, batch_idx, leftpad_k, table, alibi, out, scale, causal,
-    left, right, softcap, rotary_interleaved, num_splits,
-):  # fmt: skip
-    _fa2(q, k, v, out, table)
-    assert k_new is v_new is rotary_cos is rotary_sin is batch_idx is leftpad_k is alibi is None
-    assert num_splits == 1, "the library's own number of splits gives NaN over pages now and then"
-    lengths, window = _table(table, seqlens_k), (left, right)
-    return [out, run(q, k, v, scale, causal, window, softcap, None, math.inf, out, None, None, lengths, table, False)]
+    lse = run(q, k, v, scale, causal, window, softcap, None, math.inf, out, cu_q, cu_k, lengths, table, False)
+    return [out, lse.flip(0) if max_q == 1 else lse]
 
 
 @contextlib.contextmanager
@@ -146,7 +129,7 @@ def on_the_cpu() -> Iterator[None]:
     module = SimpleNamespace(__name__="fake", BACKEND=Backend("fake", "FlashAttention in plain torch"), KERNELS=made)
     libraries = [
         register("_vllm_fa3_C", {"fwd": FA3}, fwd=fa3),
-        register("_vllm_fa2_C", FA2, varlen_fwd=fa2_varlen, fwd_kvcache=fa2_cache),
+        register("_vllm_fa2_C", {"varlen_fwd": FA2_VARLEN}, varlen_fwd=fa2_varlen),
     ]
     handle = kernelhub.register_backend(module)
     try:

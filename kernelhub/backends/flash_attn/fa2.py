@@ -38,15 +38,16 @@ class FlashAttention2(FlashAdapter[ProblemT, StepT]):
         """Ragged queries over ragged keys or pages."""
         assert ends.cu_seqlens_q is not None
         assert ends.max_seqlen_q is not None
-        # For a bound of one the library takes heads for queries, and counts on one query in each sequence.
-        one_each = q.shape[0] == ends.cu_seqlens_q.shape[0] - 1
+        # For a bound of one the library takes heads for queries, counts on one query in each sequence, and may give an
+        # LSE in an order of its own (vLLM's build does).
+        alike = q.shape[0] == ends.cu_seqlens_q.shape[0] - 1 and not wants_lse
         return flash_attn_varlen_func(
             q,
             k,
             v,
             cu_seqlens_q=ends.cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
-            max_seqlen_q=ends.max_seqlen_q if one_each else max(2, ends.max_seqlen_q),
+            max_seqlen_q=ends.max_seqlen_q if alike else max(2, ends.max_seqlen_q),
             max_seqlen_k=ends.max_seqlen_k,
             return_attn_probs=wants_lse,
             block_table=ends.page_table,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernelhub.backends.flash_attn import fa3
 from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, is_aligned, keep_tail
-from kernelhub.backends.flash_attn.vllm_libraries import FA2, FA2_CACHE, FA2_VARLEN, FA3, FA3_FORWARD
+from kernelhub.backends.flash_attn.vllm_libraries import FA2, FA2_VARLEN, FA3, FA3_FORWARD
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
@@ -22,18 +22,26 @@ from kernelhub.runtime.operators import on_device_of, operator
 
 
 class Flattened(FlashAdapter[ProblemT, StepT]):
-    """Gives batched queries and keys as ragged ones, of equal lengths. A subclass makes the call."""
+    """Gives batched queries and keys as ragged ones, of equal lengths. A subclass makes the call.
+
+    Attributes:
+        batches_over_pages: batched queries over pages are given as they are.
+    """
+
+    batches_over_pages = False
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
     ) -> Tensor | None:
-        if ends.cu_seqlens_q is not None or ends.page_table is not None:
+        if ends.cu_seqlens_q is not None or (ends.page_table is not None and self.batches_over_pages):
             return self.ragged(q, k, v, ends, values, out, wants_lse)
         batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
-        flat = Ends(_every(queries, batch, q), _every(keys, batch, q), queries, keys)
+        flat = ends._replace(cu_seqlens_q=_every(queries, batch, q), max_seqlen_q=queries)
+        if ends.page_table is None:
+            flat = flat._replace(cu_seqlens_k=_every(keys, batch, q), max_seqlen_k=keys)
+            k, v = k.flatten(0, 1), v.flatten(0, 1)
         target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-        q, k, v = (tensor.flatten(0, 1) for tensor in (q, k, v))
-        lse = self.ragged(q, k, v, flat, values, target.flatten(0, 1), wants_lse)
+        lse = self.ragged(q.flatten(0, 1), k, v, flat, values, target.flatten(0, 1), wants_lse)
         if target is not out:
             out.copy_(target)
         return None if lse is None else lse.unflatten(1, (batch, queries)).transpose(0, 1)
@@ -48,6 +56,7 @@ class Flattened(FlashAdapter[ProblemT, StepT]):
 class _Fa3(Flattened[ProblemT, StepT], fa3.FlashAttention3[ProblemT, StepT]):
     """Without attention in chunks; sinks, which it takes rounded to bfloat16, and context parallelism are left out."""
 
+    batches_over_pages = True
     chunk = ()
     last = (None, 1, 0, None)
 
@@ -70,13 +79,16 @@ class Fa3Paged(_Fa3[PagedAttentionProblem, PagedStep], fa3.Paged):
 
 
 class _Fa2(Flattened[ProblemT, StepT]):
-    """Ragged calls, over keys or pages, and decode over pages. Keys are not split."""
+    """Ragged calls, over keys or pages. Keys are not split.
+
+    The operator for decode, `fwd_kvcache`, is left alone: it reads the lengths back to the host, which waits for the
+    device and cannot be captured in a CUDA graph.
+    """
 
     def __init__(self, problem: ProblemT) -> None:
         super().__init__(problem)
         capability = problem.device.capability
         self._varlen = operator(FA2, "varlen_fwd", FA2_VARLEN, capability)
-        self._cache = operator(FA2, "fwd_kvcache", FA2_CACHE, capability)
 
     def ragged(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
@@ -85,35 +97,31 @@ class _Fa2(Flattened[ProblemT, StepT]):
         direct = out.is_contiguous() and is_aligned(out)
         target = out if direct else torch.empty_like(out, memory_format=torch.contiguous_format)
         with on_device_of(q):
-            lse = self.call(q, k, v, ends, values, target)
+            lse = self.call(q, k, v, ends, values, target, wants_lse)
         if not direct:
             keep_tail(out, target, ends)
         return lse if wants_lse else None
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, target: Tensor) -> Tensor:
+    def call(
+        self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, target: Tensor, wants_lse: bool
+    ) -> Tensor:
         """Run into `target`, and return the LSE."""
         causal = values.window_right == 0
         right = -1 if causal else min(values.window_right, NO_LIMIT)
-        masks = (values.scale, causal, min(values.window_left, NO_LIMIT), right, values.softcap)
+        left = min(values.window_left, NO_LIMIT)
+        assert ends.cu_seqlens_q is not None
+        assert ends.max_seqlen_q is not None
+        # For a bound of one it takes heads for queries, counts on one query in each sequence, and gives an LSE in an
+        # order of its own.
+        alike = q.shape[0] == ends.cu_seqlens_q.shape[0] - 1 and not wants_lse
+        longest = ends.max_seqlen_q if alike else max(2, ends.max_seqlen_q)
+        # Offsets of keys are asked for over pages too, and not read.
+        cu_seqlens_k = ends.cu_seqlens_q if ends.cu_seqlens_k is None else ends.cu_seqlens_k
         none = None
-        made: list[Tensor]
-        if ends.cu_seqlens_q is None:
-            made = self._cache(
-                q, k, v, none, none, ends.seqused_k, none, none, none, none, ends.page_table, none, target, *masks,
-                True, 1,
-            )  # fmt: skip
-        else:
-            assert ends.max_seqlen_q is not None
-            # For a bound of one it takes heads for queries, and counts on one query in each sequence.
-            one_each = q.shape[0] == ends.cu_seqlens_q.shape[0] - 1
-            longest = ends.max_seqlen_q if one_each else max(2, ends.max_seqlen_q)
-            # Offsets of keys are asked for over pages too, and not read.
-            cu_seqlens_k = ends.cu_seqlens_q if ends.cu_seqlens_k is None else ends.cu_seqlens_k
-            scale, *rest = masks
-            made = self._varlen(
-                q, k, v, target, ends.cu_seqlens_q, cu_seqlens_k, ends.seqused_k, none, ends.page_table, none,
-                longest, ends.max_seqlen_k, 0.0, scale, False, *rest, False, 1, none,
-            )  # fmt: skip
+        made: list[Tensor] = self._varlen(
+            q, k, v, target, ends.cu_seqlens_q, cu_seqlens_k, ends.seqused_k, none, ends.page_table, none,
+            longest, ends.max_seqlen_k, 0.0, values.scale, False, causal, left, right, values.softcap, False, 1, none,
+        )  # fmt: skip
         return made[1]
 
 
@@ -122,7 +130,7 @@ class Fa2Dense(_Fa2[AttentionProblem, DenseStep]):
 
 
 class Fa2Paged(_Fa2[PagedAttentionProblem, PagedStep]):
-    """`paged_attention`, prefill and mixed; decode without splitting keys."""
+    """`paged_attention`, decode, prefill and mixed."""
 
 
 def _every(length: int, count: int, like: Tensor) -> Tensor:
