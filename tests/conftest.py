@@ -41,6 +41,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", metafunc.cls.accepted_cases(), ids=str)
 
 
+@pytest.fixture
+def no_engine_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the variables of libraries that the machine sets, or that a watched library left in this process."""
+    for name in [name for name in os.environ if name.startswith(("DG_", "FLASHINFER_"))]:
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(autouse=True)
 def clean_hub(request):
     """What collecting or a test configures, registers or enters reaches no other test; which kernels ran is noted.

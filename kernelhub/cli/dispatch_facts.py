@@ -11,7 +11,7 @@ from kernelhub.cli.defects import defects
 from kernelhub.cli.env import file_words
 from kernelhub.cli.facets import AnyOp, ops
 from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
-from kernelhub.cli.here import LAYOUT, devices, is_built_in, libraries_of, obstacles
+from kernelhub.cli.here import LAYOUT, devices, is_built_in, libraries_of, measured_devices, obstacles
 from kernelhub.cli.variables import Variables
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.hub import HUB
@@ -96,7 +96,7 @@ def quarantine() -> Iterator[Fact]:
     if not HUB.settings["KERNELHUB_EVIDENCE"]:
         yield Fact(NOTE, "KERNELHUB_EVIDENCE=0", "kernels that were found wrong here may be chosen", "unset it")
         return
-    for device in devices():
+    for device in measured_devices():
         kept = all_kept(device)
         good = sum(not record.result.failures for record in kept.records.values())
         if good:
@@ -115,7 +115,7 @@ def tuned() -> Iterator[Fact]:
     """What was measured on each device and holds, and measurements that do not count."""
     if not HUB.settings["KERNELHUB_EVIDENCE"]:
         return  # told by `quarantine`
-    for device in devices():
+    for device in measured_devices():
         misses: list[Miss] = []
         entries = list(MeasuredTable(device, HUB.settings["KERNELHUB_TUNED"]).entries(misses))
         if entries:
@@ -137,7 +137,7 @@ def plugins(variables: Variables) -> Iterator[Fact]:
 
 def verdicts() -> Iterator[Fact]:
     """For each kind of device here and each op: what would run, and what faster kernel is missing."""
-    for device in devices():
+    for device in measured_devices():
         for function in ops().values():
             yield _verdict(function, device)
 

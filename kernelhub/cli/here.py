@@ -27,6 +27,11 @@ def devices() -> list[DeviceFacts]:
     return list(dict.fromkeys(facts(torch.device("cuda", index)) for index in range(torch.cuda.device_count())))
 
 
+def measured_devices() -> list[DeviceFacts]:
+    """Those of which results may be kept: `devices`, and the CPU beside them."""
+    return list(dict.fromkeys([*devices(), facts(torch.device("cpu"))]))
+
+
 def is_built_in(registered: Registered) -> bool:
     """Whether a backend is one of ours; others are plugins or were registered at run time."""
     return registered.origin.startswith(_BUILT_IN)

@@ -13,10 +13,11 @@ import pytest
 
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
 FEWEST_LAUNCHES = 40
-# ptxas trades some registers of its own accord, which ones differs with its version. The 256-wide prefill on sm_90
+# ptxas trades some registers of its own accord, which ones differs with its version: up to 112 bytes with that of
+# Triton 3.6.0 for sm_80. The 256-wide prefill on sm_90
 # spills up to 72 bytes and was still measured 14 % faster than the next tile, which spills nothing. A tile that
 # does not fit spills hundreds of bytes to kilobytes.
-MOST_SPILLED_BYTES = 96
+MOST_SPILLED_BYTES = 128
 MOST_LAUNCHES_THAT_SPILL = 0.1  # of all
 # Tiles that spill more and were measured to be faster than any that do not (figures: backends/triton/mla/tiles.py).
 MEASURED_FASTER = {("H200", "latent_kernel")}

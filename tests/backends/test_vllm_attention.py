@@ -47,10 +47,12 @@ def test_tokens_past_the_last_sequence_are_left_as_they_are(on_the_cpu, variant,
         wide = torch.full((25, 6, 64 * spread), 3.0, dtype=torch.bfloat16)
         out = wide[..., ::spread]
         function = getattr(kernelhub, op)
-        _, lse = function(**arguments, out=out, return_lse=True, backend=f"fake.{variant}")
+        with_lse = (op, variant) != ("paged_attention", "fa2")
+        got = function(**arguments, out=out, return_lse=with_lse, backend=f"fake.{variant}")
         want, want_lse = function.reference(**arguments, return_lse=True)
         assert compare_out(out[:20], want[:20], largest_value(arguments)).ok
-        assert compare_lse(lse[:, :20], want_lse[:, :20]) < 1e-4
+        if with_lse:
+            assert compare_lse(got[1][:, :20], want_lse[:, :20]) < 1e-4
         assert (out[20:] == 3.0).all()
 
 

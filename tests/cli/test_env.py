@@ -104,6 +104,7 @@ class TestWrong:
             assert answer.row(name).split()[2] == "invalid"
 
 
+@pytest.mark.usefixtures("no_engine_variables")
 class TestEngines:
     """Variables of vLLM, FlashInfer and DeepGEMM that are set, and what follows from each."""
 

@@ -35,7 +35,7 @@ EVERYTHING = Furnished()  # every library installed
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch):
+def environment(monkeypatch: pytest.MonkeyPatch, no_engine_variables: None):
     """Set variables as a shell would, and have kernelhub read them."""
 
     def set_them(**variables: str) -> None:

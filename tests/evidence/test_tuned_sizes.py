@@ -22,6 +22,7 @@ from kernelhub.ops.models.calls import calls_of, need_of
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.models import MoeModel
 from kernelhub.probes.device import simulated
+from tests.conftest import DEVICE
 from tests.evidence import sized
 from tests.evidence.test_tune import FACETS, packed_call, tuned
 from tests.evidence.tuned_entries import entry, keep
@@ -146,9 +147,10 @@ class TestTriton:
         with pytest.raises((KeyError, TypeError, ValueError)):
             gemm_tiles.read({"num_warps": 4, "num_stages": 3, **wrong}, "block")
 
+    @pytest.mark.device
     @pytest.mark.parametrize("scaling", ["block", "row"])
     def test_a_product_takes_measured_tiles_and_is_right_with_each(self, scaling) -> None:
-        call = fp8_gemm_inputs(tokens=20, n=128, k=256, scaling=scaling)
+        call = fp8_gemm_inputs(tokens=20, n=128, k=256, scaling=scaling, device=DEVICE)
         plan = kernelhub.fp8_gemm.prepare(**call, backend="triton")
         want = kernelhub.fp8_gemm.reference(**call).float()
         given = {name: call[name] for name in ("a", "b", "a_scale", "b_scale")}
@@ -162,9 +164,10 @@ class TestTriton:
         plan.adapter.configure({})
         assert plan.adapter._tile(20) == gemm_tiles.tiles(plan.selection.problem.device, scaling, 20, 128, 256)
 
+    @pytest.mark.device
     def test_experts_say_whether_their_tiles_were_measured(self) -> None:
         model = MoeModel("", 4, 2, 64, 32)
-        call = moe_inputs(model, tokens=6, dtype=torch.float16)
+        call = moe_inputs(model, tokens=6, dtype=torch.float16, device=DEVICE)
         plan = kernelhub.fused_moe.prepare(**call, backend="triton")
         assert "default" in plan.tiles(6)
         usual = plan.run(call["x"], call["topk_weights"], call["topk_ids"])
@@ -177,6 +180,7 @@ class TestTriton:
         again = plan.run(call["x"], call["topk_weights"], call["topk_ids"])
         torch.testing.assert_close(again.float(), usual.float(), rtol=2e-2, atol=2e-2)
 
+    @pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter is on only where there is no GPU")
     def test_a_real_search_over_tiles_ends_with_tiles_that_are_right(self) -> None:
         """On a CPU under Triton's interpreter: what is fast there means nothing, what is right does."""
         problem = kernelhub.explain("fp8_gemm", device="cpu", n=64, k=128).problem

@@ -173,7 +173,7 @@ class TestWriting:
             monkeypatch.setenv(name, str(blocked))
         keep(entry("attention", FACETS, {verdict().selected: 30.0, other: 10.0}))
         assert (verdict().selected, verdict().source) == (other, "tuned")
-        assert len(kernelhub.agree(what=verdict()).tuned["entries"]) == 1, "other ranks hear of it too"
+        assert len(kernelhub.agree(what=verdict(), device="cpu").tuned["entries"]) == 1, "other ranks hear of it too"
         kernelhub.reload()
         assert any(notice.code == "cache_memory" for notice in kernelhub.cache_notices())
         documents._memory.clear()

@@ -117,7 +117,7 @@ def test_code_and_ptx_for_a_driver_that_is_older(toolkit_of, monkeypatch) -> Non
 
 
 @pytest.mark.fault("nvcc_killed")
-def test_a_backend_that_would_compile_says_the_same(toolkit_of, tmp_path, monkeypatch) -> None:
+def test_a_backend_that_would_compile_says_the_same(toolkit_of, tmp_path, monkeypatch, no_engine_variables) -> None:
     """FlashInfer, here by the files that are looked for, would run this nvcc."""
     toolkit_of("exit 137")
     (tmp_path / "site" / "flashinfer").mkdir(parents=True)

@@ -45,6 +45,15 @@ def test_a_call_that_waits_for_the_device_is_timed_by_events():
     assert timer.how == "events"
     assert timing.median_s > 1e-6
     assert float(x.sum()) == 1 << 20, "the failed capture leaves the stream usable"
+    assert torch.isfinite(torch.randn(8, device=GPU)).all(), "and random numbers"
+    side = torch.cuda.Stream()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    for _ in range(8):
+        torch.empty(64 << 20, dtype=torch.uint8, device=GPU).record_stream(side)
+        torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == held, "and memory that two streams have used is given back"
 
 
 def test_a_small_product_is_timed_with_operands_from_memory():

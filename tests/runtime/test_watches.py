@@ -27,6 +27,7 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from tests.dispatch.backends import qkv, record, register
+from tests.runtime.caches import ROOT
 
 
 class Works(AttentionAdapter[Any, Any]):
@@ -372,7 +373,7 @@ class TestTriton:
         """With the real compiler, for a GPU that is not here. Another's listener is heard, too."""
         pytest.importorskip("triton")
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        environment["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
+        environment |= {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "PYTHONPATH": str(ROOT)}
         (tmp_path / "compiles.py").write_text(_COMPILES)
 
         def kinds(width: int) -> list[str]:

@@ -129,11 +129,12 @@ def wait_for(process: subprocess.Popen[str], words: str) -> None:
 
 class TestOneCompilerPerNode:
     def test_the_second_waits_for_the_first_and_takes_over_what_it_made(self, node):
-        node.compiler("sleep 2")
+        node.compiler(f"test ! -s {node.log} || until test -e {node.folder}/told; do sleep 0.05; done")
         first = node.start()
         wait_for(first, "fused_moe")
         second = node.start()
         wait_for(second, f"process {first.pid}")
+        (node.folder / "told").touch()
         made, taken = told(first), told(second)
         assert made["ok"]
         assert taken["ok"]

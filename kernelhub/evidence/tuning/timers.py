@@ -78,14 +78,15 @@ class Timer:
 
     def _capture(self) -> None:
         """One graph of all calls of a sample; without one where the kernel cannot be captured after all."""
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+            with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=pool):
                 self._in_turn(self._number)
         except KernelhubError:
             raise
         except RuntimeError:  # whoever syncs or allocates by itself; the capture has ended, nothing ran
             torch.cuda.synchronize(self._device)
+            _end_failed_capture(self._device, pool)
             return
         self._graph, self.how = graph, GRAPH
 
@@ -115,6 +116,24 @@ class Timer:
         calls = self._calls
         for place in range(number):
             calls[place % len(calls)]()
+
+
+def _end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
+    """Have torch forget a capture that CUDA ended with an error.
+
+    torch 2.11 leaves such a capture half open: its random numbers raise from then on, and memory that another stream
+    has used is never given back. Ending the capture's pool mends the second, the next capture that succeeds the first.
+    """
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(index, pool)
+    except (AttributeError, RuntimeError):
+        return  # the capture had ended as it should; or this torch has no such function
+    torch._C._cuda_releasePool(index, pool)
+    with torch.cuda.device(device):
+        some = torch.zeros(1, device=device)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            some.zero_()
 
 
 def _nothing() -> None:

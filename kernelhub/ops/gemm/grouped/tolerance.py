@@ -79,9 +79,11 @@ def _largest_product(arguments: dict[str, Any]) -> float:
     b, scale = arguments["b"], arguments["b_scale"]
     geometry = geometry_of_b(scale, b)
     kind = geometry_of_a(arguments["a_scale"], geometry, arguments["a"])
-    a = rows_dequantized(arguments["a"], arguments["a_scale"], kind, torch.float32).nan_to_num().abs().max()
+    a = rows_dequantized(arguments["a"], arguments["a_scale"], kind, torch.float32).nan_to_num().abs()
+    if not a.numel():
+        return 0.0
     largest = 0.0
     for group in range(b.shape[0]):
         weights = weights_dequantized(b[group], of_group(scale, group, b.shape[0]), geometry, torch.float32)
         largest = max(largest, float(weights.abs().max()))
-    return float(a) * largest
+    return float(a.max()) * largest
