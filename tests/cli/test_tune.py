@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def test_explain_doctor_and_the_caches_show_it(ask, cache):
     )
     assert "decided by: tuned, measured 20" in verdict.out
     assert "1 problem classes tuned on" in ask("doctor").out
+    listed = ask("cache", "list", "kernelhub", "--json").json["caches"]
+    (ours,) = [item for item in listed if item["path"] == str(cache)]
+    assert ours["states"] == {"current": 1}
+
+
+def test_torch_is_of_the_version_that_it_says_itself(ask, cache, monkeypatch):
+    """Wheels of torch may say 2.11.0 where torch says 2.11.0+cu130."""
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "2.0.0" if name == "torch" else real(name))
+    ask(*QUICK)
     listed = ask("cache", "list", "kernelhub", "--json").json["caches"]
     (ours,) = [item for item in listed if item["path"] == str(cache)]
     assert ours["states"] == {"current": 1}

@@ -146,6 +146,10 @@ def _version(distribution: str) -> str:
     """As it is written of what was measured with it."""
     if distribution == "kernelhub":
         return manifest.version()
+    if distribution == "torch":
+        import torch
+
+        return str(torch.__version__)  # names the build, such as +cu130, where the distribution need not
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
