@@ -87,18 +87,21 @@ class Meeting:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Tell, as long as the block runs, that this rank lives; from a thread and connection of its own."""
+        """Tell, as long as the block runs, that this rank lives; from a thread and connection of its own.
+
+        The thread connects, too: that looks names up, which takes 5 s where the name server does not answer.
+        """
         done = threading.Event()
-        store = self.store.clone() if hasattr(self.store, "clone") else self.store
 
         def beat() -> None:
             number = 0
-            while not done.wait(BEAT_S):
-                number += 1
-                try:
+            try:
+                store = self.store.clone() if hasattr(self.store, "clone") else self.store
+                while not done.wait(BEAT_S):
+                    number += 1
                     store.set(self._key(f"beat/{self.rank}"), str(number))
-                except Exception:  # the store is gone, which the meeting itself will tell
-                    return
+            except Exception:  # the store is gone, which the meeting itself will tell
+                return
 
         thread = threading.Thread(target=beat, name="kernelhub beat", daemon=True)
         thread.start()
@@ -127,8 +130,13 @@ class Meeting:
         self._wait(look, watch=range(self.size), owed=word)
         return [heard[rank] for rank in range(self.size)]
 
-    def hear_lead(self, word: str) -> Any | None:
-        """The lead's value under a word; None if instead it has told that all agree."""
+    def hear_lead(self, word: str, after: str = "") -> Any | None:
+        """The lead's value under a word; None if instead it has told that all agree.
+
+        Args:
+            word: what it says next.
+            after: the word that it hears of every rank before it does.
+        """
         agreed = False
 
         def look() -> bool:
@@ -137,7 +145,7 @@ class Meeting:
             agreed = failure is not None and failure.code == _AGREED
             return agreed or self._has(f"{word}/{LEAD}")
 
-        self._wait(look, watch=(LEAD,), owed=word)
+        self._wait(look, watch=(LEAD,), owed=word, after=after)
         return None if agreed else self._get(f"{word}/{LEAD}")
 
     def conclude(self) -> None:
@@ -181,7 +189,7 @@ class Meeting:
     def _decided(self) -> Failure | None:
         return _failure(self.store.get(self._key("decision"))) if self._has("decision") else None
 
-    def _wait(self, look: Callable[[], bool], watch: Sequence[int], owed: str) -> None:
+    def _wait(self, look: Callable[[], bool], watch: Sequence[int], owed: str, after: str | None = None) -> None:
         """Look until it is there; end the meeting when a watched rank dies or time is over."""
         pause, checked = _PAUSE_S[0], 0.0
         while not look():
@@ -193,7 +201,7 @@ class Meeting:
                     checked = time.monotonic()
                     self._watch(watch, owed)
                 if self.clock.over:
-                    self.give_up(self._who_is_missing(owed))
+                    self.give_up(self._who_is_missing(owed, after))
             except _AgreedMeanwhile:  # the lead had everything; what is looked for is there at the next look
                 continue
             time.sleep(pause)
@@ -215,17 +223,27 @@ class Meeting:
                 message = f"rank {rank} ({peer}) has not been heard of for {silent_s:.0f} s: it {state}"
                 self.give_up(Failure("rank_silent", message, (rank,)))
 
-    def _who_is_missing(self, owed: str) -> Failure:
-        """Which ranks did not come, and which came and did not finish."""
+    def _who_is_missing(self, owed: str, after: str | None) -> Failure:
+        """Which ranks did not come, and which came and did not finish.
+
+        Whoever's time is over first tells it, so all have to find the same: of what the lead owes (`after` is given),
+        the ranks that it waits for itself.
+        """
         waited = f"within {self.clock.timeout_s:g} s"
         absent = [rank for rank in range(self.size) if not self._known(rank)]
         if absent:
             message = f"{_ranks(absent)} did not call agree() {waited}: dead, stuck or slow"
             return Failure("rank_missing", f"{message}; see the log there, or give a longer timeout_s", tuple(absent))
-        slow = [rank for rank in range(self.size) if not self._has(f"{owed}/{rank}")] or [LEAD]
+        awaited = owed if after is None else after
+        slow = self._lacking(awaited) if awaited else []
+        lacking = awaited if slow else owed
+        slow = slow or [LEAD]
         where = "; ".join(f"rank {rank} ({self.peers[rank]})" for rank in slow)
-        message = f"{where} came to agree() and lives, but was not ready {waited} ({owed.partition('/')[0]} is missing)"
+        message = f"{where} came to agree() and lives, but was not ready {waited} ({lacking} is missing)"
         return Failure("rank_slow", f"{message}; warm up before, or give a longer timeout_s", tuple(slow))
+
+    def _lacking(self, word: str) -> list[int]:
+        return [rank for rank in range(self.size) if not self._has(f"{word}/{rank}")]
 
     def _known(self, rank: int) -> bool:
         if rank not in self.peers and self._has(f"hello/{rank}"):

@@ -65,7 +65,7 @@ def follow(
     tuned = meeting.hear_lead("tuned") or {}
     outcome: dict[str, Settled] = {}
     for attempt in itertools.count():
-        told = meeting.hear_lead(f"outcome{attempt}")
+        told = meeting.hear_lead(f"outcome{attempt}", after=f"ready{attempt - 1}" if attempt else "said")
         if told is None:
             break
         if told["tuned"] != table_digest(tuned):

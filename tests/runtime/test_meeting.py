@@ -55,6 +55,23 @@ def test_any_store_of_a_group_will_do(kind, tmp_path):
     lead.leave(None)
 
 
+def test_a_connection_that_takes_long_holds_nobody_up():
+    class Slow(dist.HashStore):  # type: ignore[misc]
+        def clone(self) -> Any:
+            time.sleep(1.0)
+            return self
+
+    lead, other = meetings(store=Slow())
+    begun = time.monotonic()
+    with lead.beating(), other.beating():
+        lead.say("word", 1)
+        assert other.hear_lead("word") == 1
+        assert time.monotonic() - begun < 0.9
+        while not lead._has("beat/1") and time.monotonic() - begun < 10:
+            time.sleep(0.05)
+        assert lead._has("beat/1"), "it beats as soon as it is connected"
+
+
 class TestWords:
     @pytest.mark.parametrize("value", [{}, {"x": [1, None, "ä"]}, {"long": os.urandom(3 << 20).hex()}], ids=len)
     def test_a_value_arrives_as_it_was_said(self, value):
@@ -95,6 +112,25 @@ class TestDecision:
         first = Failure("rank_dead", "first", (0,))
         assert ending(lambda: one.give_up(first)) == first
         assert ending(lambda: other.give_up(Failure("rank_slow", "second", (1,)))) == first
+
+    @pytest.mark.parametrize(
+        ("said", "word", "after", "ranks", "missing"),
+        [
+            ((0, 2), "outcome0", "said", (1,), "said"),
+            ((2,), "outcome0", "said", (0, 1), "said"),
+            ((0, 1, 2), "outcome0", "said", (0,), "outcome0"),
+            ((0, 1, 2), "tuned", "", (0,), "tuned"),
+        ],
+    )
+    def test_whoever_s_time_is_over_first_names_those_that_all_wait_for(self, said, word, after, ranks, missing):
+        ranks_here = meetings(size=3, timeout_s=0.2)
+        for rank in said:
+            ranks_here[rank].say("said", {})
+        failure = ending(lambda: ranks_here[2].hear_lead(word, after))
+        assert (failure.code, failure.ranks) == ("rank_slow", ranks)
+        assert f"({missing} is missing)" in failure.message
+        if len(said) < 3:
+            assert ending(lambda: ranks_here[0].hear_all("said")) == failure
 
     def test_what_comes_after_the_time_is_not_said(self):
         lead, other = meetings(timeout_s=0.05)

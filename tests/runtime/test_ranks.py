@@ -269,7 +269,8 @@ def lead_stopped_while_choosing(rank: int, size: int) -> Any:
             TIMEOUT_S + 2,
             marks=pytest.mark.fault("rank_stopped"),
         ),
-        (lead_killed_while_choosing, 0, False, {"rank_dead", "store_lost"}, SLOW_S),
+        # The store that it held is gone, too; a busy machine may take longer than the time-out to say so.
+        (lead_killed_while_choosing, 0, False, {"rank_dead", "store_lost", "store_silent"}, SLOW_S),
         pytest.param(
             lead_stopped_while_choosing,
             0,
