@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from kernelhub.runtime.caches.notices import cache_notices as cache_notices
     from kernelhub.runtime.caches.variables import set_cache_variables as set_cache_variables
     from kernelhub.runtime.health import health as health
-    from kernelhub.runtime.ranks import agree as agree
+    from kernelhub.runtime.ranks.agree import agree as agree
     from kernelhub.runtime.seal import seal as seal
     from kernelhub.runtime.seal import unseal as unseal
     from kernelhub.runtime.warm import warm as warm
@@ -110,7 +110,7 @@ _HOMES = {
     "warm": "kernelhub.runtime.warm",
     "warmup": "kernelhub.warming.warmup",
     "problems_of": "kernelhub.ops.models.problems",
-    "agree": "kernelhub.runtime.ranks",
+    "agree": "kernelhub.runtime.ranks.agree",
 }
 
 __all__ = ["__version__", "errors", *_HOMES]

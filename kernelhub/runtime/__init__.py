@@ -1,1 +1,1 @@
-"""WHEN work is done: memory that outlives a call, operators of other projects' libraries."""
+"""WHEN work is done: seal, warm calls, caches, ranks, health, scratch that outlives a call, operators of others."""

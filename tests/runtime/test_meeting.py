@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from kernelhub.runtime.ranks_meeting import Clock, Ended, Meeting
-from kernelhub.runtime.ranks_process import Process, this_process
-from kernelhub.runtime.ranks_rounds import follow
-from kernelhub.runtime.ranks_settle import Failure
-from kernelhub.runtime.ranks_statement import Stated
+from kernelhub.runtime.ranks.meeting import Clock, Ended, Meeting
+from kernelhub.runtime.ranks.process import Process, this_process
+from kernelhub.runtime.ranks.rounds import follow
+from kernelhub.runtime.ranks.settle import Failure
+from kernelhub.runtime.ranks.statement import Stated
 
 
 def meetings(size: int = 2, timeout_s: float = 5.0, store: Any = None) -> list[Meeting]:
@@ -175,7 +175,7 @@ class TestProcess:
         assert Process("elsewhere", "another boot pid:[1]", 1 << 30, 1).gone() == ""
 
     def _process(self, pid: int) -> Process:
-        from kernelhub.runtime.ranks_process import _state_of
+        from kernelhub.runtime.ranks.process import _state_of
 
         me = this_process()
         return Process(me.host, me.namespace, pid, _state_of(pid)[1])

@@ -11,8 +11,8 @@ import kernelhub
 from kernelhub.dispatch.constraint import Rule
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import ConfigurationError, RanksDisagree
-from kernelhub.runtime import ranks_meeting
-from kernelhub.runtime.ranks_statement import policy_words
+from kernelhub.runtime.ranks import meeting
+from kernelhub.runtime.ranks.statement import policy_words
 from tests.runtime import scenes
 from tests.runtime.scenes import LATE_S, NEED, OTHER, PATIENT_S, plugin
 from tests.runtime.world import attempt, end_this_process, run_world
@@ -20,9 +20,7 @@ from tests.runtime.world import attempt, end_this_process, run_world
 SIZE = 3
 TIMEOUT_S = 6.0
 SLOW_S = 20.0  # what two busy cores may take for what takes one second
-GRACE_S = (
-    ranks_meeting.LINGER_S + 3.0
-)  # of a rank that holds the store until others have read the end, and of slow cores
+GRACE_S = meeting.LINGER_S + 3.0  # of a rank that holds the store until others have read the end, and of slow cores
 pytestmark = pytest.mark.xdist_group("ranks")  # each group of processes wants the cores for itself
 
 
@@ -226,7 +224,7 @@ def test_groups_of_other_sizes_agree_one_after_the_other(tmp_path) -> None:
 
 def ends(rank: int, victim: int, by: signal.Signals, before: bool) -> dict[str, Any]:
     """Agree, but that one rank ends before it calls `agree` or while it chooses."""
-    ranks_meeting.SILENT_S = 3.0  # in this process, which is one of the group's
+    meeting.SILENT_S = 3.0  # in this process, which is one of the group's
     if rank == victim and before:
         end_this_process(by)
     plugin(Rule((), lambda problem: end_this_process(by) if rank == victim else None))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kernelhub
-from kernelhub.runtime.ranks_settle import Failure, Refusal, settle
+from kernelhub.runtime.ranks.settle import Failure, Refusal, settle
 
 ROOT = Path(kernelhub.__file__).parent
 KEY = "op {}"
@@ -103,7 +103,7 @@ class TestFailures:
 
 def test_every_code_of_a_failure_is_on_the_page() -> None:
     page = (ROOT.parent / "docs" / "ranks.md").read_text()
-    sources = "".join(path.read_text() for path in (ROOT / "runtime").glob("ranks*.py"))
+    sources = "".join(path.read_text() for path in (ROOT / "runtime" / "ranks").glob("*.py"))
     codes = set(re.findall(r"(?:Failure|RanksDisagree)\(\s*\"([a-z_]+)\"", sources))
     assert len(codes) > 15
     assert {code for code in codes if f"`{code}`" not in page} == set()

@@ -23,12 +23,12 @@ from kernelhub.errors import ConfigurationError, KernelhubError, RanksDisagree
 from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.probes.device import DeviceFacts
-from kernelhub.runtime.ranks_agreed import Choice, agreed_on, sizes_of, stop, stop_other_sizes
-from kernelhub.runtime.ranks_meeting import LINGER_S, Clock, Ended, Meeting
-from kernelhub.runtime.ranks_process import this_process
-from kernelhub.runtime.ranks_rounds import alone, follow, lead
-from kernelhub.runtime.ranks_settle import LEAD, Failure, Outcome
-from kernelhub.runtime.ranks_statement import Stated, state, statement_of, table_digest
+from kernelhub.runtime.ranks.agreed import Choice, agreed_on, sizes_of, stop, stop_other_sizes
+from kernelhub.runtime.ranks.meeting import LINGER_S, Clock, Ended, Meeting
+from kernelhub.runtime.ranks.process import this_process
+from kernelhub.runtime.ranks.rounds import alone, follow, lead
+from kernelhub.runtime.ranks.settle import LEAD, Failure, Outcome
+from kernelhub.runtime.ranks.statement import Stated, state, statement_of, table_digest
 
 T = TypeVar("T")
 What = Plan | Need | Selection[Any]

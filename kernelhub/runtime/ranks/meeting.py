@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from kernelhub.runtime.ranks_process import Process, this_process
-from kernelhub.runtime.ranks_settle import LEAD, Failure
+from kernelhub.runtime.ranks.process import Process, this_process
+from kernelhub.runtime.ranks.settle import LEAD, Failure
 
 BEAT_S = 0.5
 SILENT_S = 30.0  # an import of a large library may keep a process from beating for many seconds

@@ -17,8 +17,8 @@ from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.policy import Wish
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import RanksDisagree
-from kernelhub.runtime.ranks_settle import Outcome, Refusal
-from kernelhub.runtime.ranks_statement import Stated
+from kernelhub.runtime.ranks.settle import Outcome, Refusal
+from kernelhub.runtime.ranks.statement import Stated
 
 _UNDO = "call kernelhub.reload() on every rank, and agree again"
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from kernelhub.dispatch.fingerprint import digest
-from kernelhub.runtime.ranks_agreed import fingerprints, try_all
-from kernelhub.runtime.ranks_meeting import Ended, Meeting
-from kernelhub.runtime.ranks_process import this_process
-from kernelhub.runtime.ranks_settle import LEAD, Failure, Outcome, Refusal, Settled, settle
-from kernelhub.runtime.ranks_statement import Stated, statement_of, table_digest
+from kernelhub.runtime.ranks.agreed import fingerprints, try_all
+from kernelhub.runtime.ranks.meeting import Ended, Meeting
+from kernelhub.runtime.ranks.process import this_process
+from kernelhub.runtime.ranks.settle import LEAD, Failure, Outcome, Refusal, Settled, settle
+from kernelhub.runtime.ranks.statement import Stated, statement_of, table_digest
 
 
 def alone(stated: Stated, table: dict[str, Any]) -> tuple[Stated, Outcome, Mapping[str, Any]]:
