@@ -21,6 +21,13 @@ def offsets(lengths: Tensor) -> Tensor:
     return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
 
+def check_lse_ends(q, cu_seqlens_q, max_seqlen_q, keys) -> None:
+    """Over pages FlashAttention-2 writes +inf past the LSE of ragged queries, where one of them has no keys."""
+    queries = cu_seqlens_q.diff().tolist()
+    if len(queries) * max_seqlen_q > q.shape[0]:  # else it ends where that of a batch would
+        assert all(count for count, asked in zip(keys, queries, strict=True) if asked), "written past the LSE"
+
+
 def check_bounds(cu_q: Tensor | None, max_q: int | None, cu_k: Tensor | None, max_k: int | None) -> None:
     """Bounds are ints that hold, and come with their offsets."""
     for offsets_of, bound in ((cu_q, max_q), (cu_k, max_k)):

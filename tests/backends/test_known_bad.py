@@ -58,8 +58,6 @@ def flashinfer(version: str, device: str = "H200", **facets: Any) -> Call:
     return Call(device, {"flashinfer": version}, facets)
 
 
-EARLY_EXIT = "https://github.com/Dao-AILab/flash-attention/issues/2842"
-
 KNOWN = (
     Known(
         "paged_attention",
@@ -173,30 +171,6 @@ KNOWN = (
             beside=(Call("H200", {"deep_gemm": "2.5.0"}, {"k_scale": True}),),
         )
         for op in ("mqa_logits", "paged_mqa_logits")
-    ),
-    Known(
-        "paged_attention",
-        "flash_attn.fa2",
-        EARLY_EXIT,
-        bad=(Call("A100", {"flash_attn": "2.8.3"}, {"page_size": 256, "ragged": True, "q_len": "any"}),),
-        beside=(Call("A100", {"flash_attn": "2.8.3"}, {"page_size": 256, "sinks": True, "lse": True}),),
-    ),
-    Known(
-        "paged_attention",
-        "flash_attn.vllm_fa2",
-        EARLY_EXIT,
-        bad=(Call("A100", {"vllm": "0.33.0"}, {"ragged": True, "q_len": "any"}),),
-        beside=(
-            Call("A100", {"vllm": "0.33.0"}, {}),
-            Call("H200", {"vllm": "0.33.0"}, {"q_len": "few", "causal": True, "softcap": True}),
-        ),
-    ),
-    Known(
-        "attention",
-        "flash_attn.vllm_fa2",
-        EARLY_EXIT,
-        bad=(),
-        beside=(Call("A100", {"vllm": "0.33.0"}, {"ragged": True, "q_len": "any", "sinks": True, "lse": True}),),
     ),
     Known(
         "paged_attention",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.flash_attn import vllm_builds
 from kernelhub.backends.flash_attn import vllm_libraries as libraries
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
@@ -47,13 +48,30 @@ def test_tokens_past_the_last_sequence_are_left_as_they_are(on_the_cpu, variant,
         wide = torch.full((25, 6, 64 * spread), 3.0, dtype=torch.bfloat16)
         out = wide[..., ::spread]
         function = getattr(kernelhub, op)
-        with_lse = (op, variant) != ("paged_attention", "fa2")
-        got = function(**arguments, out=out, return_lse=with_lse, backend=f"fake.{variant}")
+        _, lse = function(**arguments, out=out, return_lse=True, backend=f"fake.{variant}")
         want, want_lse = function.reference(**arguments, return_lse=True)
         assert compare_out(out[:20], want[:20], largest_value(arguments)).ok
-        if with_lse:
-            assert compare_lse(got[1][:, :20], want_lse[:, :20]) < 1e-4
+        assert compare_lse(lse[:, :20], want_lse[:, :20]) < 1e-4
         assert (out[20:] == 3.0).all()
+
+
+@pytest.mark.parametrize("table", ["whole", "of -1 where nothing is"])
+def test_sequences_without_keys_are_kept_from_fa2_over_pages(on_the_cpu, monkeypatch, table) -> None:
+    arguments = paged_attention_inputs(MODEL, seq_lens=(0, 30, 0, 40, 0), q_lens=(2, 5, 0, 40, 70), page_size=16)
+    if table != "whole":
+        for row, length in enumerate((0, 30, 0, 40, 0)):
+            arguments["block_table"][row, -(-length // 16) :] = -1
+    arguments["q"] = torch.cat([arguments["q"], torch.randn_like(arguments["q"][:3])])
+    for causal in (False, True):
+        out = torch.full_like(arguments["q"], 3.0)
+        _, lse = kernelhub.paged_attention(**arguments, causal=causal, out=out, return_lse=True, backend="fake.fa2")
+        want, want_lse = kernelhub.paged_attention.reference(**arguments, causal=causal, return_lse=True)
+        assert compare_out(out[:117], want[:117], largest_value(arguments)).ok
+        assert compare_lse(lse[:, :117], want_lse[:, :117]) < 1e-4
+        assert (out[117:] == 3.0).all()
+    monkeypatch.setattr(vllm_builds, "with_keys", lambda ends, page_size, tokens: (ends, None))
+    with pytest.raises(AssertionError, match="past the LSE"):
+        kernelhub.paged_attention(**arguments, backend="fake.fa2")
 
 
 @pytest.mark.parametrize("page_size", [64, 80, 128, 256])

@@ -16,7 +16,14 @@ from kernelhub.dispatch.constraint import OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.runtime import operators
 from tests.backends.cutlass_fakes import register
-from tests.backends.flash_attn_numbers import FEWEST_KEYS, FEWEST_ROWS, check_bounds, check_operands, run
+from tests.backends.flash_attn_numbers import (
+    FEWEST_KEYS,
+    FEWEST_ROWS,
+    check_bounds,
+    check_lse_ends,
+    check_operands,
+    run,
+)
 
 # As the libraries in the wheel of vLLM 0.33.0 declare them.
 FA3 = (
@@ -103,11 +110,13 @@ def fa2_varlen(
     lengths = None
     if table is not None:
         lengths, cu_k = _table(table, seqused_k), None
+        check_lse_ends(q, cu_q, max_q, lengths)
     else:
         check_bounds(None, None, cu_k, max_k)
     window = (left, right)
     lse = run(q, k, v, scale, causal, window, softcap, None, math.inf, out, cu_q, cu_k, lengths, table, False)
-    return [out, lse.flip(0) if max_q == 1 else lse]
+    misplaced = max_q == 1 or (lengths is not None and 0 in lengths)
+    return [out, lse.flip(0) if misplaced else lse]
 
 
 @contextlib.contextmanager

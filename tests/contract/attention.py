@@ -146,6 +146,13 @@ def paged_cases() -> list[Case]:
         Case("prefill, same queries", {"seq_lens": (40, 64), "q_lens": 24}, features=("causal",)),
         Case("empty sequences", {"seq_lens": (0, 30, 0)}),
         Case("empty sequences, sinks", {"seq_lens": (0, 30, 0)}, features=("sinks",)),
+        Case("empty ragged sequences", {"seq_lens": (0, 30, 0, 9), "q_lens": (2, 4, 100, 1)}),
+        Case(
+            "empty ragged sequences, causal",
+            {"seq_lens": (0, 30, 0, 9), "q_lens": (2, 4, 100, 1)},
+            features=("causal",),
+        ),
+        Case("empty ragged sequences, sinks", {"seq_lens": (30, 0), "q_lens": (3, 5)}, features=("sinks",)),
         Case("long", {"seq_lens": (700, 300), "page_size": 64}, heads=(4, 1)),
         Case("long and windowed", {"seq_lens": (700, 300)}, heads=(4, 1), features=("window_left",)),
         Case("long, sinks", {"seq_lens": (700, 300), "page_size": 64}, heads=(4, 1), features=("sinks",)),

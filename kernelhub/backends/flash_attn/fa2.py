@@ -8,6 +8,7 @@ import torch
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from torch import Tensor
 
+from kernelhub.backends.flash_attn.keyless import forget, with_keys
 from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, is_aligned, keep_tail
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
@@ -89,8 +90,12 @@ class Paged(FlashAttention2[PagedAttentionProblem, PagedStep]):
                 return_softmax_lse=wants_lse,
                 **_features(values),
             )
+        ends, blind = with_keys(ends, k.shape[1], q.shape[0])
+        assert ends.seqused_k is not None
         cu_seqlens_k = torch.nn.functional.pad(ends.seqused_k.cumsum(0, dtype=torch.int32), (1, 0))
-        return self.ragged(q, k, v, ends, values, wants_lse, cu_seqlens_k)
+        made = self.ragged(q, k, v, ends, values, wants_lse, cu_seqlens_k)
+        forget(blind, *(made[:2] if wants_lse else (made, None)))
+        return made
 
 
 def _features(values: Values) -> dict[str, Any]:

@@ -212,7 +212,7 @@ KERNELS = (
         op="paged_attention",
         name="flash_attn.vllm_fa2",
         target=f"{_HERE}.vllm_builds:Fa2Paged",
-        summary="FlashAttention-2 as vLLM builds it, over pages of 16 tokens or a multiple, keys not split, no LSE",
+        summary="FlashAttention-2 as vLLM builds it, over pages of 16 tokens or a multiple, keys not split",
         band=Band.TUNED,
         constraints=(
             *VLLM_FA2_MACHINE,
@@ -222,8 +222,7 @@ KERNELS = (
             _ONE_WIDTH,
             MultipleOf("page_size", 16, why="it reads pages in rows of 16 tokens"),
         ),
-        # Its LSE, and the sinks that would be worked in by it, are those of others where a sequence has no keys.
-        features=(_FEATURES - {"lse", "sinks"}) | _PAGES | {"softcap"},
+        features=_FEATURES | _PAGES | {"softcap"},
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA2_SOURCE,
@@ -265,15 +264,7 @@ KERNELS = (
     ),
 )
 
-_EARLY_EXIT = "https://github.com/Dao-AILab/flash-attention/issues/2842"
-_WRITES_PAST = "where a sequence has no keys, +inf is written past the end of the LSE, into other memory"
-
 KNOWN_BAD = (
-    # Read in the sources of 2.7 and 2.8; seen in memory on an H200 with the build of vLLM 0.33.0.
-    *(
-        KnownBad(kernel, "paged_attention", (OneOf("ragged", (True,)),), _WRITES_PAST, _EARLY_EXIT)
-        for kernel in ("flash_attn.fa2", "flash_attn.vllm_fa2")
-    ),
     # Pages of whole tiles are loaded with all their rows; a tile has 64 keys at least.
     KnownBad(
         "flash_attn.fa4",

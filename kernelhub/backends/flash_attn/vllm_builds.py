@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.flash_attn import fa3
+from kernelhub.backends.flash_attn.keyless import forget, with_keys
 from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, is_aligned, keep_tail
 from kernelhub.backends.flash_attn.vllm_libraries import FA2, FA2_VARLEN, FA3, FA3_FORWARD
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
@@ -93,11 +94,17 @@ class _Fa2(Flattened[ProblemT, StepT]):
     def ragged(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
     ) -> Tensor | None:
+        # A batch of queries whose LSE nobody wants has its LSE where it is written, also for sequences without keys.
+        blind = None
+        if ends.page_table is not None and (self.problem.ragged or wants_lse):
+            ends, blind = with_keys(ends, k.shape[1], q.shape[0])
         # Where queries are few it writes into a view of the destination, which has to exist.
         direct = out.is_contiguous() and is_aligned(out)
         target = out if direct else torch.empty_like(out, memory_format=torch.contiguous_format)
         with on_device_of(q):
             lse = self.call(q, k, v, ends, values, target, wants_lse)
+        if blind is not None:
+            forget(blind, target, lse)
         if not direct:
             keep_tail(out, target, ends)
         return lse if wants_lse else None

@@ -43,6 +43,8 @@ def flash_attn_varlen_func(
     numbers.check_bounds(cu_seqlens_q, max_seqlen_q, cu_seqlens_k, max_seqlen_k)
     if max_seqlen_q == 1:
         assert q.shape[0] == cu_seqlens_q.shape[0] - 1, "heads are taken for queries: one query in each sequence"
+    if block_table is not None:
+        numbers.check_lse_ends(q, cu_seqlens_q, max_seqlen_q, cu_seqlens_k.diff().tolist())
     out, lse = numbers.fa2(
         q, k, v, softmax_scale, causal, window_size, softcap, cu_seqlens_q, cu_seqlens_k, block_table
     )
