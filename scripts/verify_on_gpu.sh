@@ -18,7 +18,7 @@ STARTED=$SECONDS
 part() {  # part NAME SECONDS COMMAND...
     local name=$1 budget=$2 began=$SECONDS
     shift 2
-    timeout --kill-after=10 "$budget" "$@" >"$RUN/$name.log" 2>&1
+    timeout --signal=INT --kill-after=10 "$budget" "$@" >"$RUN/$name.log" 2>&1  # pytest then tells what failed so far
     echo "$name $? $((SECONDS - began)) $budget" >>"$RUN/parts.txt"
     echo "== $name: exit $(tail -n 1 "$RUN/parts.txt" | cut -d' ' -f2), $((SECONDS - began)) s of $budget"
     tail -n "${LINES_SHOWN:-3}" "$RUN/$name.log" | cut -c1-200
