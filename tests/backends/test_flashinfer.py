@@ -527,6 +527,7 @@ class TestPlans(OnFake):
                 TestPrefill().check(got, arguments | {"scale": scale, "window": window})
 
     def test_scratch_that_is_too_small_is_made_larger(self, monkeypatch) -> None:
+        monkeypatch.setattr("kernelhub.backends.flashinfer.planning._MOST_BYTES", 512 << 20)
         monkeypatch.setattr(fake, "SMALL_SCRATCH", 500 << 20)
         arguments = paged(seq_lens=(40, 9))
         TestPrefill().check(kernelhub.paged_attention(**arguments, backend="flashinfer.fa2_prefill"), arguments)
@@ -535,6 +536,7 @@ class TestPlans(OnFake):
             kernelhub.paged_attention(**paged(seq_lens=(40, 9, 3)), backend="flashinfer.fa2_prefill")
 
     def test_a_wrapper_whose_plan_failed_serves_the_next(self, monkeypatch) -> None:
+        monkeypatch.setattr("kernelhub.backends.flashinfer.planning._MOST_BYTES", 256 << 20)
         monkeypatch.setattr(fake, "SMALL_SCRATCH", 5 << 30)
         arguments = paged(seq_lens=(40, 9))
         for _ in range(3):
