@@ -217,8 +217,10 @@ class QuantizeContract:
             function = getattr(kernelhub, f"dequantize_{name}")
             for dtype in DTYPES:
                 more_here = tuple(tensor.to(self.device) for tensor in more)
-                got = function(x, scale.to(self.device), *more_here, out_dtype=dtype, backend=self.back)
-                assert same(got.cpu(), function.reference(x.cpu(), scale, *more, out_dtype=dtype)), (name, dtype)
+                rows = slice(None) if dtype is DTYPES[0] else slice(1, None, 5)  # each scale once, then some
+                got = function(x[rows], scale[rows].to(self.device), *more_here, out_dtype=dtype, backend=self.back)
+                want = function.reference(x[rows].cpu(), scale[rows], *more, out_dtype=dtype)
+                assert same(got.cpu(), want), (name, dtype)
 
     @pytest.mark.parametrize("granularity", ["tensor", "token"])
     def test_a_given_scale_is_used_and_returned(self, granularity: str) -> None:
