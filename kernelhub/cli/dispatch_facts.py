@@ -137,7 +137,7 @@ def plugins(variables: Variables) -> Iterator[Fact]:
 
 def verdicts() -> Iterator[Fact]:
     """For each kind of device here and each op: what would run, and what faster kernel is missing."""
-    for device in measured_devices():
+    for device in devices():
         for function in ops().values():
             yield _verdict(function, device)
 

@@ -68,6 +68,12 @@ class TestWithAGpu:
         assert fact["what"] == "GPU 0: NVIDIA H200, sm_90, 132 SMs, 141 GiB"
         assert "hopper" in fact["meaning"]
 
+    def test_what_would_run_is_told_of_the_gpu_alone(self, ask):
+        told = [
+            fact["what"] for fact in facts(ask("doctor", "--json")) if fact["what"].startswith("paged_attention on ")
+        ]
+        assert [what.partition(":")[0] for what in told] == ["paged_attention on NVIDIA H200"]
+
     @pytest.mark.usefixtures("no_triton")
     def test_a_faster_kernel_that_lacks_its_package_is_named_with_the_remedy(self, ask):
         answer = ask("doctor", "--json")

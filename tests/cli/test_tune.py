@@ -47,6 +47,12 @@ def test_explain_doctor_and_the_caches_show_it(ask, cache):
     assert ours["states"] == {"current": 1}
 
 
+def test_doctor_tells_what_was_tuned_on_the_cpu_beside_a_gpu(ask, request):
+    ask(*QUICK)
+    request.getfixturevalue("an_h200")
+    assert "1 problem classes tuned on" in ask("doctor").out
+
+
 def test_torch_is_of_the_version_that_it_says_itself(ask, cache, monkeypatch):
     """Wheels of torch may say 2.11.0 where torch says 2.11.0+cu130."""
     real = metadata.version
