@@ -19,7 +19,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.toolkit import driver
-from kernelhub.runtime.caches.fingerprint import Fingerprint, host_abi, library
+from kernelhub.runtime.caches.fingerprint import Fingerprint, host_abi, library, version_of
 
 FORMAT = 1
 _LIBRARIES = ("torch", "triton")
@@ -76,9 +76,9 @@ def _everywhere(device: DeviceFacts) -> dict[str, str]:
         "driver": str(driver().value) if device.vendor == "nvidia" else "none",
         "python": platform.python_version(),
         "kernelhub": __version__,
-        "torch": torch.__version__,
+        "torch": version_of("torch"),
         "cuda": str(torch.version.cuda or torch.version.hip or "none"),
-        "triton": _version("triton"),
+        "triton": version_of("triton"),
     }
 
 
@@ -92,14 +92,7 @@ def _files_of(package: str) -> str:
 def _version_of_package(package: str) -> str:
     """The versions of the distributions that a package comes from."""
     names = metadata.packages_distributions().get(package, [])
-    return ", ".join(f"{name} {_version(name)}" for name in sorted(set(names))) or "none"
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "none"
+    return ", ".join(f"{name} {version_of(name)}" for name in sorted(set(names))) or "none"
 
 
 @functools.cache

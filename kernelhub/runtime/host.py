@@ -12,6 +12,19 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import KernelUnavailable
 
 
+def refuse_in_graph(device: torch.device, why: str) -> None:
+    """Refuse what a CUDA graph cannot hold while one is captured on the device's current stream.
+
+    Raises:
+        KernelUnavailable: with the reason and what to do.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise KernelUnavailable(
+            f"{why}; for calls in graphs choose a kernel that can be captured, e.g. `backend='triton'` "
+            "(`plan.graph` and `kernelhub backends` tell which)"
+        )
+
+
 def on_host(tensor: Tensor, parameter: str) -> list[Any]:
     """The values of a tensor, as `Tensor.tolist` gives them.
 
@@ -25,10 +38,6 @@ def on_host(tensor: Tensor, parameter: str) -> list[Any]:
     """
     if GATE.refuse is not None and not tensor.is_cpu:
         JOURNAL.allow("sync", parameter, JOURNAL.caller())
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise KernelUnavailable(
-            f"this kernel reads {parameter} on the host, which a CUDA graph that is being captured cannot hold; choose "
-            "a kernel that can be captured, e.g. `backend='triton'` (`plan.graph` and `kernelhub backends` tell which)"
-        )
+    refuse_in_graph(tensor.device, f"this kernel reads {parameter} on the host, which a CUDA graph cannot hold")
     values: list[Any] = tensor.tolist()
     return values

@@ -9,7 +9,14 @@ from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_
 from torch import Tensor
 
 from kernelhub.backends.flash_attn.keyless import forget, with_keys
-from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, is_aligned, keep_tail
+from kernelhub.backends.flash_attn.operands import (
+    NO_LIMIT,
+    Ends,
+    FlashAdapter,
+    bound_of_queries,
+    is_aligned,
+    keep_tail,
+)
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
@@ -38,17 +45,13 @@ class FlashAttention2(FlashAdapter[ProblemT, StepT]):
     ) -> Any:
         """Ragged queries over ragged keys or pages."""
         assert ends.cu_seqlens_q is not None
-        assert ends.max_seqlen_q is not None
-        # For a bound of one the library takes heads for queries, counts on one query in each sequence, and may give an
-        # LSE in an order of its own (vLLM's build does).
-        alike = q.shape[0] == ends.cu_seqlens_q.shape[0] - 1 and not wants_lse
         return flash_attn_varlen_func(
             q,
             k,
             v,
             cu_seqlens_q=ends.cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
-            max_seqlen_q=ends.max_seqlen_q if alike else max(2, ends.max_seqlen_q),
+            max_seqlen_q=bound_of_queries(ends, q.shape[0], wants_lse),
             max_seqlen_k=ends.max_seqlen_k,
             return_attn_probs=wants_lse,
             block_table=ends.page_table,

@@ -18,7 +18,7 @@ from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.runtime.operators import is_aligned, readable
 
-__all__ = ["NO_LIMIT", "Ends", "FlashAdapter", "is_aligned", "keep_tail", "readable"]
+__all__ = ["NO_LIMIT", "Ends", "FlashAdapter", "bound_of_queries", "is_aligned", "keep_tail", "readable"]
 
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 
@@ -97,6 +97,18 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
     def result_bytes(self, num_tokens: int) -> int:
         """Of a result that the library allocates."""
         return num_tokens * self.problem.num_q_heads * self.problem.head_dim_vo * 2
+
+
+def bound_of_queries(ends: Ends, tokens: int, wants_lse: bool) -> int:
+    """The bound on queries per sequence that FlashAttention-2 is given with ragged ones.
+
+    For a bound of one it takes heads for queries, counts on one query in each sequence, and may give an LSE in an order
+    of its own (vLLM's build does).
+    """
+    assert ends.cu_seqlens_q is not None
+    assert ends.max_seqlen_q is not None
+    one_each = tokens == ends.cu_seqlens_q.shape[0] - 1
+    return ends.max_seqlen_q if one_each and not wants_lse else max(2, ends.max_seqlen_q)
 
 
 def keep_tail(out: Tensor, made: Tensor, ends: Ends) -> None:

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from kernelhub.backends.flash_attn import fa3
 from kernelhub.backends.flash_attn.keyless import forget, with_keys
-from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, is_aligned, keep_tail
+from kernelhub.backends.flash_attn.operands import (
+    NO_LIMIT,
+    Ends,
+    FlashAdapter,
+    bound_of_queries,
+    is_aligned,
+    keep_tail,
+)
 from kernelhub.backends.flash_attn.vllm_libraries import FA2, FA2_VARLEN, FA3, FA3_FORWARD
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
@@ -116,12 +123,7 @@ class _Fa2(Flattened[ProblemT, StepT]):
         causal = values.window_right == 0
         right = -1 if causal else min(values.window_right, NO_LIMIT)
         left = min(values.window_left, NO_LIMIT)
-        assert ends.cu_seqlens_q is not None
-        assert ends.max_seqlen_q is not None
-        # For a bound of one it takes heads for queries, counts on one query in each sequence, and gives an LSE in an
-        # order of its own.
-        alike = q.shape[0] == ends.cu_seqlens_q.shape[0] - 1 and not wants_lse
-        longest = ends.max_seqlen_q if alike else max(2, ends.max_seqlen_q)
+        longest = bound_of_queries(ends, q.shape[0], wants_lse)
         # Offsets of keys are asked for over pages too, and not read.
         cu_seqlens_k = ends.cu_seqlens_q if ends.cu_seqlens_k is None else ends.cu_seqlens_k
         none = None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.operands import aligned, split_scale, write_lse
 from kernelhub.backends.flashinfer.planning import Lease, Pool, stream_of
-from kernelhub.errors import KernelUnavailable
+from kernelhub.runtime.host import refuse_in_graph
 
 _MOST_PLANS = 8  # of a step: layers that differ in their windows, or calls that differ in their sizes
 
@@ -94,12 +94,9 @@ class StepPlans(Generic[LengthsT]):
             plans = step.state = {}
         plan = plans.get(wanted)
         if plan is None:
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise KernelUnavailable(
-                    "FlashInfer plans on the host for the lengths of a step, which a CUDA graph does not do when it is "
-                    "replayed; for calls in graphs choose a kernel that reads lengths on the device, e.g. "
-                    "`backend='triton'` (`plan.graph` and `kernelhub backends` tell which can be captured)"
-                )
+            refuse_in_graph(
+                device, "FlashInfer plans on the host for the lengths of a step, which a graph's replays do not do"
+            )
             lengths, num_rows, blind = self._lengths_of(step, wanted.shape, device)
             lease = self._pool.plan(device, wanted.stream, lambda wrapper: self._fill(wrapper, lengths, wanted))
             if len(plans) >= _MOST_PLANS:

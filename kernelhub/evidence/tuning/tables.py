@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from kernelhub.evidence.tuning.entry import Entry
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.runtime.caches import manifest
 from kernelhub.runtime.caches.attempt import replace
-from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of
+from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, version_of
 from kernelhub.runtime.caches.manifest import Flaw
 from kernelhub.runtime.caches.root import readable
 from kernelhub.runtime.caches.store import Store
@@ -42,8 +42,8 @@ def standing_of(device: DeviceFacts) -> Fingerprint:
         "multiprocessors": str(device.num_sms),
         "cuda": str(torch.version.cuda or torch.version.hip or "none"),
         "version kernelhub": own_version(),
-        "version torch": str(torch.__version__),
-        "version triton": _version("triton"),
+        "version torch": version_of("torch"),
+        "version triton": version_of("triton"),
     }
     arch = re.sub(r"[^A-Za-z0-9_.+-]+", "_", device.arch)
     return Fingerprint(arch if device.type != "cpu" else f"cpu-{arch}", tuple(sorted(parts.items())))
@@ -163,10 +163,3 @@ def shipped() -> list[Path]:
 def _merged(new: Mapping[str, Plain], document: Any) -> Plain:
     entries = document.get("entries") if isinstance(document, dict) else None
     return {"entries": {**(entries if isinstance(entries, dict) else {}), **new}}
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "none"

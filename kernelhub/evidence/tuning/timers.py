@@ -127,8 +127,8 @@ def _end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
     index = device.index if device.index is not None else torch.cuda.current_device()
     try:
         torch._C._cuda_endAllocateToPool(index, pool)
-    except (AttributeError, RuntimeError):
-        return  # the capture had ended as it should; or this torch has no such function
+    except RuntimeError:
+        return  # the pool is not being recorded to: the capture had ended as it should
     torch._C._cuda_releasePool(index, pool)
     with torch.cuda.device(device):
         some = torch.zeros(1, device=device)

@@ -94,6 +94,23 @@ def host_abi() -> str:
     return " ".join(filter(None, (platform.system(), platform.machine(), libc)))
 
 
+def version_of(distribution: str) -> str:
+    """Version of an installed distribution, as it is written of what was made with it; ``"none"`` without it.
+
+    Of torch what it says itself, which names the build, such as +cu130; its wheels need not.
+    """
+    from importlib import metadata
+
+    if distribution == "torch":
+        import torch
+
+        return str(torch.__version__)
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
 def library(name: str) -> str:
     """Version of an installed package and a digest of its files, as they were installed; ``"absent"`` without it.
 

@@ -7,12 +7,11 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from kernelhub.runtime.caches import manifest, root
-from kernelhub.runtime.caches.fingerprint import file_digest, host_abi, library
+from kernelhub.runtime.caches.fingerprint import file_digest, host_abi, library, version_of
 from kernelhub.runtime.caches.holder import Holder
 from kernelhub.runtime.caches.inventory import (
     BROKEN,
@@ -144,13 +143,4 @@ def _other_library(name: str, version: str, now: str) -> str:
 
 def _version(distribution: str) -> str:
     """As it is written of what was measured with it."""
-    if distribution == "kernelhub":
-        return manifest.version()
-    if distribution == "torch":
-        import torch
-
-        return str(torch.__version__)  # names the build, such as +cu130, where the distribution need not
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "none"
+    return manifest.version() if distribution == "kernelhub" else version_of(distribution)

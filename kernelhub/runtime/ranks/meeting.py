@@ -127,7 +127,7 @@ class Meeting:
                     heard[rank] = self._get(f"{word}/{rank}")
             return len(heard) == self.size
 
-        self._wait(look, watch=range(self.size), owed=word)
+        self._wait(look, watch=range(self.size), owed=word, first=word)
         return [heard[rank] for rank in range(self.size)]
 
     def hear_lead(self, word: str, after: str = "") -> Any | None:
@@ -145,7 +145,7 @@ class Meeting:
             agreed = failure is not None and failure.code == _AGREED
             return agreed or self._has(f"{word}/{LEAD}")
 
-        self._wait(look, watch=(LEAD,), owed=word, after=after)
+        self._wait(look, watch=(LEAD,), owed=word, first=after)
         return None if agreed else self._get(f"{word}/{LEAD}")
 
     def conclude(self) -> None:
@@ -189,8 +189,15 @@ class Meeting:
     def _decided(self) -> Failure | None:
         return _failure(self.store.get(self._key("decision"))) if self._has("decision") else None
 
-    def _wait(self, look: Callable[[], bool], watch: Sequence[int], owed: str, after: str | None = None) -> None:
-        """Look until it is there; end the meeting when a watched rank dies or time is over."""
+    def _wait(self, look: Callable[[], bool], watch: Sequence[int], owed: str, first: str) -> None:
+        """Look until it is there; end the meeting when a watched rank dies or time is over.
+
+        Args:
+            look: whether it is there.
+            watch: ranks that owe it.
+            owed: the word that is waited for.
+            first: the word that all ranks say before it can come, or empty.
+        """
         pause, checked = _PAUSE_S[0], 0.0
         while not look():
             failure = self._decided()
@@ -201,7 +208,7 @@ class Meeting:
                     checked = time.monotonic()
                     self._watch(watch, owed)
                 if self.clock.over:
-                    self.give_up(self._who_is_missing(owed, after))
+                    self.give_up(self._who_is_missing(owed, first))
             except _AgreedMeanwhile:  # the lead had everything; what is looked for is there at the next look
                 continue
             time.sleep(pause)
@@ -223,27 +230,22 @@ class Meeting:
                 message = f"rank {rank} ({peer}) has not been heard of for {silent_s:.0f} s: it {state}"
                 self.give_up(Failure("rank_silent", message, (rank,)))
 
-    def _who_is_missing(self, owed: str, after: str | None) -> Failure:
+    def _who_is_missing(self, owed: str, first: str) -> Failure:
         """Which ranks did not come, and which came and did not finish.
 
-        Whoever's time is over first tells it, so all have to find the same: of what the lead owes (`after` is given),
-        the ranks that it waits for itself.
+        Whoever's time is over first tells it, so all have to find the same: those that the lead waits for, too, and
+        only if there are none the lead.
         """
         waited = f"within {self.clock.timeout_s:g} s"
         absent = [rank for rank in range(self.size) if not self._known(rank)]
         if absent:
             message = f"{_ranks(absent)} did not call agree() {waited}: dead, stuck or slow"
             return Failure("rank_missing", f"{message}; see the log there, or give a longer timeout_s", tuple(absent))
-        awaited = owed if after is None else after
-        slow = self._lacking(awaited) if awaited else []
-        lacking = awaited if slow else owed
-        slow = slow or [LEAD]
+        slow = [rank for rank in range(self.size) if first and not self._has(f"{first}/{rank}")]
+        lacking, slow = (first, slow) if slow else (owed, [LEAD])
         where = "; ".join(f"rank {rank} ({self.peers[rank]})" for rank in slow)
         message = f"{where} came to agree() and lives, but was not ready {waited} ({lacking} is missing)"
         return Failure("rank_slow", f"{message}; warm up before, or give a longer timeout_s", tuple(slow))
-
-    def _lacking(self, word: str) -> list[int]:
-        return [rank for rank in range(self.size) if not self._has(f"{word}/{rank}")]
 
     def _known(self, rank: int) -> bool:
         if rank not in self.peers and self._has(f"hello/{rank}"):
