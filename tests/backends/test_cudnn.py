@@ -10,6 +10,7 @@ import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,10 +22,11 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NoKernel, NotWarmed
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from tests.backends.fake.cudnn import write
 from tests.conftest import HAS_GPU
-from tests.contract.attention import Case, DenseContract, split
+from tests.contract.attention import Case, DenseContract, PagedContract, split
+from tests.contract.finite_pages import with_finite_ends
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="a cuDNN in torch stands in for the real one on a CPU only")
 
@@ -64,20 +66,106 @@ def installed(**how: object) -> Iterator[None]:
             HUB.machine.forget()
 
 
-class TestSdpa(DenseContract):
-    kernel = "fake.sdpa"
-    device = "cpu"
-    fewest_cases = 35
+class OnFake:
+    """A contract on a CPU. Its cases are collected with the fake installed, too."""
+
+    device: ClassVar[str] = "cpu"
 
     @classmethod
     def accepted_cases(cls) -> list[Case]:
         with contextlib.nullcontext() if "fake" in HUB.registry.backends else installed():
-            return super().accepted_cases()
+            return super().accepted_cases()  # type: ignore[misc]
 
     @pytest.fixture(autouse=True)
     def fake(self) -> Iterator[None]:
         with installed():
             yield
+
+
+class TestSdpa(OnFake, DenseContract):
+    kernel = "fake.sdpa"
+    fewest_cases = 35
+
+
+class TestSdpaPaged(OnFake, PagedContract):
+    kernel = "fake.sdpa_paged"
+    fewest_cases = 30
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        return with_finite_ends(super().inputs(case))
+
+
+class TestPages:
+    """What is of pages alone."""
+
+    decode: ClassVar[dict[str, Any]] = {"seq_lens": (40, 200, 7, 128, 0), "page_size": 16}
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
+        return kernelhub.paged_attention(**arguments, backend="fake.sdpa_paged", **more)
+
+    @pytest.mark.parametrize("name", ["k_cache", "v_cache"])
+    def test_nan_in_the_unused_end_of_a_page_reaches_the_result_by_way_of_values(self, name) -> None:
+        """Which is why the kernel is known to be bad; pages of nobody do not matter."""
+        poisoned = paged_attention_inputs(SMALL, **self.decode)
+        finite = with_finite_ends(poisoned)
+        with installed():
+            want = self.run(finite)
+            assert want.isfinite().all()
+            got = self.run(finite | {name: poisoned[name]})
+        spoilt = [False, False, False, False, False] if name == "k_cache" else [True, True, True, False, False]
+        assert got.isnan().any(2).any(1).tolist() == spoilt
+        assert torch.equal(got[3:], want[3:]), "a sequence that ends with its page"
+
+    def test_pages_behind_a_sequence_are_not_looked_at(self) -> None:
+        arguments = with_finite_ends(paged_attention_inputs(SMALL, **self.decode))
+        table, lengths = arguments["block_table"], arguments["seq_lens"]
+        behind = torch.arange(table.shape[1]) >= ((lengths + 15) // 16)[:, None]
+        with installed():
+            want = self.run(arguments)
+            for rubbish in (-1, 1 << 30, -(1 << 31)):
+                changed = table.masked_fill(behind, rubbish)
+                assert torch.equal(self.run(arguments | {"block_table": changed}), want)
+
+    def test_steps_of_one_class_of_sizes_share_a_graph(self) -> None:
+        with installed():
+            built = importlib.import_module("cudnn").BUILT
+            cache = with_finite_ends(paged_attention_inputs(SMALL, seq_lens=(120, 100, 60), page_size=16))
+            for rows in ((0, 1, 2), (2, 1, 0), (1, 0, 2, 2)):
+                step = {name: cache[name][list(rows)] for name in ("q", "block_table", "seq_lens")}
+                self.run(cache | step)
+            assert [dims for dims, *_ in built] == [(4, 4, 128, 64)]
+
+    def test_caches_of_either_layout_are_read_where_they_lie(self) -> None:
+        """In a cache of k and v side by side, as engines keep them."""
+        arguments = with_finite_ends(paged_attention_inputs(SMALL, seq_lens=(40, 9), page_size=16, spare_pages=2))
+        both = torch.stack([arguments["k_cache"], arguments["v_cache"]], 1)
+        with installed():
+            want = self.run(arguments)
+            built = importlib.import_module("cudnn").BUILT
+            assert torch.equal(self.run(arguments | {"k_cache": both[:, 0], "v_cache": both[:, 1]}), want)
+            assert built[-1][3] == (2 * 16 * 2 * 64, 64, 2 * 64, 1)
+            heads_first = {name: arguments[name].transpose(1, 2).contiguous() for name in ("k_cache", "v_cache")}
+            assert torch.equal(self.run(arguments | heads_first | {"kv_layout": "HND"}), want)
+            assert built[-1][3] == (16 * 2 * 64, 16 * 64, 64, 1)
+
+    def test_a_cache_without_pages_gives_zeros(self) -> None:
+        arguments = paged_attention_inputs(SMALL, seq_lens=(0, 0), q_lens=3, page_size=16, spare_pages=0)
+        with installed():
+            out, lse = self.run(arguments, return_lse=True)
+        assert not out.any()
+        assert (lse == -torch.inf).all()
+
+    def test_it_is_never_chosen_and_told_with_the_report(self) -> None:
+        machine = SimulatedMachine({"triton": "3.7.1", "cudnn": "1.32.0"})
+        verdict = kernelhub.explain("paged_attention", device="H200", machine=machine)
+        assert verdict.selected != "cudnn.sdpa_paged"
+        (rejection,) = next(item for item in verdict.decisions if item.kernel == "cudnn.sdpa_paged").rejections
+        assert rejection.code == "known_bad"
+        assert "cudnn-frontend/pull/740" in rejection.reason
+        with kernelhub.use(unsafe=True):
+            forced = kernelhub.explain("paged_attention", device="H200", machine=machine, backend="cudnn.sdpa_paged")
+        assert forced.selected == "cudnn.sdpa_paged"
 
 
 def ragged(q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> dict[str, object]:

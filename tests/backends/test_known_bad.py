@@ -77,6 +77,16 @@ KNOWN = (
         beside=(),
     ),
     Known(
+        "paged_attention",
+        "cudnn.sdpa_paged",
+        "https://github.com/NVIDIA/cudnn-frontend/pull/740",
+        bad=tuple(
+            Call("H200", {"cudnn": "1.32.0"}, {"causal": True, **facets})
+            for facets in ({}, {"q_len": "many", "page_size": 256}, {"q_len": "any", "ragged": True, "lse": True})
+        ),
+        beside=(),
+    ),
+    Known(
         "attention",
         "flashinfer.trtllm_ragged",
         f"{FLASHINFER}/issues/5252",

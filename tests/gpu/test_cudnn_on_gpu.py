@@ -1,20 +1,27 @@
-"""cuDNN on a GPU: the contract of attention, real sizes, what lies around a sequence. Skipped where it cannot run."""
+"""cuDNN on a GPU: the contracts of attention, real sizes, what lies around a sequence. Skipped where it cannot run.
+
+Over pages its kernel is known to be bad, so it is forced, on caches whose unused ends are finite.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import kernelhub
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
+from kernelhub.dispatch.selection import Decision
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
-from tests.contract.attention import DenseContract, largest_value, split
+from tests.contract.attention import Case, DenseContract, PagedContract, largest_value, split
+from tests.contract.finite_pages import with_finite_ends
 
 pytestmark = pytest.mark.gpu
 
 KERNEL = "cudnn.sdpa"
+PAGED = "cudnn.sdpa_paged"
 GROUPED = AttentionModel("grouped", 8, 2, 128, 128)
 
 
@@ -105,3 +112,117 @@ class TestNumbers:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         agrees(arguments)
+
+
+def decision_of(arguments: dict[str, Any]) -> Decision:
+    """Though a test may force the kernel."""
+    with kernelhub.use(unsafe=False):
+        verdict = kernelhub.paged_attention.explain(**arguments, backend=PAGED)
+    return next(item for item in verdict.decisions if item.kernel == PAGED)
+
+
+def takes(arguments: dict[str, Any]) -> bool:
+    """Whether nothing but the known defect speaks against it."""
+    return {rejection.code for rejection in decision_of(arguments).rejections} <= {"known_bad"}
+
+
+def pages_agree(arguments: dict[str, Any]) -> torch.Tensor:
+    with kernelhub.use(unsafe=True):
+        out, lse = kernelhub.paged_attention(**arguments, backend=PAGED, return_lse=True)
+    want, want_lse = kernelhub.paged_attention.reference(**arguments, return_lse=True)
+    agreement = compare_out(out, want, largest_value(arguments))
+    assert agreement.ok, str(agreement)
+    assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
+    return out
+
+
+@pytest.fixture
+def forced() -> Iterator[None]:
+    arguments = paged_attention_inputs(GROUPED, seq_lens=(40, 9), device="cuda")
+    if not takes(arguments):
+        pytest.skip(f"{PAGED} cannot run here: {decision_of(arguments).reason}")
+    with kernelhub.use(unsafe=True):
+        yield
+
+
+@pytest.mark.usefixtures("forced")
+class TestSdpaPaged(PagedContract):
+    kernel = PAGED
+    fewest_cases = 25
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        return with_finite_ends(super().inputs(case))
+
+    @classmethod
+    def accepted_cases(cls) -> list[Case]:
+        return [case for case in cls.cases if takes(cls.inputs(case))]
+
+
+@pytest.mark.usefixtures("forced")
+class TestPages:
+    @pytest.mark.parametrize(("page_size", "layout"), [(16, "NHD"), (64, "HND"), (256, "NHD")])
+    @pytest.mark.parametrize("widths", [(64, 64), (128, 128), (256, 256)])
+    @pytest.mark.parametrize(
+        "form",
+        [
+            {"seq_lens": (9000, 1, 513, 4096, 0)},
+            {"seq_lens": (700, 3000, 64, 5), "q_lens": 4},
+            {"seq_lens": (3000, 70, 500, 0, 40), "q_lens": (3000, 1, 100, 3, 60)},
+        ],
+        ids=["decode", "speculative", "mixed"],
+    )
+    def test_agrees_with_the_reference(self, form, widths, layout, page_size) -> None:
+        model = AttentionModel("wide", 8, 2, *widths)
+        inputs = paged_attention_inputs(model, page_size=page_size, kv_layout=layout, device="cuda", **form)
+        arguments = with_finite_ends(inputs)
+        for more in ({"causal": True}, {"causal": False}, {"causal": True, "window": (100, 0)}):
+            pages_agree(arguments | more)
+
+    def test_pages_of_nobody_and_entries_behind_a_sequence_may_be_anything(self) -> None:
+        inputs = paged_attention_inputs(GROUPED, seq_lens=(300, 7, 1030), spare_pages=40, device="cuda")
+        arguments = with_finite_ends(inputs)
+        want = pages_agree(arguments)
+        table, lengths = arguments["block_table"], arguments["seq_lens"]
+        behind = torch.arange(table.shape[1], device="cuda") >= ((lengths + 15) // 16)[:, None]
+        for rubbish in (-1, 1 << 30):
+            assert torch.equal(pages_agree(arguments | {"block_table": table.masked_fill(behind, rubbish)}), want)
+
+    def test_a_cache_of_more_than_2_to_the_31_elements(self) -> None:
+        page, pages = 64 * 2 * 128, (1 << 31) // (64 * 2 * 128) + 8
+        if torch.cuda.mem_get_info()[0] < 3 * 2 * pages * page:
+            pytest.skip("needs 13 GB of GPU memory")
+        arguments = with_finite_ends(paged_attention_inputs(GROUPED, seq_lens=(200, 64), page_size=64, device="cuda"))
+        want = pages_agree(arguments)
+        first = pages - arguments["k_cache"].shape[0]
+        for name in ("k_cache", "v_cache"):
+            large = torch.zeros(pages, 64, 2, 128, dtype=torch.bfloat16, device="cuda")
+            large[first:] = arguments[name]
+            arguments[name] = large
+        table = arguments["block_table"]
+        arguments["block_table"] = torch.where(table < 0, table, table + first)
+        out = kernelhub.paged_attention(**arguments, backend=PAGED)
+        assert torch.equal(out, want), "pages behind 2^31 elements are not found"
+
+    def test_no_call_waits_for_the_gpu(self) -> None:
+        inputs = paged_attention_inputs(GROUPED, seq_lens=(300, 77), q_lens=(100, 7), device="cuda")
+        arguments = with_finite_ends(inputs)
+        try:
+            for _ in range(3):
+                kernelhub.paged_attention(**arguments, backend=PAGED)
+                torch.cuda.set_sync_debug_mode("error")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        pages_agree(arguments)
+
+    @pytest.mark.parametrize("form", [{}, {"q_lens": 20}], ids=["decode", "prefill"])
+    def test_the_known_defect_is_still_there(self, form) -> None:
+        """NaN in the unused end of a page. Fails where it is gone, which is when its entry can go."""
+        arguments = paged_attention_inputs(GROUPED, seq_lens=(300, 77, 64), page_size=64, device="cuda", **form)
+        want = pages_agree(with_finite_ends(arguments))
+        out = kernelhub.paged_attention(**arguments, backend=PAGED)
+        assert torch.equal(out[2], want[2]), "a sequence that ends with its page"
+        here = f"cuDNN {torch.backends.cudnn.version()} on {torch.cuda.get_device_name()}"
+        if torch.equal(out, want):
+            pytest.fail(f"NaN in the ends of pages does not matter to {here}: narrow {PAGED}'s entry in KNOWN_BAD")
+        assert out[:2].isnan().any(), f"{here} gives other numbers, though no NaN"

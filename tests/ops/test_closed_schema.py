@@ -133,7 +133,7 @@ BY_CHOICE = {
     *(f"flashinfer.{name}" for name in _OUTRANKED),
 }
 # Kernels that nothing reaches unasked: they have not run on a GPU here yet, and stand behind those that have.
-_FLASHINFER = ("trtllm_gen", "trtllm_context", "trtllm_ragged")
+_FLASHINFER = ("trtllm_gen", "trtllm_context", "trtllm_ragged", "cudnn_ragged")
 _FLASHINFER += ("mla_trtllm", "mla_trtllm_listed", "mla_xqa")
 _FLASHINFER += ("groupwise_cutlass", "groupwise_trtllm")
 _FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cudnn", "cutlass"))
@@ -143,6 +143,8 @@ _CUTLASS = ("vllm_fp4", "sgl_fp8_scaled_mm", "sgl_fp8_blockwise", "vllm_groups_n
 _FLASHINFER += tuple(f"{by}_experts{of}" for by in ("cutlass", "trtllm") for of in ("", "_fp8", "_mxfp4"))
 _FLASHINFER += ("trtllm_experts_mxint4", "trtllm_experts_mxfp8_blocks")
 _FLASHINFER += tuple(f"{by}_experts{of}" for by in ("cutlass", "trtllm") for of in ("_mxfp8", "_nvfp4"))
+# And those that a caller alone can force, since NaN in the unused end of a page reaches their results everywhere.
+KNOWN_BAD = {"cudnn.sdpa_paged", "flashinfer.cudnn_decode", "flashinfer.cudnn_prefill"}
 NOT_RUN = {
     "flash_attn.fa2",
     "flash_attn.fa4",
@@ -168,7 +170,7 @@ def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None
             reached.add(kernelhub.explain(op, device=device, machine=machine, **values).selected)
     with kernelhub.use(batch_invariant=True):
         reached.add(kernelhub.explain(op, device="H200", machine=MACHINE).selected)
-    assert reached >= {kernel.name for kernel in kernels(op)} - NOT_RUN - BY_CHOICE
+    assert reached >= {kernel.name for kernel in kernels(op)} - NOT_RUN - BY_CHOICE - KNOWN_BAD
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -9,9 +9,9 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["row", "heads"])
-def blank_kernel(out, lse, q_at, k_at, row, heads, HAS_LSE: tl.constexpr, BLOCK: tl.constexpr):
+def blank_kernel(out, lse, q_at, k_lens, row, heads, HAS_LSE: tl.constexpr, BLOCK: tl.constexpr):
     sequence = tl.program_id(0)
-    if tl.load(k_at + sequence + 1) == tl.load(k_at + sequence):
+    if tl.load(k_lens + sequence) == 0:
         first = tl.load(q_at + sequence).to(tl.int64)
         tokens = tl.load(q_at + sequence + 1) - first
         for start in range(0, tokens * row, BLOCK):

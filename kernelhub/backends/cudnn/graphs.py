@@ -1,4 +1,4 @@
-"""cuDNN graphs of attention over packed sequences, one for each class of shapes.
+"""cuDNN graphs of attention over packed sequences, or over pages, one for each class of shapes.
 
 Building one takes some 40 ms, and up to 1.5 s where cuDNN has to compile (seen on an H200). Lengths and offsets
 are read on the device, so of sizes a graph knows only bounds, and these are rounded up to powers of two.
@@ -22,6 +22,23 @@ _FEWEST_TOKENS = 128
 _MOST_GRAPHS = 256
 
 
+class Pool(NamedTuple):
+    """A paged cache.
+
+    Attributes:
+        pages: how many it has.
+        page_size: tokens of each, a power of two.
+        columns: pages of a sequence, at most: as many as hold the most keys of a graph.
+        k: (page, head, token) strides of k; likewise v.
+    """
+
+    pages: int
+    page_size: int
+    columns: int
+    k: tuple[int, int, int]
+    v: tuple[int, int, int]
+
+
 class Shape(NamedTuple):
     """What a graph depends on, beside the problem.
 
@@ -29,11 +46,12 @@ class Shape(NamedTuple):
         sequences: how many, at most.
         q_tokens: of a sequence, at most.
         k_tokens: of a sequence, at most; no fewer than of q.
-        q: (token, head) strides of q; likewise k, v.
+        q: (token, head) strides of q; likewise k, v, where they are packed.
         wide: offsets do not fit 32 bits.
         scale: factor of q k^T.
         left: keys before its own that a query sees, or -1.
         right: keys after its own that a query sees, or -1.
+        pool: where k and v are, if they are paged.
     """
 
     sequences: int
@@ -46,12 +64,13 @@ class Shape(NamedTuple):
     scale: float
     left: int
     right: int
+    pool: Pool | None = None
 
 
 class Uid:
     """Names of a graph's tensors."""
 
-    Q, K, V, Q_LENS, K_LENS, Q_AT, K_AT, V_AT, OUT, OUT_AT, LSE, LSE_AT = range(1, 13)
+    Q, K, V, Q_LENS, K_LENS, Q_AT, K_AT, V_AT, OUT, OUT_AT, LSE, LSE_AT, K_TABLE, V_TABLE = range(1, 15)
 
 
 def bound(tokens: int) -> int:
@@ -109,6 +128,14 @@ class Graphs(threading.local):
             tensor = graph.tensor(name=name, dim=dim, stride=stride, data_type=dtype, uid=uid)
             return tensor.set_ragged_offset(small(f"{name}_at", at, shape.sequences + 1, offset_type))
 
+        def paged(name: str, uid: int, width: int, strides: tuple[int, int, int], pool: Pool) -> Any:
+            dim = (pool.pages, kv_heads, pool.page_size, width)
+            return graph.tensor(name=name, dim=dim, stride=(*strides, 1), data_type=dtype, uid=uid)
+
+        def table(name: str, uid: int, pool: Pool) -> Any:
+            dim, stride = (shape.sequences, 1, pool.columns, 1), (pool.columns, pool.columns, 1, 1)
+            return graph.tensor(name=name, dim=dim, stride=stride, data_type=types.INT32, uid=uid)
+
         qk, vo, heads, kv_heads = problem.head_dim_qk, problem.head_dim_vo, problem.num_q_heads, problem.num_kv_heads
         band: dict[str, Any] = {}
         if shape.left >= 0:
@@ -117,17 +144,27 @@ class Graphs(threading.local):
             band["diagonal_band_right_bound"] = shape.right
         if band:
             band["diagonal_alignment"] = cudnn.diagonal_alignment.BOTTOM_RIGHT
+        pages: dict[str, Any] = {}
+        if (pool := shape.pool) is None:
+            k = packed("k", Uid.K, kv_heads, shape.k_tokens, qk, shape.k, Uid.K_AT)
+            v = packed("v", Uid.V, kv_heads, shape.k_tokens, vo, shape.v, Uid.V_AT)
+        else:
+            k, v = paged("k", Uid.K, qk, pool.k, pool), paged("v", Uid.V, vo, pool.v, pool)
+            pages["paged_attention_k_table"] = table("k_table", Uid.K_TABLE, pool)
+            pages["paged_attention_v_table"] = table("v_table", Uid.V_TABLE, pool)
+            pages["paged_attention_max_seq_len_kv"] = shape.k_tokens
         out, lse = graph.sdpa(
             name="sdpa",
             q=packed("q", Uid.Q, heads, shape.q_tokens, qk, shape.q, Uid.Q_AT),
-            k=packed("k", Uid.K, kv_heads, shape.k_tokens, qk, shape.k, Uid.K_AT),
-            v=packed("v", Uid.V, kv_heads, shape.k_tokens, vo, shape.v, Uid.V_AT),
+            k=k,
+            v=v,
             attn_scale=shape.scale,
             generate_stats=problem.lse,
             use_padding_mask=True,
             seq_len_q=small("q_lens", Uid.Q_LENS, shape.sequences, types.INT32),
             seq_len_kv=small("k_lens", Uid.K_LENS, shape.sequences, types.INT32),
             **band,
+            **pages,
         )
         results = [(out, Uid.OUT, vo, dtype, Uid.OUT_AT)]
         results += [(lse, Uid.LSE, 1, types.FLOAT, Uid.LSE_AT)] if problem.lse else []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kernelhub.backends.cudnn.requirements import MACHINE
-from kernelhub.dispatch.constraint import Rule, SameValue, anything, dtype_in
-from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.constraint import OneOf, Rule, SameValue, anything, dtype_in
+from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
 from kernelhub.ops.attention.problem import AttentionProblem
 
 BACKEND = Backend(
@@ -24,6 +24,16 @@ def _width_not_seen(problem: AttentionProblem) -> str | None:
 
 _TAKEN = ", ".join(f"{qk}/{vo}" for qk, vo in WIDTHS)
 
+_HEADS = (
+    *MACHINE,
+    dtype_in("q_dtype", "bfloat16", "float16"),
+    SameValue("q_dtype", "kv_dtype", why="its fp8 attention takes fp8 queries"),
+    Rule(("head_dim_qk", "head_dim_vo"), _width_not_seen, code="value"),
+    anything("num_q_heads", "num_kv_heads", "q_len"),
+)
+_FEATURES = frozenset({"ragged", "causal", "window_left", "window_right", "lse"})
+_SOURCE = "cuDNN, scaled dot product attention"
+
 KERNELS = (
     Kernel(
         op="attention",
@@ -31,14 +41,30 @@ KERNELS = (
         target="kernelhub.backends.cudnn.sdpa:Sdpa",
         summary="cuDNN's flash attention over packed sequences, a graph for each class of sizes",
         band=Band.SPECIALISED,
-        constraints=(
-            *MACHINE,
-            dtype_in("q_dtype", "bfloat16", "float16"),
-            SameValue("q_dtype", "kv_dtype", why="its fp8 attention takes fp8 queries"),
-            Rule(("head_dim_qk", "head_dim_vo"), _width_not_seen, code="value"),
-            anything("num_q_heads", "num_kv_heads", "q_len"),
-        ),
-        features=frozenset({"ragged", "causal", "window_left", "window_right", "lse"}),
-        source="cuDNN, scaled dot product attention",
+        constraints=_HEADS,
+        features=_FEATURES,
+        source=_SOURCE,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="cudnn.sdpa_paged",
+        target="kernelhub.backends.cudnn.paged:SdpaPaged",
+        summary="cuDNN's flash attention over pages, a graph for each class of sizes; for caches without NaN alone",
+        band=Band.SPECIALISED,
+        constraints=(*_HEADS, OneOf("page_size", (16, 32, 64, 128, 256), why="cuDNN takes powers of two")),
+        features=_FEATURES | {"kv_layout=HND"},
+        source=_SOURCE,
+    ),
+)
+
+# Rows behind a length take part in the second product with weights of zero: "so must be finite", cuDNN's documentation
+# says of packed tensors. Seen over pages with cuDNN 9.19 on an H200. Who keeps caches free of NaN may force it.
+KNOWN_BAD = (
+    KnownBad(
+        "cudnn.sdpa_paged",
+        "paged_attention",
+        (),
+        "what the unused end of a last page holds is multiplied by zero, so that NaN there reaches the result",
+        "https://github.com/NVIDIA/cudnn-frontend/pull/740",
     ),
 )

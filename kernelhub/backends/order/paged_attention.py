@@ -12,6 +12,8 @@ _NOT_RUN = (
     "flash_attn.vllm_fa2",
     "flash_attn.fa4",
 )
+# Known to be wrong with NaN in a page's unused end, so forced alone, and not timed: behind all that may be chosen.
+_CUDNN = ("cudnn.sdpa_paged",)
 # FlashInfer 0.6.18 on an H200, 64 heads to 8 of 128, pages of 64 tokens; what its plans cost the host is not in it.
 # 64 x 4096: split_kv 0.264 ms, fa2_decode_tc and fa2_prefill 0.262, xqa 0.299; 256 x 1024 0.275, 0.277, 0.302;
 # 1 x 131072 0.147, 0.145, 0.155; 32 heads to 32, 32 x 4096: 0.503, fa2_prefill 0.500, fa2_decode 0.538. So
@@ -35,6 +37,7 @@ _DECODE = (
     "flashinfer.fa3_prefill",
     *_SINKS,
     *_NOT_RUN,
+    *_CUDNN,
     "torch.blocked",
 )
 _ONE_RUN = "one run on an H200, 64 heads to 8, pages of 64: tokenspeed-fa3, vLLM 0.33.0, FlashInfer 0.6.18"
@@ -77,6 +80,7 @@ LINES = (
             "flashinfer.fa3_prefill",
             *_SINKS,
             *_NOT_RUN,
+            *_CUDNN,
             "torch.blocked",
         ),
         _NO_PEER,
@@ -91,6 +95,7 @@ LINES = (
             "flashinfer.fa3_prefill",
             *_SINKS,
             *_NOT_RUN,
+            *_CUDNN,
             "torch.blocked",
         ),
         _NO_PEER,
@@ -108,6 +113,7 @@ LINES = (
             "triton.mixed",
             *_SINKS,
             *_NOT_RUN,
+            *_CUDNN,
             "torch.blocked",
         ),
         _ONE_RUN,
@@ -125,6 +131,7 @@ LINES = (
             "flashinfer.fa3_prefill",
             *_SINKS,
             *_NOT_RUN,
+            *_CUDNN,
             "torch.blocked",
         ),
         _ONE_RUN,

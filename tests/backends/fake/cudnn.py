@@ -1,4 +1,7 @@
-"""A cuDNN frontend in torch: it keeps what a graph is told, holds it against rules of the real one, and runs it."""
+"""A cuDNN frontend in torch: it keeps what a graph is told, holds it against rules of the real one, and runs it.
+
+Of pages it multiplies all that tiles reach, what is masked by weights of zero: so NaN there is met, as in cuDNN 9.19.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +70,19 @@ class pygraph:
         return Tensor(name, dim, stride, data_type, uid)
 
     def sdpa(self, name, q, k, v, attn_scale, generate_stats, use_padding_mask, seq_len_q, seq_len_kv,
-             diagonal_alignment=None, diagonal_band_left_bound=None, diagonal_band_right_bound=None):
-        assert use_padding_mask and attn_scale > 0 and k.dim[2] >= q.dim[2]
+             diagonal_alignment=None, diagonal_band_left_bound=None, diagonal_band_right_bound=None,
+             paged_attention_k_table=None, paged_attention_v_table=None, paged_attention_max_seq_len_kv=None):
+        self.tables = (paged_attention_k_table, paged_attention_v_table)
+        most = k.dim[2]
+        if paged_attention_k_table is not None:
+            most, (pages, heads, page_size, _) = paged_attention_max_seq_len_kv, k.dim
+            assert page_size & (page_size - 1) == 0, "block size needs to be non-zero and a power of 2"
+            assert v.dim[:3] == k.dim[:3] and k.at is v.at is None and pages > 0
+            for table in self.tables:
+                assert table.dim == (q.dim[0], 1, -(-most // page_size), 1) and table.data_type is torch.int32
+        else:
+            assert paged_attention_v_table is paged_attention_max_seq_len_kv is None
+        assert use_padding_mask and attn_scale > 0 and most >= q.dim[2]
         assert (diagonal_alignment is None) == (diagonal_band_left_bound is diagonal_band_right_bound is None)
         self.q, self.k, self.v, self.scale, self.lens = q, k, v, attn_scale, (seq_len_q, seq_len_kv)
         self.left, self.right = diagonal_band_left_bound, diagonal_band_right_bound
@@ -89,7 +103,7 @@ class pygraph:
 
     def build_plans(self):
         self.ready = 2
-        BUILT.append((self.q.dim, self.k.dim, self.q.stride))
+        BUILT.append((self.q.dim, self.k.dim, self.q.stride, self.k.stride))
 
     def get_workspace_size(self):
         return 16
@@ -110,6 +124,22 @@ class pygraph:
                 (tokens, heads, width), (tensor.stride[2], tensor.stride[1], 1), data.storage_offset() + start
             )
 
+        def keys(tensor, table, i, tokens):
+            """[tokens, heads, width] of a sequence; of pages all that tiles of 128 tokens reach."""
+            if table is None:
+                return rows(tensor, i, tokens).float()
+            data, (pages, heads, page_size, width) = given[tensor.uid], tensor.dim
+            assert data.dtype is tensor.data_type, (tensor.name, data.dtype)
+            assert all(step > 0 and step % 8 == 0 for step in tensor.stride[:3]) and tensor.stride[3] == 1
+            assert data.data_ptr() % 16 == 0
+            listed = given[table.uid]
+            assert listed.dtype is torch.int32 and listed.is_contiguous()
+            assert listed.numel() == table.dim[0] * table.dim[2]
+            listed = listed.view(table.dim[0], -1)[i, : -(-tokens // 128) * max(1, 128 // page_size)]
+            assert (listed >= 0).all() and (listed < pages).all()
+            pool = data.as_strided(tensor.dim, tensor.stride, data.storage_offset())
+            return pool[listed.long()].transpose(1, 2).reshape(-1, heads, width).float()
+
         for i in range(self.q.dim[0]):
             nq, nk = (int(given[lens.uid][i]) for lens in self.lens)
             if not nq:
@@ -120,15 +150,16 @@ class pygraph:
                 if self.lse:
                     rows(self.lse, i, nq).fill_(torch.nan)
                 continue
-            q, k, v = rows(self.q, i, nq).float(), rows(self.k, i, nk).float(), rows(self.v, i, nk).float()
+            q = rows(self.q, i, nq).float()
+            k, v = (keys(tensor, table, i, nk) for tensor, table in zip((self.k, self.v), self.tables))
             group = q.shape[1] // k.shape[1]
             scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * self.scale
-            place = torch.arange(nk) - torch.arange(nq)[:, None] - (nk - nq)
-            seen = torch.ones_like(place, dtype=torch.bool)
+            place = torch.arange(len(k)) - torch.arange(nq)[:, None] - (nk - nq)
+            seen = (torch.arange(len(k)) < nk).expand(nq, -1)
             if self.right is not None:
-                seen &= place <= self.right
+                seen = seen & (place <= self.right)
             if self.left is not None:
-                seen &= place > -self.left
+                seen = seen & (place > -self.left)
             scores = scores.masked_fill(~seen, -torch.inf)
             lse = scores.logsumexp(2)
             weights = (scores - lse[..., None]).exp().masked_fill(lse[..., None] == -torch.inf, 0.0)

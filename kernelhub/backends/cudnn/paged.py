@@ -1,0 +1,84 @@
+"""From a call of `paged_attention` to cuDNN. Lengths and pages are read on the device: nothing waits for them.
+
+The graph is that of many queries for one query, too: those for one leave most of an LSE unwritten.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernelhub.backends.cudnn.graphs import Graphs, Pool, Shape, Uid, bound
+from kernelhub.backends.cudnn.queries import Queries, copied, device_of, evenly, readable
+from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import PagedAttentionProblem
+from kernelhub.ops.attention.tables import filled_lengths, filled_table
+
+
+class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
+    """`paged_attention` by cuDNN, for caches whose pages hold no NaN behind a sequence's end."""
+
+    def __init__(self, problem: PagedAttentionProblem) -> None:
+        super().__init__(problem)
+        self._graphs = Graphs(problem)
+
+    def launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: PagedStep,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        self.check_operands(q, k, v)
+        if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
+            return
+        with device_of(q):
+            if step.cu_seqlens_q is None:
+                tokens = q.shape[1] if q.ndim == 4 else 1
+                q_at = evenly(step.num_seqs, tokens, q.device)
+            else:
+                tokens = q.shape[0] if step.max_seqlen_q is None else min(q.shape[0], step.max_seqlen_q)
+                q_at = step.cu_seqlens_q
+            queries = Queries(self.problem, q, q_at, values.scale, out, lse)
+            self._run(queries, self._pages(k), self._pages(v), tokens, step, values)
+
+    def _run(self, queries: Queries, k: Tensor, v: Tensor, tokens: int, step: PagedStep, values: Values) -> None:
+        q, sequences, page_size = queries.q, queries.sequences, self.problem.page_size
+        q_bound = bound(tokens)
+        k_bound = max(q_bound, bound(step.max_pages * page_size))  # a power of two, as pages are: so whole pages
+        pool = Pool(k.shape[0], page_size, k_bound // page_size, _steps(k), _steps(v))
+        shape = Shape(
+            sequences,
+            q_bound,
+            k_bound,
+            (q.stride(0), q.stride(1)),
+            (0, 0),
+            (0, 0),
+            queries.wide,
+            queries.scale,
+            values.window_left,
+            values.window_right,
+            pool,
+        )
+        k_lens = filled_lengths(step.seq_lens, sequences)
+        table = filled_table(step.block_table, step.seq_lens, page_size, sequences, pool.columns)
+        keys = {Uid.K: k, Uid.V: v, Uid.K_LENS: k_lens, Uid.K_TABLE: table, Uid.V_TABLE: table}
+        self._graphs.run(shape, queries.tensors(shape.wide) | keys)
+        queries.blank(k_lens)
+        queries.finish()
+
+    def _pages(self, cache: Tensor) -> Tensor:
+        """[pages, heads, tokens of a page, width] that cuDNN can read; another cache is copied as a whole."""
+        if not cache.shape[0]:  # no sequence has a key, but there has to be an address
+            cache = cache.new_zeros(1, *cache.shape[1:])
+        cache = cache if readable(cache) else copied(cache)
+        return cache.transpose(1, 2) if self.problem.kv_layout == "NHD" else cache
+
+
+def _steps(cache: Tensor) -> tuple[int, int, int]:
+    """Strides of pages, heads and tokens."""
+    page, head, token, _ = cache.stride()
+    return page, head, token
