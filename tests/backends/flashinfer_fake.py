@@ -22,6 +22,7 @@ from tests.backends import flashinfer_products_fake as products
 from tests.backends import flashinfer_quantisers_fake as quantisers
 from tests.backends import flashinfer_small_groups_fake as small_groups
 from tests.backends import flashinfer_trtllm_fake as trtllm
+from tests.backends.fake import flashinfer_cudnn as of_cudnn
 from tests.backends.fake import flashinfer_trtllm as blackwell
 from tests.backends.fake.flashinfer_attention import attend, check_out, check_rows, paged
 
@@ -34,6 +35,10 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.trtllm.latent",
     "kernelhub.backends.flashinfer.trtllm.listed",
     "kernelhub.backends.flashinfer.attention.sinks",
+    "kernelhub.backends.flashinfer.cudnn.library",
+    "kernelhub.backends.flashinfer.cudnn.packed",
+    "kernelhub.backends.flashinfer.cudnn.paged",
+    "kernelhub.backends.flashinfer.cudnn.ragged",
     "kernelhub.backends.flashinfer.mla.paged",
     "kernelhub.backends.flashinfer.mla.concat",
     "kernelhub.backends.flashinfer.gemm.blocks",
@@ -59,6 +64,9 @@ def installed() -> Iterator[None]:
         ("decode", (BatchDecodeWithPagedKVCacheWrapper, *_FUNCTIONS)),
         ("prefill", (BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, *blackwell.PREFILL)),
         ("attention", (BatchAttentionWithAttentionSinkWrapper,)),
+        ("cudnn", ()),
+        ("cudnn.decode", (of_cudnn.cudnn_batch_decode_with_kv_cache,)),
+        ("cudnn.prefill", (of_cudnn.cudnn_batch_prefill_with_kv_cache,)),
         ("mla", (BatchMLAPagedAttentionWrapper, *blackwell.LATENT)),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),
@@ -73,6 +81,10 @@ def installed() -> Iterator[None]:
         module = fake[f"flashinfer.{name}"] = types.ModuleType(f"flashinfer.{name}")
         for value in values:
             setattr(module, value.__name__, value)
+    for name in ("decode", "prefill"):
+        fake[f"flashinfer.cudnn.{name}"].CUDNN_AVAILABLE = of_cudnn.CUDNN_AVAILABLE
+    fake["cudnn"] = types.ModuleType("cudnn")
+    fake["cudnn"].backend_version = of_cudnn.backend_version
     before = {name: sys.modules.pop(name, None) for name in (*fake, *_ADAPTERS)}
     sys.modules.update(fake)
     WRAPPERS.clear()

@@ -58,6 +58,10 @@ def flashinfer(version: str, device: str = "H200", **facets: Any) -> Call:
     return Call(device, {"flashinfer": version}, facets)
 
 
+def with_cudnn(version: str, **facets: Any) -> Call:
+    return Call("H200", {"flashinfer": version, "cudnn": "1.32.0"}, facets)
+
+
 KNOWN = (
     Known(
         "paged_attention",
@@ -85,6 +89,30 @@ KNOWN = (
             for facets in ({}, {"q_len": "many", "page_size": 256}, {"q_len": "any", "ragged": True, "lse": True})
         ),
         beside=(),
+    ),
+    *(
+        Known(
+            "paged_attention",
+            f"flashinfer.{kernel}",
+            "https://github.com/NVIDIA/cudnn-frontend/pull/740",
+            bad=tuple(with_cudnn("0.7.2.post1", **facets) for facets in ({}, {"causal": True, "page_size": 64})),
+            beside=(),
+        )
+        for kernel in ("cudnn_decode", "cudnn_prefill")
+    ),
+    *(
+        Known(
+            op,
+            f"flashinfer.{kernel}",
+            f"{FLASHINFER}/pull/4270",
+            bad=tuple(with_cudnn(version) for version in ("0.6.1", "0.6.18.post1", "0.7.0.post1")),
+            beside=beside,
+        )
+        for op, kernel, beside in (
+            ("attention", "cudnn_ragged", (with_cudnn("0.7.1"), with_cudnn("0.7.2.post1", **_192))),
+            ("paged_attention", "cudnn_decode", ()),
+            ("paged_attention", "cudnn_prefill", ()),
+        )
     ),
     Known(
         "attention",

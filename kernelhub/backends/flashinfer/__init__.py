@@ -9,6 +9,7 @@ operands       what the library asks of tensors, and of the factor of the scores
 attention/     `paged_attention` and `attention`
 mla/           `mla_attention` and `concat_mla_k`
 trtllm/        attention of TensorRT-LLM's kernels for Blackwell: paged, ragged and latent
+cudnn/         attention of cuDNN's kernels, by graphs that the library makes: paged and ragged
 gemm/          `fp8_gemm`, `bmm_fp8` and `fp4_gemm`
 moe/           `fused_moe`
 """

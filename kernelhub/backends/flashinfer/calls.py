@@ -104,6 +104,29 @@ TRTLLM_RAGGED = Call(
     ("out", "skip_all_rows_active_check"),
 )
 
+_CUDNN = ("q", "k_cache", "v_cache", "scale", "workspace_buffer")
+CUDNN_DECODE = Call(
+    "flashinfer.cudnn.decode:cudnn_batch_decode_with_kv_cache",
+    _CUDNN,
+    ("max_sequence_kv", "actual_seq_lens_kv", "block_tables", "out"),
+)
+_CUDNN_MANY = (
+    "max_token_per_sequence",
+    "max_sequence_kv",
+    "actual_seq_lens_q",
+    "actual_seq_lens_kv",
+    "causal",
+    "return_lse",
+    "batch_offsets_q",
+    "batch_offsets_o",
+    "batch_offsets_stats",
+    "out",
+    "lse",
+)
+_CUDNN_PREFILL = "flashinfer.cudnn.prefill:cudnn_batch_prefill_with_kv_cache"
+CUDNN_PREFILL = Call(_CUDNN_PREFILL, _CUDNN, (*_CUDNN_MANY, "block_tables"))
+CUDNN_RAGGED = Call(_CUDNN_PREFILL, _CUDNN, (*_CUDNN_MANY, "batch_offsets_k", "batch_offsets_v"))
+
 # A module until 0.6.9, then a package that passes on its `_core`.
 SINKS = Call(
     "flashinfer.attention:BatchAttentionWithAttentionSinkWrapper.__init__",
@@ -437,6 +460,9 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     RAGGED_RUN,
     XQA,
     TRTLLM_DECODE,
+    CUDNN_DECODE,
+    CUDNN_PREFILL,
+    CUDNN_RAGGED,
     MLA,
     MLA_PLAN,
     MLA_RUN,

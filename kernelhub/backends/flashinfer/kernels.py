@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer.attention import kernels as attention
+from kernelhub.backends.flashinfer.cudnn import kernels as cudnn
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
@@ -33,6 +34,7 @@ KERNELS = (
     *attention.KERNELS,
     *mla.KERNELS,
     *trtllm.KERNELS,
+    *cudnn.KERNELS,
     *gemm.KERNELS,
     *grouped.KERNELS,
     *moe.KERNELS,
@@ -40,4 +42,11 @@ KERNELS = (
     *quant.KERNELS,
 )
 
-KNOWN_BAD = (*attention.KNOWN_BAD, *mla.KNOWN_BAD, *trtllm.KNOWN_BAD, *gemm.KNOWN_BAD, *moe.KNOWN_BAD)
+KNOWN_BAD = (
+    *attention.KNOWN_BAD,
+    *mla.KNOWN_BAD,
+    *trtllm.KNOWN_BAD,
+    *cudnn.KNOWN_BAD,
+    *gemm.KNOWN_BAD,
+    *moe.KNOWN_BAD,
+)

@@ -23,6 +23,11 @@ def aligned(tensor: Tensor) -> Tensor:
         wrong |= stride * size
     if strides[-1] == 1 and not (wrong | tensor.data_ptr()) & 15:
         return tensor
+    return copied(tensor)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy without gaps, at an address of its own."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 

@@ -11,6 +11,7 @@ _NOT_RUN = (
     "flashinfer.trtllm_ragged",
     "xformers.flash",
     "xformers.cutlass",
+    "flashinfer.cudnn_ragged",  # what cudnn.sdpa runs, which copies nothing and was measured
 )
 _FA3 = ("flash_attn.fa3", "flash_attn.vllm_fa3")
 _VARLEN = "torch.varlen_attn"  # FlashAttention-2: on an H200 1.4 to 1.6 times the time of triton.prefill

@@ -13,7 +13,7 @@ _NOT_RUN = (
     "flash_attn.fa4",
 )
 # Known to be wrong with NaN in a page's unused end, so forced alone, and not timed: behind all that may be chosen.
-_CUDNN = ("cudnn.sdpa_paged",)
+_CUDNN = ("cudnn.sdpa_paged", "flashinfer.cudnn_decode", "flashinfer.cudnn_prefill")
 # FlashInfer 0.6.18 on an H200, 64 heads to 8 of 128, pages of 64 tokens; what its plans cost the host is not in it.
 # 64 x 4096: split_kv 0.264 ms, fa2_decode_tc and fa2_prefill 0.262, xqa 0.299; 256 x 1024 0.275, 0.277, 0.302;
 # 1 x 131072 0.147, 0.145, 0.155; 32 heads to 32, 32 x 4096: 0.503, fa2_prefill 0.500, fa2_decode 0.538. So

@@ -78,6 +78,32 @@ class TestReleases:
         assert (f"profiler_{{use_profiler}}{suffix}" in source) or ("profiler_{use_profiler}" in source and not suffix)
         assert '"_sm90" if backend == "fa3"' in source
 
+    def test_cudnn_s_graphs_are_told_apart_by_what_the_record_says(self, version) -> None:
+        """By all of it in the newest, which is why the others are known to be bad."""
+        keys = {
+            name: body_of(wheel("flashinfer-python", version) / f"flashinfer/cudnn/{name}.py", *functions)
+            for name, functions in {
+                "decode": ("_sdpa_decode_key_fn",),
+                "prefill": ("_sdpa_prefill_key_fn", "_prefill_runtime_key", "_prefill_descriptor_key"),
+            }.items()
+        }
+        for name, key in keys.items():
+            told = [part in key for part in ("k_cache.stride()", "v_cache.stride()", "k_cache.dtype", "q.device")]
+            assert told == [version == "0.7.2.post1"] * 4, name
+        returned = keys["decode"].partition("return (")[2]
+        assert ("scale" in returned) is (version in MOVED_BEHIND)
+        assert ("q.dtype" in returned) is (version == "0.7.2.post1")
+
+    def test_cudnn_is_run_where_its_frontend_is_and_tells_the_base_of_an_lse(self, version) -> None:
+        folder = wheel("flashinfer-python", version) / "flashinfer/cudnn"
+        for name in ("decode", "prefill"):
+            source = (folder / f"{name}.py").read_text()
+            assert "    CUDNN_AVAILABLE = False" in source, "else it runs binaries that it downloads"
+            assert "get_cudnn_fmha_gen_module()" in source
+        source = (folder / "prefill.py").read_text()
+        assert ('lse_base: str = "log2"' in source) is (version == "0.7.2.post1"), "natural before"
+        assert ("lse.mul_(log2e)" in source) is (version == "0.7.2.post1")
+
     @pytest.mark.parametrize("call", calls.NEWER, ids=name_of)
     def test_newer_calls_are_refused_where_they_are_not_taken(self, call, version) -> None:
         finding = takes_one(several(call), root=wheel("flashinfer-python", version) / "flashinfer")
@@ -192,6 +218,14 @@ class TestReleases:
         body = source.partition("def fp8_blockscale_gemm_sm90(")[2].partition("\ndef ")[0]
         assert "input_scale.dtype" in body
         assert "input_scale.shape" not in body
+
+
+def body_of(path: Path, *functions: str) -> str:
+    """The source of functions of a file that has them, without docstrings and comments."""
+    tree = ast.parse(path.read_text())
+    return "\n".join(
+        ast.unparse(item) for item in tree.body if isinstance(item, ast.FunctionDef) and item.name in functions
+    )
 
 
 def functions(version: str, path: str, *names: str) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""The library's functions that run cuDNN's graphs, held to that, and when they make one.
+
+They keep the process's last 256 graphs, told apart by all that a graph is made from, from 0.7.1 on. Where the frontend
+cannot be imported they would run binaries of another kind without a word, which are downloaded: that is refused here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Hashable
+from typing import Any
+
+import cudnn
+from flashinfer.cudnn.decode import CUDNN_AVAILABLE, cudnn_batch_decode_with_kv_cache
+from flashinfer.cudnn.prefill import CUDNN_AVAILABLE as ALSO_AVAILABLE
+from flashinfer.cudnn.prefill import cudnn_batch_prefill_with_kv_cache
+from torch import Tensor
+
+from kernelhub.dispatch.work import JOURNAL
+
+LOWEST_BACKEND = 91900  # cuDNN 9.19, which torch 2.11 brings
+FEWEST_TOKENS = 128  # a graph for one query leaves most heads' LSE unwritten (NVIDIA/cudnn-frontend#1083)
+_MOST_CLASSES = 256
+# Told the base from 0.7.1 on, where LSE is to base 2 otherwise; natural before.
+_NATURAL = {"lse_base": "ln"} if "lse_base" in inspect.signature(cudnn_batch_prefill_with_kv_cache).parameters else {}
+TAKES_PACKED_LSE = bool(_NATURAL)
+
+run_decode = cudnn_batch_decode_with_kv_cache
+
+
+class Unsupported(RuntimeError):
+    """FlashInfer would not run cuDNN here."""
+
+
+class Classes:
+    """The classes of sizes that an adapter has met, each of which the library makes a graph for.
+
+    Raises:
+        Unsupported: there is no frontend to make graphs with, or cuDNN is too old.
+    """
+
+    def __init__(self) -> None:
+        if not (CUDNN_AVAILABLE and ALSO_AVAILABLE):
+            raise Unsupported("FlashInfer could not import cuDNN's frontend, and would run other kernels instead")
+        version = cudnn.backend_version()
+        if version < LOWEST_BACKEND:
+            raise Unsupported(f"cuDNN is {version}, {LOWEST_BACKEND} is needed; install a torch that brings it")
+        self._met: set[Hashable] = set()
+
+    def meet(self, key: Hashable) -> contextlib.AbstractContextManager[Any]:
+        """Run the library's call inside: of a class that is new it is told of, and refused once sealed."""
+        if key in self._met:
+            return contextlib.nullcontext()
+        if len(self._met) >= _MOST_CLASSES:
+            self._met.clear()
+        return self._making(key)
+
+    @contextlib.contextmanager
+    def _making(self, key: Hashable) -> Any:
+        with JOURNAL.doing("compile", f"cuDNN's graph for {key}", "flashinfer"):
+            yield
+        self._met.add(key)
+
+
+def run_prefill(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Tensor, **more: Any) -> None:
+    """The library's call with LSE, if there is any, natural."""
+    cudnn_batch_prefill_with_kv_cache(q, k, v, scale, workspace, **more, **_NATURAL)
+
+
+def bound(tokens: int) -> int:
+    """A power of two that is no less, and no less than the fewest of a graph."""
+    return max(FEWEST_TOKENS, 1 << max(0, tokens - 1).bit_length())
+
+
+def bound_of_sequences(number: int) -> int:
+    """A power of two that is no less; the added ones are empty."""
+    return 1 << (number - 1).bit_length()

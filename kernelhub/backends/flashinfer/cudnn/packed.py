@@ -1,0 +1,130 @@
+"""What calls of many queries give the library: packed queries, where they are, and room for results.
+
+Offsets count elements, and lengths are read on the device: of sizes the host knows bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.flashinfer.cudnn.library import TAKES_PACKED_LSE, bound_of_sequences
+from kernelhub.backends.flashinfer.operands import copied
+from kernelhub.ops.attention.problem import AttentionProblem
+
+_WIDE = 1 << 31  # elements from which on an offset asks for 64 bits
+
+
+class PackedQueries:
+    """The queries of a call, and room for its results.
+
+    Attributes:
+        q: [T, H, D], without gaps.
+        scale: factor of the scores, more than zero.
+        sequences: how many there are, a power of two, the added ones empty.
+        most: queries of a sequence, at most.
+
+    Args:
+        problem: what the call is.
+        q: [T, H, D] or [num_seqs, tokens, H, D].
+        q_at: int32 [num_seqs + 1], where the queries of each sequence begin, and end.
+        most: queries of a sequence, at most.
+        scale: factor of the scores.
+        out: where the result goes, as q.
+        lse: where the LSE goes, or None.
+    """
+
+    def __init__(
+        self,
+        problem: AttentionProblem,
+        q: Tensor,
+        q_at: Tensor,
+        most: int,
+        scale: float,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        if scale <= 0:  # cuDNN takes the maximum before it scales
+            q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
+        self.q, self.scale, self.most = flat(q), float(scale), most
+        self.sequences = bound_of_sequences(q_at.shape[0] - 1)
+        self.at = padded(q_at, self.sequences)
+        self._heads, self._widths = problem.num_q_heads, (problem.head_dim_qk, problem.head_dim_vo)
+        self._out, self._lse = out, lse
+        self._direct = out.is_contiguous() and not out.data_ptr() & 15
+        self._result = flat(out) if self._direct else self._room()
+        self._stats: Tensor | None = None
+        if lse is not None:
+            tokens = self.q.shape[0] if TAKES_PACKED_LSE else max(self.q.shape[0], self.sequences * most)
+            self._stats = torch.empty(tokens, self._heads, dtype=torch.float32, device=q.device)
+
+    @property
+    def wide(self) -> bool:
+        """Whether offsets do not fit 32 bits."""
+        return self.q.shape[0] * self._heads * max(self._widths) >= _WIDE
+
+    def given(self, wide: bool) -> dict[str, Any]:
+        """The library's arguments that they are, with offsets of 64 bits if `wide`."""
+        qk, vo = self._widths
+        at = (self.at.long() if wide else self.at).view(-1, 1, 1, 1)
+        stats = self._stats
+        return {
+            "max_token_per_sequence": self.most,
+            "actual_seq_lens_q": self.at.diff().view(-1, 1, 1, 1),
+            "batch_offsets_q": at * (self._heads * qk),
+            "batch_offsets_o": at * (self._heads * vo),
+            "batch_offsets_stats": None if stats is None else at * self._heads,
+            "return_lse": stats is not None,
+            "lse": stats if stats is None or TAKES_PACKED_LSE else self._padded_stats(stats),
+            "out": self._result,
+        }
+
+    def finish(self, k_lens: Tensor) -> None:
+        """Bring results where they go, with zeros and -inf for queries of sequences without keys.
+
+        Args:
+            k_lens: keys of each sequence, as many elements as there are sequences.
+        """
+        out, lse = self._out, self._lse
+        token = torch.arange(self.q.shape[0], dtype=torch.int32, device=out.device)
+        sequence = torch.bucketize(token, self.at[1:], right=True)
+        owned = sequence < self.sequences
+        blind = owned & (k_lens.view(-1)[sequence.clamp(max=self.sequences - 1)] == 0)
+        self._result.masked_fill_(blind[:, None, None], 0.0)
+        if not self._direct:
+            out.copy_(self._result.view(out.shape))
+        if lse is not None and self._stats is not None:
+            stats = self._stats[: self.q.shape[0]].masked_fill(blind[:, None], -torch.inf)
+            if lse.ndim == 2:  # tokens past the last offset keep what they have
+                lse.copy_(torch.where(owned, stats.t(), lse))
+            else:
+                lse.copy_(stats.view(*out.shape[:3]).transpose(1, 2))
+
+    def _room(self) -> Tensor:
+        """Memory for a result, which holds what tokens past the last offset keep."""
+        room = self._out.new_empty(self.q.shape[0], *self._out.shape[-2:])
+        return room.copy_(self._out) if self._out.ndim == 3 else room
+
+    def _padded_stats(self, stats: Tensor) -> Tensor:
+        """The memory under the shape that releases before 0.7.1 ask for, of which offsets use the beginning."""
+        return stats[: self.sequences * self.most].view(self.sequences, self.most, self._heads)
+
+
+def evenly(sequences: int, tokens: int, device: torch.device) -> Tensor:
+    """int32 [sequences + 1], where sequences of as many tokens begin, and end."""
+    return torch.arange(sequences + 1, dtype=torch.int32, device=device) * tokens
+
+
+def padded(offsets: Tensor, sequences: int) -> Tensor:
+    """int32 [sequences + 1] with sequences added that are empty, without gaps."""
+    missing = sequences + 1 - offsets.shape[0]
+    return torch.cat([offsets, offsets[-1:].expand(missing)]) if missing else offsets.contiguous()
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """[tokens, heads, width] without gaps, at an address that is a multiple of 16 bytes."""
+    made = tensor if tensor.is_contiguous() and not tensor.data_ptr() & 15 else copied(tensor)
+    heads, width = made.shape[-2:]
+    return made.as_strided((made[..., 0, 0].numel(), heads, width), (heads * width, width, 1))  # also where one is 1

@@ -1,0 +1,130 @@
+"""From a call of `paged_attention` to cuDNN as FlashInfer calls it. Lengths and pages are read on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.flashinfer.cudnn.library import Classes, bound, bound_of_sequences, run_decode, run_prefill
+from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, evenly, flat
+from kernelhub.backends.flashinfer.operands import aligned
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
+from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import PagedAttentionProblem
+from kernelhub.ops.attention.tables import filled_lengths, filled_table
+
+
+class Pages(AttentionAdapter[PagedAttentionProblem, PagedStep]):
+    """What both kernels share."""
+
+    def __init__(self, problem: PagedAttentionProblem) -> None:
+        super().__init__(problem)
+        self._classes = Classes()
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        """Scratch, shared by the kernels of a stream."""
+        return RECOMMENDED_BYTES
+
+    def _pages(self, cache: Tensor) -> Tensor:
+        """[pages, heads, tokens of a page, width], as the library has it; where rows have gaps, a copy of the whole."""
+        if not cache.shape[0]:  # no sequence has a key, but there has to be an address
+            cache = cache.new_zeros(1, *cache.shape[1:])
+        cache = aligned(cache)
+        return cache.transpose(1, 2) if self.problem.kv_layout == "NHD" else cache
+
+    def _tables(self, step: PagedStep, sequences: int, most: int) -> tuple[Tensor, Tensor]:
+        """The block table of as many pages as hold `most` tokens, and int32 [sequences, 1, 1, 1] of lengths."""
+        page_size = self.problem.page_size
+        table = filled_table(step.block_table, step.seq_lens, page_size, sequences, most // page_size)
+        return table, filled_lengths(step.seq_lens, sequences)
+
+
+class Prefill(Pages):
+    """Any number of queries of each sequence."""
+
+    def launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: PagedStep,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        self.check_operands(q, k, v)
+        if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
+            return
+        with device_of(q):
+            if step.cu_seqlens_q is None:
+                tokens = q.shape[1] if q.ndim == 4 else 1
+                q_at = evenly(step.num_seqs, tokens, q.device)
+            else:
+                tokens = q.shape[0] if step.max_seqlen_q is None else min(q.shape[0], step.max_seqlen_q)
+                q_at = step.cu_seqlens_q
+            most_q = bound(tokens)
+            queries = PackedQueries(self.problem, q, q_at, most_q, values.scale, out, lse)
+            most = max(most_q, bound(step.max_pages * self.problem.page_size))
+            table, lens = self._tables(step, queries.sequences, most)
+            k, v, wide = self._pages(k), self._pages(v), queries.wide
+            with self._classes.meet(
+                (queries.sequences, most_q, most, queries.scale, wide, k.shape, k.stride(), v.stride())
+            ):
+                run_prefill(
+                    queries.q,
+                    k,
+                    v,
+                    queries.scale,
+                    workspace("cudnn", q.device, stream_of(q.device)),
+                    max_sequence_kv=most,
+                    actual_seq_lens_kv=lens,
+                    block_tables=table,
+                    causal=self.problem.causal,
+                    **queries.given(wide),
+                )
+            queries.finish(lens)
+
+
+class Decode(Pages):
+    """One query of each sequence, by cuDNN's kernel for it, which gives no LSE here."""
+
+    def launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: PagedStep,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        self.check_operands(q, k, v)
+        scale = values.scale
+        if scale <= 0:  # cuDNN takes the maximum before it scales
+            q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
+        number, sequences = step.num_seqs, bound_of_sequences(step.num_seqs)
+        most = bound(step.max_pages * self.problem.page_size)
+        with device_of(q):
+            rows = flat(q)
+            if sequences > number:
+                rows = torch.cat([rows, rows.new_zeros(sequences - number, *rows.shape[1:])])
+            direct = sequences == number and out.is_contiguous() and not out.data_ptr() & 15
+            made = flat(out) if direct else rows.new_empty(*rows.shape[:2], self.problem.head_dim_vo)
+            table, lens = self._tables(step, sequences, most)
+            k, v = self._pages(k), self._pages(v)
+            with self._classes.meet((sequences, most, scale, k.shape, k.stride(), v.stride())):
+                run_decode(
+                    rows,
+                    k,
+                    v,
+                    float(scale),
+                    workspace("cudnn", q.device, stream_of(q.device)),
+                    max_sequence_kv=most,
+                    actual_seq_lens_kv=lens,
+                    block_tables=table,
+                    out=made,
+                )
+            made.masked_fill_(lens.view(-1, 1, 1) == 0, 0.0)
+            if not direct:
+                out.copy_(made[:number].view(out.shape))

@@ -1,0 +1,83 @@
+"""From a call of `attention` to cuDNN as FlashInfer calls it. Batches are sequences of one length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.flashinfer.cudnn.library import Classes, bound, run_prefill
+from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, evenly, flat, padded
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
+from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import AttentionProblem
+
+_WIDE = 1 << 31
+
+
+class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
+    """Packed sequences, or batches of sequences of one length. Operands with gaps are copied."""
+
+    def __init__(self, problem: AttentionProblem) -> None:
+        super().__init__(problem)
+        self._classes = Classes()
+
+    def launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: DenseStep,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        self.check_operands(q, k, v)
+        with device_of(q):
+            if q.ndim == 4:
+                tokens, keys = q.shape[1], k.shape[1]
+                q_at, k_at = (evenly(q.shape[0], length, q.device) for length in (tokens, keys))
+            elif step.num_seqs == 0:  # tokens that belong to no sequence
+                return
+            else:
+                assert step.cu_seqlens_q is not None
+                assert step.cu_seqlens_k is not None
+                q_at, k_at = step.cu_seqlens_q, step.cu_seqlens_k
+                tokens = q.shape[0] if step.max_seqlen_q is None else min(q.shape[0], step.max_seqlen_q)
+                keys = k.shape[0] if step.max_seqlen_k is None else min(k.shape[0], step.max_seqlen_k)
+            most = bound(tokens)
+            queries = PackedQueries(self.problem, q, q_at, most, values.scale, out, lse)
+            # A causal mask aligned bottom right asks for no fewer keys than queries.
+            self._run(queries, flat(_some(k)), flat(_some(v)), padded(k_at, queries.sequences), max(most, bound(keys)))
+
+    def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
+        """Scratch, shared by the kernels of a stream."""
+        return RECOMMENDED_BYTES
+
+    def _run(self, queries: PackedQueries, k: Tensor, v: Tensor, k_at: Tensor, most: int) -> None:
+        problem, device = self.problem, k.device
+        wide = queries.wide or max(k.numel(), v.numel()) >= _WIDE
+        k_lens = k_at.diff().view(-1, 1, 1, 1)
+        at = (k_at.long() if wide else k_at).view(-1, 1, 1, 1)
+        with self._classes.meet((queries.sequences, queries.most, most, queries.scale, wide)):
+            run_prefill(
+                queries.q,
+                k,
+                v,
+                queries.scale,
+                workspace("cudnn", device, stream_of(device)),
+                max_sequence_kv=most,
+                actual_seq_lens_kv=k_lens,
+                causal=problem.causal,
+                batch_offsets_k=at * (problem.num_kv_heads * problem.head_dim_qk),
+                batch_offsets_v=at * (problem.num_kv_heads * problem.head_dim_vo),
+                **queries.given(wide),
+            )
+        queries.finish(k_lens)
+
+
+def _some(keys: Tensor) -> Tensor:
+    """Keys, or one that nobody sees: there has to be an address."""
+    if keys.numel():
+        return keys
+    return torch.zeros(1, *keys.shape[-2:], dtype=keys.dtype, device=keys.device)

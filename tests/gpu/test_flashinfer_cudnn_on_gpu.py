@@ -1,0 +1,168 @@
+"""cuDNN's attention as FlashInfer calls it, on a GPU. What is known to be bad is forced, on caches without NaN.
+
+Releases before 0.7.1 keep graphs by shapes alone, so there the library is made to forget them before each call, and
+decodes bfloat16 only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.probes.package import fits, package
+from tests.contract.attention import Case, Contract, DenseContract, PagedContract, largest_value, split
+from tests.contract.finite_pages import with_finite_ends
+from tests.gpu.forced import Forced, forcing
+
+pytestmark = pytest.mark.gpu
+
+MODEL = AttentionModel("grouped", 8, 2, 128, 128)
+VERSION = package("flashinfer", distribution="flashinfer-python").value
+OLD = VERSION is not None and fits(VERSION, "<0.7.1")
+PAGED = ("flashinfer.cudnn_decode", "flashinfer.cudnn_prefill")
+
+
+def forget_graphs() -> None:
+    """Empty what the library keeps its graphs in, where it would take one for another."""
+    if not OLD:
+        return
+    for name in ("decode", "prefill"):
+        module = importlib.import_module(f"flashinfer.cudnn.{name}")
+        keeper = getattr(module, f"_build_{name}_graph").__wrapped__
+        held = dict(zip(keeper.__code__.co_freevars, keeper.__closure__, strict=True))
+        held["cache"].cell_contents.clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    monkeypatch.setenv("FLASHINFER_NO_DOWNLOAD", "1")
+
+
+class Wide(Forced, Contract):
+    """With heads of the width that the library names, and graphs forgotten where they are mixed up."""
+
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16, torch.float16)
+
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        widths = (128, 128) if case.widths == (64, 64) else case.widths
+        arguments = super().inputs(dataclasses.replace(case, widths=widths))
+        return with_finite_ends(arguments) if cls.op == "paged_attention" else arguments
+
+    @classmethod
+    def accepted_cases(cls) -> list[Case]:
+        return [case for case in super().accepted_cases() if case.dtype in cls.dtypes]
+
+    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
+        forget_graphs()
+        return super().run(arguments, **more)
+
+
+class TestDecode(Wide, PagedContract):
+    kernel = "flashinfer.cudnn_decode"
+    fewest_cases = 7
+    several = PagedContract.plain
+    rich = Case("rich", {"seq_lens": (40, 9, 77)})
+    dtypes = (torch.bfloat16,) if OLD else Wide.dtypes
+
+    @classmethod
+    def record(cls) -> Any:
+        """Without causality, which changes nothing for one query."""
+        record = super().record()
+        return dataclasses.replace(record, features=record.features - {"causal"})
+
+
+class TestPrefill(Wide, PagedContract):
+    kernel = "flashinfer.cudnn_prefill"
+    fewest_cases = 15
+    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal",))
+
+
+class TestRagged(Wide, DenseContract):
+    kernel = "flashinfer.cudnn_ragged"
+    fewest_cases = 12
+
+
+def agrees(kernel: str, arguments: dict[str, Any]) -> torch.Tensor:
+    """Hold the kernel, with LSE where it gives one, against the reference."""
+    args, kwargs = split(arguments)
+    op = kernelhub.attention if "k" in arguments else kernelhub.paged_attention
+    forget_graphs()
+    got = op(*args, backend=kernel, return_lse=kernel != PAGED[0], **kwargs)
+    out, lse = got if isinstance(got, tuple) else (got, None)
+    want, want_lse = op.reference(*args, return_lse=True, **kwargs)
+    agreement = compare_out(out, want, largest_value(arguments))
+    assert agreement.ok, str(agreement)
+    assert lse is None or compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
+    return out
+
+
+class TestPages:
+    @pytest.fixture(params=PAGED)
+    def kernel(self, request: pytest.FixtureRequest) -> Iterator[str]:
+        with forcing(request.param, paged_attention_inputs(MODEL, seq_lens=(40, 9), device="cuda")):
+            yield request.param
+
+    @pytest.mark.parametrize(("page_size", "layout"), [(16, "NHD"), (64, "HND"), (256, "NHD")])
+    def test_decode_at_real_sizes(self, page_size, layout, kernel) -> None:
+        inputs = paged_attention_inputs(
+            MODEL, seq_lens=(9000, 1, 513, 4096, 0), page_size=page_size, kv_layout=layout, device="cuda"
+        )
+        agrees(kernel, with_finite_ends(inputs))
+
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize("q_lens", [4, (3000, 1, 100, 3, 60)], ids=["speculative", "mixed"])
+    def test_prefill_at_real_sizes(self, q_lens, causal) -> None:
+        form = {"seq_lens": (3000, 70, 500, 0, 40), "q_lens": q_lens, "page_size": 64}
+        arguments = with_finite_ends(paged_attention_inputs(MODEL, device="cuda", **form))
+        with forcing(PAGED[1], arguments):
+            agrees(PAGED[1], arguments | {"causal": causal})
+
+    def test_the_known_defect_is_still_there(self, kernel) -> None:
+        """NaN in the unused end of a page. Fails where it is gone, which is when its entry can go."""
+        arguments = paged_attention_inputs(MODEL, seq_lens=(300, 77, 64), page_size=64, device="cuda")
+        want = agrees(kernel, with_finite_ends(arguments))
+        forget_graphs()
+        args, kwargs = split(arguments)
+        out = kernelhub.paged_attention(*args, backend=kernel, **kwargs)
+        assert torch.equal(out[2], want[2]), "a sequence that ends with its page"
+        here = f"cuDNN {torch.backends.cudnn.version()} on {torch.cuda.get_device_name()}"
+        if torch.equal(out, want):
+            pytest.fail(f"NaN in the ends of pages does not matter to {here}: narrow {kernel}'s entry in KNOWN_BAD")
+        assert out[:2].isnan().any(), f"{here} gives other numbers, though no NaN"
+
+
+class TestPacked:
+    kernel = "flashinfer.cudnn_ragged"
+
+    @pytest.mark.parametrize("widths", [(128, 128), (192, 128)])
+    def test_packed_sequences_at_real_sizes(self, widths) -> None:
+        model = AttentionModel("prefill", 16, 16, *widths)
+        arguments = attention_inputs(model, q_lens=(2000, 0, 1, 700), kv_lens=(2000, 5, 300, 700), device="cuda")
+        with forcing(self.kernel, arguments):
+            for causal in (False, True):
+                agrees(self.kernel, arguments | {"causal": causal})
+
+    def test_what_lies_around_a_sequence_does_not_reach_it(self) -> None:
+        arguments = attention_inputs(MODEL, q_lens=(100, 77, 30), kv_lens=(300, 77, 130), device="cuda")
+        with forcing(self.kernel, arguments):
+            want = agrees(self.kernel, arguments)
+            for name in ("k", "v"):
+                ends = torch.full_like(arguments[name][:200], torch.nan)
+                arguments[name] = torch.cat([arguments[name], ends])
+            assert torch.equal(agrees(self.kernel, arguments), want)
+            for name in ("k", "v"):
+                arguments[name][300:377] = torch.nan
+            args, kwargs = split(arguments)
+            out = kernelhub.attention(*args, backend=self.kernel, **kwargs)
+            for mine in (slice(0, 100), slice(177, None)):
+                assert torch.equal(out[mine], want[mine]), "a neighbour's values reach a sequence"
