@@ -107,11 +107,10 @@ class TestGraphs(OnFake):
             arguments = attention_inputs(MODEL, **self.ragged)
         else:
             arguments = with_finite_ends(paged_attention_inputs(MODEL, seq_lens=(9, 50, 30), q_lens=(9, 40, 2)))
-        importlib.import_module("kernelhub.backends.flashinfer.cudnn.ragged")
-        monkeypatch.setattr(importlib.import_module(LIBRARY), "_NATURAL", {})
-        monkeypatch.setattr(
-            importlib.import_module("kernelhub.backends.flashinfer.cudnn.packed"), "TAKES_PACKED_LSE", False
-        )
+        for name, older in (("ragged", {"NATURAL": {}}), ("paged", {"NATURAL": {}}), ("packed", {"TAKES_BASE": False})):
+            module = importlib.import_module(f"kernelhub.backends.flashinfer.cudnn.{name}")
+            for constant, value in older.items():
+                monkeypatch.setattr(module, constant, value)
         with fake.of_0_6():
             out, lse = self.run(kernel, arguments, return_lse=True)
         args, kwargs = split(arguments)

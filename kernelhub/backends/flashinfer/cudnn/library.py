@@ -1,4 +1,4 @@
-"""The library's functions that run cuDNN's graphs, held to that, and when they make one.
+"""Whether the library's functions run cuDNN's graphs, when they make one, and what releases differ in.
 
 They keep the process's last 256 graphs, told apart by all that a graph is made from, from 0.7.1 on. Where the frontend
 cannot be imported they would run binaries of another kind without a word, which are downloaded: that is refused here.
@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import cudnn
-from flashinfer.cudnn.decode import CUDNN_AVAILABLE, cudnn_batch_decode_with_kv_cache
+from flashinfer.cudnn.decode import CUDNN_AVAILABLE
 from flashinfer.cudnn.prefill import CUDNN_AVAILABLE as ALSO_AVAILABLE
 from flashinfer.cudnn.prefill import cudnn_batch_prefill_with_kv_cache
-from torch import Tensor
 
 from kernelhub.dispatch.work import JOURNAL
 
 LOWEST_BACKEND = 91900  # cuDNN 9.19, which torch 2.11 brings
 FEWEST_TOKENS = 128  # a graph for one query leaves most heads' LSE unwritten (NVIDIA/cudnn-frontend#1083)
 _MOST_CLASSES = 256
-# Told the base from 0.7.1 on, where LSE is to base 2 otherwise; natural before.
-_NATURAL = {"lse_base": "ln"} if "lse_base" in inspect.signature(cudnn_batch_prefill_with_kv_cache).parameters else {}
-TAKES_PACKED_LSE = bool(_NATURAL)
-
-run_decode = cudnn_batch_decode_with_kv_cache
+# Told the base from 0.7.1 on, where an LSE is to base 2 otherwise; natural before.
+TAKES_BASE = "lse_base" in inspect.signature(cudnn_batch_prefill_with_kv_cache).parameters
+NATURAL: dict[str, Any] = {"lse_base": "ln"} if TAKES_BASE else {}
 
 
 class Unsupported(RuntimeError):
@@ -57,15 +54,10 @@ class Classes:
         return self._making(key)
 
     @contextlib.contextmanager
-    def _making(self, key: Hashable) -> Any:
+    def _making(self, key: Hashable) -> Iterator[None]:
         with JOURNAL.doing("compile", f"cuDNN's graph for {key}", "flashinfer"):
             yield
         self._met.add(key)
-
-
-def run_prefill(q: Tensor, k: Tensor, v: Tensor, scale: float, workspace: Tensor, **more: Any) -> None:
-    """The library's call with LSE, if there is any, natural."""
-    cudnn_batch_prefill_with_kv_cache(q, k, v, scale, workspace, **more, **_NATURAL)
 
 
 def bound(tokens: int) -> int:

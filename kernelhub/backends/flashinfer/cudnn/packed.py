@@ -5,16 +5,36 @@ Offsets count elements, and lengths are read on the device: of sizes the host kn
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.cudnn.library import TAKES_PACKED_LSE, bound_of_sequences
+from kernelhub.backends.flashinfer.cudnn.library import TAKES_BASE, bound_of_sequences
 from kernelhub.backends.flashinfer.operands import copied
 from kernelhub.ops.attention.problem import AttentionProblem
 
 _WIDE = 1 << 31  # elements from which on an offset asks for 64 bits
+
+
+class Given(NamedTuple):
+    """What the library is given of the queries of a call.
+
+    Attributes:
+        lens: int32 [sequences, 1, 1, 1], queries of each sequence.
+        at: [sequences + 1, 1, 1, 1], where those of each begin in q.
+        out_at: and where their results do.
+        lse_at: and their LSE, or None.
+        out: [T, H, D].
+        lse: float32 [T, H], or before 0.7.1 [sequences, most queries, H], of which the beginning is used; or None.
+    """
+
+    lens: Tensor
+    at: Tensor
+    out_at: Tensor
+    lse_at: Tensor | None
+    out: Tensor
+    lse: Tensor | None
 
 
 class PackedQueries:
@@ -57,7 +77,7 @@ class PackedQueries:
         self._result = flat(out) if self._direct else self._room()
         self._stats: Tensor | None = None
         if lse is not None:
-            tokens = self.q.shape[0] if TAKES_PACKED_LSE else max(self.q.shape[0], self.sequences * most)
+            tokens = self.q.shape[0] if TAKES_BASE else max(self.q.shape[0], self.sequences * most)
             self._stats = torch.empty(tokens, self._heads, dtype=torch.float32, device=q.device)
 
     @property
@@ -65,21 +85,19 @@ class PackedQueries:
         """Whether offsets do not fit 32 bits."""
         return self.q.shape[0] * self._heads * max(self._widths) >= _WIDE
 
-    def given(self, wide: bool) -> dict[str, Any]:
+    def given(self, wide: bool) -> Given:
         """The library's arguments that they are, with offsets of 64 bits if `wide`."""
         qk, vo = self._widths
         at = (self.at.long() if wide else self.at).view(-1, 1, 1, 1)
         stats = self._stats
-        return {
-            "max_token_per_sequence": self.most,
-            "actual_seq_lens_q": self.at.diff().view(-1, 1, 1, 1),
-            "batch_offsets_q": at * (self._heads * qk),
-            "batch_offsets_o": at * (self._heads * vo),
-            "batch_offsets_stats": None if stats is None else at * self._heads,
-            "return_lse": stats is not None,
-            "lse": stats if stats is None or TAKES_PACKED_LSE else self._padded_stats(stats),
-            "out": self._result,
-        }
+        return Given(
+            lens=self.at.diff().view(-1, 1, 1, 1),
+            at=at * (self._heads * qk),
+            out_at=at * (self._heads * vo),
+            lse_at=None if stats is None else at * self._heads,
+            out=self._result,
+            lse=stats if stats is None or TAKES_BASE else self._padded_stats(stats),
+        )
 
     def finish(self, k_lens: Tensor) -> None:
         """Bring results where they go, with zeros and -inf for queries of sequences without keys.

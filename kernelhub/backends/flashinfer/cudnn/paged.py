@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from flashinfer.cudnn.decode import cudnn_batch_decode_with_kv_cache
+from flashinfer.cudnn.prefill import cudnn_batch_prefill_with_kv_cache
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.cudnn.library import Classes, bound, bound_of_sequences, run_decode, run_prefill
+from kernelhub.backends.flashinfer.cudnn.library import NATURAL, Classes, bound, bound_of_sequences
 from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, evenly, flat
 from kernelhub.backends.flashinfer.operands import aligned
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
@@ -68,20 +70,28 @@ class Prefill(Pages):
             most = max(most_q, bound(step.max_pages * self.problem.page_size))
             table, lens = self._tables(step, queries.sequences, most)
             k, v, wide = self._pages(k), self._pages(v), queries.wide
-            with self._classes.meet(
-                (queries.sequences, most_q, most, queries.scale, wide, k.shape, k.stride(), v.stride())
-            ):
-                run_prefill(
+            given = queries.given(wide)
+            sizes = (queries.sequences, most_q, most, queries.scale, wide)
+            with self._classes.meet((*sizes, k.shape, k.stride(), v.stride())):
+                cudnn_batch_prefill_with_kv_cache(
                     queries.q,
                     k,
                     v,
                     queries.scale,
                     workspace("cudnn", q.device, stream_of(q.device)),
+                    max_token_per_sequence=most_q,
                     max_sequence_kv=most,
+                    actual_seq_lens_q=given.lens,
                     actual_seq_lens_kv=lens,
                     block_tables=table,
                     causal=self.problem.causal,
-                    **queries.given(wide),
+                    return_lse=given.lse is not None,
+                    batch_offsets_q=given.at,
+                    batch_offsets_o=given.out_at,
+                    batch_offsets_stats=given.lse_at,
+                    out=given.out,
+                    lse=given.lse,
+                    **NATURAL,
                 )
             queries.finish(lens)
 
@@ -114,7 +124,7 @@ class Decode(Pages):
             table, lens = self._tables(step, sequences, most)
             k, v = self._pages(k), self._pages(v)
             with self._classes.meet((sequences, most, scale, k.shape, k.stride(), v.stride())):
-                run_decode(
+                cudnn_batch_decode_with_kv_cache(
                     rows,
                     k,
                     v,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from flashinfer.cudnn.prefill import cudnn_batch_prefill_with_kv_cache
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.cudnn.library import Classes, bound, run_prefill
+from kernelhub.backends.flashinfer.cudnn.library import NATURAL, Classes, bound
 from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, evenly, flat, padded
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
@@ -59,19 +60,28 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
         wide = queries.wide or max(k.numel(), v.numel()) >= _WIDE
         k_lens = k_at.diff().view(-1, 1, 1, 1)
         at = (k_at.long() if wide else k_at).view(-1, 1, 1, 1)
+        given = queries.given(wide)
         with self._classes.meet((queries.sequences, queries.most, most, queries.scale, wide)):
-            run_prefill(
+            cudnn_batch_prefill_with_kv_cache(
                 queries.q,
                 k,
                 v,
                 queries.scale,
                 workspace("cudnn", device, stream_of(device)),
+                max_token_per_sequence=queries.most,
                 max_sequence_kv=most,
+                actual_seq_lens_q=given.lens,
                 actual_seq_lens_kv=k_lens,
                 causal=problem.causal,
+                return_lse=given.lse is not None,
+                batch_offsets_q=given.at,
+                batch_offsets_o=given.out_at,
                 batch_offsets_k=at * (problem.num_kv_heads * problem.head_dim_qk),
                 batch_offsets_v=at * (problem.num_kv_heads * problem.head_dim_vo),
-                **queries.given(wide),
+                batch_offsets_stats=given.lse_at,
+                out=given.out,
+                lse=given.lse,
+                **NATURAL,
             )
         queries.finish(k_lens)
 
