@@ -149,12 +149,15 @@ class TestPages:
             assert torch.equal(self.run(arguments | heads_first | {"kv_layout": "HND"}), want)
             assert built[-1][3] == (16 * 2 * 64, 16 * 64, 64, 1)
 
-    def test_a_cache_without_pages_gives_zeros(self) -> None:
-        arguments = paged_attention_inputs(SMALL, seq_lens=(0, 0), q_lens=3, page_size=16, spare_pages=0)
-        with installed():
-            out, lse = self.run(arguments, return_lse=True)
-        assert not out.any()
-        assert (lse == -torch.inf).all()
+    @pytest.mark.parametrize("page_size", [16, 256])
+    def test_a_cache_without_pages_gives_zeros(self, page_size) -> None:
+        arguments = paged_attention_inputs(SMALL, seq_lens=(0, 0), q_lens=3, page_size=page_size, spare_pages=0)
+        for columns in (1, 0):
+            arguments["block_table"] = arguments["block_table"][:, :columns]
+            with installed():
+                out, lse = self.run(arguments, return_lse=True)
+            assert not out.any()
+            assert (lse == -torch.inf).all()
 
     def test_it_is_never_chosen_and_told_with_the_report(self) -> None:
         machine = SimulatedMachine({"triton": "3.7.1", "cudnn": "1.32.0"})

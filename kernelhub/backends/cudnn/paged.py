@@ -48,7 +48,9 @@ class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
     def _run(self, queries: Queries, k: Tensor, v: Tensor, tokens: int, step: PagedStep, values: Values) -> None:
         q, sequences, page_size = queries.q, queries.sequences, self.problem.page_size
         q_bound = bound(tokens)
-        k_bound = max(q_bound, bound(step.max_pages * page_size))  # a power of two, as pages are: so whole pages
+        k_bound = max(
+            q_bound, bound(max(1, step.max_pages) * page_size)
+        )  # a power of two, as pages are: so whole pages
         pool = Pool(k.shape[0], page_size, k_bound // page_size, _steps(k), _steps(v))
         shape = Shape(
             sequences,

@@ -67,7 +67,7 @@ class Prefill(Pages):
                 q_at = step.cu_seqlens_q
             most_q = bound(tokens)
             queries = PackedQueries(self.problem, q, q_at, most_q, values.scale, out, lse)
-            most = max(most_q, bound(step.max_pages * self.problem.page_size))
+            most = max(most_q, bound(max(1, step.max_pages) * self.problem.page_size))
             table, lens = self._tables(step, queries.sequences, most)
             k, v, wide = self._pages(k), self._pages(v), queries.wide
             given = queries.given(wide)
@@ -114,7 +114,7 @@ class Decode(Pages):
         if scale <= 0:  # cuDNN takes the maximum before it scales
             q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
         number, sequences = step.num_seqs, bound_of_sequences(step.num_seqs)
-        most = bound(step.max_pages * self.problem.page_size)
+        most = bound(max(1, step.max_pages) * self.problem.page_size)
         with device_of(q):
             rows = flat(q)
             if sequences > number:
