@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.backends import flashinfer_cascade_fake as cascade
 from tests.backends import flashinfer_experts_fake as experts
 from tests.backends import flashinfer_groups_fake as groups
 from tests.backends import flashinfer_products_fake as products
@@ -34,6 +35,7 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.trtllm.latent",
     "kernelhub.backends.flashinfer.trtllm.listed",
     "kernelhub.backends.flashinfer.attention.sinks",
+    "kernelhub.backends.flashinfer.cascade.merge",
     "kernelhub.backends.flashinfer.mla.paged",
     "kernelhub.backends.flashinfer.mla.concat",
     "kernelhub.backends.flashinfer.gemm.blocks",
@@ -46,6 +48,9 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.grouped.small",
     "kernelhub.backends.flashinfer.moe.experts",
     "kernelhub.backends.flashinfer.quant.nvfp4",
+    "kernelhub.backends.flashinfer.quant.fp4",
+    "kernelhub.backends.flashinfer.quant.groups",
+    "kernelhub.backends.flashinfer.quant.mxfp8",
 )
 WRAPPERS: list[Any] = []
 SMALL_SCRATCH = 0  # scratch below which a plan fails
@@ -60,13 +65,15 @@ def installed() -> Iterator[None]:
         ("prefill", (BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, *blackwell.PREFILL)),
         ("attention", (BatchAttentionWithAttentionSinkWrapper,)),
         ("mla", (BatchMLAPagedAttentionWrapper, *blackwell.LATENT)),
+        ("cascade", cascade.FUNCTIONS),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),
         ("gemm.gemm_base", (*products.FUNCTIONS, *groups.FUNCTIONS, *small_groups.FUNCTIONS)),
         ("gemm.kernels", ()),
         ("gemm.kernels.grouped_gemm_masked_wrapper", small_groups.MASKED),
         ("quantization", ()),
-        ("quantization.fp4_quantization", (quantisers.get_fp4_kv_dequantization_module,)),
+        ("quantization.fp4_quantization", (quantisers.get_fp4_kv_dequantization_module, quantisers.fp4_quantize)),
+        ("quantization.fp8_quantization", quantisers.FP8_FUNCTIONS),
         ("fused_moe", ()),
         ("fused_moe.core", (*experts.FUNCTIONS, *trtllm.FUNCTIONS)),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer.attention import kernels as attention
+from kernelhub.backends.flashinfer.cascade import kernels as cascade
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
@@ -21,6 +22,7 @@ BACKEND = Backend(
         Watch("flashinfer.jit.core", "kernelhub.backends.flashinfer.watch:watch"),
         Watch("flashinfer.jit.cute_dsl_core", "kernelhub.backends.flashinfer.watch:watch"),
         Watch("flashinfer.jit.cubin_loader", "kernelhub.backends.flashinfer.watch:watch_downloads"),
+        Watch("cuda.tile._compile", "kernelhub.backends.flashinfer.watch:watch_tiles"),
         Watch("flashinfer.autotuner", "kernelhub.backends.flashinfer.watch:watch_tuner"),
         Watch(
             "flashinfer.gemm.kernels.grouped_gemm_masked_blackwell",
@@ -31,6 +33,7 @@ BACKEND = Backend(
 
 KERNELS = (
     *attention.KERNELS,
+    *cascade.KERNELS,
     *mla.KERNELS,
     *trtllm.KERNELS,
     *gemm.KERNELS,
@@ -40,4 +43,11 @@ KERNELS = (
     *quant.KERNELS,
 )
 
-KNOWN_BAD = (*attention.KNOWN_BAD, *mla.KNOWN_BAD, *trtllm.KNOWN_BAD, *gemm.KNOWN_BAD, *moe.KNOWN_BAD)
+KNOWN_BAD = (
+    *attention.KNOWN_BAD,
+    *mla.KNOWN_BAD,
+    *trtllm.KNOWN_BAD,
+    *gemm.KNOWN_BAD,
+    *moe.KNOWN_BAD,
+    *quant.KNOWN_BAD,
+)
