@@ -93,6 +93,49 @@ def fp4_quantize(
     return codes, scale.view(torch.uint8)
 
 
+def nvfp4_kv_quant(input: Tensor, global_scale: Tensor, fp4_output: Tensor, block_scales: Tensor) -> None:
+    rows, width = input.shape
+    for tensor in (input, fp4_output, block_scales):
+        assert tensor.ndim == 2
+        assert tensor.is_contiguous(), "CHECK_INPUT"
+        assert tensor.data_ptr() % 4 == 0, "pairs are loaded, and pairs of pairs of codes stored"
+    assert input.dtype in (torch.float16, torch.bfloat16)
+    assert width % 16 == 0
+    assert fp4_output.shape == (rows, width // 2)
+    assert block_scales.shape == (rows, width // 16)
+    assert global_scale.dtype is torch.float32
+    assert global_scale.shape == (1,)
+    assert rows * width <= LARGEST_LAUNCH, "int"
+    LAUNCHES.append(tuple(input.shape))
+    groups = input.float().unflatten(1, (-1, 16))
+    sizes = largest_by_comparing(groups) if input.dtype is torch.bfloat16 else largest_of(groups).unsqueeze(-1)
+    sixth = reciprocal(torch.tensor(6.0))
+    scale = to_e4m3(flushed(reciprocal(global_scale) * flushed(sizes * sixth)))
+    factor = torch.where(sizes == 0, 0.0, reciprocal(flushed(scale.float() * global_scale)))
+    halves = groups.unflatten(-1, (2, 8)) * factor.expand(*factor.shape[:-1], 2).unsqueeze(-1)
+    values = flushed(halves).flatten(1)
+    fp4_output.copy_(to_e2m1(torch.where(values.isnan(), 6.0, values)))
+    block_scales.copy_(scale[..., 0].view(torch.uint8))
+
+
+def largest_by_comparing(groups: Tensor) -> Tensor:
+    """[..., groups, 2]: as each of two threads, of eight elements, has it, which with NaN depends on the order."""
+    pairs = groups.abs().unflatten(-1, (2, 4, 2))  # threads, pairs, lanes
+    lanes = pairs[..., 0, :]
+    for step in range(1, 4):
+        lanes = larger(lanes, pairs[..., step, :])
+    lanes = larger(lanes.flip(-2), lanes)
+    return larger(lanes[..., 0], lanes[..., 1])
+
+
+def larger(one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(one > other, one, other)
+
+
+def get_fp4_kv_quantization_module() -> SimpleNamespace:
+    return SimpleNamespace(nvfp4_kv_quant=nvfp4_kv_quant)
+
+
 def mxfp8_quantize(
     input: Tensor,
     is_sf_swizzled_layout: bool = True,
@@ -149,3 +192,4 @@ def per_token_group_quant_8bit(
 
 
 FP8_FUNCTIONS = (mxfp8_quantize, per_token_group_quant_8bit)
+FP4_FUNCTIONS = (get_fp4_kv_dequantization_module, get_fp4_kv_quantization_module, fp4_quantize)

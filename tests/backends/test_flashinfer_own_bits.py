@@ -40,6 +40,8 @@ CASES = [
     *(Case(f"mxfp8 {shape}", "mxfp8", UP, shape) for shape in ((1, 1), (3, 31), (2, 3, 65))),
     *(Case(f"nvfp4 {shape}", "nvfp4", {}, shape) for shape in ((5, 320), (1, 16), (2, 3, 48), (32,))),
     *(Case(f"{name} float16", name, how, (5, 320), torch.float16) for name, how in (("nvfp4", {}), ("mxfp4", UP))),
+    *(Case(f"kv {shape}", "nvfp4", {}, shape) for shape in ((5, 320), (1, 16), (2, 3, 48), (32,))),
+    Case("kv float16", "nvfp4", {}, (5, 320), torch.float16),
     group("row by row"),
     group("column by column", (7, 384), scale_layout="column"),
     group("powers of two", ue8m0=True),
@@ -53,7 +55,7 @@ CASES = [
 
 
 def kernel_of(case: Case) -> str:
-    return f"flashinfer.quantize_{case.format}"
+    return "flashinfer.quantize_nvfp4_kv" if case.label.startswith("kv") else f"flashinfer.quantize_{case.format}"
 
 
 def given(case: Case, **more: Any) -> Any:
@@ -65,7 +67,10 @@ def of_the_library(case: Case, x: Tensor) -> tuple[Tensor, Tensor]:
     rows = x.reshape(-1, x.shape[-1])
     size = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32, "fp8": case.options.get("group_size", 128)}[case.format]
     wide = torch.nn.functional.pad(rows, (0, -x.shape[-1] % size))
-    if case.format == "nvfp4":
+    if case.label.startswith("kv"):
+        codes, scale = (torch.empty(len(rows), x.shape[-1] // part, dtype=torch.uint8) for part in (2, 16))
+        fake.nvfp4_kv_quant(rows, kernelhub.quantize_nvfp4.reference(x)[2], codes, scale)
+    elif case.format == "nvfp4":
         factor = kernelhub.quantize_nvfp4.reference(x)[2]
         codes, scale = fake.fp4_quantize(wide, factor, 16, False, False, is_global_scale_inversed=True)
     elif case.format == "mxfp4":
@@ -141,19 +146,23 @@ class TestOwnBits(OnFake):
         ]
 
 
+NVFP4 = ("flashinfer.quantize_nvfp4", "flashinfer.quantize_nvfp4_kv")
+
+
+@pytest.mark.parametrize("kernel", NVFP4)
 class TestGlobalScale(OnFake):
-    def test_one_that_is_given_is_used_and_returned(self) -> None:
+    def test_one_that_is_given_is_used_and_returned(self, kernel) -> None:
         x = activations(5, 64)
         factor = torch.tensor(0.02)
-        codes, scale, same_factor = kernelhub.quantize_nvfp4(x, factor, backend="flashinfer")
+        codes, scale, same_factor = kernelhub.quantize_nvfp4(x, factor, backend=kernel)
         want = fake.fp4_quantize(x, factor.view(1), 16, False, False, is_global_scale_inversed=True)
         assert same_factor is factor
         assert torch.equal(codes, want[0])
         assert torch.equal(scale.view(torch.uint8), want[1])
 
-    def test_one_that_is_made_is_written_where_it_is_wanted(self) -> None:
+    def test_one_that_is_made_is_written_where_it_is_wanted(self, kernel) -> None:
         x, place = activations(5, 64), torch.full((1,), torch.nan)
-        got = kernelhub.quantize_nvfp4(x, out_global_scale=place, backend="flashinfer")
+        got = kernelhub.quantize_nvfp4(x, out_global_scale=place, backend=kernel)
         assert got[2] is place
         assert same(place, kernelhub.quantize_nvfp4.reference(x)[2])
 
@@ -171,32 +180,54 @@ class TestPieces(OnFake):
                 got = kernelhub.quantize_fp8(x, "group", **options, backend="flashinfer")
             assert all(same(one, other) for one, other in zip(got, want, strict=True))
 
+    def test_rows_for_caches_too(self, monkeypatch) -> None:
+        from kernelhub.backends.flashinfer.quant import nvfp4_kv
+
+        x = activations(21, 64)
+        want = kernelhub.quantize_nvfp4(x, backend=NVFP4[1])
+        monkeypatch.setattr(nvfp4_kv, "_MOST", 5 * 64)
+        monkeypatch.setattr(fake, "LARGEST_LAUNCH", 5 * 64)
+        fake.LAUNCHES.clear()
+        got = kernelhub.quantize_nvfp4(x, backend=NVFP4[1])
+        assert all(same(one, other) for one, other in zip(got, want, strict=True))
+        assert fake.LAUNCHES == [(5, 64)] * 4 + [(1, 64)]
+
 
 class TestWhatDiffers(OnFake):
     """What the entries of `KNOWN_BAD` say, against the bits of the ops."""
 
     def both(self, name: str, x: Tensor, *more: Any, **options: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        function = getattr(kernelhub, f"quantize_{name}")
+        function = getattr(kernelhub, f"quantize_{name}".removesuffix("_kv"))
         got = function(x, *more, **options, backend=f"flashinfer.quantize_{name}")
         return got, function.reference(x, *more, **options)
 
-    def test_nvfp4_has_another_byte_of_codes_in_some_hundreds(self) -> None:
+    @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_kv"])
+    def test_nvfp4_has_another_byte_of_codes_in_some_hundreds(self, name) -> None:
         x = torch.randn(512, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-        got, want = self.both("nvfp4", x, torch.tensor([0.01]))
+        got, want = self.both(name, x, torch.tensor([0.01]))
         differing = (got[0] != want[0]).float().mean()
         assert 1 / 1600 < differing < 1 / 400
         assert (got[1].view(torch.uint8) != want[1].view(torch.uint8)).float().mean() < 1 / 400
 
-    def test_nvfp4_knows_no_nan_and_gives_zeros_the_scale_0(self) -> None:
+    @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_kv"])
+    def test_nvfp4_knows_no_nan_and_gives_zeros_the_scale_0(self, name) -> None:
         x = torch.ones(3, 16).bfloat16()
         x[0, 3] = torch.nan
         x[1] = 0
-        got, want = self.both("nvfp4", x, torch.tensor([0.01]))
+        got, want = self.both(name, x, torch.tensor([0.01]))
         assert want[1].view(torch.uint8)[0] == 0x7F
         assert got[1].float()[0].isfinite().all()
         assert got[0][0, 1] >> 4 == 7
         assert got[1].float()[1] == 0
         assert want[1].float()[1] == 2.0**-9
+
+    def test_of_bfloat16_for_caches_nan_hides_what_came_before(self) -> None:
+        x = torch.ones(2, 16)
+        x[:, 0], x[1, 2] = 100.0, torch.nan
+        got, _ = self.both("nvfp4_kv", x.bfloat16(), torch.tensor([0.05]))
+        assert got[1].float()[1] < got[1].float()[0] / 50
+        assert (got[0][1, 7] & 15) == 7  # an ordinary 1, which now is the largest
+        assert self.both("nvfp4_kv", x.half(), torch.tensor([0.05]))[0][1].float()[1] == got[1].float()[0]
 
     @pytest.mark.parametrize("name", ["mxfp4", "mxfp8"])
     def test_powers_of_two_of_finite_float16_are_those_of_the_op(self, name) -> None:

@@ -86,9 +86,9 @@ def test_beyond_two_to_the_32_elements_of_states(parts) -> None:
     assert not out[:-40].any()
 
 
-def forced(op: str, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
+def forced(kernel: str, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
     """By FlashInfer's kernel, against which nothing speaks but that its bits are its own."""
-    function, name = getattr(kernelhub, op), f"flashinfer.{op}"
+    function, name = getattr(kernelhub, kernel.removesuffix("_kv")), f"flashinfer.{kernel}"
     verdict = function.explain(x, **options, backend=name)
     decision = next(item for item in verdict.decisions if item.kernel == name)
     others = [item.reason for item in decision.rejections if item.code != "known_bad"]
@@ -111,9 +111,10 @@ class TestQuantisers:
         assert all(same(one.cpu(), other) for one, other in zip(got, want, strict=True))
 
     @pytest.mark.parametrize("shape", [(5, 320), (2048, 7168), (1, 32)])
-    def test_nvfp4_comes_back_within_half_a_step(self, shape) -> None:
+    @pytest.mark.parametrize("kernel", ["quantize_nvfp4", "quantize_nvfp4_kv"])
+    def test_nvfp4_comes_back_within_half_a_step(self, kernel, shape) -> None:
         x = activations(*shape, device="cuda")
-        got = forced("quantize_nvfp4", x)
+        got = forced(kernel, x)
         back = kernelhub.dequantize_nvfp4(*got, out_dtype=torch.float32)
         factor = kernelhub.dequantize_nvfp4(torch.full_like(got[0], 0x22), *got[1:], out_dtype=torch.float32)
         allowed = round_trip_error_allowed(x, factor, True, x.dtype)

@@ -258,6 +258,8 @@ DEQUANTIZE_MODULE = Call(f"{_QUANTIZATION}:get_fp4_kv_dequantization_module")
 DEQUANTIZE_NVFP4 = Call(
     f"{_QUANTIZATION}:nvfp4_kv_dequantize", ("fp4_data", "block_scales", "global_scale", "output_dtype")
 )
+QUANTIZE_MODULE = Call(f"{_QUANTIZATION}:get_fp4_kv_quantization_module")
+QUANTIZE_NVFP4_KV = Call(f"{_QUANTIZATION}:nvfp4_kv_quantize", ("input", "global_scale"))
 QUANTIZE_FP4 = Call(
     f"{_QUANTIZATION}:fp4_quantize",
     ("input", "global_scale", "sf_vec_size", "sf_use_ue8m0", "is_sf_swizzled_layout"),
@@ -438,6 +440,8 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     TRTLLM_LATENT,
     DEQUANTIZE_MODULE,
     DEQUANTIZE_NVFP4,
+    QUANTIZE_MODULE,
+    QUANTIZE_NVFP4_KV,
     QUANTIZE_FP4,
     QUANTIZE_MXFP8,
     QUANTIZE_GROUPS,

@@ -8,6 +8,6 @@ LINES = (
         "*",
         "*",
         ("triton.quantize", "torch.quantize", "flashinfer.quantize_mxfp8"),
-        "FlashInfer's does not give the bits of the op, and is run where that is said to be safe alone",
+        "FlashInfer's does not give the bits of the op, and is run for who says unsafe=True alone",
     ),
 )

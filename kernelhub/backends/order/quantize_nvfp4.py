@@ -7,7 +7,7 @@ LINES = (
     Line(
         "*",
         "*",
-        ("triton.quantize", "torch.quantize", "flashinfer.quantize_nvfp4"),
-        "FlashInfer's does not give the bits of the op, and is run where that is said to be safe alone",
+        ("triton.quantize", "torch.quantize", "flashinfer.quantize_nvfp4", "flashinfer.quantize_nvfp4_kv"),
+        "FlashInfer's do not give the bits of the op, and are run for who says unsafe=True alone",
     ),
 )

@@ -87,6 +87,8 @@ class TestReleases:
             calls.GROUPS_NVFP4,
             calls.DEQUANTIZE_MODULE,
             calls.DEQUANTIZE_NVFP4,
+            calls.QUANTIZE_MODULE,
+            calls.QUANTIZE_NVFP4_KV,
             calls.QUANTIZE_FP4,
             calls.QUANTIZE_MXFP8,
             calls.TRTLLM_CONTEXT,
@@ -143,6 +145,7 @@ class TestReleases:
         assert '"mxfp8_quantization_sm100"' in (folder / "jit/fp8_quantization.py").read_text()
         if version == "0.6.1":
             return
+        assert '"fp4_kv_quant"' in (folder / "jit/fp4_kv_quantization.py").read_text()
         source = (folder / "quantization/fp4_quantization.py").read_text()
         assert 'f"fp4_quantization_{device_arch}"' in source
         assert 'gen_fp4_quantization_module(sm120f_nvcc_flags, "120f")' in source
@@ -186,6 +189,7 @@ class TestReleases:
         if version != "0.6.1":
             path = package / "quantization/fp4_quantization.py"
             assert parameters(path, "nvfp4_kv_dequant") == of_adapter("quant/nvfp4")
+            assert parameters(path, "nvfp4_kv_quant") == of_adapter("quant/nvfp4_kv")
 
     def test_rows_of_weights_are_shuffled_in_this_order(self, version) -> None:
         """The functions of the library, cut out of a file that cannot be imported here."""

@@ -62,6 +62,22 @@ KERNELS = (
         source=_TENSORRT,
     ),
     Kernel(
+        op="quantize_nvfp4",
+        name="flashinfer.quantize_nvfp4_kv",
+        target=f"{_HERE}.nvfp4_kv:QuantizeNvfp4Kv",
+        summary=f"the library's kernel for caches, with its own bits, so by unsafe=True alone; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(_BLACKWELL, calls.QUANTIZE_NVFP4_KV, calls.QUANTIZE_MODULE),
+            Module((), lambda _: ("fp4_kv_quant",)),
+            _HALVES,
+        ),
+        features=frozenset({"static"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="FlashInfer (Ye et al. 2025)",
+    ),
+    Kernel(
         op="quantize_mxfp4",
         name="flashinfer.quantize_mxfp4",
         target=f"{_HERE}.fp4:QuantizeMxfp4",
@@ -134,6 +150,21 @@ KNOWN_BAD = (
         "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH=1: were they exact, about one byte of codes in 800 would be another; "
         "zeros and tiny groups get the scale 0; NaN becomes 6, not a NaN of its group",
         f"{_FLASHINFER}/pull/3387",
+    ),
+    KnownBad(
+        "flashinfer.quantize_nvfp4_kv",
+        "quantize_nvfp4",
+        (),
+        "multiplies by reciprocals of 6 and of scales, which rcp.approx.ftz makes: were they exact, about one byte of "
+        "codes in 800 would be another; zeros and tiny groups get the scale 0; NaN becomes 6, not a NaN of its group",
+        f"{_FLASHINFER}/blob/v0.6.18.post1/csrc/fp4_kv_quantization.cu",
+    ),
+    KnownBad(
+        "flashinfer.quantize_nvfp4_kv",
+        "quantize_nvfp4",
+        _BFLOAT16,
+        "NaN may hide larger numbers of its group, which then become 6, too",
+        f"{_FLASHINFER}/blob/v0.6.18.post1/csrc/fp4_kv_quantization.cu",
     ),
     KnownBad(
         "flashinfer.quantize_mxfp4",
