@@ -99,10 +99,16 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
     verdict = function.explain(**case.arguments)
     able = [decision.kernel for decision in verdict.decisions if decision.accepted]
     chosen = function(**case.arguments)
+    unable: dict[str, str] = {}
     for name in able:
-        far = (case.disagreement or _disagreement)(function(**case.arguments, backend=name), chosen)
+        try:
+            got = function(**case.arguments, backend=name)
+        except kernelhub.NoKernel as error:  # it does not load, which is found out by trying
+            unable[name] = next(item.reason for item in error.selection.decisions if item.kernel == name)
+            continue
+        far = (case.disagreement or _disagreement)(got, chosen)
         assert far <= 1, f"{case.label}: {name} is off by {far:.3g} of what is allowed"
-    plans = {name: _call(function, case, name) for name in able}
+    plans = {name: _call(function, case, name) for name in able if name not in unable}
     calls = {**plans, **case.peers}
     ms = {name: 1e3 * timing.median_s for name, timing in _timed(calls, device, budget_s).items()}
     peak = roof["operations_per_s"]
@@ -116,6 +122,7 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
         "kernels_ms": {name: ms[name] for name in plans},
         "torch_ms": {name: ms[name] for name in case.peers},
         "roof_ms": roof_ms,
+        **({"unable": unable} if unable else {}),
         "host_us": {
             name: _host_us(plan)
             for name, plan in plans.items()
@@ -174,6 +181,8 @@ def show(rows: list[dict[str, Any]]) -> None:
             mark = "*" if name == row["chosen"] else " "
             host = f", host {row['host_us'][name]:.0f} µs" if name in row.get("host_us", {}) else ""
             print(f" {mark} {name:24} {ms:10.3f} ms {100 * row['roof_ms'] / ms:5.1f} % of roof  {against}{host}")
+        for name, reason in row.get("unable", {}).items():
+            print(f"   {name:24} did not run: {reason}")
         for name, ms in row["torch_ms"].items():
             print(f"   torch: {name:26} {ms:8.3f} ms {100 * row['roof_ms'] / ms:5.1f} % of roof")
 

@@ -23,6 +23,7 @@ from tests.backends import flashinfer_products_fake as products
 from tests.backends import flashinfer_quantisers_fake as quantisers
 from tests.backends import flashinfer_small_groups_fake as small_groups
 from tests.backends import flashinfer_trtllm_fake as trtllm
+from tests.backends.fake import flashinfer_cutlass as cutlass
 from tests.backends.fake import flashinfer_trtllm as blackwell
 from tests.backends.fake.flashinfer_attention import attend, check_out, check_rows, paged
 
@@ -34,6 +35,8 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.trtllm.ragged",
     "kernelhub.backends.flashinfer.trtllm.latent",
     "kernelhub.backends.flashinfer.trtllm.listed",
+    "kernelhub.backends.flashinfer.cutlass.ragged",
+    "kernelhub.backends.flashinfer.cutlass.latent",
     "kernelhub.backends.flashinfer.attention.sinks",
     "kernelhub.backends.flashinfer.cascade.merge",
     "kernelhub.backends.flashinfer.mla.paged",
@@ -63,10 +66,11 @@ def installed() -> Iterator[None]:
     fake = {"flashinfer": types.ModuleType("flashinfer")}
     for name, values in (
         ("decode", (BatchDecodeWithPagedKVCacheWrapper, *_FUNCTIONS)),
-        ("prefill", (BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, *blackwell.PREFILL)),
+        ("prefill", (*_PREFILL, *blackwell.PREFILL, *cutlass.PREFILL)),
         ("attention", (BatchAttentionWithAttentionSinkWrapper,)),
         ("mla", (BatchMLAPagedAttentionWrapper, *blackwell.LATENT)),
         ("cascade", cascade.FUNCTIONS),
+        ("mla._core", cutlass.LATENT),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),
         ("gemm.gemm_base", (*products.FUNCTIONS, *groups.FUNCTIONS, *small_groups.FUNCTIONS)),
@@ -408,4 +412,5 @@ def concat_mla_k(k: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:
     k[..., 128:] = k_rope
 
 
+_PREFILL = (BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper)
 _FUNCTIONS = (xqa_batch_decode_with_kv_cache, trtllm_batch_decode_with_kv_cache)

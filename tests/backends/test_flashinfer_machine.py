@@ -266,6 +266,50 @@ def kernels_of_binaries() -> tuple[str, ...]:
     return tuple(f"flashinfer.{name}" for name in _OF_BINARIES)
 
 
+class TestCutlass:
+    """CUTLASS's attention: compiled for Blackwell of data centres alone, built ahead or not."""
+
+    @pytest.mark.parametrize(
+        ("op", "name", "module"),
+        [("attention", "cutlass_ragged", "fmha_cutlass_sm100a"), ("mla_attention", "mla_cutlass", "mla")],
+    )
+    def test_its_module_is_looked_for_by_its_name(self, machine, op, name, module) -> None:
+        package = install(machine)
+        kernel = next(kernel for kernel in records.KERNELS if kernel.name == f"flashinfer.{name}")
+        facets = {"head_dim_qk": 192, "head_dim_vo": 128} if op == "attention" else {}
+
+        def codes(device: str) -> set[str]:
+            problem = kernelhub.explain(op, device=device, machine=SimulatedMachine({}), **facets).problem
+            found = (constraint.reject(problem, Machine()) for constraint in kernel.constraints)
+            return {item.code for item in found if item}
+
+        assert "toolkit_missing" in codes("B200"), "it is not built, and cannot be"
+        tools(machine, "nvcc", "ninja", "g++")
+        assert "not_built" in codes("B200")
+        built = package / "data" / "aot" / module / f"{module}.so"
+        built.parent.mkdir(parents=True)
+        built.touch()
+        assert not {"not_built", "toolkit_missing", "capability", "value"} & codes("B300")
+        for device in ("H200", "RTX 5090"):
+            assert "capability" in codes(device)
+
+    def test_a_release_that_gives_latent_attention_no_scale_of_results_is_refused(self, machine) -> None:
+        """What its inner function takes is told by what the wrapper takes: so many arguments, or one less."""
+        kernel = next(kernel for kernel in records.KERNELS if kernel.name == "flashinfer.mla_cutlass")
+        source = install(machine) / "mla" / "_core.py"
+        source.parent.mkdir()
+        (source.parent / "__init__.py").write_text("from ._core import *\n")
+        run = "    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, page_table=None{more}): ...\n"
+        for more, refused in ((", o_scale=None", False), ("", True)):
+            text = "class BatchMLAPagedAttentionWrapper:\n" + run.format(more=more)
+            source.write_text(f"def get_mla_module(): ...\n{text}")
+            problem = kernelhub.explain("mla_attention", device="B200", machine=SimulatedMachine({})).problem
+            found = [constraint.reject(problem, Machine()) for constraint in kernel.constraints]
+            assert (
+                any(item and item.code == "signature_changed" and "o_scale" in item.reason for item in found) is refused
+            )
+
+
 class TestKnownBad:
     def test_binaries_want_a_launcher_and_are_not_downloaded(self, machine) -> None:
         for name in (*kernels_of_binaries(), *(f"flashinfer.{end}" for end in ("trtllm_ragged", "mla_trtllm"))):

@@ -26,6 +26,7 @@ from tests.dispatch.backends import register
 SITE = Path(__file__).parent / "xformers_site"
 MODEL = AttentionModel("grouped", 6, 2, 64, 64)
 VARIANTS = ("flash", "cutlass")
+BOUNDS = (("MIN", "2.7.1"), ("LAST", "2.8.4"))  # of 0.0.35
 
 
 @pytest.fixture
@@ -115,6 +116,40 @@ class TestMachine:
         file = site / "xformers-0.0.35.dist-info" / "METADATA"
         file.write_text(file.read_text().replace("0.0.35", "0.0.36"))
         assert codes() == {"package_version"}
+
+    @pytest.mark.parametrize(
+        ("module", "version", "ignored", "code"),
+        [
+            (False, "", "", "package_broken"),  # FlashAttention-4 alone
+            (False, "", "1", "package_broken"),
+            (True, "2.7.0", "", "package_version"),
+            (True, "2.7.1", "", None),
+            (True, "2.8.4", "", None),
+            (True, "2.8.5", "", "package_version"),
+            (True, "2.8.5", "1", None),
+            (True, "", "", "package_version"),  # a folder that nobody installed
+        ],
+    )
+    def test_a_flash_attn_beside_it_that_it_cannot_import(
+        self, site, monkeypatch, module, version, ignored, code
+    ) -> None:
+        if importlib.util.find_spec("flash_attn") is not None:
+            pytest.skip("a real flash_attn is installed here")
+        monkeypatch.setenv("XFORMERS_IGNORE_FLASH_VERSION_CHECK", ignored)
+        flash = site / "xformers" / "ops" / "fmha" / "flash.py"
+        bounds = (f'    FLASH_VER_{name} = parse_version("{bound}")\n' for name, bound in BOUNDS)
+        flash.write_text(f"{flash.read_text()}\nif True:\n{''.join(bounds)}")
+        (site / "flash_attn" / "cute").mkdir(parents=True)
+        (site / "flash_attn" / "cute" / "__init__.py").touch()
+        if module:
+            for name in ("__init__.py", "flash_attn_interface.py"):
+                (site / "flash_attn" / name).touch()
+        if version:
+            (site / "flash_attn-0.dist-info").mkdir()
+            (site / "flash_attn-0.dist-info" / "METADATA").write_text(f"Name: flash-attn\nVersion: {version}\n")
+        importlib.invalidate_caches()
+        for variant in VARIANTS:
+            assert codes(variant=variant) == ({code} if code else set())
 
     def test_one_that_does_not_import_gives_way_with_its_reason(self, site) -> None:
         (site / "xformers" / "ops" / "__init__.py").write_text("raise ImportError('Requires Flash-Attention')")

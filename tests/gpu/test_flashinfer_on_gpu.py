@@ -424,6 +424,60 @@ class TestTrtllm:
         assert agreement.ok, str(agreement)
 
 
+@pytest.mark.skipif(
+    HAS_GPU and torch.cuda.get_device_capability()[0] != 10, reason="kernels for sm_100 and sm_103 alone"
+)
+class TestCutlass:
+    """CUTLASS's attention for Blackwell, where its modules are built."""
+
+    @pytest.mark.parametrize("widths", [(64, 64), (128, 128), (192, 128)])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_ragged(self, causal, dtype, widths) -> None:
+        """Whose results lie where, and that nothing is written before them, is seen by a result in the middle."""
+        kernel, model = "flashinfer.cutlass_ragged", AttentionModel("prefill", 16, 4, *widths)
+        lengths = {"q_lens": (2000, 0, 1, 700, 5), "kv_lens": (2000, 5, 300, 0, 1000)}
+        arguments = attention_inputs(model, dtype=dtype, device="cuda", **lengths) | {"causal": causal}
+        verdict = kernelhub.attention.explain(**arguments, backend=kernel)
+        if verdict.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        args, kwargs = split(arguments)
+        want, want_lse = kernelhub.attention.reference(*args, **kwargs, return_lse=True)
+        tokens = arguments["q"].shape[0]
+        whole = torch.full((tokens + 5000, 16, widths[1]), 7.0, dtype=dtype, device="cuda")
+        _, lse = kernelhub.attention(**arguments, backend=kernel, return_lse=True, out=whole[2500:-2500])
+        for out in (whole[2500:-2500], kernelhub.attention(**arguments, backend=kernel)):
+            agreement = compare_out(out, want, largest_value(arguments))
+            assert agreement.ok, str(agreement)
+        assert compare_lse(lse, want_lse) <= lse_tolerance(dtype)
+        assert (whole[:2500] == 7.0).all()
+        assert (whole[-2500:] == 7.0).all()
+
+    def test_more_tiles_than_the_library_has_room_for(self) -> None:
+        kernel, lengths = "flashinfer.cutlass_ragged", [1] * 1100
+        model = AttentionModel("many tiles", 128, 128, 64, 64)
+        arguments = attention_inputs(model, q_lens=lengths, kv_lens=lengths, device="cuda")
+        verdict = kernelhub.attention.explain(**arguments, backend=kernel)
+        if verdict.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        assert torch.equal(kernelhub.attention(**arguments, backend=kernel), arguments["v"]), "one key each"
+
+    @pytest.mark.parametrize("factor", [1.0, -0.5, 1.8738], ids=["its own", "a power of two", "YaRN's"])
+    @pytest.mark.parametrize("seq_lens", [(9000,), (1, 513, 4096, 0, 2047), (130,) * 200], ids=["one", "some", "many"])
+    @pytest.mark.parametrize("page_size", [1, 48, 64])
+    def test_latent(self, page_size, seq_lens, factor) -> None:
+        """Ends of pages, and what no sequence has, hold NaN."""
+        kernel = "flashinfer.mla_cutlass"
+        arguments = mla_attention_inputs(num_heads=128, page_size=page_size, seq_lens=seq_lens, device="cuda")
+        arguments["scale"] *= factor
+        verdict = kernelhub.mla_attention.explain(**arguments, backend=kernel)
+        if verdict.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        out = kernelhub.mla_attention(**arguments, backend=kernel)
+        agreement = compare_out(out, kernelhub.mla_attention.reference(**arguments), mla.largest_value(arguments))
+        assert agreement.ok, str(agreement)
+
+
 class TestDense:
     @pytest.mark.parametrize("kernel", ["flashinfer.fa2_ragged", "flashinfer.fa3_ragged"])
     @pytest.mark.parametrize("widths", [(128, 128), (192, 128)])

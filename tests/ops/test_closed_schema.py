@@ -135,6 +135,7 @@ BY_CHOICE = {
 # Kernels that nothing reaches unasked: they have not run on a GPU here yet, and stand behind those that have.
 _FLASHINFER = ("trtllm_gen", "trtllm_context", "trtllm_ragged")
 _FLASHINFER += ("mla_trtllm", "mla_trtllm_listed", "mla_xqa")
+_FLASHINFER += ("cutlass_ragged", "mla_cutlass")
 _FLASHINFER += ("groupwise_cutlass", "groupwise_trtllm")
 _FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cudnn", "cutlass"))
 _FLASHINFER += ("fp4_cutlass", "fp4_trtllm", "fp4_cudnn", "mx_cutlass", "mx_cudnn", "groupwise")

@@ -158,6 +158,35 @@ XQA_LATENT = tuple(
     Call(f"flashinfer.{module}:xqa_batch_decode_with_kv_cache_mla", _LATENT, _LATENT_MORE)
     for module in ("mla", "mla._core")
 )
+# CUTLASS's, of which the inner functions are called: the wrapper of the one copies the whole cache, that of the other
+# makes tables of a fixed size. They have no Python source. That of latents takes what it is given here in releases
+# whose wrapper takes `o_scale`; that of tables is what `fmha_varlen_plan` calls, the same since 0.6.1.
+CUTLASS_MODULE = Call(
+    "flashinfer.prefill:get_fmha_module",
+    (
+        "dtype_q",
+        "dtype_kv",
+        "dtype_o",
+        "dtype_idx",
+        "head_dim_qk",
+        "head_dim_vo",
+        "pos_encoding_mode",
+        "use_sliding_window",
+        "use_logits_soft_cap",
+        "device",
+    ),
+)
+CUTLASS_RAGGED = Call(
+    "flashinfer.prefill:fmha_varlen",
+    ("q", "k", "v", "qo_segment_offsets", "kv_segment_offsets"),
+    ("plan_info", "max_qo_len", "out", "lse", "causal", "sm_scale"),
+)
+CUTLASS_LATENT_MODULE = Call("flashinfer.mla._core:get_mla_module")
+CUTLASS_LATENT = Call(
+    "flashinfer.mla._core:BatchMLAPagedAttentionWrapper.run",
+    (),
+    ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "o_scale"),
+)
 CONCAT = Call("flashinfer.concat_ops:concat_mla_k", ("k", "k_nope", "k_rope"))
 MERGE_IN_PLACE = Call("flashinfer.cascade:merge_state_in_place", ("v", "s", "v_other", "s_other"))
 MERGE_MANY = Call("flashinfer.cascade:merge_states", ("v", "s"))
@@ -438,6 +467,8 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     TRTLLM_CONTEXT,
     TRTLLM_RAGGED,
     TRTLLM_LATENT,
+    CUTLASS_LATENT_MODULE,
+    CUTLASS_LATENT,
     DEQUANTIZE_MODULE,
     DEQUANTIZE_NVFP4,
     QUANTIZE_MODULE,
@@ -462,6 +493,8 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     MLA,
     MLA_PLAN,
     MLA_RUN,
+    CUTLASS_MODULE,
+    CUTLASS_RAGGED,
     SINKS,
     XQA_LATENT,
     CONCAT,

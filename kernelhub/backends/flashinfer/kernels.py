@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernelhub.backends.flashinfer.attention import kernels as attention
 from kernelhub.backends.flashinfer.cascade import kernels as cascade
+from kernelhub.backends.flashinfer.cutlass import kernels as cutlass
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
 from kernelhub.backends.flashinfer.grouped import kernels as grouped
 from kernelhub.backends.flashinfer.mla import kernels as mla
@@ -36,6 +37,7 @@ KERNELS = (
     *cascade.KERNELS,
     *mla.KERNELS,
     *trtllm.KERNELS,
+    *cutlass.KERNELS,
     *gemm.KERNELS,
     *grouped.KERNELS,
     *moe.KERNELS,

@@ -9,6 +9,7 @@ _NOT_RUN = (
     "flash_attn.vllm_fa2",
     "flash_attn.fa4",
     "flashinfer.trtllm_ragged",
+    "flashinfer.cutlass_ragged",
     "xformers.flash",
     "xformers.cutlass",
 )

@@ -4,7 +4,7 @@ from kernelhub.dispatch.order import Line
 
 _H200 = "H200, FlashMLA of June 2026 against Triton 3.6, November 2026"
 # These keep the op's contract against a model of their library; they have not run on a GPU here yet.
-_NOT_RUN = ("flashinfer.mla_trtllm", "flashinfer.mla_trtllm_listed", "flashinfer.mla_xqa")
+_NOT_RUN = ("flashinfer.mla_trtllm", "flashinfer.mla_trtllm_listed", "flashinfer.mla_xqa", "flashinfer.mla_cutlass")
 _FLASHINFER = ("flashinfer.mla_fa3", "flashinfer.mla_fa2")
 
 LINES = (

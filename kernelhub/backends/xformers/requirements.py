@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.xformers.beside import FlashAttnBeside
 from kernelhub.dispatch.constraint import Constraint, OnDevice, Package, Takes
 from kernelhub.probes.signature import Call
 
@@ -18,5 +19,6 @@ CALLS = (FORWARD, FORWARD_WITH_LSE, FROM_SEQLENS, CAUSAL)
 MACHINE: tuple[Constraint, ...] = (
     OnDevice("nvidia", only=((8, 0), (8, 6), (8, 9), (9, 0))),
     Package("xformers", ">=0.0.33,<0.0.36", install='pip install "xformers>=0.0.33,<0.0.36"'),
+    FlashAttnBeside(),
     *(Takes(call, INSTALL) for call in CALLS),
 )

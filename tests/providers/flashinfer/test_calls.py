@@ -93,6 +93,8 @@ class TestReleases:
             calls.QUANTIZE_MXFP8,
             calls.TRTLLM_CONTEXT,
             calls.TRTLLM_LATENT,
+            calls.CUTLASS_LATENT_MODULE,
+            calls.CUTLASS_LATENT,
         )
         older = ("0.6.1",) if call in from_0_6_12 else ("0.6.1", "0.6.12")
         if version in older:
@@ -190,6 +192,25 @@ class TestReleases:
             path = package / "quantization/fp4_quantization.py"
             assert parameters(path, "nvfp4_kv_dequant") == of_adapter("quant/nvfp4")
             assert parameters(path, "nvfp4_kv_quant") == of_adapter("quant/nvfp4_kv")
+
+    def test_cutlass_s_functions_of_attention_take_what_adapters_give(self, version) -> None:
+        """They have no Python source: what the library gives them where it calls them, one by one."""
+        package = wheel("flashinfer-python", version) / "flashinfer"
+        assert '"fmha_cutlass_sm100a"' in (package / "jit/attention/modules.py").read_text()
+        assert '"mla",' in (package / "jit/mla.py").read_text()
+        (planned,) = given_to(package / "prefill.py", "plan", within="fmha_varlen_plan")
+        assert planned[:2] == ["qo_segment_offsets", "kv_segment_offsets"]
+        assert planned[2:6] == ["work_indptr", "qo_tile_indices", "head_indices", "batch_indices"]
+        assert planned[6:] == ["256", "num_qo_heads", "num_ctas", "causal"]
+        paths = {"0.6.1": "mla.py", "0.7.2.post1": "mla/_batch_mla/_backends/cutlass_backend.py"}
+        latent = given_to(package / paths.get(version, "mla/_core.py"), "cutlass_mla_paged_attention")
+        assert latent
+        scale = [] if version == "0.6.1" else ["output_scale"]  # that release is refused
+        for arguments in latent:
+            workspace, out, lse, q, cache, *rest = (name.rpartition("_")[2] for name in arguments)
+            assert (workspace, out, lse) == ("buffer", "out", "lse")
+            assert (q, cache) in (("pe", "cache"), ("query", "cache"))
+            assert rest == ["len", "table", *(name.rpartition("_")[2] for name in scale)]
 
     def test_rows_of_weights_are_shuffled_in_this_order(self, version) -> None:
         """The functions of the library, cut out of a file that cannot be imported here."""
@@ -303,6 +324,16 @@ def parameters(path: Path, function: str) -> tuple[str, ...]:
     tree = ast.parse(path.read_text())
     found = next(item for item in ast.walk(tree) if isinstance(item, ast.FunctionDef) and item.name == function)
     return tuple(argument.arg for argument in found.args.args)
+
+
+def given_to(path: Path, method: str, within: str | None = None) -> list[list[str]]:
+    """What each call of a method is given, as it is written, in a file or in one of its functions."""
+    tree: ast.AST = ast.parse(path.read_text())
+    if within is not None:
+        tree = next(item for item in ast.walk(tree) if isinstance(item, ast.FunctionDef) and item.name == within)
+    calls_of = [item for item in ast.walk(tree) if isinstance(item, ast.Call)]
+    assert not any(item.keywords for item in calls_of if getattr(item.func, "attr", "") == method)
+    return [[ast.unparse(one) for one in item.args] for item in calls_of if getattr(item.func, "attr", "") == method]
 
 
 def of_adapter(name: str) -> tuple[str, ...]:

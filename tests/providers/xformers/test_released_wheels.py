@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from kernelhub.backends.xformers import beside
 from kernelhub.backends.xformers.requirements import CALLS
 from kernelhub.probes.signature import takes
 from tests.providers.wheels import _cache, wheel
@@ -58,3 +60,13 @@ def test_it_says_whether_its_library_was_loaded(version) -> None:
     assert "\n_cpp_library_load_exception = None" in text
     assert "and not _built_with_cuda" in (folder / "ops" / "fmha" / "common.py").read_text()
     assert "def is_available(cls)" in (folder / "ops" / "common.py").read_text()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_which_flash_attn_it_can_be_imported_beside(version, monkeypatch) -> None:
+    folder = files(version) / "xformers"
+    monkeypatch.setattr(beside, "folders", lambda name: [folder] if name == "xformers" else [])
+    assert re.fullmatch(r">=2\.7\.1,<=2\.8\.[2-9]", beside.versions_of_flash_attn())
+    flash = (folder / "ops" / "fmha" / "flash.py").read_text()
+    assert "import flash_attn.flash_attn_interface" in flash
+    assert f'os.environ.get("{beside.IGNORED}", "0") != "1"' in flash

@@ -96,7 +96,7 @@ KERNELS = (
 
 KNOWN_BAD = (
     KnownBad(
-        "flashinfer.mla_*",
+        "flashinfer.mla_fa*",
         "mla_attention",
         (Package("flashinfer", "<0.6.11", distribution="flashinfer-python"),),
         "pages are found by 32 bits: beyond 2^32 elements of a cache others are read, and results are zeros",

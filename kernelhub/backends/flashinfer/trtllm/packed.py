@@ -1,12 +1,13 @@
 """Where the queries of a step are that see a key, and running a kernel on them alone.
 
-TensorRT-LLM's kernels of many queries are not given the others: nothing is written of what they would do then.
+TensorRT-LLM's kernels of many queries, and CUTLASS's, are not given the others: nothing is written of what they would
+do then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.layout import int32, seeing
 from kernelhub.backends.flashinfer.operands import aligned
+from kernelhub.ops.attention.adapter import DenseStep
 
 
 class Packed(NamedTuple):
@@ -25,6 +27,7 @@ class Packed(NamedTuple):
         q_offsets: int32 [n + 1] on the device, n the number of sequences that have such queries.
         kv_offsets: int32 [n + 1] on the device.
         kv_lens: int32 [n] on the device.
+        q_lens: queries of each of them, on the host.
         most_q: queries of the longest.
         most_kv: keys of the longest.
         sequences: which sequences they are, or None for all.
@@ -35,6 +38,7 @@ class Packed(NamedTuple):
     q_offsets: Tensor
     kv_offsets: Tensor
     kv_lens: Tensor
+    q_lens: list[int]
     most_q: int
     most_kv: int
     sequences: list[int] | None
@@ -53,10 +57,35 @@ def packed(q_offsets: list[int], kv_lens: list[int], causal: bool, device: torch
         there([0, *accumulate(seen.q_lens)]),
         there([0, *accumulate(seen.kv_lens)]),
         there(seen.kv_lens),
+        seen.q_lens,
         max(seen.q_lens, default=0),
         max(seen.kv_lens, default=0),
         seen.sequences,
     )
+
+
+def packed_dense(
+    step: DenseStep, shape: tuple[int, ...], causal: bool, device: torch.device
+) -> tuple[Packed, Tensor | None]:
+    """The queries of a step of `attention`, and which keys they need as int64 on the device, None for all.
+
+    Args:
+        step: lengths.
+        shape: sequences, queries and keys of each, for a batch; else empty.
+        causal: queries see no later keys.
+        device: where the tensors are.
+    """
+    if shape:
+        batch, q_len, k_len = shape
+        q_offsets, k_offsets = ([length * i for i in range(batch + 1)] for length in (q_len, k_len))
+    else:
+        q_offsets, k_offsets = step.q_offsets(), step.k_offsets()
+    spans = [range(*ends) for ends in pairwise(k_offsets)]
+    at = packed(q_offsets, [len(span) for span in spans], causal, device)
+    if at.sequences is None:
+        return at, None
+    keys = [key for i in at.sequences for key in spans[i]]
+    return at, torch.tensor(keys, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def spread(run: Callable[[Tensor, Tensor], Any], at: Packed, q: Tensor, factor: float, out: Tensor) -> None:

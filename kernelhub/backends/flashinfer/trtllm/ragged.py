@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from flashinfer.prefill import trtllm_ragged_attention_deepseek
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.operands import aligned, split_scale
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
-from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed, spread
+from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed_dense, spread
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
@@ -99,18 +97,5 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
         if shape not in known:
             if len(known) >= _MOST_SHAPES:
                 known.clear()
-            if shape:
-                batch, q_len, k_len = shape
-                q_offsets, k_offsets = ([length * i for i in range(batch + 1)] for length in (q_len, k_len))
-            else:
-                q_offsets, k_offsets = step.q_offsets(), step.k_offsets()
-            spans = [range(*ends) for ends in pairwise(k_offsets)]
-            at = packed(q_offsets, [len(span) for span in spans], self._causal, device)
-            known[shape] = (at, None if at.sequences is None else _keys_of(spans, at.sequences, device))
+            known[shape] = packed_dense(step, shape, self._causal, device)
         return known[shape]
-
-
-def _keys_of(spans: list[range], sequences: list[int], device: torch.device) -> Tensor:
-    """The keys of some sequences, one after the other, as int64 on the device."""
-    keys = [key for i in sequences for key in spans[i]]
-    return torch.tensor(keys, dtype=torch.int64).to(device, non_blocking=True)
