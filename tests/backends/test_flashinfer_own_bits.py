@@ -14,6 +14,7 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
+from kernelhub.backends.flashinfer.quant.forced import check_device
 from kernelhub.backends.flashinfer.quant.requirements import tile_compiler
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
@@ -373,6 +374,16 @@ class TestWhoGetsThem:
                 with pytest.raises(InvalidArgument, match=r"give 'up'|give 'group'"):
                     function(x, **options)
             assert function(x, **CALLS[op])[0].shape[0] == 4
+
+
+@pytest.mark.parametrize("device", ["H200", "A100"])
+@pytest.mark.parametrize("op", ["quantize_nvfp4", "quantize_mxfp4", "quantize_mxfp8"])
+def test_memory_that_nobody_wrote_is_no_result(op, device) -> None:
+    """What `unsafe` would let past on a device for which kernels have no body."""
+    with pytest.raises(InvalidArgument, match=rf"{op}: x is on NVIDIA {device}.*without a body"):
+        check_device(op, PROBLEMS[op](device=simulated(device)))
+    for newer in ("B200", "RTX5090"):
+        check_device(op, PROBLEMS[op](device=simulated(newer)))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,21 @@ Their bits are then those of the library, but still of what was asked.
 from __future__ import annotations
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.quant.problem import GROUP, QuantizeFp8Problem, QuantizeMxProblem
+from kernelhub.ops.quant.problem import GROUP, QuantizeFp8Problem, QuantizeMxProblem, QuantizeProblem
+
+_BLACKWELL = (10, 0)
+
+
+def check_device(op: str, problem: QuantizeProblem) -> None:
+    """The device is one that the library's kernels have a body for.
+
+    Raises:
+        InvalidArgument: it is older; the results would be memory that nobody wrote.
+    """
+    device = problem.device
+    if device.vendor == "nvidia" and device.capability < _BLACKWELL:
+        what = f"is on {device.name}, for which FlashInfer compiles a kernel without a body"
+        raise InvalidArgument(op, "x", what, "leave the choice of a kernel, or run on an sm_100 or newer")
 
 
 def check_rounding(op: str, problem: QuantizeMxProblem) -> None:

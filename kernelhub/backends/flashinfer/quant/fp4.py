@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import whole
 from kernelhub.backends.flashinfer.planning import device_of
-from kernelhub.backends.flashinfer.quant.forced import check_rounding
+from kernelhub.backends.flashinfer.quant.forced import check_device, check_rounding
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import MX_GROUP, NVFP4_GROUP, QuantizeMxProblem, QuantizeNvfp4Problem
 from kernelhub.ops.quant.reference import clean, global_scale_of
@@ -28,6 +28,7 @@ class QuantizeNvfp4(QuantizeAdapter):
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         assert global_scale is not None
+        check_device("quantize_nvfp4", self.problem)
         with device_of(x):
             if not self.problem.static:
                 global_scale.copy_(global_scale_of(clean(x)[0].abs().amax()).expand_as(global_scale))
@@ -45,6 +46,7 @@ class QuantizeMxfp4(QuantizeAdapter):
             _quantize(torch.zeros(1, MX_GROUP, dtype=getattr(torch, problem.dtype), device="cuda"), None)
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        check_device("quantize_mxfp4", self.problem)
         check_rounding("quantize_mxfp4", self.problem)
         with device_of(x):
             made, scales = _quantize(whole(x), None)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import whole
 from kernelhub.backends.flashinfer.planning import device_of
-from kernelhub.backends.flashinfer.quant.forced import check_rounding
+from kernelhub.backends.flashinfer.quant.forced import check_device, check_rounding
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import MX_GROUP, QuantizeMxProblem
 
@@ -23,6 +23,7 @@ class QuantizeMxfp8(QuantizeAdapter):
             mxfp8_quantize(group, False, backend="cuda")
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        check_device("quantize_mxfp8", self.problem)
         check_rounding("quantize_mxfp8", self.problem)
         rows, width = x.shape
         with device_of(x):

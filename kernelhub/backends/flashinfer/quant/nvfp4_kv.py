@@ -12,6 +12,7 @@ from torch import Tensor
 from kernelhub.backends.flashinfer.compiled import taking
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
 from kernelhub.backends.flashinfer.planning import device_of
+from kernelhub.backends.flashinfer.quant.forced import check_device
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import QuantizeNvfp4Problem
 from kernelhub.ops.quant.reference import clean, global_scale_of
@@ -29,6 +30,7 @@ class QuantizeNvfp4Kv(QuantizeAdapter):
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         assert global_scale is not None
+        check_device("quantize_nvfp4", self.problem)
         places = [codes, scale.view(torch.uint8)]
         with device_of(x):
             if not self.problem.static:
