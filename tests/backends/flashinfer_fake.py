@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.backends import flashinfer_cascade_fake as cascade
 from tests.backends import flashinfer_experts_fake as experts
 from tests.backends import flashinfer_groups_fake as groups
 from tests.backends import flashinfer_products_fake as products
@@ -42,6 +43,7 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.cudnn.packed",
     "kernelhub.backends.flashinfer.cudnn.paged",
     "kernelhub.backends.flashinfer.cudnn.ragged",
+    "kernelhub.backends.flashinfer.cascade.merge",
     "kernelhub.backends.flashinfer.mla.paged",
     "kernelhub.backends.flashinfer.mla.concat",
     "kernelhub.backends.flashinfer.gemm.blocks",
@@ -54,6 +56,10 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.grouped.small",
     "kernelhub.backends.flashinfer.moe.experts",
     "kernelhub.backends.flashinfer.quant.nvfp4",
+    "kernelhub.backends.flashinfer.quant.nvfp4_kv",
+    "kernelhub.backends.flashinfer.quant.fp4",
+    "kernelhub.backends.flashinfer.quant.groups",
+    "kernelhub.backends.flashinfer.quant.mxfp8",
 )
 WRAPPERS: list[Any] = []
 SMALL_SCRATCH = 0  # scratch below which a plan fails
@@ -71,6 +77,7 @@ def installed() -> Iterator[None]:
         ("cudnn.decode", (of_cudnn.cudnn_batch_decode_with_kv_cache,)),
         ("cudnn.prefill", (of_cudnn.cudnn_batch_prefill_with_kv_cache,)),
         ("mla", (BatchMLAPagedAttentionWrapper, *blackwell.LATENT)),
+        ("cascade", cascade.FUNCTIONS),
         ("mla._core", cutlass.LATENT),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),
@@ -78,7 +85,8 @@ def installed() -> Iterator[None]:
         ("gemm.kernels", ()),
         ("gemm.kernels.grouped_gemm_masked_wrapper", small_groups.MASKED),
         ("quantization", ()),
-        ("quantization.fp4_quantization", (quantisers.get_fp4_kv_dequantization_module,)),
+        ("quantization.fp4_quantization", quantisers.FP4_FUNCTIONS),
+        ("quantization.fp8_quantization", quantisers.FP8_FUNCTIONS),
         ("fused_moe", ()),
         ("fused_moe.core", (*experts.FUNCTIONS, *trtllm.FUNCTIONS)),
     ):

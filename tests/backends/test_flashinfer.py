@@ -23,7 +23,17 @@ from tests.contract import mla_attention as mla
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, split
 from tests.contract.concat import ConcatContract
 
-_OF_THE_MACHINE = ("Module", "Cubins", "Products", "Cuda", "RunsNvcc", "TakesOne", "CompilesForRows", "AnyOf")
+_OF_THE_MACHINE = (
+    "Module",
+    "Cubins",
+    "Products",
+    "Cuda",
+    "RunsNvcc",
+    "TakesOne",
+    "CompilesForRows",
+    "AnyOf",
+    "CompilesTiles",
+)
 
 
 def _on_cpu(kernel: Kernel) -> Kernel:

@@ -15,7 +15,8 @@ from kernelhub.backends.flashinfer import calls
 from kernelhub.probes.signature import Call
 
 HERE = Path(calls.__file__).parent
-MODULES = ("get_gemm_sm90_module", "get_fp4_kv_dequantization_module")  # their functions are looked at once loaded
+# Their functions are looked at once loaded.
+MODULES = ("get_gemm_sm90_module", "get_fp4_kv_dequantization_module", "get_fp4_kv_quantization_module")
 
 
 def table() -> dict[str, list[Call]]:
@@ -83,6 +84,7 @@ def test_every_function_of_the_table_is_among_them() -> None:
     assert missing == {
         "trtllm_batch_decode_with_kv_cache",  # called as the one of XQA is, in the same place
         "nvfp4_kv_dequantize",  # what calls the module's function, which is looked at once it is loaded
+        "nvfp4_kv_quantize",  # likewise
         "_split_precomputed_routing",  # not called: by it a release is told
     }
 

@@ -19,6 +19,8 @@ from kernelhub.probes.finding import lacking
 ROOT = Path(__file__).parents[2]
 
 FLASHINFER = "https://github.com/flashinfer-ai/flashinfer"
+QUANTISERS = f"{FLASHINFER}/blob/v0.6.18.post1/csrc/nv_internal/tensorrt_llm/kernels/quantization_utils.cuh"
+GROUPS: dict[str, Any] = {"granularity": "group", "column": True}
 _192 = {"head_dim_qk": 192, "head_dim_vo": 128}
 PACKED_MXFP4: dict[str, Any] = {"weights": "mxfp4", "weight_layout": "experts.mxfp4.cutlass_sm90.v1"}
 WINDOW: dict[str, Any] = {"window_left": True, "q_len": "many"}
@@ -90,15 +92,12 @@ KNOWN = (
         ),
         beside=(),
     ),
-    *(
-        Known(
-            "paged_attention",
-            f"flashinfer.{kernel}",
-            "https://github.com/NVIDIA/cudnn-frontend/pull/740",
-            bad=tuple(with_cudnn("0.7.2.post1", **facets) for facets in ({}, {"causal": True, "page_size": 64})),
-            beside=(),
-        )
-        for kernel in ("cudnn_decode", "cudnn_prefill")
+    Known(
+        "paged_attention",
+        "flashinfer.cudnn_prefill",
+        "https://github.com/NVIDIA/cudnn-frontend/pull/740",
+        bad=tuple(with_cudnn("0.7.2.post1", **facets) for facets in ({}, {"causal": True, "page_size": 64})),
+        beside=(),
     ),
     *(
         Known(
@@ -110,7 +109,7 @@ KNOWN = (
         )
         for op, kernel, beside in (
             ("attention", "cudnn_ragged", (with_cudnn("0.7.1"), with_cudnn("0.7.2.post1", **_192))),
-            ("paged_attention", "cudnn_decode", ()),
+            ("paged_attention", "cudnn_decode", (with_cudnn("0.7.1"), with_cudnn("0.7.2.post1", page_size=64))),
             ("paged_attention", "cudnn_prefill", ()),
         )
     ),
@@ -197,6 +196,50 @@ KNOWN = (
         f"{FLASHINFER}/issues/5438",
         bad=(flashinfer("0.6.10", **PACKED_MXFP4), flashinfer("0.6.15.post1", **PACKED_MXFP4)),
         beside=(flashinfer("0.6.9", **PACKED_MXFP4), flashinfer("0.6.18.post1", **PACKED_MXFP4)),
+    ),
+    Known(
+        "quantize_nvfp4",
+        "flashinfer.quantize_nvfp4",
+        f"{FLASHINFER}/pull/3387",
+        bad=(flashinfer("0.6.12", "B200", dtype="float16"), flashinfer("0.7.2.post1", "RTX5090", static=True)),
+        beside=(),
+    ),
+    Known(
+        "quantize_nvfp4",
+        "flashinfer.quantize_nvfp4_kv",
+        f"{FLASHINFER}/blob/v0.6.18.post1/csrc/fp4_kv_quantization.cu",
+        bad=(flashinfer("0.6.12", "B200", dtype="float16"), flashinfer("0.7.2.post1", "RTX5090", static=True)),
+        beside=(),
+    ),
+    *(
+        Known(
+            op,
+            f"flashinfer.{op}",
+            QUANTISERS,
+            bad=(
+                flashinfer("0.6.12", "B200", round_up=True, dtype="float16"),
+                flashinfer("0.7.2.post1", "B300", round_up=True),
+            ),
+            beside=(),
+        )
+        for op in ("quantize_mxfp4", "quantize_mxfp8")
+    ),
+    *(
+        Known(
+            op,
+            f"flashinfer.{op}",
+            f"{FLASHINFER}/issues/2440",
+            bad=(flashinfer("0.6.12", "B200", round_up=True), flashinfer("0.7.2.post1", "sm_121", round_up=True)),
+            beside=(),
+        )
+        for op in ("quantize_mxfp4", "quantize_mxfp8")
+    ),
+    Known(
+        "quantize_fp8",
+        "flashinfer.quantize_fp8",
+        f"{FLASHINFER}/pull/4019",
+        bad=(flashinfer("0.6.18", "B200", **GROUPS), flashinfer("0.7.2.post1", "RTX5090", **GROUPS, ue8m0=True)),
+        beside=(),
     ),
     *(
         Known(
@@ -359,6 +402,29 @@ def test_beside_that_it_is_taken(known: Known) -> None:
     for call in known.beside:
         decision = call.decision(known.op, known.kernel)
         assert decision.accepted, (call, decision.rejections)
+
+
+# Defects beside others of the same kernel, which is called after the op but for its end: call, and a word of each.
+TOLD: tuple[tuple[str, Call, set[str]], ...] = (
+    ("quantize_nvfp4_kv", flashinfer("0.6.18", "B200"), {"reciprocals", "hide"}),
+    ("quantize_nvfp4_kv", flashinfer("0.6.18", "B200", dtype="float16"), {"reciprocals"}),
+    ("quantize_mxfp4", flashinfer("0.6.18", "B200", round_up=True), {"infinity", "2^-126"}),
+    ("quantize_mxfp4", flashinfer("0.6.18", "B200", round_up=True, dtype="float16"), {"infinity"}),
+    ("quantize_mxfp8", flashinfer("0.6.18", "B200", round_up=True), {"infinity", "NaN becomes 448", "2^-126"}),
+    ("quantize_mxfp8", flashinfer("0.6.18", "B200", round_up=True, dtype="float16"), {"infinity", "NaN becomes 448"}),
+    ("quantize_mxfp8", flashinfer("0.6.12", "B200", round_up=True, dtype="float16"), {"infinity"}),
+    ("quantize_fp8", flashinfer("0.6.18", "B200", granularity="group"), {"infinity", "reciprocals"}),
+    ("quantize_fp8", flashinfer("0.6.18", "B200", granularity="group", ue8m0=True), {"infinity", "2^-33"}),
+    ("quantize_fp8", flashinfer("0.6.18", "B200", **GROUPS), {"infinity"}),
+)
+
+
+@pytest.mark.parametrize(("name", "call", "words"), TOLD)
+def test_of_a_quantiser_what_holds_of_the_call_is_told_and_no_more(name: str, call: Call, words: set[str]) -> None:
+    rejections = call.decision(name.removesuffix("_kv"), f"flashinfer.{name}").rejections
+    told = [item.reason for item in rejections if item.code == "known_bad"]
+    assert len(told) == len(words)
+    assert all(any(word in reason for reason in told) for word in words)
 
 
 def test_every_entry_has_a_case() -> None:

@@ -174,3 +174,36 @@ class MergeContract:
         want, want_lse = kernelhub.attention.reference(q, k, v, return_lse=True)
         torch.testing.assert_close(merged, want, rtol=0, atol=2e-5)
         torch.testing.assert_close(lse, want_lse, rtol=0, atol=2e-5)
+
+
+class MergeOfHalves(MergeContract):
+    """Of a kernel that takes neither float32 nor any width of heads."""
+
+    widths: ClassVar[tuple[int, ...]]
+
+    @classmethod
+    def accepted_cases(cls) -> list[Case]:
+        cases = super().accepted_cases()
+        return [
+            case
+            for case in cases
+            if case.inputs.get("dtype") is not torch.float32 and case.inputs.get("head_dim", 64) in cls.widths
+        ]
+
+    def test_large_lse_do_not_overflow(self) -> None:
+        arguments = self.inputs(dtype=torch.float16, empty=False)
+        for shift in (300.0, -300.0, 1e4, -1e6):
+            shifted = arguments | {"lses": [lse + shift for lse in arguments["lses"]]}
+            self.check(self.run(shifted, return_lse=True), shifted)
+
+    def test_attention_over_chunks_is_attention(self) -> None:
+        q, k, v = (torch.randn(2, tokens, 4, 64, device=self.device).half() for tokens in (6, 50, 50))
+        states = [
+            kernelhub.attention(q, k[:, keys], v[:, keys], return_lse=True)
+            for keys in (slice(0, 20), slice(20, 20), slice(20, 50))
+        ]
+        outs, lses = zip(*states, strict=True)
+        merged, lse = self.run({"outs": outs, "lses": lses}, return_lse=True)
+        want, want_lse = kernelhub.attention.reference(*(part.float() for part in (q, k, v)), return_lse=True)
+        torch.testing.assert_close(merged.float(), want, rtol=0, atol=4e-3)
+        torch.testing.assert_close(lse, want_lse, rtol=0, atol=2e-3)

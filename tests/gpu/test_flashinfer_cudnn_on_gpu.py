@@ -1,4 +1,4 @@
-"""cuDNN's attention as FlashInfer calls it, on a GPU. What is known to be bad is forced, on caches without NaN.
+"""cuDNN's attention as FlashInfer calls it, on a GPU. What is known to be bad is forced, on operands it is right with.
 
 Releases before 0.7.1 keep graphs by shapes alone, so there the library is made to forget them before each call, and
 decodes bfloat16 only.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -28,6 +27,14 @@ MODEL = AttentionModel("grouped", 8, 2, 128, 128)
 VERSION = package("flashinfer", distribution="flashinfer-python").value
 OLD = VERSION is not None and fits(VERSION, "<0.7.1")
 PAGED = ("flashinfer.cudnn_decode", "flashinfer.cudnn_prefill")
+LENGTHS = (
+    (9000, 1, 513, 4096, 0),
+    (300, 77, 64),
+    (1,) * 40,
+    (17, 33, 65, 129, 257, 1025, 5000),
+    (131000,),
+    tuple(range(1, 260, 2)),
+)
 
 
 def forget_graphs() -> None:
@@ -55,8 +62,7 @@ class Wide(Forced, Contract):
     @classmethod
     def inputs(cls, case: Case) -> dict[str, Any]:
         widths = (128, 128) if case.widths == (64, 64) else case.widths
-        arguments = super().inputs(dataclasses.replace(case, widths=widths))
-        return with_finite_ends(arguments) if cls.op == "paged_attention" else arguments
+        return super().inputs(dataclasses.replace(case, widths=widths))
 
     @classmethod
     def accepted_cases(cls) -> list[Case]:
@@ -86,6 +92,10 @@ class TestPrefill(Wide, PagedContract):
     fewest_cases = 15
     rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal",))
 
+    @classmethod
+    def inputs(cls, case: Case) -> dict[str, Any]:
+        return with_finite_ends(super().inputs(case))
+
 
 class TestRagged(Wide, DenseContract):
     kernel = "flashinfer.cudnn_ragged"
@@ -107,17 +117,25 @@ def agrees(kernel: str, arguments: dict[str, Any]) -> torch.Tensor:
 
 
 class TestPages:
-    @pytest.fixture(params=PAGED)
-    def kernel(self, request: pytest.FixtureRequest) -> Iterator[str]:
-        with forcing(request.param, paged_attention_inputs(MODEL, seq_lens=(40, 9), device="cuda")):
-            yield request.param
+    @pytest.mark.parametrize("dtype", [torch.bfloat16] if OLD else [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("heads", [(8, 2), (64, 8), (16, 16), (40, 8), (28, 4), (32, 1)])
+    @pytest.mark.parametrize(("page_size", "layout"), [(16, "NHD"), (64, "HND"), (128, "HND"), (256, "NHD")])
+    def test_decode_at_real_sizes_with_nan_behind_every_sequence(self, page_size, layout, heads, dtype) -> None:
+        model = AttentionModel("decode", *heads, 128, 128)
+        for seq_lens in LENGTHS:
+            arguments = paged_attention_inputs(
+                model, seq_lens=seq_lens, page_size=page_size, kv_layout=layout, dtype=dtype, device="cuda"
+            )
+            with forcing(PAGED[0], arguments):
+                agrees(PAGED[0], arguments)
 
     @pytest.mark.parametrize(("page_size", "layout"), [(16, "NHD"), (64, "HND"), (256, "NHD")])
-    def test_decode_at_real_sizes(self, page_size, layout, kernel) -> None:
+    def test_one_query_by_the_kernel_for_many(self, page_size, layout) -> None:
         inputs = paged_attention_inputs(
-            MODEL, seq_lens=(9000, 1, 513, 4096, 0), page_size=page_size, kv_layout=layout, device="cuda"
+            MODEL, seq_lens=LENGTHS[0], page_size=page_size, kv_layout=layout, device="cuda"
         )
-        agrees(kernel, with_finite_ends(inputs))
+        with forcing(PAGED[1], inputs):
+            agrees(PAGED[1], with_finite_ends(inputs))
 
     @pytest.mark.parametrize("causal", [False, True])
     @pytest.mark.parametrize("q_lens", [4, (3000, 1, 100, 3, 60)], ids=["speculative", "mixed"])
@@ -127,17 +145,18 @@ class TestPages:
         with forcing(PAGED[1], arguments):
             agrees(PAGED[1], arguments | {"causal": causal})
 
-    def test_the_known_defect_is_still_there(self, kernel) -> None:
+    def test_the_known_defect_is_still_there(self) -> None:
         """NaN in the unused end of a page. Fails where it is gone, which is when its entry can go."""
         arguments = paged_attention_inputs(MODEL, seq_lens=(300, 77, 64), page_size=64, device="cuda")
-        want = agrees(kernel, with_finite_ends(arguments))
-        forget_graphs()
-        args, kwargs = split(arguments)
-        out = kernelhub.paged_attention(*args, backend=kernel, **kwargs)
+        with forcing(PAGED[1], arguments):
+            want = agrees(PAGED[1], with_finite_ends(arguments))
+            forget_graphs()
+            args, kwargs = split(arguments)
+            out = kernelhub.paged_attention(*args, backend=PAGED[1], **kwargs)
         assert torch.equal(out[2], want[2]), "a sequence that ends with its page"
         here = f"cuDNN {torch.backends.cudnn.version()} on {torch.cuda.get_device_name()}"
         if torch.equal(out, want):
-            pytest.fail(f"NaN in the ends of pages does not matter to {here}: narrow {kernel}'s entry in KNOWN_BAD")
+            pytest.fail(f"NaN in the ends of pages does not matter to {here}: narrow {PAGED[1]}'s entry in KNOWN_BAD")
         assert out[:2].isnan().any(), f"{here} gives other numbers, though no NaN"
 
 

@@ -211,6 +211,8 @@ CUTLASS_LATENT = Call(
     ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "o_scale"),
 )
 CONCAT = Call("flashinfer.concat_ops:concat_mla_k", ("k", "k_nope", "k_rope"))
+MERGE_IN_PLACE = Call("flashinfer.cascade:merge_state_in_place", ("v", "s", "v_other", "s_other"))
+MERGE_MANY = Call("flashinfer.cascade:merge_states", ("v", "s"))
 
 _BASE = "flashinfer.gemm.gemm_base"
 FP8_GEMM = Call(f"{_BASE}:fp8_gemm_sm100", ("a", "b", "scale_a", "scale_b", "out", "workspace_buffer", "runner_names"))
@@ -307,6 +309,20 @@ _QUANTIZATION = "flashinfer.quantization.fp4_quantization"
 DEQUANTIZE_MODULE = Call(f"{_QUANTIZATION}:get_fp4_kv_dequantization_module")
 DEQUANTIZE_NVFP4 = Call(
     f"{_QUANTIZATION}:nvfp4_kv_dequantize", ("fp4_data", "block_scales", "global_scale", "output_dtype")
+)
+QUANTIZE_MODULE = Call(f"{_QUANTIZATION}:get_fp4_kv_quantization_module")
+QUANTIZE_NVFP4_KV = Call(f"{_QUANTIZATION}:nvfp4_kv_quantize", ("input", "global_scale"))
+QUANTIZE_FP4 = Call(
+    f"{_QUANTIZATION}:fp4_quantize",
+    ("input", "global_scale", "sf_vec_size", "sf_use_ue8m0", "is_sf_swizzled_layout"),
+    ("is_global_scale_inversed", "backend"),
+)
+QUANTIZE_MXFP8 = Call(
+    "flashinfer.quantization.fp8_quantization:mxfp8_quantize", ("input", "is_sf_swizzled_layout"), ("backend",)
+)
+QUANTIZE_GROUPS = Call(
+    "flashinfer.quantization.fp8_quantization:per_token_group_quant_8bit",
+    ("x", "group_size", "eps", "dst_dtype", "column_major_scales", "scale_tma_aligned", "scale_ue8m0", "backend"),
 )
 _SIZES = (
     "num_experts",
@@ -449,7 +465,8 @@ EXPERTS_FP4_SPACE = Call(
     EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_w4_group_scaling")
 )
 # Not in the first release that is admitted: `mm_mxfp8`, `nvfp4_kv_dequantize`, masks of the context and an LSE of
-# latent attention, by which the release is told that takes `out` as it is documented, from 0.6.12; sums in a fixed
+# latent attention, by which the release is told that takes `out` as it is documented, and a package of quantisers, from
+# 0.6.12; sums in a fixed
 # order, a function that tells the workspace, a routing in float32, and no look at the lengths of ragged sequences from
 # 0.6.18 on, of those that were read.
 NEWER: tuple[Call | tuple[Call, ...], ...] = (
@@ -477,6 +494,11 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     CUTLASS_LATENT,
     DEQUANTIZE_MODULE,
     DEQUANTIZE_NVFP4,
+    QUANTIZE_MODULE,
+    QUANTIZE_NVFP4_KV,
+    QUANTIZE_FP4,
+    QUANTIZE_MXFP8,
+    QUANTIZE_GROUPS,
 )
 
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
@@ -502,6 +524,8 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     SINKS,
     XQA_LATENT,
     CONCAT,
+    MERGE_IN_PLACE,
+    MERGE_MANY,
     FP8_GEMM,
     BLOCKS_HOPPER,
     GROUPWISE,

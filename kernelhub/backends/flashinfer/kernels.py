@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer.attention import kernels as attention
+from kernelhub.backends.flashinfer.cascade import kernels as cascade
 from kernelhub.backends.flashinfer.cudnn import kernels as cudnn
 from kernelhub.backends.flashinfer.cutlass import kernels as cutlass
 from kernelhub.backends.flashinfer.gemm import kernels as gemm
@@ -23,6 +24,7 @@ BACKEND = Backend(
         Watch("flashinfer.jit.core", "kernelhub.backends.flashinfer.watch:watch"),
         Watch("flashinfer.jit.cute_dsl_core", "kernelhub.backends.flashinfer.watch:watch"),
         Watch("flashinfer.jit.cubin_loader", "kernelhub.backends.flashinfer.watch:watch_downloads"),
+        Watch("cuda.tile._compile", "kernelhub.backends.flashinfer.watch:watch_tiles"),
         Watch("flashinfer.autotuner", "kernelhub.backends.flashinfer.watch:watch_tuner"),
         Watch(
             "flashinfer.gemm.kernels.grouped_gemm_masked_blackwell",
@@ -33,6 +35,7 @@ BACKEND = Backend(
 
 KERNELS = (
     *attention.KERNELS,
+    *cascade.KERNELS,
     *mla.KERNELS,
     *trtllm.KERNELS,
     *cudnn.KERNELS,
@@ -51,4 +54,5 @@ KNOWN_BAD = (
     *cudnn.KNOWN_BAD,
     *gemm.KNOWN_BAD,
     *moe.KNOWN_BAD,
+    *quant.KNOWN_BAD,
 )

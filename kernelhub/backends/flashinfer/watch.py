@@ -80,6 +80,25 @@ def watch_masked(module: str, journal: Journal) -> None:
     setattr(sys.modules[module], name, told)
 
 
+def watch_tiles(module: str, journal: Journal) -> None:
+    """Hook what compiles cuTile's kernels, FlashInfer's or another's; `module` is the name of the one that defines it.
+
+    What a process compiled before is kept by the kernels and comes here no more.
+    """
+    made = getattr(sys.modules[module], "compile_tile", None)
+    if made is None or hasattr(made, "_kernelhub"):
+        return
+
+    @functools.wraps(made)
+    def told(kernel: Any, *arguments: Any, **named: Any) -> Any:
+        name = getattr(getattr(kernel, "pyfunc", kernel), "__name__", type(kernel).__name__)
+        with journal.doing("compile", name, "cutile"):
+            return made(kernel, *arguments, **named)
+
+    told._kernelhub = True  # type: ignore[attr-defined]
+    sys.modules[module].compile_tile = told  # type: ignore[attr-defined]
+
+
 def _building(made: Any, journal: Journal) -> Any:
     @functools.wraps(made)
     def told(self: Any, *arguments: Any, **named: Any) -> Any:

@@ -1,6 +1,7 @@
 """cuDNN's attention as FlashInfer calls it, in torch on a CPU: its graphs are kept, with what they were made for.
 
-Of pages all is multiplied that tiles of 128 tokens reach, what is masked by weights of zero, so that NaN there is met.
+Of pages all is multiplied that tiles of 128 tokens reach, what is masked by weights of zero, so that NaN there is met;
+but not by the kernel for one query.
 Sequences without keys get NaN.
 """
 
@@ -114,7 +115,7 @@ def cudnn_batch_decode_with_kv_cache(
     scale, dtype, k_strides, v_strides = _graph(shapes, baked)
     for i, length in enumerate(actual_seq_lens_kv.view(-1).tolist()):
         k, v = (
-            _tiles(cache.view(dtype), strides, block_tables[i], length)
+            _tiles(cache.view(dtype), strides, block_tables[i], length)[:length]
             for cache, strides in ((k_cache, k_strides), (v_cache, v_strides))
         )
         out.view(dtype)[i] = _attend(q[i : i + 1].view(dtype), k, v, length, scale, False)[0][0]

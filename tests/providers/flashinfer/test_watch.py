@@ -159,3 +159,46 @@ def test_products_of_masked_rows_ask_for_their_kernel_where_it_is_watched(versio
     called = {node.func.id for node in ast.walk(functions["_grouped_gemm_nt_masked_sm100"])
               if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
     assert "get_cute_dsl_compiled_masked_gemm_kernel" in called
+
+
+def test_a_kernel_of_cutile_is_compiled_for_each_kind_of_group_and_not_after_seal(monkeypatch, call) -> None:
+    module = stub(monkeypatch, "tiles_compile", MADE=[])
+
+    def compile_tile(kernel: Any, size: int) -> int:
+        module.MADE.append(size)
+        return size
+
+    module.compile_tile = compile_tile
+    watch.watch_tiles("tiles_compile", JOURNAL)
+    watch.watch_tiles("tiles_compile", JOURNAL)
+    kernel = types.SimpleNamespace(pyfunc=types.SimpleNamespace(__name__="per_group"))
+
+    def launch(size: int) -> None:
+        """As cuTile does: it keeps what was compiled, and imports the compiler where it needs it."""
+        if size not in module.MADE:
+            importlib.import_module("tiles_compile").compile_tile(kernel, size)
+
+    for size in (64, 64, 128):
+        call(lambda size=size: launch(size))
+    assert [row[:3] for row in told()] == [("compile", "per_group", "cutile")] * 2
+    with kernelhub.seal():
+        call(lambda: launch(128))
+        with pytest.raises(NotWarmed, match="compile per_group"):
+            call(lambda: launch(256))
+    assert module.MADE == [64, 128]
+
+
+@pytest.mark.parametrize("version", ["1.4.0", "1.7.0"])
+def test_cutile_compiles_where_it_is_watched(version: str) -> None:
+    """`cuda.tile._compile` is imported with the first kernel that is compiled, and its function by each that is."""
+    folder = wheel("cuda-tile", version, platform="manylinux2014_x86_64") / "cuda" / "tile"
+    tree = ast.parse((folder / "_execution.py").read_text())
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+             and node.module == "cuda.tile._compile" for alias in node.names]  # fmt: skip
+    assert "compile_tile" in names
+    at_the_top = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert "cuda.tile._compile" not in at_the_top
+    compiler = ast.parse((folder / "_compile.py").read_text())
+    (made,) = [node for node in compiler.body if isinstance(node, ast.FunctionDef) and node.name == "compile_tile"]
+    assert made.args.args[0].arg == "ann_func"
+    assert (folder / "tune").is_dir()

@@ -1,0 +1,45 @@
+"""`quantize_nvfp4` by the library's kernel for caches, whose bits are not those of the op; how stands with the record.
+
+Its global scale multiplies, as that of the op does, and it writes where it is told.
+"""
+
+from __future__ import annotations
+
+import torch
+from flashinfer.quantization.fp4_quantization import get_fp4_kv_quantization_module
+from torch import Tensor
+
+from kernelhub.backends.flashinfer.compiled import taking
+from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
+from kernelhub.backends.flashinfer.planning import device_of
+from kernelhub.backends.flashinfer.quant.forced import check_device
+from kernelhub.ops.quant.adapter import QuantizeAdapter
+from kernelhub.ops.quant.problem import QuantizeNvfp4Problem
+from kernelhub.ops.quant.reference import clean, global_scale_of
+
+_TAKES = ("input", "global_scale", "fp4_output", "block_scales")
+_MOST = (1 << 31) - 1  # elements of a launch, which are counted by an int
+
+
+class QuantizeNvfp4Kv(QuantizeAdapter):
+    """A block of threads for each row."""
+
+    def __init__(self, problem: QuantizeNvfp4Problem) -> None:
+        super().__init__(problem)
+        self._quantize = taking(get_fp4_kv_quantization_module().nvfp4_kv_quant, _TAKES)
+
+    def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        assert global_scale is not None
+        check_device("quantize_nvfp4", self.problem)
+        places = [codes, scale.view(torch.uint8)]
+        with device_of(x):
+            if not self.problem.static:
+                global_scale.copy_(global_scale_of(clean(x)[0].abs().amax()).expand_as(global_scale))
+            made = [place if lies_whole(place) else torch.empty_like(place).contiguous() for place in places]
+            rows = max(1, _MOST // x.shape[1])
+            pieces = (part.split(rows) for part in (whole(x), *map(whole, made)))
+            for of_x, of_codes, of_scales in zip(*pieces, strict=True):
+                self._quantize(of_x, global_scale.reshape(1), of_codes, of_scales)
+            for place, result in zip(places, made, strict=True):
+                if place is not result:
+                    place.copy_(result)
