@@ -31,6 +31,7 @@ from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs
+from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
 from kernelhub.ops.moe.experts.inputs import moe_inputs
@@ -68,7 +69,9 @@ INPUTS: dict[str, dict[str, Any]] = {
     "fp8_gemm": fp8_gemm_inputs(tokens=2, n=128, k=128),
     "bmm_fp8": bmm_fp8_inputs(batch=2, tokens=2, n=32, k=32),
     "fp4_gemm": fp4_gemm_inputs(tokens=2, n=128, k=128),
+    "merge_attention_states": merge_inputs(tokens=3),
     "dequantize_nvfp4": _quantised(),
+    **{f"quantize_{form}": {"x": torch.ones(2, 128)} for form in ("fp8", "mxfp4", "mxfp8", "nvfp4")},
     "grouped_gemm": grouped_gemm_inputs(),
     "mqa_logits": logits_inputs(tokens=2, keys=16),
     "paged_mqa_logits": paged_logits_inputs(seq_lens=(20, 6)),

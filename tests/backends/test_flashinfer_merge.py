@@ -65,10 +65,10 @@ class TestMerge(OnFake, MergeOfHalves):
         assert state[1].isnan().all()
 
 
-def test_it_is_last_in_order_and_taken_where_it_is_asked_for() -> None:
+def test_it_stands_before_torchs_and_is_taken_where_it_is_asked_for() -> None:
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
     verdict = kernelhub.explain("merge_attention_states", device="H200", machine=machine)
-    assert [decision.kernel for decision in verdict.decisions] == ["triton.merge", "torch.merge", NAME]
+    assert [decision.kernel for decision in verdict.decisions] == ["triton.merge", NAME, "torch.merge"]
     assert all(decision.accepted for decision in verdict.decisions)
     asked = kernelhub.explain("merge_attention_states", device="A100", machine=machine, backend="flashinfer")
     assert asked.selected == NAME
