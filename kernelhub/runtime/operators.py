@@ -94,6 +94,13 @@ def is_aligned(tensor: Tensor) -> bool:
     return all(stride > 0 and stride % width == 0 for stride in outer)
 
 
+def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Queries and a factor above zero with the same scores: libraries take the largest product before they scale."""
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
+
+
 def mismatch(registered: Any, name: str, schema: str) -> str | None:
     """How a registered schema differs from the one that is called; None if the calls fit it."""
     wanted = torch._C.parse_schema(f"{name}{schema}")

@@ -23,6 +23,7 @@ from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NoKernel, NotWarmed
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.tables import bound
 from tests.backends.fake.cudnn import write
 from tests.conftest import HAS_GPU
 from tests.contract.attention import Case, DenseContract, PagedContract, split
@@ -256,8 +257,8 @@ def test_it_serves_ragged_prefill_where_it_is_installed() -> None:
 def test_a_graph_is_for_many_queries() -> None:
     """One for a single query leaves the LSE of most heads unwritten (NVIDIA/cudnn-frontend#1083)."""
     with installed():
-        graphs = importlib.import_module("kernelhub.backends.cudnn.graphs")
-        assert [graphs.bound(tokens) for tokens in (0, 1, 2, 128, 129)] == [128, 128, 128, 128, 256]
+        fewest = importlib.import_module("kernelhub.backends.cudnn.queries").FEWEST_TOKENS
+        assert [bound(tokens, fewest) for tokens in (0, 1, 2, 128, 129)] == [128, 128, 128, 128, 256]
 
 
 def test_an_old_cudnn_gives_way_with_its_reason() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelhub.ops.attention.tables import filled_lengths, filled_table
+from kernelhub.ops.attention.tables import bound, even_offsets, filled_lengths, filled_offsets, filled_table
 
 TABLE = torch.tensor([[5, 3, -1], [7, -9, 1 << 30], [-1, -1, -1], [2, 4, 6]], dtype=torch.int32)
 LENGTHS = torch.tensor([17, 16, 0, 33], dtype=torch.int32)
@@ -29,3 +29,16 @@ def test_added_sequences_are_empty() -> None:
     lengths = filled_lengths(LENGTHS, 8)
     assert lengths.shape == (8, 1, 1, 1)
     assert lengths.view(-1).tolist() == [17, 16, 0, 33, 0, 0, 0, 0]
+
+
+def test_bounds_are_powers_of_two_and_no_less_than_the_fewest() -> None:
+    assert [bound(number) for number in (0, 1, 2, 3, 1024, 1025)] == [1, 1, 2, 4, 1024, 2048]
+    assert [bound(number, 128) for number in (0, 128, 129)] == [128, 128, 256]
+
+
+def test_offsets_of_added_sequences_end_where_the_last_does() -> None:
+    assert even_offsets(3, 5, torch.device("cpu")).tolist() == [0, 5, 10, 15]
+    assert even_offsets(2, 0, torch.device("cpu")).tolist() == [0, 0, 0]
+    spread = torch.tensor([0, 9, 3, 9, 7, 9], dtype=torch.int32)[::2]
+    assert filled_offsets(spread, 4).tolist() == [0, 3, 7, 7, 7]
+    assert filled_offsets(spread, 2).is_contiguous()

@@ -18,7 +18,6 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.runtime.scratch import scratch
 
-_FEWEST_TOKENS = 128
 _MOST_GRAPHS = 256
 
 
@@ -71,11 +70,6 @@ class Uid:
     """Names of a graph's tensors."""
 
     Q, K, V, Q_LENS, K_LENS, Q_AT, K_AT, V_AT, OUT, OUT_AT, LSE, LSE_AT, K_TABLE, V_TABLE = range(1, 15)
-
-
-def bound(tokens: int) -> int:
-    """A power of two that is no less."""
-    return max(_FEWEST_TOKENS, 1 << max(0, tokens - 1).bit_length())
 
 
 class Unsupported(RuntimeError):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernelhub.backends.cudnn.graphs import Graphs, Pool, Shape, Uid, bound
-from kernelhub.backends.cudnn.queries import Queries, copied, device_of, evenly, readable
+from kernelhub.backends.cudnn.graphs import Graphs, Pool, Shape, Uid
+from kernelhub.backends.cudnn.queries import FEWEST_TOKENS, Queries
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
-from kernelhub.ops.attention.tables import filled_lengths, filled_table
+from kernelhub.ops.attention.tables import bound, filled_lengths, filled_table, offsets_of_queries
+from kernelhub.runtime.operators import on_device_of, readable
 
 
 class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
@@ -35,22 +36,15 @@ class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         self.check_operands(q, k, v)
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
-        with device_of(q):
-            if step.cu_seqlens_q is None:
-                tokens = q.shape[1] if q.ndim == 4 else 1
-                q_at = evenly(step.num_seqs, tokens, q.device)
-            else:
-                tokens = q.shape[0] if step.max_seqlen_q is None else min(q.shape[0], step.max_seqlen_q)
-                q_at = step.cu_seqlens_q
+        with on_device_of(q):
+            q_at, tokens = offsets_of_queries(step, q)
             queries = Queries(self.problem, q, q_at, values.scale, out, lse)
             self._run(queries, self._pages(k), self._pages(v), tokens, step, values)
 
     def _run(self, queries: Queries, k: Tensor, v: Tensor, tokens: int, step: PagedStep, values: Values) -> None:
         q, sequences, page_size = queries.q, queries.sequences, self.problem.page_size
-        q_bound = bound(tokens)
-        k_bound = max(
-            q_bound, bound(max(1, step.max_pages) * page_size)
-        )  # a power of two, as pages are: so whole pages
+        q_bound = bound(tokens, FEWEST_TOKENS)
+        k_bound = bound(max(1, step.max_pages) * page_size, q_bound)  # a power of two: so whole pages
         pool = Pool(k.shape[0], page_size, k_bound // page_size, _steps(k), _steps(v))
         shape = Shape(
             sequences,
@@ -76,7 +70,7 @@ class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         """[pages, heads, tokens of a page, width] that cuDNN can read; another cache is copied as a whole."""
         if not cache.shape[0]:  # no sequence has a key, but there has to be an address
             cache = cache.new_zeros(1, *cache.shape[1:])
-        cache = cache if readable(cache) else copied(cache)
+        cache = readable(cache)
         return cache.transpose(1, 2) if self.problem.kv_layout == "NHD" else cache
 
 

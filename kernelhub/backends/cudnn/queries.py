@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from kernelhub.backends.cudnn.blank import blank_kernel
 from kernelhub.backends.cudnn.graphs import Uid
 from kernelhub.ops.attention.problem import AttentionProblem
+from kernelhub.ops.attention.tables import bound, filled_offsets
+from kernelhub.runtime.operators import is_aligned, positive_scale
 
 _BLOCK = 1024  # elements that a program blanks at a time
+FEWEST_TOKENS = 128  # a graph for one query leaves most heads' LSE unwritten (NVIDIA/cudnn-frontend#1083)
 _WIDE = 1 << 31  # elements from which on an offset asks for 64 bits
 
 
@@ -36,11 +36,10 @@ class Queries:
     def __init__(
         self, problem: AttentionProblem, q: Tensor, q_at: Tensor, scale: float, out: Tensor, lse: Tensor | None
     ) -> None:
-        if scale <= 0:  # cuDNN takes the maximum before it scales
-            q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
+        q, scale = positive_scale(q, scale)
         self.q, self.scale = packed(q), float(scale)
-        self.sequences = bound_of_sequences(q_at.shape[0] - 1)
-        self._at = padded(q_at, self.sequences + 1)
+        self.sequences = bound(q_at.shape[0] - 1)
+        self._at = filled_offsets(q_at, self.sequences)
         self._heads, self._width = problem.num_q_heads, problem.head_dim_vo
         self._out, self._lse = out, lse
         result = _flat(out)
@@ -95,50 +94,20 @@ class Queries:
             lse.copy_(self._stats.T if out.ndim == 3 else self._stats.view(*out.shape[:3]).transpose(1, 2))
 
 
-def bound_of_sequences(number: int) -> int:
-    """A power of two that is no less; the added ones are empty."""
-    return 1 << (number - 1).bit_length()
-
-
 def is_wide(*tensors: Tensor) -> bool:
     """Whether offsets into packed tokens do not fit 32 bits."""
     return max(tensor.shape[0] * tensor.stride(0) for tensor in tensors) >= _WIDE
 
 
-def padded(offsets: Tensor, length: int) -> Tensor:
-    """Offsets with sequences added that are empty."""
-    if offsets.shape[0] == length:
-        return offsets.contiguous()
-    return torch.cat([offsets, offsets[-1:].expand(length - offsets.shape[0])])
-
-
-def evenly(sequences: int, tokens: int, device: torch.device) -> Tensor:
-    """int32 [sequences + 1], where sequences of as many tokens begin, and end."""
-    return torch.arange(0, sequences * tokens + 1, tokens, dtype=torch.int32, device=device)
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether cuDNN can read the tensor where it lies: rows side by side, steps of 16 bytes."""
-    *steps, entry = tensor.stride()
-    return entry == 1 and all(step > 0 and step % 8 == 0 for step in steps) and tensor.data_ptr() % 16 == 0
-
-
 def packed(tensor: Tensor) -> Tensor:
     """[tokens, heads, width] that cuDNN can read."""
     flat = _flat(tensor)
-    return flat if flat is not None and readable(flat) else copied(tensor).view(-1, *tensor.shape[-2:])
+    return flat if flat is not None and is_aligned(flat) else copied(tensor).view(-1, *tensor.shape[-2:])
 
 
 def copied(tensor: Tensor) -> Tensor:
     """A copy that cuDNN can read; `contiguous` would leave addresses and steps as they are of what has no gaps."""
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """cuDNN's handles belong to the current device, so that must be the operands' one."""
-    if tensor.is_cuda and torch.cuda.current_device() != tensor.get_device():
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
 
 
 def _flat(tensor: Tensor) -> Tensor | None:

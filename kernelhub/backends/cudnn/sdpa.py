@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cudnn.graphs import Graphs, Shape, Uid, bound
-from kernelhub.backends.cudnn.queries import Queries, device_of, evenly, is_wide, packed, padded
+from kernelhub.backends.cudnn.graphs import Graphs, Shape, Uid
+from kernelhub.backends.cudnn.queries import FEWEST_TOKENS, Queries, is_wide, packed
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
+from kernelhub.ops.attention.tables import bound, even_offsets, filled_offsets
+from kernelhub.runtime.operators import on_device_of
 
 
 class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
@@ -35,10 +37,10 @@ class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
             if lse is not None:
                 lse.fill_(-torch.inf)
             return
-        with device_of(q):
+        with on_device_of(q):
             if q.ndim == 4:
                 sequences, q_tokens, k_tokens = q.shape[0], q.shape[1], k.shape[1]
-                q_at, k_at = (evenly(sequences, tokens, q.device) for tokens in (q_tokens, k_tokens))
+                q_at, k_at = (even_offsets(sequences, tokens, q.device) for tokens in (q_tokens, k_tokens))
             else:
                 assert step.cu_seqlens_q is not None
                 assert step.cu_seqlens_k is not None
@@ -53,13 +55,13 @@ class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
         self, queries: Queries, k: Tensor, v: Tensor, k_at: Tensor, tokens: tuple[int, int], values: Values
     ) -> None:
         q, sequences = queries.q, queries.sequences
-        k_at = padded(k_at, sequences + 1)
+        k_at = filled_offsets(k_at, sequences)
         wide = queries.wide or is_wide(k, v)
-        q_bound = bound(tokens[0])
+        q_bound = bound(tokens[0], FEWEST_TOKENS)
         shape = Shape(
             sequences,
             q_bound,
-            max(q_bound, bound(tokens[1])),  # a band aligned bottom right asks for no fewer
+            bound(tokens[1], q_bound),  # a band aligned bottom right asks for no fewer
             (q.stride(0), q.stride(1)),
             (k.stride(0), k.stride(1)),
             (v.stride(0), v.stride(1)),

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.deep_gemm.layouts import lies_plain, plain, scales_of_blocks, scales_of_rows
-from kernelhub.backends.deep_gemm.loaded import function, on_device_of
+from kernelhub.backends.deep_gemm.loaded import function
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
+from kernelhub.runtime.operators import on_device_of
 
 
 class Fp8Blocks(Fp8GemmAdapter):

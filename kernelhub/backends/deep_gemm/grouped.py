@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.deep_gemm.layouts import plain, scales_of_blocks, scales_of_rows
-from kernelhub.backends.deep_gemm.loaded import function, on_device_of
+from kernelhub.backends.deep_gemm.loaded import function
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
+from kernelhub.runtime.operators import on_device_of
 
 _HOPPER_TILE = 128  # rows of the masked form's largest tile; of Blackwell's it is not known to be below 256
 

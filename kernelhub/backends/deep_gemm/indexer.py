@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.deep_gemm.layouts import plain
-from kernelhub.backends.deep_gemm.loaded import function, on_device_of
+from kernelhub.backends.deep_gemm.loaded import function
 from kernelhub.ops.indexer.adapter import LogitsAdapter, PagedLogitsAdapter
 from kernelhub.ops.indexer.layout import SCALE_BYTES, fuse_cache
 from kernelhub.ops.indexer.problem import LogitsProblem, PagedLogitsProblem
+from kernelhub.runtime.operators import on_device_of
 
 
 class Logits(LogitsAdapter):

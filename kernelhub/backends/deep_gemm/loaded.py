@@ -7,7 +7,6 @@ it be imported later.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -17,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kernelhub.backends.deep_gemm import copies
 from kernelhub.backends.deep_gemm.requirements import CALLS
@@ -46,13 +44,6 @@ def function(name: str) -> Callable[..., Any]:
             return watched(_LIBRARY.__name__, made)
         wrong.append(f"{copies.name_of(call)} {reason}")
     raise ImportError(f"{_LIBRARY.__name__} at {_LIBRARY.__file__} cannot be called: {'; '.join(dict.fromkeys(wrong))}")
-
-
-def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """The library launches on the current device, so that must be the operands' one."""
-    if tensor.is_cuda and torch.cuda.current_device() != tensor.get_device():
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
 
 
 def _load() -> ModuleType:

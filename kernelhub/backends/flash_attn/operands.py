@@ -16,7 +16,7 @@ from torch import Tensor
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
-from kernelhub.runtime.operators import is_aligned, readable
+from kernelhub.runtime.operators import is_aligned, positive_scale, readable
 
 __all__ = ["NO_LIMIT", "Ends", "FlashAdapter", "bound_of_queries", "is_aligned", "keep_tail", "readable"]
 
@@ -80,7 +80,7 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
         if keyless:
             _without_keys(ends, values.sinks, out, lse)
             return
-        q, scale = _positive(q, values.scale)
+        q, scale = positive_scale(q, values.scale)
         if scale != values.scale:
             values = values._replace(scale=scale)
         after = values.sinks is not None and not self.knows_sinks
@@ -122,13 +122,6 @@ def keep_tail(out: Tensor, made: Tensor, ends: Ends) -> None:
 def _within(cu_seqlens_q: Tensor, tokens: int) -> Tensor:
     """Which of the tokens of ragged queries belong to a sequence."""
     return torch.arange(tokens, device=cu_seqlens_q.device) < cu_seqlens_q[-1]
-
-
-def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """Queries and scale with the same scores and a scale above zero."""
-    if scale > 0:
-        return q, scale
-    return (q.neg(), -scale) if scale else (torch.zeros_like(q), 1.0)
 
 
 def _dense_ends(step: DenseStep, q: Tensor, k: Tensor) -> Ends:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from kernelhub.backends.flash_mla.library import library
 from kernelhub.backends.flash_mla.requirements import LEGACY, TENSORS
-from kernelhub.backends.flash_mla.results import VALUE_DIM, device_of, finish, positive, readable
+from kernelhub.backends.flash_mla.results import VALUE_DIM, finish
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.runtime.operators import is_aligned, on_device_of, positive_scale
 
 
 class Dense(MlaAdapter):
@@ -42,9 +43,9 @@ class Dense(MlaAdapter):
         self.check_operands(q, kv_cache)
         if q.ndim == 3:
             q = q.unsqueeze(1)
-        if not readable(q):
+        if not is_aligned(q):
             q = q.contiguous()
-        pages = kv_cache if readable(kv_cache) else kv_cache.contiguous()
+        pages = kv_cache if is_aligned(kv_cache) else kv_cache.contiguous()
         table, lengths = step.block_table, step.seq_lens
         if step.max_pages == 0:  # no sequence has a token; the kernel looks at a first page all the same
             table = table.new_zeros(step.num_seqs, 1)
@@ -52,8 +53,8 @@ class Dense(MlaAdapter):
             table = table.contiguous()
         if not lengths.is_contiguous():
             lengths = lengths.contiguous()
-        q, scale = positive(q, values.scale)
-        with device_of(q):
+        q, scale = positive_scale(q, values.scale)
+        with on_device_of(q):
             operands = (q, pages.unsqueeze(2), table, lengths, VALUE_DIM)
             result, result_lse = self._called(operands, self._schedule(step, q, lengths), scale)
             finish(result, result_lse, step, values.sinks, out, lse)

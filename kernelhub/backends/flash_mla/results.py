@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from kernelhub.backends.flash_mla.finish import finish_kernel
@@ -13,27 +9,6 @@ from kernelhub.ops.attention.adapter import PagedStep
 
 VALUE_DIM = 512
 _HEADS = 8  # rows of 512 float32 values that a program of four warps holds in a quarter of its registers
-
-
-def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Kernels are launched on the current device, so that must be the operands' one."""
-    if tensor.is_cuda and torch.cuda.current_device() != tensor.get_device():
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
-
-
-def readable(tensor: Tensor) -> bool:
-    """TMA takes rows whose elements lie side by side, everything else in steps of 16 bytes."""
-    *steps, entry = tensor.stride()
-    size = tensor.element_size()
-    return entry == 1 and tensor.data_ptr() % 16 == 0 and all(step > 0 and step * size % 16 == 0 for step in steps)
-
-
-def positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """The same scores with a positive scale: FlashMLA takes the largest product before it scales."""
-    if scale > 0:
-        return q, scale
-    return (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
 
 
 def finish(

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from kernelhub.backends.flash_mla.library import library
 from kernelhub.backends.flash_mla.requirements import LEGACY
-from kernelhub.backends.flash_mla.results import VALUE_DIM, device_of, finish, positive, readable
+from kernelhub.backends.flash_mla.results import VALUE_DIM, finish
 from kernelhub.backends.flash_mla.slots import slots_kernel
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.runtime.operators import is_aligned, on_device_of, positive_scale
 
 _LIST_STEP = 128  # FlashMLA takes two blocks of 64 listed tokens at a time
 _BLOCK = 512  # entries of a list that a program turns into slots at a time
@@ -46,9 +47,9 @@ class Sparse(MlaAdapter):
             return
         uniform = q.ndim == 4
         sequences, tokens = q.shape[:2] if uniform else (1, q.shape[0]) if self.problem.ragged else (q.shape[0], 1)
-        q, scale = positive(q, values.scale)
+        q, scale = positive_scale(q, values.scale)
         rows, rows_per_page = _rows_of(kv_cache)
-        with device_of(q):
+        with on_device_of(q):
             slots, used = self._slots(topk_indices, step, tokens, rows_per_page)
             result, _, result_lse = self._run(
                 self._queries(q), rows, slots, scale, VALUE_DIM, attn_sink=None, topk_length=used, **self._more
@@ -67,7 +68,7 @@ class Sparse(MlaAdapter):
         if q.ndim == 4:
             q = q.flatten(0, 1)
         if q.shape[1] == self._heads:
-            return q if readable(q) else q.contiguous()
+            return q if is_aligned(q) else q.contiguous()
         padded = q.new_empty(q.shape[0], self._heads, q.shape[2])
         padded[:, : q.shape[1]].copy_(q)
         return padded
@@ -119,7 +120,7 @@ def _rows_of(kv_cache: Tensor) -> tuple[Tensor, int]:
         or page % row
         or apart < page_size
         or pages * apart >= 1 << 31
-        or not readable(kv_cache)
+        or not is_aligned(kv_cache)
     ):
         return kv_cache.contiguous().view(pages * page_size, 1, width), page_size
     slots = (pages - 1) * apart + page_size if pages else 0

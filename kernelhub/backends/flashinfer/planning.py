@@ -7,7 +7,6 @@ first one launched has its place before; and only once the copy from pinned memo
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +24,6 @@ _scratch: dict[tuple[str, int, int], Tensor] = {}
 def stream_of(device: torch.device) -> int:
     """The stream that work is put on now."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-
-def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """The operands' device made the current one, where it is not."""
-    if tensor.is_cuda and torch.cuda.current_device() != tensor.get_device():
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
 
 
 def workspace(family: str, device: torch.device, stream: int, num_bytes: int = RECOMMENDED_BYTES) -> Tensor:

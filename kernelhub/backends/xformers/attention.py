@@ -22,7 +22,7 @@ from kernelhub.backends.xformers.masks import Sequences, sequences
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.runtime.operators import on_device_of, readable
+from kernelhub.runtime.operators import on_device_of, positive_scale, readable
 
 
 class Xformers(AttentionAdapter[AttentionProblem, DenseStep]):
@@ -54,9 +54,8 @@ class Xformers(AttentionAdapter[AttentionProblem, DenseStep]):
         self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
         self.check_operands(q, k, v)
-        if values.scale <= 0:  # the largest score is taken before they are scaled
-            q, scale = (-q, -values.scale) if values.scale else (torch.zeros_like(q), 1.0)
-            values = values._replace(scale=scale)
+        q, scale = positive_scale(q, values.scale)
+        values = values._replace(scale=scale)
         with on_device_of(q):
             if step.cu_seqlens_q is None:
                 self._batched(q, k, v, values, out, lse)

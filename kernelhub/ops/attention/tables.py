@@ -1,9 +1,11 @@
-"""Metadata of a paged step, filled up on the device for kernels whose graphs are made for bounds of sizes."""
+"""Metadata of a step, filled up on the device for kernels whose graphs are made for bounds of sizes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from kernelhub.ops.attention.adapter import PagedStep
 
 
 def filled_table(block_table: Tensor, seq_lens: Tensor, page_size: int, rows: int, columns: int) -> Tensor:
@@ -38,3 +40,27 @@ def filled_lengths(seq_lens: Tensor, rows: int) -> Tensor:
     full = seq_lens.new_zeros(rows, 1, 1, 1)
     full[: seq_lens.shape[0], 0, 0, 0] = seq_lens
     return full
+
+
+def bound(number: int, fewest: int = 1) -> int:
+    """A power of two that is no less than either; `fewest` is one itself."""
+    return max(fewest, 1 << max(0, number - 1).bit_length())
+
+
+def even_offsets(sequences: int, tokens: int, device: torch.device) -> Tensor:
+    """int32 [sequences + 1], where sequences of as many tokens begin, and end."""
+    return torch.arange(sequences + 1, dtype=torch.int32, device=device) * tokens
+
+
+def filled_offsets(offsets: Tensor, sequences: int) -> Tensor:
+    """int32 [sequences + 1] of int32 [num_seqs + 1], contiguous, with sequences added that are empty."""
+    missing = sequences + 1 - offsets.shape[0]
+    return torch.cat([offsets, offsets[-1:].expand(missing)]) if missing else offsets.contiguous()
+
+
+def offsets_of_queries(step: PagedStep, q: Tensor) -> tuple[Tensor, int]:
+    """int32 [num_seqs + 1], where the queries of each sequence begin, and end; and how many one has at most."""
+    if step.cu_seqlens_q is None:
+        tokens = q.shape[1] if q.ndim == 4 else 1
+        return even_offsets(step.num_seqs, tokens, q.device), tokens
+    return step.cu_seqlens_q, q.shape[0] if step.max_seqlen_q is None else min(q.shape[0], step.max_seqlen_q)

@@ -12,10 +12,11 @@ from flashinfer.decode import trtllm_batch_decode_with_kv_cache, xqa_batch_decod
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.operands import aligned, alike, split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
+from kernelhub.runtime.operators import on_device_of
 
 
 class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
@@ -87,7 +88,7 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
     ) -> None:
         """The library's call: q and the metadata lie without gaps, k and v alike."""
         device = q.device
-        with device_of(q):  # it asks for the properties of the device that is current
+        with on_device_of(q):  # it asks for the properties of the device that is current
             self._run(
                 aligned(q.contiguous()),
                 self._caches(k, v),

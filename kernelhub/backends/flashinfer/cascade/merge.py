@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole
 from kernelhub.backends.flashinfer.operands import LN2
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import TWO, MergeProblem
+from kernelhub.runtime.operators import on_device_of
 
 _LOG2E = 1.0 / LN2
 _NO_WEIGHT = -1e4  # 2 to this is zero
@@ -51,7 +51,7 @@ class Merge(MergeAdapter):
         base = largest.masked_fill(none, 0.0)
         logs = ((scores - base) * _LOG2E).masked_fill(empty, _NO_WEIGHT)
         states = [part.reshape(-1, *part.shape[-2:]) for part in outs]
-        with device_of(out):
+        with on_device_of(out):
             made = out if lies_whole(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
             merged = made.view(states[0].shape)
             sums = (

@@ -58,13 +58,3 @@ class Classes:
         with JOURNAL.doing("compile", f"cuDNN's graph for {key}", "flashinfer"):
             yield
         self._met.add(key)
-
-
-def bound(tokens: int) -> int:
-    """A power of two that is no less, and no less than the fewest of a graph."""
-    return max(FEWEST_TOKENS, 1 << max(0, tokens - 1).bit_length())
-
-
-def bound_of_sequences(number: int) -> int:
-    """A power of two that is no less; the added ones are empty."""
-    return 1 << (number - 1).bit_length()

@@ -10,11 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.cudnn.library import TAKES_BASE, bound_of_sequences
+from kernelhub.backends.flashinfer.cudnn.library import TAKES_BASE
 from kernelhub.backends.flashinfer.operands import copied
 from kernelhub.ops.attention.problem import AttentionProblem
+from kernelhub.ops.attention.tables import bound, filled_offsets
+from kernelhub.runtime.operators import positive_scale
 
-_WIDE = 1 << 31  # elements from which on an offset asks for 64 bits
+WIDE = 1 << 31  # elements from which on an offset asks for 64 bits
 
 
 class Given(NamedTuple):
@@ -66,11 +68,10 @@ class PackedQueries:
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        if scale <= 0:  # cuDNN takes the maximum before it scales
-            q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
+        q, scale = positive_scale(q, scale)
         self.q, self.scale, self.most = flat(q), float(scale), most
-        self.sequences = bound_of_sequences(q_at.shape[0] - 1)
-        self.at = padded(q_at, self.sequences)
+        self.sequences = bound(q_at.shape[0] - 1)
+        self.at = filled_offsets(q_at, self.sequences)
         self._heads, self._widths = problem.num_q_heads, (problem.head_dim_qk, problem.head_dim_vo)
         self._out, self._lse = out, lse
         self._direct = out.is_contiguous() and not out.data_ptr() & 15
@@ -83,7 +84,7 @@ class PackedQueries:
     @property
     def wide(self) -> bool:
         """Whether offsets do not fit 32 bits."""
-        return self.q.shape[0] * self._heads * max(self._widths) >= _WIDE
+        return self.q.shape[0] * self._heads * max(self._widths) >= WIDE
 
     def given(self, wide: bool) -> Given:
         """The library's arguments that they are, with offsets of 64 bits if `wide`."""
@@ -128,17 +129,6 @@ class PackedQueries:
     def _padded_stats(self, stats: Tensor) -> Tensor:
         """The memory under the shape that releases before 0.7.1 ask for, of which offsets use the beginning."""
         return stats[: self.sequences * self.most].view(self.sequences, self.most, self._heads)
-
-
-def evenly(sequences: int, tokens: int, device: torch.device) -> Tensor:
-    """int32 [sequences + 1], where sequences of as many tokens begin, and end."""
-    return torch.arange(sequences + 1, dtype=torch.int32, device=device) * tokens
-
-
-def padded(offsets: Tensor, sequences: int) -> Tensor:
-    """int32 [sequences + 1] with sequences added that are empty, without gaps."""
-    missing = sequences + 1 - offsets.shape[0]
-    return torch.cat([offsets, offsets[-1:].expand(missing)]) if missing else offsets.contiguous()
 
 
 def flat(tensor: Tensor) -> Tensor:

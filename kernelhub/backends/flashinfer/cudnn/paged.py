@@ -7,14 +7,15 @@ from flashinfer.cudnn.decode import cudnn_batch_decode_with_kv_cache
 from flashinfer.cudnn.prefill import cudnn_batch_prefill_with_kv_cache
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.cudnn.library import NATURAL, Classes, bound, bound_of_sequences
-from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, evenly, flat
+from kernelhub.backends.flashinfer.cudnn.library import FEWEST_TOKENS, NATURAL, Classes
+from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, flat
 from kernelhub.backends.flashinfer.operands import aligned
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
-from kernelhub.ops.attention.tables import filled_lengths, filled_table
+from kernelhub.ops.attention.tables import bound, filled_lengths, filled_table, offsets_of_queries
+from kernelhub.runtime.operators import on_device_of, positive_scale
 
 
 class Pages(AttentionAdapter[PagedAttentionProblem, PagedStep]):
@@ -58,16 +59,11 @@ class Prefill(Pages):
         self.check_operands(q, k, v)
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
-        with device_of(q):
-            if step.cu_seqlens_q is None:
-                tokens = q.shape[1] if q.ndim == 4 else 1
-                q_at = evenly(step.num_seqs, tokens, q.device)
-            else:
-                tokens = q.shape[0] if step.max_seqlen_q is None else min(q.shape[0], step.max_seqlen_q)
-                q_at = step.cu_seqlens_q
-            most_q = bound(tokens)
+        with on_device_of(q):
+            q_at, tokens = offsets_of_queries(step, q)
+            most_q = bound(tokens, FEWEST_TOKENS)
             queries = PackedQueries(self.problem, q, q_at, most_q, values.scale, out, lse)
-            most = max(most_q, bound(max(1, step.max_pages) * self.problem.page_size))
+            most = bound(max(1, step.max_pages) * self.problem.page_size, most_q)
             table, lens = self._tables(step, queries.sequences, most)
             k, v, wide = self._pages(k), self._pages(v), queries.wide
             given = queries.given(wide)
@@ -110,12 +106,10 @@ class Decode(Pages):
         lse: Tensor | None,
     ) -> None:
         self.check_operands(q, k, v)
-        scale = values.scale
-        if scale <= 0:  # cuDNN takes the maximum before it scales
-            q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
-        number, sequences = step.num_seqs, bound_of_sequences(step.num_seqs)
-        most = bound(max(1, step.max_pages) * self.problem.page_size)
-        with device_of(q):
+        q, scale = positive_scale(q, values.scale)
+        number, sequences = step.num_seqs, bound(step.num_seqs)
+        most = bound(max(1, step.max_pages) * self.problem.page_size, FEWEST_TOKENS)
+        with on_device_of(q):
             rows = flat(q)
             if sequences > number:
                 rows = torch.cat([rows, rows.new_zeros(sequences - number, *rows.shape[1:])])

@@ -6,14 +6,14 @@ import torch
 from flashinfer.cudnn.prefill import cudnn_batch_prefill_with_kv_cache
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.cudnn.library import NATURAL, Classes, bound
-from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, evenly, flat, padded
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
+from kernelhub.backends.flashinfer.cudnn.library import FEWEST_TOKENS, NATURAL, Classes
+from kernelhub.backends.flashinfer.cudnn.packed import WIDE, PackedQueries, flat
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-
-_WIDE = 1 << 31
+from kernelhub.ops.attention.tables import bound, even_offsets, filled_offsets
+from kernelhub.runtime.operators import on_device_of
 
 
 class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
@@ -34,10 +34,10 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
         lse: Tensor | None,
     ) -> None:
         self.check_operands(q, k, v)
-        with device_of(q):
+        with on_device_of(q):
             if q.ndim == 4:
                 tokens, keys = q.shape[1], k.shape[1]
-                q_at, k_at = (evenly(q.shape[0], length, q.device) for length in (tokens, keys))
+                q_at, k_at = (even_offsets(q.shape[0], length, q.device) for length in (tokens, keys))
             elif step.num_seqs == 0:  # tokens that belong to no sequence
                 return
             else:
@@ -46,10 +46,12 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
                 q_at, k_at = step.cu_seqlens_q, step.cu_seqlens_k
                 tokens = q.shape[0] if step.max_seqlen_q is None else min(q.shape[0], step.max_seqlen_q)
                 keys = k.shape[0] if step.max_seqlen_k is None else min(k.shape[0], step.max_seqlen_k)
-            most = bound(tokens)
+            most = bound(tokens, FEWEST_TOKENS)
             queries = PackedQueries(self.problem, q, q_at, most, values.scale, out, lse)
             # A causal mask aligned bottom right asks for no fewer keys than queries.
-            self._run(queries, flat(_some(k)), flat(_some(v)), padded(k_at, queries.sequences), max(most, bound(keys)))
+            self._run(
+                queries, flat(_some(k)), flat(_some(v)), filled_offsets(k_at, queries.sequences), bound(keys, most)
+            )
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         """Scratch, shared by the kernels of a stream."""
@@ -57,7 +59,7 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
 
     def _run(self, queries: PackedQueries, k: Tensor, v: Tensor, k_at: Tensor, most: int) -> None:
         problem, device = self.problem, k.device
-        wide = queries.wide or max(k.numel(), v.numel()) >= _WIDE
+        wide = queries.wide or max(k.numel(), v.numel()) >= WIDE
         k_lens = k_at.diff().view(-1, 1, 1, 1)
         at = (k_at.long() if wide else k_at).view(-1, 1, 1, 1)
         given = queries.given(wide)

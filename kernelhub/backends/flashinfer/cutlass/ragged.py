@@ -14,13 +14,14 @@ from flashinfer.prefill import fmha_varlen, get_fmha_module
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.operands import aligned, split_scale, write_lse
-from kernelhub.backends.flashinfer.planning import device_of, stream_of
+from kernelhub.backends.flashinfer.planning import stream_of
 from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed_dense
 from kernelhub.ops.arguments import refuse
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
 from kernelhub.runtime.host import refuse_in_graph
+from kernelhub.runtime.operators import on_device_of
 
 _TILE = 256  # queries of a tile
 _FEWEST_ROWS = 128  # before the result, however short the sequences are
@@ -126,7 +127,7 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
         made = q.new_empty((before + q.shape[0], heads, width))[before:]
         lse = q.new_empty((q.shape[0], heads), dtype=torch.float32) if wants_lse else None
         if q.shape[0]:
-            with device_of(q):
+            with on_device_of(q):
                 fmha_varlen(
                     aligned(q),
                     aligned(k),

@@ -9,10 +9,10 @@ from flashinfer.gemm.gemm_base import fp8_blockscale_gemm_sm90, gemm_fp8_nt_grou
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import as_float32, columns_of_rows, lies_whole, whole, with_rows
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, Fp8GemmProblem
+from kernelhub.runtime.operators import on_device_of
 
 _SMALLEST = 256  # N and K of the product by which the module is loaded
 
@@ -36,7 +36,7 @@ class _Blocks(Fp8GemmAdapter):
         room = rows + -rows % 4 if self.pads else rows
         direct = room == rows and lies_whole(out)
         made = whole(out) if direct else out.new_empty((room, columns))
-        with device_of(out):
+        with on_device_of(out):
             self._multiply(whole(with_rows(a, room)), whole(b), as_float32(a_scale), whole(as_float32(b_scale)), made)
         if not direct:
             out.copy_(made[:rows])

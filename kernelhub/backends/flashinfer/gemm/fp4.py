@@ -23,12 +23,12 @@ from kernelhub.backends.flashinfer.gemm.operands import (
     untiled,
     whole,
 )
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, MXFP4, NVFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
+from kernelhub.runtime.operators import on_device_of
 
 _SMALLEST = 256  # N and K of the product by which the module is loaded
 
@@ -79,7 +79,7 @@ class Fp4Cutlass(Fp4GemmAdapter, PackingAdapter):
             alpha = a.global_scale.reshape(1) * b.global_scale.reshape(1)
         direct = lies_whole(out)
         made = whole(out) if direct else out.new_empty(out.shape)
-        with device_of(out):
+        with on_device_of(out):
             mm_fp4(
                 whole(a.codes),
                 whole(codes).t(),

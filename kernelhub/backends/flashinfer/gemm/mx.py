@@ -9,10 +9,10 @@ from flashinfer.gemm.gemm_base import mm_mxfp8
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import TILE_GROUPS, TILE_ROWS, lies_whole, tiled, whole
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import GROUP, MX, Fp8GemmProblem
+from kernelhub.runtime.operators import on_device_of
 
 _SMALLEST = 256  # N and K of the product by which the module is loaded
 
@@ -34,7 +34,7 @@ class MxCutlass(Fp8GemmAdapter):
         direct = lies_whole(out)
         made = whole(out) if direct else out.new_empty(out.shape)
         scales = (tiled(a_scale).view(-1), tiled(b_scale).view(-1))
-        with device_of(out):
+        with on_device_of(out):
             mm_mxfp8(whole(a), whole(b).t(), *scales, made, out.dtype, False, self.runner)
         if not direct:
             out.copy_(made)

@@ -11,12 +11,12 @@ from flashinfer.gemm.gemm_base import fp8_gemm_sm100
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
+from kernelhub.runtime.operators import on_device_of
 from kernelhub.runtime.scratch import scratch
 
 _SCRATCH_BYTES = 32 << 20  # as the library's own entry has it
@@ -29,7 +29,7 @@ def multiply(runner: str, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor
     made = whole(out) if direct else out.new_empty(out.shape)
     room = scratch("flashinfer gemm", (_SCRATCH_BYTES,), torch.uint8, out.device)
     scales = (a_scale.reshape(()), b_scale.reshape(()))
-    with device_of(out):
+    with on_device_of(out):
         fp8_gemm_sm100(whole(a), whole(b).transpose(1, 2), *scales, made, room, [runner])
     if not direct:
         out.copy_(made)

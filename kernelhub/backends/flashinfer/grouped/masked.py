@@ -11,10 +11,10 @@ from flashinfer.gemm.kernels.grouped_gemm_masked_wrapper import grouped_gemm_nt_
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import TILE_GROUPS, TILE_ROWS, tiled, whole
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import FP4, SPAN, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.rows import alphas, kept_elsewhere, places
+from kernelhub.runtime.operators import on_device_of
 
 
 class MaskedCuteDsl(GroupedGemmAdapter):
@@ -48,7 +48,7 @@ class MaskedCuteDsl(GroupedGemmAdapter):
         sizes = places(operands)[1].int()
         made = torch.empty(groups, room, b.shape[1], dtype=getattr(torch, self.problem.out_dtype), device=a.device)
         alpha = {"alpha": alphas(operands, groups), "alpha_dtype": "float32"} if self._has_alpha else {}
-        with device_of(a):
+        with on_device_of(a):
             grouped_gemm_nt_masked(
                 (_last_groups(a), _in_tiles(a_scale)),
                 (_last_groups(b), _in_tiles(b_scale)),

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.compiled import taking
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.rows import places
+from kernelhub.runtime.operators import on_device_of
 
 _SCRATCH_BYTES = 1 << 20  # two descriptors of 128 bytes for each multiprocessor
 _TAKES = (
@@ -45,7 +45,7 @@ class Segments(GroupedGemmAdapter):
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:
         a, b = whole(operands.a), whole(operands.b)
         made = whole(out)  # with what it holds: rows of no group keep it
-        with device_of(out):
+        with on_device_of(out):
             self._run(a, b, *places(operands), made)
         if not lies_whole(out):
             out.copy_(made)

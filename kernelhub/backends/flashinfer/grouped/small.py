@@ -15,11 +15,11 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import TILE_ROWS, tiled, whole
 from kernelhub.backends.flashinfer.grouped.rows import padded
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import SPAN, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.rows import alphas, moved, places
+from kernelhub.runtime.operators import on_device_of
 
 _ALIGNMENT = 4  # rows
 _SMALLEST = 256  # N and K of the product by which the module is loaded
@@ -59,7 +59,7 @@ class _Tiled(GroupedGemmAdapter):
         groups, n, _ = b.shape
         rows = whole(a.view(torch.uint8)).view(-1, a.shape[-1])
         made = torch.empty(len(there.sources), n, dtype=self._dtype, device=a.device)
-        with device_of(a):
+        with on_device_of(a):
             self._multiply(
                 rows.view(torch.int64).index_select(0, there.sources).view(torch.uint8),
                 whole(b.view(torch.uint8)),

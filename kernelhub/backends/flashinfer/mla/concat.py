@@ -7,9 +7,9 @@ from flashinfer.concat_ops import concat_mla_k
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.operands import aligned
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.problem import ConcatProblem
+from kernelhub.runtime.operators import on_device_of
 
 
 class Concat(ConcatAdapter):
@@ -26,7 +26,7 @@ class Concat(ConcatAdapter):
         width = self.problem.nope_dim
         made = out if aligned_already(out) else out.new_empty(out.shape)
         nope = out[..., :width] if k_nope is None else k_nope
-        with device_of(out):
+        with on_device_of(out):
             concat_mla_k(made, aligned(nope), aligned(k_rope).unsqueeze(1))
         if made is not out:
             out.copy_(made)

@@ -17,12 +17,12 @@ from torch import Tensor
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
 from kernelhub.backends.flashinfer.moe.choices import choices_of
 from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import W2, W13, ExpertsAdapter, PackingExperts, Values
 from kernelhub.ops.moe.experts.problem import FP8_TENSOR, MXFP4, MXINT4, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import FP4_GROUP, GROUP, Matrix, matrix
 from kernelhub.probes.device import facts_of
+from kernelhub.runtime.operators import on_device_of
 
 RENORMALIZE = 1  # a routing that no kernel runs, as ids are given; but its limits are checked
 _LEAST_BYTES = 128 << 10  # of an intermediate
@@ -55,7 +55,7 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
         direct = lies_whole(out) and out.data_ptr() != x.data_ptr()
         made = whole(out) if direct else out.new_empty(out.shape)
         choices = choices_of(topk_ids, topk_weights, self.problem.num_experts, values.expert_map)
-        with device_of(x):
+        with on_device_of(x):
             self.run(whole(x), w13, w2, choices, values, made)
         if not direct:
             out.copy_(made)

@@ -10,11 +10,11 @@ from flashinfer.quantization.fp4_quantization import fp4_quantize
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import whole
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.backends.flashinfer.quant.forced import check_device, check_rounding
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import MX_GROUP, NVFP4_GROUP, QuantizeMxProblem, QuantizeNvfp4Problem
 from kernelhub.ops.quant.reference import clean, global_scale_of
+from kernelhub.runtime.operators import on_device_of
 
 
 class QuantizeNvfp4(QuantizeAdapter):
@@ -29,9 +29,9 @@ class QuantizeNvfp4(QuantizeAdapter):
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         assert global_scale is not None
         check_device("quantize_nvfp4", self.problem)
-        with device_of(x):
+        with on_device_of(x):
             if not self.problem.static:
-                global_scale.copy_(global_scale_of(clean(x)[0].abs().amax()).expand_as(global_scale))
+                write_global_scale(x, global_scale)
             made, scales = _quantize(whole(x), global_scale.reshape(1))
             codes.copy_(made)
             scale.view(torch.uint8).copy_(scales)
@@ -48,10 +48,15 @@ class QuantizeMxfp4(QuantizeAdapter):
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         check_device("quantize_mxfp4", self.problem)
         check_rounding("quantize_mxfp4", self.problem)
-        with device_of(x):
+        with on_device_of(x):
             made, scales = _quantize(whole(x), None)
             codes.copy_(made)
             scale.view(torch.uint8).copy_(scales)
+
+
+def write_global_scale(x: Tensor, global_scale: Tensor) -> None:
+    """That of the op, which multiplies, made by torch."""
+    global_scale.copy_(global_scale_of(clean(x)[0].abs().amax()).expand_as(global_scale))
 
 
 def _quantize(x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -11,13 +11,13 @@ import torch
 from flashinfer.quantization.fp8_quantization import per_token_group_quant_8bit
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.backends.flashinfer.quant.forced import check_groups
 from kernelhub.backends.flashinfer.quant.mxfp8 import filled
 from kernelhub.ops.formats import E4M3, E4M3_MAX, E8M0, to_e8m0_up
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import QuantizeFp8Problem
 from kernelhub.ops.quant.reference import LEAST_SCALE
+from kernelhub.runtime.operators import on_device_of
 
 _MOST_ELEMENTS = 1 << 30  # of a launch, which are counted by an int together with what a tile is wider than a group
 
@@ -35,7 +35,7 @@ class QuantizeGroups(QuantizeAdapter):
         width = x.shape[1]
         whole = filled(x, self.problem.group_size)
         step = max(1, _MOST_ELEMENTS // whole.shape[1])
-        with device_of(x):
+        with on_device_of(x):
             for low in range(0, x.shape[0], step):
                 rows = slice(low, low + step)
                 made, scales = self._quantize(whole[rows])

@@ -7,10 +7,10 @@ from flashinfer.quantization.fp8_quantization import mxfp8_quantize
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm.operands import whole
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.backends.flashinfer.quant.forced import check_device, check_rounding
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import MX_GROUP, QuantizeMxProblem
+from kernelhub.runtime.operators import on_device_of
 
 
 class QuantizeMxfp8(QuantizeAdapter):
@@ -26,7 +26,7 @@ class QuantizeMxfp8(QuantizeAdapter):
         check_device("quantize_mxfp8", self.problem)
         check_rounding("quantize_mxfp8", self.problem)
         rows, width = x.shape
-        with device_of(x):
+        with on_device_of(x):
             made, scales = mxfp8_quantize(filled(x, MX_GROUP), False, backend="cuda")
             codes.view(torch.uint8).copy_(made.view(torch.uint8)[:, :width])
             scale.view(torch.uint8).copy_(scales.view(rows, -1))

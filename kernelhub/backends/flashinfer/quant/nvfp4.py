@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.compiled import taking
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.ops.quant.adapter import DequantizeAdapter
 from kernelhub.ops.quant.problem import NVFP4_GROUP, DequantizeProblem
+from kernelhub.runtime.operators import on_device_of
 
 _TAKES = ("fp4_data", "block_scales", "global_scale", "output")
 _WIDEST = 1 << 19  # elements of a row, whose scales are kept in 48 KB of shared memory
@@ -38,7 +38,7 @@ class DequantizeNvfp4(DequantizeAdapter):
             whole(scale.view(torch.uint8)).view(-1, width // NVFP4_GROUP).split(rows),
             made.view(-1, width).split(rows),
         )
-        with device_of(out):
+        with on_device_of(out):
             for of_codes, of_scales, of_result in zip(*pieces, strict=True):
                 self._dequantize(of_codes, of_scales, global_scale.reshape(1), of_result)
         if not lies_whole(out):

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.compiled import taking
 from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
-from kernelhub.backends.flashinfer.planning import device_of
 from kernelhub.backends.flashinfer.quant.forced import check_device
+from kernelhub.backends.flashinfer.quant.fp4 import write_global_scale
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import QuantizeNvfp4Problem
-from kernelhub.ops.quant.reference import clean, global_scale_of
+from kernelhub.runtime.operators import on_device_of
 
 _TAKES = ("input", "global_scale", "fp4_output", "block_scales")
 _MOST = (1 << 31) - 1  # elements of a launch, which are counted by an int
@@ -32,9 +32,9 @@ class QuantizeNvfp4Kv(QuantizeAdapter):
         assert global_scale is not None
         check_device("quantize_nvfp4", self.problem)
         places = [codes, scale.view(torch.uint8)]
-        with device_of(x):
+        with on_device_of(x):
             if not self.problem.static:
-                global_scale.copy_(global_scale_of(clean(x)[0].abs().amax()).expand_as(global_scale))
+                write_global_scale(x, global_scale)
             made = [place if lies_whole(place) else torch.empty_like(place).contiguous() for place in places]
             rows = max(1, _MOST // x.shape[1])
             pieces = (part.split(rows) for part in (whole(x), *map(whole, made)))

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.layout import query_offsets
 from kernelhub.backends.flashinfer.operands import alike, split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed, spread
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
+from kernelhub.runtime.operators import on_device_of
 
 
 class Context(AttentionAdapter[PagedAttentionProblem, PagedStep]):
@@ -83,7 +84,7 @@ class Context(AttentionAdapter[PagedAttentionProblem, PagedStep]):
                 causal=self._causal,
             )
 
-        with device_of(q):
+        with on_device_of(q):
             spread(run, at, q, factor, out)
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:

@@ -9,10 +9,11 @@ from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla, xqa_batch_deco
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.operands import aligned, split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.runtime.operators import on_device_of
 
 _ROWS_AT_ONCE = 128  # of the cache: tables have as many pages as make up a multiple of them
 _NOPE_DIM = 128  # width of a head before absorption, which is looked at and not used
@@ -31,7 +32,7 @@ class DeviceLatent(MlaAdapter):
             q = torch.zeros(1, 1, *dims, dtype=dtype, device="cuda")
             table = torch.zeros(1, 1, dtype=torch.int32, device="cuda")
             cache, out = q.new_zeros(1, *self._kv[1]), q.new_empty(1, 1, dims[0], problem.value_dim)
-            with device_of(q):
+            with on_device_of(q):
                 self._run(q, cache, self._pages(table), table[0] + 1, 1.0, out)
 
     def launch(
@@ -54,7 +55,7 @@ class DeviceLatent(MlaAdapter):
         direct = out.is_contiguous() and not out.data_ptr() & 15
         made = out if direct else out.new_empty(out.shape)
         seq_lens = step.seq_lens.contiguous()
-        with device_of(q):  # the library asks for the properties of the device that is current
+        with on_device_of(q):  # the library asks for the properties of the device that is current
             table = self._pages(step.block_table)
             self._run(aligned(q.contiguous()), aligned(kv_cache), table, seq_lens, sm_scale, made)
         last = torch.arange(1 - tokens, 1, dtype=torch.int32, device=q.device)

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.operands import aligned, split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES
 from kernelhub.backends.flashinfer.trtllm.latent import run_trtllm
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.runtime.operators import on_device_of
 
 _ENTRIES_AT_ONCE = 128  # of a list; the binaries ask for multiples of 4
 
@@ -41,7 +42,7 @@ class Listed(MlaAdapter):
             q = torch.zeros(1, 1, *dims, dtype=dtype, device="cuda")
             lists = torch.zeros(1, 1, _ENTRIES_AT_ONCE, dtype=torch.int32, device="cuda")
             count, out = lists[0, 0, :1] + 1, q.new_empty(1, 1, dims[0], problem.value_dim)
-            with device_of(q):
+            with on_device_of(q):
                 run_trtllm(problem, q, q.new_zeros(1, *self._kv[1]), lists, count, 1.0, out, _ENTRIES_AT_ONCE)
 
     def launch(
@@ -66,7 +67,7 @@ class Listed(MlaAdapter):
         slots = self._slots(topk_indices, step, tokens)
         direct = slots.alive is None and out.is_contiguous() and not out.data_ptr() & 15
         made = out.view(-1, *out.shape[-2:]) if direct else out.new_empty((*rows.shape[:-1], out.shape[-1]))
-        with device_of(q):
+        with on_device_of(q):
             run_trtllm(
                 self.problem,
                 aligned(rows.contiguous()).unsqueeze(1),

@@ -7,11 +7,12 @@ from flashinfer.prefill import trtllm_ragged_attention_deepseek
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.operands import aligned, split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, device_of, stream_of, workspace
+from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed_dense, spread
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.runtime.operators import on_device_of
 
 _MOST_SHAPES = 8  # of the batched calls that share a step
 
@@ -82,7 +83,7 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
                 skip_all_rows_active_check=True,  # it would fetch the lengths from the device
             )
 
-        with device_of(q):
+        with on_device_of(q):
             spread(run, at, q, factor, out)
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:

@@ -6,7 +6,6 @@ are more keys than queries; where there are fewer, the queries that see no key a
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
@@ -14,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
+from kernelhub.runtime.operators import positive_scale
 
 
 class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
@@ -45,8 +45,7 @@ class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
         """Attention of queries that all see a key."""
-        if scale <= 0:  # torch's CUDA kernels take the maximum before they scale, and give NaN
-            q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
+        q, scale = positive_scale(q, scale)  # torch's CUDA kernels give NaN for others
         square = q.shape[1] == k.shape[1]
         bias = causal_lower_right(q.shape[1], k.shape[1]) if causal and not square else None
         return scaled_dot_product_attention(

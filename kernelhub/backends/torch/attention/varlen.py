@@ -16,7 +16,7 @@ from torch.nn.attention import current_flash_attention_impl
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.runtime.operators import mismatch, readable
+from kernelhub.runtime.operators import mismatch, positive_scale, readable
 
 _NAME = "_flash_attention_forward"
 # As torch 2.11, 2.13 and 2.14 declare it, up to what is passed.
@@ -74,9 +74,7 @@ class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
         self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[Tensor, Tensor], bounds: tuple[int, int], values: Values
     ) -> tuple[Tensor, Tensor]:
         """Result [T, H, D] and LSE [H, T] of ragged operands."""
-        scale = values.scale
-        if scale <= 0:
-            q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
+        q, scale = positive_scale(q, values.scale)
         left, right = (min(side, _NO_LIMIT) for side in (values.window_left, values.window_right))
         made, found, *_ = self._forward(
             readable(q),
