@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
+from kernelhub.ops.arguments import check_wants_no_gradient
 
 _LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
 
@@ -23,7 +25,27 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] | None
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, _without_gradient(name), "Autograd", with_keyset=True)
     torch.library.register_fake(f"kernelhub::{name}", fake or _nothing, lib=_LIBRARY)
+
+
+def _without_gradient(name: str) -> Callable[..., Any]:
+    """The operator where autograd meets it: it refuses by name what wants a gradient, under torch.compile too.
+
+    Without a formula of its own an operator's result is cut from the graph, and gradients are lost without a word.
+    """
+    op = name.removesuffix("_out")
+    overload = getattr(torch.ops.kernelhub, name).default
+    parameters = [argument.name for argument in overload._schema.arguments]
+
+    def refuse_gradients(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
+        for parameter, argument in zip(parameters, arguments, strict=False):
+            for tensor in argument if isinstance(argument, list | tuple) else (argument,):
+                if isinstance(tensor, Tensor):
+                    check_wants_no_gradient(op, parameter, tensor)
+        return overload.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    return refuse_gradients
 
 
 def names_of(backend: Backend) -> list[str] | None:

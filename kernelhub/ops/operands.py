@@ -1,0 +1,167 @@
+"""What every op asks of a tensor operand, of a destination and of a plain value: one check for all ops.
+
+`check_operand` and `check_destination` run where a call's form is new. A call whose form is known costs one
+`Tensor.is_contiguous` per operand: a contiguous tensor is neither sparse nor expanded, has unit strides, and has no
+negative bit unless `torch._neg_view` made it. What is not contiguous goes through `check_operand` again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.arguments import check_has_memory, check_is_tensor, dtype_name, refuse
+
+_MOST_INDEX = 2**31 - 1
+
+
+def check_operand(op: str, parameter: str, given: Any) -> None:
+    """It is a strided tensor with memory, whose elements are what its memory holds.
+
+    Raises:
+        InvalidArgument: it is no tensor, or a sparse, nested, quantised, meta, functorch or lazily negated one.
+    """
+    check_is_tensor(op, parameter, given)
+    tensor: Tensor = given
+    if tensor.is_nested:
+        refuse(op, parameter, "is a nested tensor", "give its values with cu_seqlens, or a padded tensor")
+    if tensor.layout is not torch.strided:
+        refuse(op, parameter, f"has layout {tensor.layout}", f"give a dense tensor: {parameter}.to_dense()")
+    if tensor.is_quantized:
+        refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", "give codes and scales as tensors of their own")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        refuse(op, parameter, "is inside a torch.func transform", "call outside of vmap, grad, jvp and the like")
+    if (
+        torch.autograd.forward_ad._current_level >= 0
+        and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+    ):
+        refuse(op, parameter, "has a forward gradient", "kernels are for inference; call outside of dual_level")
+    if torch._C._get_tracing_state() is not None:
+        refuse(op, parameter, "is traced by torch.jit.trace", "use torch.compile or torch.export")
+    check_has_memory(op, parameter, tensor)
+    check_bits(op, parameter, tensor)
+
+
+def check_bits(op: str, parameter: str, tensor: Tensor) -> None:
+    """Its memory holds its elements: it is no view that negates or conjugates them when they are read."""
+    if tensor.is_neg():
+        refuse(op, parameter, "has the negative bit set", f"give {parameter}.resolve_neg()")
+    if tensor.is_conj():
+        refuse(op, parameter, "has the conjugate bit set", f"give {parameter}.resolve_conj()")
+
+
+def check_destination(
+    op: str,
+    parameter: str,
+    given: Any,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    operands: Mapping[str, Any],
+) -> None:
+    """A destination that a kernel can fill: of this shape, dtype and device, with memory that is its own.
+
+    Args:
+        op, parameter: for messages.
+        given: the destination.
+        shape, dtype, device: what the result has.
+        operands: the operands that a kernel reads while it writes, by parameter; what is no tensor is left out.
+
+    Raises:
+        InvalidArgument: it is none. It may have any strides, as long as no two of its elements share memory.
+    """
+    check_operand(op, parameter, given)
+    out: Tensor = given
+    if tuple(out.shape) != tuple(shape):
+        refuse(op, parameter, f"has shape {list(out.shape)}", f"give {list(shape)}")
+    if out.dtype is not dtype:
+        refuse(op, parameter, f"has dtype {dtype_name(out.dtype)}", f"give {dtype_name(dtype)}")
+    if out.device != device:
+        refuse(op, parameter, f"is on {out.device}", f"give one on {device}")
+    if out.requires_grad:
+        refuse(op, parameter, "requires grad", f"kernels are for inference; give {parameter}.detach()")
+    if overlaps_itself(out):
+        refuse(op, parameter, f"overlaps itself (strides {list(out.stride())})", "give one whose elements lie apart")
+    check_apart(op, parameter, out, operands)
+
+
+def check_apart(op: str, parameter: str, out: Tensor, operands: Mapping[str, Any]) -> None:
+    """A destination shares no memory with an operand."""
+    for name, operand in operands.items():
+        if isinstance(operand, Tensor) and share_memory(out, operand):
+            refuse(op, parameter, f"overlaps {name} in memory", "give memory of its own")
+
+
+def check_flag(op: str, parameter: str, given: Any) -> None:
+    """A flag is True or False: a string or a number would be taken for one of them unseen."""
+    if type(given) is not bool:
+        refuse(op, parameter, f"is {given!r}", "give True or False")
+
+
+def check_count(op: str, parameter: str, given: Any, least: int = 0) -> None:
+    """A count or an upper bound is an int; a bool is none."""
+    if type(given) is not int or not least <= given <= _MOST_INDEX:
+        refuse(op, parameter, f"is {given!r}", f"give an int from {least} to {_MOST_INDEX}")
+
+
+def extent_of(tensor: Tensor) -> int:
+    """Bytes from the first element of a tensor to the end of its last."""
+    return (
+        _reach(list(zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size() if tensor.numel() else 0
+    )
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements of a tensor may share memory; a tensor whose dimensions nest in one another has none."""
+    if tensor.is_contiguous():
+        return False
+    reach = 1
+    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1):
+        if stride < reach and size:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors share an element's memory, as far as strides tell.
+
+    Views that interleave, such as halves of rows of one buffer, share none: their elements differ by their place
+    within a common stride.
+    """
+    start, begin = one.data_ptr(), other.data_ptr()
+    end, finish = start + extent_of(one), begin + extent_of(other)
+    if start >= finish or begin >= end or start == end or begin == finish:
+        return False
+    sides = [_dimensions(tensor) for tensor in (one, other)]
+    for period in {stride for side in sides for _, stride in side}:
+        first, second = (_reach_within(side, period) for side in sides)
+        if first is None or second is None:
+            continue
+        place, place_of_other = start % period, begin % period
+        if (place_of_other - place) % period >= first and (place - place_of_other) % period >= second:
+            return False
+    return True
+
+
+def _dimensions(tensor: Tensor) -> list[tuple[int, int]]:
+    """Size and stride in bytes of each dimension, and the bytes of an element as one more."""
+    width = tensor.element_size()
+    return [
+        (size, stride * width)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if size > 1 and stride
+    ] + [(width, 1)]
+
+
+def _reach(dimensions: Sequence[tuple[int, int]]) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in dimensions)
+
+
+def _reach_within(dimensions: Sequence[tuple[int, int]], period: int) -> int | None:
+    """Bytes that a tensor covers of each period, from its first on; None if it may cover all."""
+    reach = _reach([(size, stride) for size, stride in dimensions if stride % period])
+    return reach if reach <= period else None
