@@ -1,0 +1,93 @@
+"""`python -m tests.fuzz`: see the package's docstring."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from fnmatch import fnmatch
+from pathlib import Path
+
+import torch
+
+from tests.fuzz.case import CaseId, run_case
+from tests.fuzz.kernels import kernels_here, ops
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.run import Result, counted, run, table
+
+
+def main(words: list[str] | None = None) -> int:
+    asked = _parsed(words)
+    device = asked.device
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    kinds = [kind for kind in KINDS if asked.kinds is None or any(fnmatch(kind, word) for word in asked.kinds)]
+    if asked.case is not None:
+        return _alone(asked, kinds)
+    begun = time.monotonic()
+    results: list[Result] = []
+    chosen = [op for op in ops() if asked.op is None or any(fnmatch(op, word) for word in asked.op)]
+    for at, op in enumerate(chosen):
+        cases = [
+            CaseId(op, kernel, kinds[number % len(kinds)], number, asked.seed)
+            for number in range(asked.cases)
+            for kernel in kernels_here(op, device, asked.backend, asked.kernel)
+        ]
+        ends = None
+        if asked.seconds:  # what is left is shared by the ops that are left
+            ends = time.monotonic() + (begun + asked.seconds - time.monotonic()) / (len(chosen) - at)
+        results += run(cases, device, ends, _tell)
+    print(table(results))
+    failed = [result for result in results if result.kind in ("failed", "broken")]
+    if asked.json:
+        _keep(asked.json, results, failed)
+    print(f"{len(results)} cases in {time.monotonic() - begun:.0f} s, {len(failed)} failed")
+    return bool(failed)
+
+
+def _parsed(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m tests.fuzz", description="a differential fuzzer for every kernel")
+    parser.add_argument("--op", type=_words, help="ops, or globs, separated by commas; all by default")
+    parser.add_argument("--backend", type=_words, help="backends, kernels or globs; all by default")
+    parser.add_argument("--kernel", type=_words, help="the same; `default` is whatever is chosen")
+    parser.add_argument("--kinds", type=_words, help=f"of {', '.join(KINDS)}; all by default")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=100, help="for each kernel of each op, over all kinds")
+    parser.add_argument("--case", type=int, help="run this case alone, in this process, and show it")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after this time; 0 for no end")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--json", type=Path, help="where counts and failures are kept")
+    return parser.parse_args(words)
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _alone(asked: argparse.Namespace, kinds: list[str]) -> int:
+    """One case, shown."""
+    torch.set_num_threads(1)
+    case = CaseId(asked.op[0], asked.kernel[0], kinds[0], asked.case, asked.seed)
+    found = run_case(case, torch.device(asked.device), show=True)
+    print(f"{found.outcome.kind}: {found.outcome.text} ({found.seconds:.2f} s)")
+    if found.outcome.error is not None:
+        traceback.print_exception(found.outcome.error)
+    return found.outcome.kind == "failed"
+
+
+def _tell(result: Result) -> None:
+    if result.kind in ("failed", "broken"):
+        print(f"{result.kind.upper()} {result.text} [{result.note}]\n    {result.case.command}", flush=True)
+
+
+def _keep(path: Path, results: list[Result], failed: list[Result]) -> None:
+    counts = [{"op": op, "kernel": kernel, "kind": kind, **row} for (op, kernel, kind), row in counted(results).items()]
+    lines = [{"text": result.text, "note": result.note, "command": result.case.command} for result in failed]
+    path.write_text(json.dumps({"counts": counts, "failed": lines}, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

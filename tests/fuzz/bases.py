@@ -1,0 +1,67 @@
+"""The right calls that a case starts from: the op's own cases, small ones first of all."""
+
+from __future__ import annotations
+
+import functools
+from random import Random
+from typing import NamedTuple
+
+import torch
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.evidence.cases import CASES
+from kernelhub.evidence.cases.case import Case
+from tests.fuzz.operands import Arguments, tensors_of
+
+DEFAULT = "default"  # in place of a kernel: whatever is chosen
+_TRIES = 60
+
+
+class Base(NamedTuple):
+    """A right call, and where it comes from."""
+
+    label: str
+    arguments: Arguments
+
+
+def draw(op: str, kernel: str, device: torch.device, random: Random, most: int) -> Base | None:
+    """A call that a kernel says it can answer, with at most so many elements in all; None if none was found."""
+    for _ in range(_TRIES):
+        case = random.choice(_cases(op))
+        arguments = _made(op, case.label, device)
+        if arguments is None or _elements(arguments) > most:
+            continue
+        if kernel == DEFAULT or claims(op, kernel, arguments):
+            return Base(case.label, arguments)
+    return None
+
+
+def claims(op: str, kernel: str, arguments: Arguments) -> bool:
+    """Whether a kernel's record takes a call."""
+    selection = HUB.function(op).explain(**arguments)
+    return any(decision.kernel == kernel and decision.accepted for decision in selection.decisions)
+
+
+@functools.cache
+def _cases(op: str) -> tuple[Case, ...]:
+    return tuple(CASES[op].cases())
+
+
+_sizes: dict[tuple[str, str], int] = {}
+
+
+def _made(op: str, label: str, device: torch.device) -> Arguments | None:
+    """The case's arguments, unless it is known to be large."""
+    if _sizes.get((op, label), 0) > _LARGE:
+        return None
+    case = next(case for case in _cases(op) if case.label == label)
+    arguments = case.make(device)
+    _sizes[op, label] = _elements(arguments)
+    return arguments
+
+
+_LARGE = 4_000_000
+
+
+def _elements(arguments: Arguments) -> int:
+    return sum(tensor.numel() for tensor in tensors_of(arguments).values())

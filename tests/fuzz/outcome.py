@@ -1,0 +1,143 @@
+"""What became of a call: right, refused by name, or a failure in words."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
+from kernelhub.evidence.cases import CASES
+from kernelhub.evidence.cases.case import bytes_of
+from kernelhub.evidence.poison import kind_of_error, untouched
+from kernelhub.ops.arguments import describe
+from kernelhub.runtime.scratch import watched
+from tests.fuzz.bases import DEFAULT
+from tests.fuzz.memory import Placed
+from tests.fuzz.operands import Arguments, parameter_of, tensors_of
+
+PASSED, REFUSED, FAILED, SKIPPED = "passed", "refused", "failed", "skipped"
+
+
+@dataclass
+class Asked:
+    """A call that is ready to be made.
+
+    Attributes:
+        judged: what its results are judged by: the same values in ordinary memory.
+        given: what it is called with.
+        places: its destinations, by parameter.
+        operands: operands in watched memory.
+        varied: parameters that may be named by a refusal.
+        note: what is unusual about it.
+        within: what is entered around the call.
+        written: parameters that the call may write to besides those that the op writes.
+        must_refuse: that no result is right.
+        call: what is called in place of the op, with `given` and the destinations.
+    """
+
+    judged: Arguments
+    given: Arguments
+    places: dict[str, Placed] = field(default_factory=dict)
+    operands: list[Placed] = field(default_factory=list)
+    varied: tuple[str, ...] = ()
+    note: str = ""
+    within: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    written: tuple[str, ...] = ()
+    must_refuse: bool = False
+    call: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of it.
+
+    Attributes:
+        kind: `PASSED`, `REFUSED`, `FAILED` or `SKIPPED`.
+        text: what is wrong, on one line.
+        error: what was raised.
+    """
+
+    kind: str
+    text: str = ""
+    error: Exception | None = None
+
+
+class LostDevice(Exception):
+    """Nothing can be run after this."""
+
+
+def outcome_of(op: str, kernel: str, asked: Asked, device: torch.device) -> Outcome:
+    """Make the call, and say what became of it."""
+    cases = CASES[op]
+    before = _values(asked.given)
+    function = asked.call or HUB.function(op)
+    how = {} if kernel == DEFAULT or asked.call else {"backend": kernel}
+    destinations = {name: place.tensor for name, place in asked.places.items()}
+    try:
+        with watched() as workspaces, asked.within():
+            returned = function(**asked.given, **destinations, **how)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    except Exception as error:
+        return _raised(error, asked)
+    if asked.must_refuse:
+        return Outcome(FAILED, "accepted, and no result of it can be right")
+    for guard in workspaces:
+        if guard.trespassed():
+            return Outcome(FAILED, f"{guard.trespassed()} bytes around workspace {guard.tag!r} were changed")
+    for name, place in asked.places.items():
+        if place.trespassed():
+            return Outcome(FAILED, f"{place.trespassed()} bytes around {name} were changed")
+    if any(operand.changed() for operand in asked.operands):
+        return Outcome(FAILED, "bytes of an operand or around it were changed")
+    written = {*cases.written, *asked.written}
+    after = _values(asked.given)
+    spoiled = [name for name in before if parameter_of(name) not in written and not before[name].equal(after[name])]
+    if spoiled:
+        return Outcome(FAILED, f"{' and '.join(spoiled)} is not as it was before the call")
+    if not asked.places:
+        names = list(cases.destinations(asked.judged))
+        destinations = cases.returned_for(names, returned)
+    else:
+        for name, rows in cases.untouched(asked.judged).items():
+            if name in destinations and not bool(untouched(destinations[name])[rows].all()):
+                return Outcome(FAILED, f"rows of {name} that belong to no sequence were written")
+    results = cases.results(returned, destinations, asked.given)
+    shapes = cases.destinations(asked.judged)
+    for name, (shape, dtype) in shapes.items():
+        if name in results and (tuple(results[name].shape) != shape or results[name].dtype is not dtype):
+            return Outcome(FAILED, f"{name} is {describe(results[name])}, not {dtype} {list(shape)}")
+    results = {name: tensor.resolve_neg() for name, tensor in results.items()}
+    judgement = cases.judge(results, asked.judged)
+    if judgement.ok:
+        return Outcome(PASSED)
+    return Outcome(FAILED, f"{kind_of_error(results, judgement)}: {judgement.figures}")
+
+
+def _values(arguments: Arguments) -> dict[str, Tensor]:
+    """A copy of the bytes of every tensor's values."""
+    return {name: bytes_of(tensor.detach().resolve_neg()).clone() for name, tensor in tensors_of(arguments).items()}
+
+
+def _raised(error: Exception, asked: Asked) -> Outcome:
+    first = (str(error).strip().splitlines() or [""])[0][:260]
+    if isinstance(error, InvalidArgument):
+        named = parameter_of(error.parameter)
+        if named in {parameter_of(name) for name in asked.varied}:
+            return Outcome(REFUSED, first, error)
+        return Outcome(FAILED, f"refuses {error.parameter}, which is right: {first}", error)
+    if isinstance(error, NoKernel | KernelUnavailable):
+        return Outcome(REFUSED, first, error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return Outcome(SKIPPED, "no memory", error)
+    text = f"{type(error).__name__}: {first}"
+    if type(error).__name__ in ("AcceleratorError", "DeviceLost") or "CUDA error" in str(error):
+        raise LostDevice(text) from error
+    return Outcome(FAILED, text, error)
