@@ -15,7 +15,7 @@ import torch
 
 from tests.fuzz.case import CaseId, run_case
 from tests.fuzz.kernels import kernels_here, ops
-from tests.fuzz.kinds import KINDS
+from tests.fuzz.kinds import NAMES
 from tests.fuzz.run import Result, counted, run, table
 
 
@@ -24,7 +24,7 @@ def main(words: list[str] | None = None) -> int:
     device = asked.device
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    kinds = [kind for kind in KINDS if asked.kinds is None or any(fnmatch(kind, word) for word in asked.kinds)]
+    kinds = [kind for kind in NAMES if asked.kinds is None or any(fnmatch(kind, word) for word in asked.kinds)]
     if asked.case is not None:
         return _alone(asked, kinds)
     begun = time.monotonic()
@@ -53,7 +53,7 @@ def _parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--op", type=_words, help="ops, or globs, separated by commas; all by default")
     parser.add_argument("--backend", type=_words, help="backends, kernels or globs; all by default")
     parser.add_argument("--kernel", type=_words, help="the same; `default` is whatever is chosen")
-    parser.add_argument("--kinds", type=_words, help=f"of {', '.join(KINDS)}; all by default")
+    parser.add_argument("--kinds", type=_words, help=f"of {', '.join(NAMES)}; all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=100, help="for each kernel of each op, over all kinds")
     parser.add_argument("--case", type=int, help="run this case alone, in this process, and show it")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from tests.fuzz.bases import draw
-from tests.fuzz.kinds import KINDS
+from tests.fuzz.kinds import varied
 from tests.fuzz.operands import described
 from tests.fuzz.outcome import FAILED, SKIPPED, Outcome, outcome_of
 
@@ -59,7 +59,7 @@ def run_case(case: CaseId, device: torch.device, show: bool = False) -> Found:
         base = draw(case.op, case.kernel, device, random, most)
         if base is None:
             break
-        asked = KINDS[case.kind](case.op, base, random)
+        asked = varied(case.kind, case.op, case.kernel, base, random)
         if asked is None:
             continue
         note = f"{base.label}; {asked.note}".strip("; ")

@@ -15,10 +15,14 @@ from kernelhub.evidence.poison import copied, poisoned
 from tests.fuzz.bases import Base
 from tests.fuzz.garbage import garbage
 from tests.fuzz.memory import LAYOUTS, Placed, dense, place, spread
+from tests.fuzz.metadata import metadata
 from tests.fuzz.operands import Arguments, replaced, tensors_of
 from tests.fuzz.outcome import Asked
+from tests.fuzz.plans import other_sizes, through_plan, through_step
+from tests.fuzz.wrong import wrong
 
 Kind = Callable[[str, Base, Random], Asked | None]
+ThroughKernel = Callable[[Kind, str], Kind]
 
 
 def plain(op: str, base: Base, random: Random) -> Asked | None:
@@ -263,4 +267,23 @@ KINDS: dict[str, Kind] = {
     "alias": aliased,
     "bits": bits,
     "context": context,
+    "wrong": wrong,
+    "metadata": metadata,
 }
+RIGHT = ("base", "garbage", *LAYOUTS, "mixed", "zero", "out", "bits")
+# Kinds that need to know the kernel: what is varied, and how it is called.
+THROUGH: dict[str, tuple[tuple[Kind, ...], ThroughKernel]] = {
+    "plan": (tuple(KINDS[name] for name in RIGHT), through_plan),
+    "plan_sizes": ((other_sizes,), through_plan),
+    "step": (tuple(KINDS[name] for name in RIGHT), through_step),
+    "step_sizes": ((other_sizes,), through_step),
+}
+NAMES = (*KINDS, *THROUGH)
+
+
+def varied(kind: str, op: str, kernel: str, base: Base, random: Random) -> Asked | None:
+    """A call varied so, or None where it cannot be."""
+    if kind in KINDS:
+        return KINDS[kind](op, base, random)
+    several, through = THROUGH[kind]
+    return through(random.choice(several), kernel)(op, base, random)

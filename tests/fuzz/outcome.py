@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ class Asked:
         within: what is entered around the call.
         written: parameters that the call may write to besides those that the op writes.
         must_refuse: that no result is right.
+        partners: a refusal may name another parameter, if what is varied contradicts it or it speaks of it.
+        before: arguments of a right call that is made first.
+        cold: everything that was decided is forgotten first.
+        around: tensors around which nothing may be written.
         call: what is called in place of the op, with `given` and the destinations.
     """
 
@@ -52,6 +57,10 @@ class Asked:
     written: tuple[str, ...] = ()
     must_refuse: bool = False
     call: Callable[..., Any] | None = None
+    partners: bool = False
+    before: Arguments | None = None
+    cold: bool = False
+    around: list[Placed] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,10 @@ def outcome_of(op: str, kernel: str, asked: Asked, device: torch.device) -> Outc
     function = asked.call or HUB.function(op)
     how = {} if kernel == DEFAULT or asked.call else {"backend": kernel}
     destinations = {name: place.tensor for name, place in asked.places.items()}
+    if asked.cold:
+        HUB.function(op).op._forget()
+    if asked.before is not None:
+        function(**asked.before, **how)
     try:
         with watched() as workspaces, asked.within():
             returned = function(**asked.given, **destinations, **how)
@@ -87,16 +100,18 @@ def outcome_of(op: str, kernel: str, asked: Asked, device: torch.device) -> Outc
                 torch.cuda.synchronize(device)
     except Exception as error:
         return _raised(error, asked)
-    if asked.must_refuse:
-        return Outcome(FAILED, "accepted, and no result of it can be right")
     for guard in workspaces:
         if guard.trespassed():
             return Outcome(FAILED, f"{guard.trespassed()} bytes around workspace {guard.tag!r} were changed")
+    if any(place.trespassed() for place in asked.around):
+        return Outcome(FAILED, "bytes around what it was given were changed")
     for name, place in asked.places.items():
         if place.trespassed():
             return Outcome(FAILED, f"{place.trespassed()} bytes around {name} were changed")
     if any(operand.changed() for operand in asked.operands):
         return Outcome(FAILED, "bytes of an operand or around it were changed")
+    if asked.must_refuse:
+        return Outcome(FAILED, "accepted, and no result of it can be right")
     written = {*cases.written, *asked.written}
     after = _values(asked.given)
     spoiled = [name for name in before if parameter_of(name) not in written and not before[name].equal(after[name])]
@@ -109,13 +124,25 @@ def outcome_of(op: str, kernel: str, asked: Asked, device: torch.device) -> Outc
         for name, rows in cases.untouched(asked.judged).items():
             if name in destinations and not bool(untouched(destinations[name])[rows].all()):
                 return Outcome(FAILED, f"rows of {name} that belong to no sequence were written")
-    results = cases.results(returned, destinations, asked.given)
-    shapes = cases.destinations(asked.judged)
+    try:
+        results = cases.results(returned, destinations, asked.given)
+        shapes = cases.destinations(asked.judged)
+    except Exception:
+        if asked.partners:
+            return Outcome(FAILED, "accepted, and the reference takes no such call")
+        raise
     for name, (shape, dtype) in shapes.items():
         if name in results and (tuple(results[name].shape) != shape or results[name].dtype is not dtype):
             return Outcome(FAILED, f"{name} is {describe(results[name])}, not {dtype} {list(shape)}")
     results = {name: tensor.resolve_neg() for name, tensor in results.items()}
-    judgement = cases.judge(results, asked.judged)
+    try:
+        judgement = cases.judge(results, asked.judged)
+    except Exception as error:
+        if asked.partners:
+            return Outcome(
+                FAILED, f"accepted, and the reference takes no such call: {type(error).__name__}: {error}"[:200]
+            )
+        raise
     if judgement.ok:
         return Outcome(PASSED)
     return Outcome(FAILED, f"{kind_of_error(results, judgement)}: {judgement.figures}")
@@ -123,15 +150,26 @@ def outcome_of(op: str, kernel: str, asked: Asked, device: torch.device) -> Outc
 
 def _values(arguments: Arguments) -> dict[str, Tensor]:
     """A copy of the bytes of every tensor's values."""
-    return {name: bytes_of(tensor.detach().resolve_neg()).clone() for name, tensor in tensors_of(arguments).items()}
+    return {
+        name: bytes_of(tensor.detach().resolve_neg()).clone()
+        for name, tensor in tensors_of(arguments).items()
+        if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+    }
 
 
 def _raised(error: Exception, asked: Asked) -> Outcome:
     first = (str(error).strip().splitlines() or [""])[0][:260]
     if isinstance(error, InvalidArgument):
         named = parameter_of(error.parameter)
-        if named in {parameter_of(name) for name in asked.varied}:
+        varied = {parameter_of(name) for name in asked.varied}
+        if (
+            named in varied
+            or (asked.partners and not asked.must_refuse)
+            or (asked.partners and any(re.search(rf"\b{name}\b", str(error)) for name in varied))
+        ):
             return Outcome(REFUSED, first, error)
+        if asked.partners:
+            return Outcome(FAILED, f"names {error.parameter} and not what is wrong: {first}", error)
         return Outcome(FAILED, f"refuses {error.parameter}, which is right: {first}", error)
     if isinstance(error, NoKernel | KernelUnavailable):
         return Outcome(REFUSED, first, error)

@@ -1,0 +1,41 @@
+"""Metadata that contradicts itself or its operands: on a CPU refused by name, or answered right."""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+from torch import Tensor
+
+from kernelhub.evidence.poison import copied
+from tests.fuzz.bases import Base
+from tests.fuzz.operands import Arguments
+from tests.fuzz.outcome import Asked
+
+_VALUES = (-1, -2, 0, 1, 77, 10_000, 0x7FFFFFFF, -0x80000000)
+
+
+def metadata(op: str, base: Base, random: Random) -> Asked | None:
+    """One number of an index is another one."""
+    given = copied(base.arguments)
+    fit = [
+        name
+        for name, value in given.items()
+        if isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and value.numel()
+    ]
+    if not fit or next(iter(_all(given))).is_cuda:  # there a check would wait for the device
+        return None
+    name = random.choice(fit)
+    index = given[name]
+    at = tuple(random.randrange(size) for size in index.shape)
+    value = random.choice((*_VALUES, int(index[at]) + 1, int(index.flatten()[random.randrange(index.numel())])))
+    if int(index[at]) == value:
+        return None
+    index[at] = value
+    asked = Asked(given, copied(given), {}, [], (name,), f"{name}{list(at)} is {value}")
+    asked.partners = True
+    return asked
+
+
+def _all(arguments: Arguments) -> list[Tensor]:
+    return [value for value in arguments.values() if isinstance(value, Tensor)]
