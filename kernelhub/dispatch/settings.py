@@ -159,6 +159,13 @@ VARIABLES = {
             "0 or 1",
             "Do not obey vLLM's variables, such as VLLM_ATTENTION_BACKEND.",
         ),
+        Variable(
+            "KERNELHUB_CHECK",
+            parse_bool,
+            False,
+            "0 or 1",
+            "Check lengths, offsets, page and token numbers on a GPU, too; each call then waits for the GPU.",
+        ),
         Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run what `kernelhub lock` wrote down, or fail."),
         Variable(
             "KERNELHUB_LOCK_MISSING",
