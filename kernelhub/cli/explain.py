@@ -55,6 +55,8 @@ def show_verdict(verdict: Selection[Any], console: Console) -> None:
     for sentence in verdict.overruled:
         console.line(f"overruled: {sentence}")
     console.line(f"problem: {_written(verdict)}")
+    if verdict.assumed:
+        console.line(f"assumed: {verdict.assumed}")
     if verdict.weights:
         console.line(verdict.weights)
     console.table(decision_table(verdict))

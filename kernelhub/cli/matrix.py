@@ -24,8 +24,9 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
-from kernelhub.probes.device import SIMULATED
+from kernelhub.probes.device import SIMULATED, DeviceFacts
 from kernelhub.probes.finding import Finding, found
+from kernelhub.probes.torch_build import TorchBuild, torch_build_of
 
 ALL, SOME, NONE = "yes", "some", "-"
 
@@ -38,6 +39,9 @@ class Furnished(Machine):
 
     def variable(self, name: str) -> str:
         return ""
+
+    def torch_for(self, device: DeviceFacts) -> TorchBuild:
+        return torch_build_of(None).assumed_for(device.vendor)
 
     def ask(self, key: Hashable, probe: Callable[[], Finding], kind: str = "") -> Finding:
         return found(str(key), None, "taken to be there")

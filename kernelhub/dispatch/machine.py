@@ -16,6 +16,7 @@ from kernelhub.dispatch.tuned import TUNED, Tuned, TunedTable
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import fits, package
+from kernelhub.probes.torch_build import TorchBuild, torch_build, torch_build_of
 
 if TYPE_CHECKING:
     from kernelhub.probes.device import DeviceFacts
@@ -171,6 +172,18 @@ class Machine:
             finding = self._findings[key] = probe()
         return finding
 
+    def torch_for(self, device: DeviceFacts) -> TorchBuild:
+        """The build of torch beside a device: this one, or for a device that is not here one that can use it."""
+        build = torch_build()
+        return build.assumed_for(device.vendor) if device.simulated else build
+
+    def assumed(self, device: DeviceFacts) -> str:
+        """What an answer for a device that is not here takes for granted; empty for a device that is here."""
+        if not device.simulated:
+            return ""
+        build, here = self.torch_for(device), torch_build()
+        return f"{build}{'' if build == here else f' (here: {here})'}; packages, toolkit and variables are those here"
+
     def forget(self) -> None:
         """Ask every probe again at its next use."""
         self._findings, self._on_devices, self.load_failures = {}, {}, {}
@@ -181,7 +194,8 @@ class SimulatedMachine(Machine):
     """A machine with exactly these packages, for golden tables and what-if questions.
 
     Args:
-        packages: import name to version.
+        packages: import name to version. That of torch may name its build (``"2.11.0+cu126"``, ``"2.13.0+cpu"``);
+            where it does not, or is not given, torch is the newest release, built for CUDA 13.0.
         variables: environment variables, as `Machine.variable` would see them.
         findings: answers of other probes by their key; a probe not listed here finds what it asks for.
         lacks: which of ``"nvcc"`` (a CUDA toolkit), ``"c++"`` (a compiler), ``"modules"`` (libraries' own, built ahead)
@@ -219,6 +233,16 @@ class SimulatedMachine(Machine):
             reason = f"{wanted.name} {version} is installed, {wanted.versions} is needed"
             return lacking(wanted.name, "package_version", reason, remedy, version)
         return found(wanted.name, version, f"{wanted.name} {version}")
+
+    def torch_for(self, device: DeviceFacts) -> TorchBuild:
+        given = self._packages.get("torch")
+        build = torch_build_of(given)
+        return build if given and "+" in given else build.assumed_for(device.vendor)
+
+    def assumed(self, device: DeviceFacts) -> str:
+        packages = [f"{name} {version}" for name, version in self._packages.items() if name != "torch"]
+        lacks = f", without {' or '.join(sorted(self._lacks))}" if self._lacks else ""
+        return f"{self.torch_for(device)}; {', '.join(packages) or 'nothing'} installed beside it{lacks}"
 
     def variable(self, name: str) -> str:
         return self._variables.get(name, "")

@@ -63,7 +63,8 @@ def select(
     if chosen is None:
         because = f"none of those asked for by {because} can run" if request else "none can run"
     overruled = _overruled(op, request, chosen, policy) if policy.fixes() else ()
-    return Selection(op, problem, chosen, source, because, request is not None, overruled, tell)
+    assumed = machine.assumed(problem.device)
+    return Selection(op, problem, chosen, source, because, request is not None, overruled, tell, assumed)
 
 
 def as_wished(op: str, kernels: Sequence[Kernel], policy: Policy) -> Sequence[Kernel]:

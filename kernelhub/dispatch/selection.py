@@ -62,6 +62,7 @@ class Selection(Generic[ProblemT]):
         explicit: whether the user asked for it by name; such a choice is never replaced.
         overruled: what was said for other kernels and gave way, as sentences.
         tell: gives `decisions`, out of what the choice was made from.
+        assumed: what the answer takes for granted of a machine that is not here, as a sentence; empty for this one.
     """
 
     op: str
@@ -72,6 +73,7 @@ class Selection(Generic[ProblemT]):
     explicit: bool
     overruled: tuple[str, ...]
     tell: Callable[[], tuple[Decision, ...]]
+    assumed: str = ""
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
@@ -115,6 +117,7 @@ class Selection(Generic[ProblemT]):
             "selected": self.selected,
             "source": self.source,
             "because": self.because,
+            **({"assumed": self.assumed} if self.assumed else {}),
             **({"overruled": list(self.overruled)} if self.overruled else {}),
             **weights,
             "decisions": [decision.to_dict() for decision in self.decisions],
@@ -123,6 +126,7 @@ class Selection(Generic[ProblemT]):
     def __str__(self) -> str:
         who = f"{self.selected}, decided by {self.source}" if self.selected else f"no kernel: {self.because}"
         lines = [f"{self.op} on {self.problem.device}: {who}", *([f"  {self.weights}"] if self.weights else [])]
+        lines += [f"  assumed: {self.assumed}"] if self.assumed else []
         lines += [f"  {sentence}" for sentence in self.overruled]
         width = max((len(decision.kernel) for decision in self.decisions), default=0)
         for decision in self.decisions:
@@ -147,7 +151,7 @@ class Selection(Generic[ProblemT]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What is stored or sent to another process holds the decisions, and not what they were made from."""
-        return Selection, (*self._choice, _Told(self.decisions))
+        return Selection, (*self._choice, _Told(self.decisions), self.assumed)
 
     @property
     def _choice(self) -> tuple[Any, ...]:

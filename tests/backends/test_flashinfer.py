@@ -27,7 +27,7 @@ _OF_THE_MACHINE = (
     "Module",
     "Cubins",
     "Products",
-    "Cuda",
+    "TorchBuilt",
     "RunsNvcc",
     "TakesOne",
     "CompilesForRows",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
-from kernelhub.backends.flashinfer.requirements import Cuda
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.probes.device import simulated
 from tests.backends.test_flashinfer import OnFake
@@ -200,7 +201,8 @@ class TestLimits:
         assert "cudnn" in str(verdict)
 
     def test_the_cuda_of_torch_is_looked_at(self, monkeypatch) -> None:
+        here = dataclasses.replace(simulated("H200"), simulated=False)
         for built, code in (("12.6", "package_version"), ("12.8", None), ("13.0", None), (None, "package_version")):
             monkeypatch.setattr(torch.version, "cuda", built)
-            rejection = Cuda("12.8").reject(Fp8GemmProblem(device=simulated("H200")), Machine())
+            rejection = TorchBuilt("12.8").reject(Fp8GemmProblem(device=here), Machine())
             assert (rejection.code if rejection else None) == code

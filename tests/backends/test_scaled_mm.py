@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.torch.devices import Torch
 from kernelhub.backends.torch.gemm.fp8.scaled_mm import ScaledMmBlockwise
 from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.tolerance import compare
@@ -59,7 +61,7 @@ def test_the_operator_is_given_what_it_takes(rows: int, n: int, k: int, strided:
 
 
 def test_another_torch_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Fp8GemmProblem(device=simulated("H200"))
+    problem = Fp8GemmProblem(device=dataclasses.replace(simulated("H200"), simulated=False))
     for version, built, fine in (
         ("2.11.0+cu128", "12.8", False),
         ("2.11.0+cu129", "12.9", True),
@@ -69,7 +71,7 @@ def test_another_torch_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch)
     ):
         monkeypatch.setattr(torch, "__version__", version)
         monkeypatch.setattr(torch.version, "cuda", built)
-        rejection = Torch("2.11", cuda="12.9").reject(problem, Machine())
+        rejection = TorchBuilt("12.9", at_least="2.11").reject(problem, Machine())
         assert (rejection is None) == fine
         if rejection is not None:
             assert rejection.code == "package_version"

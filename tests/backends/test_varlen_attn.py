@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.torch import devices
 from kernelhub.backends.torch.attention import kernels as records
 from kernelhub.backends.torch.attention.varlen import SCHEMA
 from kernelhub.dispatch.constraint import OnDevice, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.errors import NoKernel
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
@@ -56,7 +56,7 @@ def forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, scale,
 def on_the_cpu(clean_hub):
     """The record as it is, but for a CPU, where the operator has an implementation meanwhile."""
     record = next(kernel for kernel in records.KERNELS if kernel.name == "torch.varlen_attn")
-    own = tuple(item for item in record.constraints if not isinstance(item, (OnDevice, devices.Torch)))
+    own = tuple(item for item in record.constraints if not isinstance(item, (OnDevice, TorchBuilt)))
     copy = dataclasses.replace(
         record, name="fake.varlen_attn", band=Band.PLUGIN, constraints=(anything("device"), *own)
     )

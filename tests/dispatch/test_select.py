@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kernelhub
 from kernelhub.dispatch.constraint import NOT_BUILT, Between, OnDevice, OneOf, Package, Rejection, Rule
 from kernelhub.dispatch.kernel import Band, KnownBad
 from kernelhub.dispatch.machine import SimulatedMachine
@@ -284,3 +286,32 @@ def test_the_order_of_registration_changes_nothing() -> None:
     refusing = kernel("d.one", OneOf("width", (1,)))
     for order in itertools.permutations((A, B, C, refusing)):
         assert choose(*order) == choose(A, B, C, refusing)
+
+
+class TestAMachineThatIsNotHere:
+    """What is explained for a device that is not here says what it takes for granted, torch's build too."""
+
+    @pytest.mark.parametrize("built", [None, "12.6", "13.0"])
+    def test_torch_is_assumed_to_be_built_for_the_device(self, built: str | None, monkeypatch) -> None:
+        monkeypatch.setattr(torch.version, "cuda", built)
+        verdict = kernelhub.explain("fp8_gemm", device="H200", rows="many")
+        codes = {decision.kernel: decision.code for decision in verdict.decisions}
+        assert (codes["torch.scaled_mm_blockwise"] == "package_version") == (built == "12.6")
+        assert f"is built for CUDA {built or '13.0'}" in verdict.assumed
+        assert f"assumed: {verdict.assumed}" in str(verdict)
+        assert verdict.to_dict()["assumed"] == verdict.assumed
+        assert ("(here: " in verdict.assumed) == (built is None)
+
+    @pytest.mark.parametrize(
+        ("packages", "able"), [({}, True), ({"torch": "2.13.0+cu126"}, False), ({"torch": "2.8.0+cu129"}, False)]
+    )
+    def test_a_described_machine_tells_the_build_of_its_torch(self, packages: dict[str, str], able: bool) -> None:
+        machine = kernelhub.SimulatedMachine({"triton": "3.7.1", **packages})
+        verdict = kernelhub.explain("fp8_gemm", device="H200", rows="many", machine=machine)
+        assert (verdict.selected == "torch.scaled_mm_blockwise") is able
+        assert "triton 3.7.1 installed beside it" in verdict.assumed
+
+    def test_nothing_is_assumed_of_this_machine(self) -> None:
+        verdict = kernelhub.explain("attention", device="cpu")
+        assert verdict.assumed == ""
+        assert "assumed" not in verdict.to_dict()

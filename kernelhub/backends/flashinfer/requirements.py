@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kernelhub.dispatch.constraint import NOT_BUILT, Constraint, OnDevice, Package, Rejection, Takes
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.probes import cache, compiler, toolkit
 from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.package import fits, folders, package
+from kernelhub.probes.package import folders, package
 from kernelhub.probes.signature import Call, takes
 
 INSTALL = 'pip install "kernelhub[flashinfer]"'
@@ -113,27 +111,6 @@ class RunsNvcc:
 
 # What launches TensorRT-LLM's binaries of attention.
 LAUNCHER = Module((), lambda _: ("fmha_gen",))
-
-
-@dataclass(frozen=True)
-class Cuda:
-    """A torch that is built for this CUDA or a newer one; some modules lack kernels with an older."""
-
-    at_least: str
-
-    fields = ()
-
-    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask(self, self._look)
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
-
-    def _look(self) -> Finding:
-        built = torch.version.cuda
-        here = f"torch {torch.__version__} is built for {f'CUDA {built}' if built else 'no CUDA'}"
-        if built is not None and fits(built, f">={self.at_least}"):
-            return found("torch", built, here)
-        remedy = f"install a torch that is built for CUDA {self.at_least} or newer"
-        return lacking("torch", "package_version", f"{here}, {self.at_least} is needed", remedy, built)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer import calls
-from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, Cuda, Module, requirements
+from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, Module, requirements
 from kernelhub.dispatch.constraint import Between, OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem
 
 _HERE = "kernelhub.backends.flashinfer.cutlass"
 _SOURCE = "CUTLASS's example 77, as FlashInfer compiles it"
 _HALVES = ("float16", "bfloat16")
 _COMPILED = "compiled at first use, for minutes, unless built ahead"
-_CUDA = Cuda("12.8")  # the first that knows sm_100; the library refuses a torch of an older
+_CUDA = TorchBuilt("12.8")  # the first that knows sm_100; the library refuses a torch of an older
 
 
 def _widths_not_taken(problem: AttentionProblem) -> str | None:

@@ -14,7 +14,6 @@ from kernelhub.backends.flashinfer.requirements import (
     HOPPER,
     INSTALL,
     Cubins,
-    Cuda,
     Module,
     RunsNvcc,
     requirements,
@@ -22,6 +21,7 @@ from kernelhub.backends.flashinfer.requirements import (
 from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.fp4.problem import MXFP4, NVFP4, Fp4GemmProblem
 from kernelhub.ops.gemm.fp8.batched.problem import TENSOR as WHOLE
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FEW, FLOAT, MX, TENSOR
@@ -171,7 +171,7 @@ KERNELS = (
         band=Band.SPECIALISED,
         constraints=(
             *requirements(HOPPER, calls.BLOCKS_HOPPER),
-            Cuda("12.8"),
+            TorchBuilt("12.8"),
             Module((), lambda _: ("fp8_blockscale_gemm_90",)),
             RunsNvcc(),
             OneOf("scaling", (BLOCK,)),

@@ -12,7 +12,6 @@ from kernelhub.backends.flashinfer.requirements import (
     HOPPER,
     INSTALL,
     CompilesForRows,
-    Cuda,
     Module,
     requirements,
 )
@@ -28,6 +27,7 @@ from kernelhub.dispatch.constraint import (
     dtype_in,
 )
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.grouped.problem import BLOCKS, FLOATS, FP4, FP8, GROUPS
 
 _HERE = "kernelhub.backends.flashinfer.grouped"
@@ -80,7 +80,7 @@ KERNELS = (
         band=Band.TUNED,
         constraints=(
             *requirements(HOPPER, calls.SEGMENTS),
-            Cuda("12.3"),
+            TorchBuilt("12.3"),
             Module((), lambda _: ("gemm_sm90",)),
             dtype_in("a_dtype", *_HALVES, why="float8 would be summed in 14 bits, and has no scales"),
             dtype_in("b_dtype", *_HALVES),

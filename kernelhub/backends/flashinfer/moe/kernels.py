@@ -25,10 +25,11 @@ from kernelhub.backends.flashinfer.moe.requirements import (
     trtllm,
     widths,
 )
-from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, HOPPER, Cuda, RunsNvcc, requirements
+from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, HOPPER, RunsNvcc, requirements
 from kernelhub.dispatch.constraint import OnDevice, OneOf, Package, SameValue, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel, KnownBad
 from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
     FP8,
@@ -120,7 +121,7 @@ KERNELS = (
         band=Band.TUNED,
         constraints=(
             *requirements(HOPPER, calls.EXPERTS_BLOCKS, calls.EXPERTS_BLOCKS_SPACE),
-            Cuda("12.8"),
+            TorchBuilt("12.8"),
             MODULE,
             RunsNvcc(),
             BF16,

@@ -12,12 +12,12 @@ from kernelhub.backends.flashinfer.requirements import (
     INSTALL,
     LAUNCHER,
     Cubins,
-    Cuda,
     Module,
     requirements,
 )
 from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Package, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem, PagedAttentionProblem
 from kernelhub.ops.mla.attention.problem import MlaProblem
 
@@ -182,7 +182,7 @@ KERNELS = (
             *requirements(CONSUMER_BLACKWELL, calls.XQA_LATENT),
             # Before, the same call takes fp8 alone.
             Package("flashinfer", ">=0.6.12", distribution="flashinfer-python", install=INSTALL),
-            Cuda("12.9"),
+            TorchBuilt("12.9"),
             *_DEVICE,
             OneOf("page_size", (16, 32, 64, 128)),
             OneOf("q_len", (ONE,), why="it takes one query of each sequence"),

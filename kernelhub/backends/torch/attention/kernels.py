@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.torch.devices import ANYWHERE, CPU, Torch
+from kernelhub.backends.torch.devices import ANYWHERE, CPU
 from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.attention.problem import FLOATS, FP8
 
 _ANY_KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, FP8))
@@ -56,7 +57,7 @@ KERNELS = (
         band=Band.PORTABLE,
         constraints=(
             OnDevice("nvidia", only=((8, 0), (8, 6), (8, 9), (9, 0))),
-            Torch("2.11", "12.6"),
+            TorchBuilt("12.6", at_least="2.11"),
             dtype_in("q_dtype", "bfloat16", "float16"),
             SameValue("q_dtype", "kv_dtype", why="the operator takes one dtype"),
             _HEADS,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.torch.devices import ANYWHERE, Torch
+from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
+from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.fp8.batched.problem import SCALINGS as BATCH_SCALINGS
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, FLOATS, HALVES, ROW, SCALINGS, TENSOR, Fp8GemmProblem
 
@@ -88,7 +89,7 @@ KERNELS = (
             MultipleOf("n", 16, why="the operator takes rows of whole 16 bytes"),
             MultipleOf("k", 128, why="the operator takes whole blocks"),
             *_FLOAT_SCALES,
-            Torch("2.11", cuda="12.9"),
+            TorchBuilt("12.9", at_least="2.11"),
         ),
         graph=GraphLevel.FULL,
         source="torch.nn.functional.scaled_mm",

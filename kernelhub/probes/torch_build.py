@@ -1,0 +1,57 @@
+"""What torch is built for: the CUDA or ROCm of its wheel, here or on a machine that is described."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_CUDA = "13.0"  # of the wheels on the package index since torch 2.11
+_ROCM = "7.0"
+_NEWEST = "2.13.0"
+
+
+class TorchBuild(NamedTuple):
+    """A build of torch.
+
+    Attributes:
+        version: as ``torch.__version__``, e.g. ``"2.11.0+cu130"``.
+        cuda: CUDA toolkit that it is built for, e.g. ``"13.0"``; None for none.
+        hip: ROCm that it is built for; None for none.
+    """
+
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+
+    def __str__(self) -> str:
+        built = f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.hip}" if self.hip else "no CUDA"
+        return f"torch {self.version} is built for {built}"
+
+    def runs_on(self, vendor: str) -> bool:
+        """Whether it can use devices of this vendor."""
+        return {"nvidia": self.cuda is not None, "amd": self.hip is not None}.get(vendor, True)
+
+    def assumed_for(self, vendor: str) -> TorchBuild:
+        """The same release as it would be installed beside devices of this vendor."""
+        if self.runs_on(vendor):
+            return self
+        release = self.version.partition("+")[0]
+        return TorchBuild(release, hip=_ROCM) if vendor == "amd" else TorchBuild(release, cuda=_CUDA)
+
+
+def torch_build() -> TorchBuild:
+    """The build of this process."""
+    import torch
+
+    return TorchBuild(torch.__version__, torch.version.cuda, torch.version.hip)
+
+
+def torch_build_of(version: str | None) -> TorchBuild:
+    """The build that a version names: ``"2.13.0+cu130"``, ``"2.8.0+cpu"``; without a local part that of the index."""
+    release, _, local = (version or _NEWEST).partition("+")
+    cuda = re.fullmatch(r"cu(\d+)(\d)", local)
+    if cuda:
+        return TorchBuild(f"{release}+{local}", cuda=f"{cuda[1]}.{cuda[2]}")
+    if local.startswith("rocm"):
+        return TorchBuild(f"{release}+{local}", hip=local.removeprefix("rocm"))
+    return TorchBuild(f"{release}+{local}" if local else release, cuda=None if local == "cpu" else _CUDA)
