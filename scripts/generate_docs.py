@@ -204,6 +204,61 @@ def headlines() -> str:
     return table(("on an H200", "op", "chosen", "ms", "torch's best, ms", "", "of the roof"), rows)
 
 
+# The same of a CPU, with cases where plain torch is faster.
+HEADLINES_OF_A_CPU = (
+    (
+        "fp8 product in blocks, 7168 x 2304, 1 row",
+        "gemm",
+        "deepseek-v3.2 down / 8 7168 x 2304, scaled by block, 1 rows",
+    ),
+    ("the same, 256 rows", "gemm", "deepseek-v3.2 down / 8 7168 x 2304, scaled by block, 256 rows"),
+    ("experts in fp8, DeepSeek V3.2 / 8, 1 token", "moe", "deepseek-v3.2, 8 experts of 256, fp8_block, 1 tokens"),
+    ("prefill, Llama 3.1 8B, 512 tokens", "attention", "prefill llama-3.1-8b, 1 x 512, bfloat16"),
+    ("decode, Llama 3.1 8B, 8 x 2048 tokens", "attention", "decode llama-3.1-8b, 8 x 2048, bfloat16 KV"),
+    ("paged decode, the same", "attention", "paged decode llama-3.1-8b, 8 x 2048, bfloat16 KV"),
+    ("latent attention, 16 heads, 8 x 2048 tokens", "mla", "decode, 16 heads, 8 x 2048, bfloat16"),
+)
+
+
+def headlines_of_a_cpu() -> str:
+    """The same of a CPU, beside the fastest way to call plain torch, by its name."""
+    rows = []
+    for what, benchmark, case in HEADLINES_OF_A_CPU:
+        row = next(row for row in results(f"{benchmark}_cpu.json")["rows"] if row["case"] == case)
+        best = min(row["torch_ms"], key=row["torch_ms"].__getitem__)
+        ratio = row["torch_ms"][best] / row["kernels_ms"][row["chosen"]]
+        rows.append((what, f"`{row['op']}`", f"`{row['chosen']}`", best, f"{ratio:.2g} x"))
+    return table(("on 2 cores of a CPU", "op", "chosen", "torch's best", "chosen runs at"), rows)
+
+
+def standing() -> str:
+    """How many kernels of each backend ran where, from the records of what was verified."""
+    known = {
+        name: {(row["op"], row["kernel"]) for row in record["tests"]}
+        for name, record in verification_page.records().items()
+    }
+    with_library = verification_page.with_libraries("h200")
+    counts: dict[str, list[int]] = {}
+    for op, kernel in every_kernel():
+        backend = kernel.partition(".")[0]
+        count = counts.setdefault(backend, [0] * 5)
+        on_gpu = (op, kernel) in known["h200"] or kernel in with_library
+        on_cpu = (op, kernel) in known["cpu"]
+        ours = backend in verification_page.OURS
+        count[0] += 1
+        count[1 if on_gpu else 2 if on_cpu and ours else 3 if on_cpu else 4] += 1
+    header = (
+        "backend",
+        "kernels",
+        "ran on an H200",
+        "on a CPU alone",
+        "against a model of its library alone",
+        "not run",
+    )
+    rows = [(f"`{backend}`", *(str(number or "-") for number in count)) for backend, count in sorted(counts.items())]
+    return table(header, rows)
+
+
 def cost() -> str:
     """What choosing costs on both machines."""
     labels = {
@@ -388,6 +443,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "cost": cost,
     "cost of ops": cost_of_ops,
     "headlines": headlines,
+    "headlines of a cpu": headlines_of_a_cpu,
+    "standing": standing,
     **{
         f"{' on '.join(path.stem.rsplit('_', 1))} measured": lambda name=path.name: measured(name)
         for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))

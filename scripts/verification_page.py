@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-_OURS = ("torch", "triton", "cpp")  # backends without a library, or whose library the tests really run
+OURS = ("torch", "triton", "cpp")  # backends without a library, or whose library the tests really run
 NOT_RUN, NO_RECORD = "not run", "no record"
 NOTHING_AHEAD = "not compiled"
 
@@ -41,18 +41,18 @@ def tested(kernels: Kernels, table: Table) -> str:
         on_cpu = _ran(known.get("cpu"), op, kernel)
         if on_cpu not in (NOT_RUN, NO_RECORD) and kernel.startswith("triton."):
             on_cpu = f"interpreted: {on_cpu}"
-        elif on_cpu not in (NOT_RUN, NO_RECORD) and kernel.partition(".")[0] not in _OURS:
+        elif on_cpu not in (NOT_RUN, NO_RECORD) and kernel.partition(".")[0] not in OURS:
             on_cpu = f"against a model of its library: {on_cpu}"
         on_gpus = [_ran(known.get(name), op, kernel) for name in gpus]
         on_gpus = [
-            "with its library, below" if ran == NOT_RUN and kernel in _with_libraries(name) else ran
+            "with its library, below" if ran == NOT_RUN and kernel in with_libraries(name) else ran
             for name, ran in zip(gpus, on_gpus, strict=True)
         ]
         rows.append((op, f"`{kernel}`", on_cpu, *on_gpus, ", ".join(timed.get((op, kernel), ())) or "no"))
     return table(("op", "kernel", "on a CPU", *(f"on an {name.upper()}" for name in gpus), "measured"), rows)
 
 
-def _with_libraries(machine: str) -> set[str]:
+def with_libraries(machine: str) -> set[str]:
     """Kernels whose tests ran on a machine with the library installed."""
     path = RESULTS / f"libraries_{machine}.json"
     if not path.exists():

@@ -55,11 +55,12 @@ class _Result:
 
     Attributes:
         title: name of the case.
-        what, tokens, checked, peer_is, peer_name: as of the case.
+        what, tokens, checked, peer_is: as of the case.
+        peer_name: the fastest of the case's peers.
         verdict: the selection that the call ran by.
         agreement: the result against the reference.
         ours: time of the call.
-        peer: time of plain torch.
+        peer: time of that one.
     """
 
     title: str
@@ -124,10 +125,9 @@ def _run_case(
     verdict = case.function.prepare(**case.arguments).selection
     agreement = case.check(case.function(**case.arguments))
     step(f"{title}: time it beside plain torch")
-    ours, peer = time_calls((lambda: case.function(**case.arguments), case.peer), device, budget_s)
-    return _Result(
-        title, case.what, case.tokens, case.checked, case.peer_is, case.peer_name, verdict, agreement, ours, peer
-    )
+    ours, *others = time_calls((lambda: case.function(**case.arguments), *case.peers.values()), device, budget_s)
+    name, peer = min(zip(case.peers, others, strict=True), key=lambda timed: timed[1].median_s)
+    return _Result(title, case.what, case.tokens, case.checked, case.peer_is, name, verdict, agreement, ours, peer)
 
 
 def _show(result: _Result, console: Console) -> None:

@@ -19,6 +19,8 @@ from kernelhub.ops.attention.tolerance import Agreement, compare_out
 
 _LLAMA, _GPT_OSS = MODELS["llama-3.1-8b"], MODELS["gpt-oss-120b"]
 
+_SDPA = "scaled_dot_product_attention"
+
 # Queries per block that is held against the reference, which keeps every score in memory.
 _BLOCK = 128
 
@@ -57,9 +59,8 @@ class Case:
         tokens: tokens that one call attends for.
         check: holds a result against the reference.
         checked: what of the result `check` looks at.
-        peer: the nearest that plain torch has.
-        peer_is: what exactly that computes.
-        peer_name: what it is called.
+        peers: the nearest that plain torch has, each way to call it by its name; the fastest of them is compared with.
+        peer_is: what exactly they compute.
     """
 
     what: str
@@ -68,9 +69,8 @@ class Case:
     tokens: int
     check: Callable[[Any], Agreement | block.Agreement]
     checked: str
-    peer: Callable[[], Tensor]
+    peers: dict[str, Callable[[], Tensor]]
     peer_is: str
-    peer_name: str = "scaled_dot_product_attention"
 
 
 def cases(size: Size, device: torch.device) -> dict[str, Callable[[], Case]]:
@@ -89,6 +89,7 @@ def cases(size: Size, device: torch.device) -> dict[str, Callable[[], Case]]:
 def _prefill(model: AttentionModel, tokens: int, device: torch.device) -> Case:
     arguments = attention_inputs(model, q_tokens=tokens, device=device)
     q, k, v = (arguments[name].transpose(1, 2) for name in ("q", "k", "v"))
+    expanded = [tensor.repeat_interleave(model.num_q_heads // model.num_kv_heads, 1) for tensor in (k, v)]
     lacking = " and ".join(name for name in ("window", "sinks") if name in arguments)
     starts = sorted({0, max(0, (tokens - _BLOCK) // 2), max(0, tokens - _BLOCK)})
     return Case(
@@ -98,7 +99,10 @@ def _prefill(model: AttentionModel, tokens: int, device: torch.device) -> Case:
         tokens=tokens,
         check=partial(_check_prefill, arguments, starts),
         checked=_checked(starts, tokens),
-        peer=partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True),
+        peers={
+            f"{_SDPA} with enable_gqa": partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True),
+            f"{_SDPA}, KV expanded beforehand": partial(scaled_dot_product_attention, q, *expanded, is_causal=True),
+        },
         peer_is="the same tensors, causal" + (f", without {lacking}, which it does not take" if lacking else ""),
     )
 
@@ -110,6 +114,7 @@ def _decode(model: AttentionModel, size: Size, device: torch.device) -> Case:
     shape = (size.num_seqs, model.num_kv_heads, size.kv_tokens)
     k = torch.randn(*shape, model.head_dim_qk, device=device).to(q.dtype)
     v = torch.randn(*shape, model.head_dim_vo, device=device).to(q.dtype)
+    packed = q.reshape(size.num_seqs, model.num_kv_heads, -1, model.head_dim_qk)  # a group's heads as rows of one
     what = f"{size.num_seqs} sequences of {min(lengths)} to {max(lengths)} tokens, pages of 16, bfloat16"
     return Case(
         what=f"{model.name}, {what}{_features(arguments)}",
@@ -118,7 +123,10 @@ def _decode(model: AttentionModel, size: Size, device: torch.device) -> Case:
         tokens=size.num_seqs,
         check=partial(_check_decode, arguments),
         checked="all sequences",
-        peer=partial(scaled_dot_product_attention, q, k, v, enable_gqa=True),
+        peers={
+            f"{_SDPA} with enable_gqa": partial(scaled_dot_product_attention, q, k, v, enable_gqa=True),
+            f"{_SDPA}, heads packed by hand": partial(scaled_dot_product_attention, packed, k, v),
+        },
         peer_is=f"as many KV tokens without pages, {size.num_seqs} sequences of {size.kv_tokens} in one dense tensor",
     )
 
@@ -131,7 +139,7 @@ def _latent_attention(made: block.Block) -> Case:
         tokens=made.num_seqs,
         check=made.check_attention,
         checked="all sequences",
-        peer=made.attention_in_torch(),
+        peers={_SDPA: made.attention_in_torch()},
         peer_is="as many latents without pages, the heads packed as rows",
     )
 
@@ -145,9 +153,8 @@ def _routing(made: block.Block) -> Case:
         tokens=made.num_seqs,
         check=made.check_routing,
         checked="all tokens",
-        peer=made.routing_in_torch(),
+        peers={"grouped top-k, op by op": made.routing_in_torch()},
         peer_is="as the model's own code has it",
-        peer_name="grouped top-k, op by op",
     )
 
 
@@ -160,9 +167,8 @@ def _experts(made: block.Block) -> Case:
         tokens=made.num_seqs,
         check=made.check_experts,
         checked="the first 8 tokens",
-        peer=made.experts_in_torch(),
+        peers={"a matrix product per expert": made.experts_in_torch()},
         peer_is="weights made bfloat16 beforehand, which takes twice the memory",
-        peer_name="a matrix product per expert",
     )
 
 
