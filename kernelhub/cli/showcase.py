@@ -89,7 +89,8 @@ def cases(size: Size, device: torch.device) -> dict[str, Callable[[], Case]]:
 def _prefill(model: AttentionModel, tokens: int, device: torch.device) -> Case:
     arguments = attention_inputs(model, q_tokens=tokens, device=device)
     q, k, v = (arguments[name].transpose(1, 2) for name in ("q", "k", "v"))
-    expanded = [tensor.repeat_interleave(model.num_q_heads // model.num_kv_heads, 1) for tensor in (k, v)]
+    group = model.num_q_heads // model.num_kv_heads
+    wide_k, wide_v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     lacking = " and ".join(name for name in ("window", "sinks") if name in arguments)
     starts = sorted({0, max(0, (tokens - _BLOCK) // 2), max(0, tokens - _BLOCK)})
     return Case(
@@ -101,7 +102,9 @@ def _prefill(model: AttentionModel, tokens: int, device: torch.device) -> Case:
         checked=_checked(starts, tokens),
         peers={
             f"{_SDPA} with enable_gqa": partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True),
-            f"{_SDPA}, KV expanded beforehand": partial(scaled_dot_product_attention, q, *expanded, is_causal=True),
+            f"{_SDPA}, KV expanded beforehand": partial(
+                scaled_dot_product_attention, q, wide_k, wide_v, is_causal=True
+            ),
         },
         peer_is="the same tensors, causal" + (f", without {lacking}, which it does not take" if lacking else ""),
     )
