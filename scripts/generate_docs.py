@@ -398,7 +398,7 @@ def codes() -> str:
         "load_file": "its compiled library is damaged, or is for another system or processor",
         "load_killed": "a compiler that it runs was ended, most often for lack of memory",
         "load_hangs": "a compiler that it runs does not come to an end",
-        "constraint_error": "a third party's constraint raised",
+        "constraint_error": "a third party's constraint raised, or answered what is no answer",
     }
     return table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in meanings.items()])
 

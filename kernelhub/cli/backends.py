@@ -11,7 +11,7 @@ from typing import Any
 from kernelhub.cli import matrix
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.facets import AnyOp, op_named, ops
-from kernelhub.cli.here import devices, is_built_in, library, obstacles
+from kernelhub.cli.here import devices, library, obstacles
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
@@ -114,7 +114,9 @@ def _backend_dict(registered: Registered, finding: Finding | None) -> dict[str, 
         "name": registered.name,
         "summary": backend.summary if backend else "",
         "origin": registered.origin,
-        "built_in": is_built_in(registered),
+        "built_in": registered.builtin,
+        "distribution": registered.distribution,
+        "code": registered.code,
         "error": registered.error,
         "package": backend.package if backend else "",
         "homepage": backend.homepage if backend else "",
@@ -129,13 +131,17 @@ def _backend_table(backends: Sequence[tuple[Registered, Finding | None]]) -> Tab
 
 
 def _backend_row(registered: Registered, finding: Finding | None) -> tuple[str, ...]:
-    origin = "built in" if is_built_in(registered) else registered.origin
+    origin = "built in" if registered.builtin else _place(registered)
     if registered.backend is None:
         remedy = "mend or uninstall it, or set KERNELHUB_PLUGINS"
-        return (registered.name, "broken", registered.error, "", origin, remedy)
+        return (registered.name, "broken", f"{registered.code}: {registered.error}", "", origin, remedy)
     state = "ok" if finding is None or finding.ok else "missing"
     reason, remedy = (finding.reason, finding.remedy) if finding else ("", "")
     return (registered.name, state, reason, registered.backend.summary, origin, remedy)
+
+
+def _place(registered: Registered) -> str:
+    return f"{registered.origin}, {registered.distribution}" if registered.distribution else registered.origin
 
 
 def _kernel_table(schema: Schema, entries: Sequence[_Entry]) -> Table:

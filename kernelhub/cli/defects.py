@@ -11,6 +11,7 @@ from kernelhub.cli.matrix import limit_of
 from kernelhub.dispatch.constraint import Constraint, Package
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel, KnownBad
+from kernelhub.dispatch.lineup import said_by
 from kernelhub.dispatch.registry import Registered
 from kernelhub.probes.device import DeviceFacts
 
@@ -58,7 +59,7 @@ def _parts(entry: KnownBad) -> tuple[list[Constraint], list[Constraint]]:
 
 def _holds(conditions: Iterable[Constraint], kernel: Kernel, device: DeviceFacts) -> bool:
     problem: Any = ops()[kernel.op].op.contract.problem(device=device)
-    return all(condition.reject(problem, HUB.machine) is None for condition in conditions)
+    return all(said_by(condition, problem, HUB.machine) is None for condition in conditions)
 
 
 def _runs(function: AnyOp, kernel: Kernel, device: DeviceFacts) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from kernelhub.cli.defects import defects
 from kernelhub.cli.env import file_words
 from kernelhub.cli.facets import AnyOp, ops
 from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
-from kernelhub.cli.here import LAYOUT, devices, is_built_in, libraries_of, measured_devices, obstacles
+from kernelhub.cli.here import LAYOUT, devices, libraries_of, measured_devices, obstacles
 from kernelhub.cli.variables import Variables
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.hub import HUB
@@ -26,6 +25,7 @@ from kernelhub.evidence.tuning.decide import FASTER
 from kernelhub.evidence.tuning.lookup import MeasuredTable
 from kernelhub.evidence.tuning.tables import other_standings
 from kernelhub.probes.device import DeviceFacts
+from kernelhub.probes.distributions import distributions_of
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import folders
 
@@ -68,7 +68,7 @@ def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
     here = devices() if can_choose else []
     verdicts = {name: [function.explain(device=device) for device in here] for name, function in ops().items()}
     for registered in variables.registry.backends.values():
-        copies = libraries_of(registered) if is_built_in(registered) else []
+        copies = libraries_of(registered) if registered.builtin else []
         if not copies or copies[0].subject == "torch":
             continue
         if can_choose:
@@ -131,7 +131,7 @@ def tuned() -> Iterator[Fact]:
 def plugins(variables: Variables) -> Iterator[Fact]:
     """Backends that are not ours, broken ones with the reason."""
     for registered in variables.registry.backends.values():
-        if not is_built_in(registered):
+        if not registered.builtin:
             yield _plugin(registered)
 
 
@@ -174,16 +174,19 @@ def _with_place(finding: Finding) -> str:
     folder = next(iter(folders(finding.subject)), None)
     if folder is None:
         return finding.reason
-    names = dict.fromkeys(metadata.packages_distributions().get(finding.subject, []))
-    told = names if finding.value else [f"{name} {metadata.version(name)}" for name in names]
+    told = [
+        item.name if finding.value else f"{item.name} {item.version or 'of unknown version'}"
+        for item in distributions_of(finding.subject)
+    ]
     return f"{finding.reason} ({' or '.join(told) or 'of no distribution'}, {folder})"
 
 
 def _plugin(registered: Registered) -> Fact:
-    what = f"backend {registered.name} from {registered.origin}"
+    of = f" ({registered.distribution})" if registered.distribution else ""
+    what = f"backend {registered.name} from {registered.origin}{of}"
     if registered.error:
         remedy = "mend or uninstall it, or name the wanted ones in KERNELHUB_PLUGINS"
-        return Fact(NOTE, what, f"none of its kernels can be chosen: {registered.error}", remedy)
+        return Fact(NOTE, what, f"none of its kernels can be chosen: {registered.code}: {registered.error}", remedy)
     return Fact(OK, what, f"{len(registered.kernels)} kernels registered")
 
 

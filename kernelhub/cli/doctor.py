@@ -39,6 +39,7 @@ def _facts() -> Iterator[Fact]:
         yield from machine_facts.toolchain()
     yield from machine_facts.caches()
     yield from machine_facts.extras()
+    yield from machine_facts.broken_distributions()
     if torch.status == OK:
         yield from _dispatch_facts(all(device.status != PROBLEM for device in devices))
 

@@ -17,7 +17,6 @@ from kernelhub.probes.device import DeviceFacts, facts
 from kernelhub.probes.finding import Finding
 
 LAYOUT = "layout"  # code of a rejection for how weights lie, which packing mends
-_BUILT_IN = "kernelhub.backends."
 
 
 def devices() -> list[DeviceFacts]:
@@ -30,11 +29,6 @@ def devices() -> list[DeviceFacts]:
 def measured_devices() -> list[DeviceFacts]:
     """Those of which results may be kept: `devices`, and the CPU beside them."""
     return list(dict.fromkeys([*devices(), facts(torch.device("cpu"))]))
-
-
-def is_built_in(registered: Registered) -> bool:
-    """Whether a backend is one of ours; others are plugins or were registered at run time."""
-    return registered.origin.startswith(_BUILT_IN)
 
 
 def library(registered: Registered) -> Finding | None:

@@ -10,7 +10,6 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -20,8 +19,10 @@ from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
 from kernelhub.probes.cache import triton_cache_folder, writable
 from kernelhub.probes.compiler import c_compiler, cxx_compiler, python_headers
 from kernelhub.probes.device import DeviceFacts, facts
+from kernelhub.probes.distributions import broken, distribution
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import package
+from kernelhub.probes.reading import Unreadable
 from kernelhub.probes.toolkit import driver, nvcc
 from kernelhub.runtime.caches import root
 
@@ -31,7 +32,7 @@ _GET_TORCH = "install a CUDA build of torch, see https://pytorch.org/get-started
 def python() -> Fact:
     """The interpreter, held against what the package was made for."""
     version = ".".join(map(str, sys.version_info[:3]))
-    wanted = _metadata("Requires-Python")
+    wanted = "".join(_own_metadata().get("requires-python", ()))
     if wanted and version not in SpecifierSet(wanted):
         return Fact(NOTE, f"Python {version}", f"kernelhub is tested with {wanted}", "use a version in that range")
     meaning = "kernelhub is tested with it" if wanted else "kernelhub is not installed, so its range is not known"
@@ -100,18 +101,24 @@ def extras() -> Iterator[Fact]:
 
 def requirements() -> dict[str, SpecifierSet]:
     """Versions that kernelhub asks for, by package; empty where its own metadata is missing."""
-    try:
-        lines = metadata.requires("kernelhub") or []
-    except metadata.PackageNotFoundError:
-        lines = []
+    lines = _own_metadata().get("requires-dist", [])
     return {item.name: item.specifier for item in map(Requirement, lines) if item.specifier}
 
 
-def _metadata(key: str) -> str:
+def broken_distributions() -> Iterator[Fact]:
+    """Installed distributions whose metadata cannot be read; whatever they provide is taken to be of none."""
+    for finding in broken():
+        meaning = "it is left out: what it provides has no version here, and its plugins are not loaded"
+        yield Fact(NOTE, finding.reason, f"{finding.code}: {meaning}", finding.remedy)
+
+
+def _own_metadata() -> dict[str, list[str]]:
+    """Headers of kernelhub's metadata; empty where it is not installed."""
+    own = distribution("kernelhub")
     try:
-        return metadata.metadata("kernelhub")[key]
-    except metadata.PackageNotFoundError:
-        return ""
+        return own.headers() if own is not None else {}
+    except Unreadable:
+        return {}
 
 
 def _built_for(torch: Any) -> str:

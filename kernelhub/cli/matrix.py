@@ -22,6 +22,7 @@ from kernelhub.dispatch.constraint import (
 from kernelhub.dispatch.fingerprint import packages_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.lineup import said_by
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.probes.device import SIMULATED, DeviceFacts
@@ -108,7 +109,7 @@ def _takes(kernel: Kernel, problem: Problem) -> str:
     for constraint in kernel.constraints:
         if "device" not in constraint.fields:
             continue
-        if constraint.reject(problem, machine) is not None:
+        if said_by(constraint, problem, machine) is not None:
             if constraint.fields == ("device",):
                 return NONE
             answer = SOME

@@ -265,6 +265,7 @@ class Hub:
         self.machine.tables = settings["KERNELHUB_TUNED"]
         self._missing_said = False
         self._settings = settings
+        self.registry.tell_left_out()
 
     def _say_what_the_lock_lacks(self, selection: Selection[Any]) -> None:
         """Tell once that a problem was chosen for freely beside a lock file."""

@@ -16,7 +16,9 @@ from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import Line, line_for, ranked
 
 OF_DEVICES = ("vendor", "capability")  # codes of what speaks against a device, whatever the problem
+CONSTRAINT_ERROR = "constraint_error"  # code of a constraint that raises or answers what is no answer
 _DEVICE = frozenset({"device"})
+_MEND = "mend the backend that the kernel is from, or disable it"
 
 
 class Standing(NamedTuple):
@@ -66,9 +68,21 @@ def lineup_of(candidates: Candidates, problem: Any, machine: Machine) -> Lineup:
 def said_by(constraint: Constraint, problem: Any, machine: Machine) -> Rejection | None:
     """What a constraint says; one that raises speaks against its kernel and takes nothing else down."""
     try:
-        return constraint.reject(problem, machine)
-    except Exception as error:  # constraints may be foreign
-        return Rejection("constraint_error", f"{constraint!r} raised {error!r}")
+        said = constraint.reject(problem, machine)
+        if said is None or (isinstance(said, Rejection) and all(type(word) is str for word in said)):
+            return said
+        what = f"answered {_words(said)}, which is neither None nor a Rejection of three strings"
+    except (Exception, SystemExit) as error:  # constraints may be foreign
+        what = f"raised {type(error).__name__}: {_words(error)}"
+    return Rejection(CONSTRAINT_ERROR, f"{_words(constraint)} {what}", _MEND)
+
+
+def _words(value: object) -> str:
+    """A foreign value for people; its type where it cannot be written."""
+    try:
+        return repr(value) if not isinstance(value, BaseException) else str(value)
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def _standing(kernel: Kernel, problem: Any, machine: Machine) -> Standing:

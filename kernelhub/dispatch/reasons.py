@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from kernelhub.dispatch.candidates import Candidates
 from kernelhub.dispatch.constraint import NOT_BUILT, Rejection
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.lineup import Lineup, said_by
+from kernelhub.dispatch.lineup import CONSTRAINT_ERROR, Lineup, said_by
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.policy import Policy
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
@@ -77,7 +77,13 @@ def reasons(asked: Question, kernel: Kernel) -> Iterator[Rejection]:
     if policy.batch_invariant and not kernel.batch_invariant:
         yield Rejection("batch_variant", "a row's bits may depend on the rest of the batch")
     for entry in asked.candidates.known_bad_of(kernel):
-        if all(condition.reject(asked.problem, machine) is None for condition in entry.where):
+        for condition in entry.where:
+            said = said_by(condition, asked.problem, machine)
+            if said is not None:
+                if said.code == CONSTRAINT_ERROR:  # whether the defect is met cannot be told
+                    yield said
+                break
+        else:
             yield Rejection("known_bad", f"{entry.symptom} ({entry.issue})", entry.remedy)
     if asked.quarantined and (found := asked.quarantined.get((asked.op, kernel.name))) is not None:
         yield found

@@ -15,20 +15,19 @@ import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelhub.dispatch.candidates import Candidates
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad, Watch
+from kernelhub.dispatch.kernel import Backend, Kernel, KnownBad, Watch
 from kernelhub.dispatch.load import LoadFailure, load_module
 from kernelhub.dispatch.order import Line
 from kernelhub.dispatch.policy import Layer, Wish
-from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema
+from kernelhub.dispatch.records import records_of
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, RegistrationError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from kernelhub.probes.distributions import EntryPoint, entry_points
+from kernelhub.probes.finding import Finding
 
 ENTRY_POINT_GROUP = "kernelhub.backends"
 _BACKENDS = "kernelhub.backends"
@@ -48,6 +47,9 @@ class Registered:
         kernels: its records.
         known_bad: its known defects.
         error: why nothing of it is registered; empty if all is.
+        code: stable identifier of that; empty if all is.
+        builtin: whether it is one of ours.
+        distribution: name and version of the installed distribution that it came from; empty if it came from none.
     """
 
     name: str
@@ -56,15 +58,23 @@ class Registered:
     kernels: tuple[Kernel, ...] = ()
     known_bad: tuple[KnownBad, ...] = ()
     error: str = ""
+    code: str = ""
+    builtin: bool = False
+    distribution: str = ""
 
 
 @dataclass
 class Registry:
-    """The registered ops and backends. The only registry there is; it lives in the hub."""
+    """The registered ops and backends. The only registry there is; it lives in the hub.
+
+    Attributes:
+        left_out: plugins that are not registered, each with the reason.
+    """
 
     contracts: dict[str, Contract[Any]] = field(default_factory=dict)
     backends: dict[str, Registered] = field(default_factory=dict)
     watches: tuple[Watch, ...] = ()
+    left_out: list[Registered] = field(default_factory=list)
     _candidates: dict[str, Candidates] = field(default_factory=dict)
 
     def load(self, contracts: Iterable[Contract[Any]], plugins: tuple[str, ...], timeout_s: float) -> None:
@@ -73,38 +83,33 @@ class Registry:
         self.backends = {}
         for name in _builtin_names():
             self.add(importlib.import_module(f"{_BACKENDS}.{name}.kernels"), builtin=True)
-        for entry in _allowed_entry_points(plugins):
+        entries, wrong = _allowed_entry_points(plugins)
+        self.left_out = []
+        for finding in wrong:
+            self._leave_out(Registered(finding.subject, finding.subject, code=finding.code, error=finding.reason))
+        for entry in entries:
             self._add_plugin(entry, timeout_s)
 
-    def add(self, module: ModuleType | Any, *, builtin: bool = False) -> Registered:
+    def tell_left_out(self) -> None:
+        """Warn of each plugin that was left out; apart from `load`, since who listens may call kernelhub."""
+        for item in self.left_out:
+            name, origin = item.name, item.distribution or item.origin
+            logger.warning("backend %s (%s) is not available: %s: %s", name, origin, item.code, item.error)
+
+    def add(self, module: ModuleType | Any, *, builtin: bool = False, distribution: str = "") -> Registered:
         """Register the backend that `module` describes.
 
         Raises:
             RegistrationError: a record contradicts the schema of its op, or a name is taken.
         """
-        origin = getattr(module, "__name__", repr(module))
-        try:
-            backend, kernels = module.BACKEND, tuple(module.KERNELS)
-        except AttributeError as error:
-            raise RegistrationError(f"{origin}: a backend module needs BACKEND and KERNELS ({error})") from None
-        known_bad = tuple(getattr(module, "KNOWN_BAD", ()))
-        if backend.name in self.backends and not self.backends[backend.name].error:
+        records = records_of(module, self.contracts, builtin=builtin)
+        name, origin = records.backend.name, str(getattr(module, "__name__", repr(module)))
+        if name in self.backends and not self.backends[name].error:
             raise RegistrationError(
-                f"{origin}: backend {backend.name!r} is already registered from {self.backends[backend.name].origin}"
+                f"{origin}: backend {name!r} is already registered from {self.backends[name].origin}"
             )
-        names: set[tuple[str, str]] = set()
-        for kernel in kernels:
-            if (kernel.op, kernel.name) in names:
-                raise RegistrationError(f"{origin}: two records are named {kernel.name} for {kernel.op}")
-            names.add((kernel.op, kernel.name))
-            contract = self.contracts.get(kernel.op)
-            if contract is None:
-                raise RegistrationError(
-                    f"{origin}: {kernel.name} is for unknown op {kernel.op!r}{did_you_mean(kernel.op, self.contracts)}"
-                )
-            check_record(kernel, backend, contract.schema, builtin=builtin)
-        registered = Registered(backend.name, origin, backend, kernels, known_bad)
-        self.backends[backend.name] = registered
+        registered = Registered(name, origin, *records, builtin=builtin, distribution=distribution)
+        self.backends[name] = registered
         self._candidates.clear()
         self._gather_watches()
         return registered
@@ -178,42 +183,19 @@ class Registry:
         self.watches = tuple(watch for backend in backends for watch in backend.watches)
 
     def _add_plugin(self, entry: EntryPoint, timeout_s: float) -> None:
-        """A plugin that cannot be registered is noted with its reason and warned of once; nothing else suffers."""
+        """A plugin that cannot be registered is noted with its reason; nothing else suffers."""
+        distribution = f"{entry.distribution.name} {entry.distribution.version or ''}".strip()
         try:
-            self.add(load_module(entry.value.partition(":")[0], timeout_s))
+            self.add(load_module(entry.module, timeout_s), distribution=distribution)
         except (LoadFailure, RegistrationError) as error:
-            self.backends.setdefault(entry.name, Registered(entry.name, entry.value, error=str(error)))
-            logger.warning("backend %s (%s) is not available: %s", entry.name, entry.value, error)
+            code = error.code if isinstance(error, LoadFailure) else "plugin_invalid"
+            self._leave_out(Registered(entry.name, entry.value, code=code, error=str(error), distribution=distribution))
 
-
-def check_record(kernel: Kernel, backend: Backend, schema: Schema, *, builtin: bool) -> None:
-    """Refuse a record that says something the schema does not know, or stays silent where it must speak."""
-    where = f"kernel {kernel.name} for {kernel.op}"
-    if kernel.backend != backend.name or kernel.name == backend.name:
-        raise RegistrationError(f"{where}: the name must be '{backend.name}.<variant>'")
-    module, colon, attribute = kernel.target.partition(":")
-    if not (module and colon and attribute):
-        raise RegistrationError(f"{where}: target {kernel.target!r} is not 'module:attribute'")
-    for name in kernel.features:
-        if name not in schema.features:
-            raise RegistrationError(f"{where}: unknown feature {name!r}{did_you_mean(name, schema.features)}")
-    mentioned: set[str] = set()
-    for constraint in kernel.constraints:
-        for name in constraint.fields:
-            if name not in schema.facets:
-                raise RegistrationError(f"{where}: unknown facet {name!r}{did_you_mean(name, schema.facets)}")
-            mentioned.add(name)
-    silent = sorted(schema.structural - mentioned)
-    if silent:
-        raise RegistrationError(
-            f"{where}: says nothing about {', '.join(silent)}; constrain them, or write anything(...)"
-        )
-    if kernel.packs_to and kernel.packs_to not in kernel.layouts:
-        raise RegistrationError(f"{where}: packs to {kernel.packs_to!r}, which is not among its layouts")
-    if kernel.layouts != (CHECKPOINT,) and WEIGHT_LAYOUT not in schema.facets:
-        raise RegistrationError(f"{where}: names layouts of weights, but {kernel.op} takes no packed weights")
-    if not builtin and kernel.band is not Band.PLUGIN:
-        raise RegistrationError(f"{where}: a third-party kernel has band PLUGIN, not {kernel.band.name}")
+    def _leave_out(self, broken: Registered) -> None:
+        """Keep a broken plugin's name and reason, beside a backend of that name if there is one."""
+        taken = broken.name in self.backends
+        self.backends[f"{broken.name} ({broken.origin})" if taken else broken.name] = broken
+        self.left_out.append(broken)
 
 
 def order_lines(contract: Contract[Any], kernels: Iterable[Kernel]) -> tuple[Line, ...]:
@@ -244,18 +226,18 @@ def _builtin_names() -> list[str]:
     return sorted(item.name for item in pkgutil.iter_modules(package.__path__) if item.ispkg and item.name != "order")
 
 
-def _allowed_entry_points(plugins: tuple[str, ...]) -> list[EntryPoint]:
-    from importlib import metadata
-
+def _allowed_entry_points(plugins: tuple[str, ...]) -> tuple[list[EntryPoint], list[Finding]]:
+    """The plugins that may be loaded, and those of which that cannot be told."""
     if plugins == ("none",):
-        return []
-    entries = sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)
+        return [], []
+    entries, wrong = entry_points(ENTRY_POINT_GROUP)
     if plugins in ((), ("all",)):
-        return entries
+        return entries, wrong
+    known = [entry.name for entry in entries]
     for name in plugins:
-        if name not in {entry.name for entry in entries}:
-            known = [entry.name for entry in entries]
+        if name not in known:
+            told = "".join(f"; {finding.reason}" for finding in wrong)
             raise ConfigurationError(
-                f"KERNELHUB_PLUGINS: no installed plugin is named {name!r}{did_you_mean(name, known)}"
+                f"KERNELHUB_PLUGINS: no installed plugin is named {name!r}{did_you_mean(name, known)}{told}"
             )
-    return [entry for entry in entries if entry.name in plugins]
+    return [entry for entry in entries if entry.name in plugins], []

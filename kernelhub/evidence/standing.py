@@ -11,13 +11,13 @@ import importlib.util
 import platform
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.probes.device import DeviceFacts
+from kernelhub.probes.distributions import distributions_of
 from kernelhub.probes.toolkit import driver
 from kernelhub.runtime.caches.fingerprint import Fingerprint, host_abi, library, version_of
 
@@ -91,8 +91,8 @@ def _files_of(package: str) -> str:
 @functools.cache
 def _version_of_package(package: str) -> str:
     """The versions of the distributions that a package comes from."""
-    names = metadata.packages_distributions().get(package, [])
-    return ", ".join(f"{name} {version_of(name)}" for name in sorted(set(names))) or "none"
+    names = {item.name for item in distributions_of(package)}
+    return ", ".join(f"{name} {version_of(name)}" for name in sorted(names)) or "none"
 
 
 @functools.cache

@@ -49,7 +49,7 @@ def spec_of(name: str, *, subject: str = "", remedy: str = "") -> ModuleSpec | F
     """Where a top-level package would be imported from; None if nowhere, a finding if it cannot be looked for."""
     try:
         return importlib.util.find_spec(name)
-    except Exception as error:  # a foreign finder or a half-imported module may raise anything
+    except (Exception, SystemExit) as error:  # a foreign finder or a half-imported module may raise anything
         return lacking(subject or name, "package_broken", f"looking for {name} failed: {error!r}", remedy)
 
 
@@ -70,13 +70,13 @@ def fits(version: str, versions: str) -> bool:
 
 def _version_of(distribution: str) -> str | None:
     """Installed version, or None where metadata is absent, empty or unreadable."""
-    from importlib import metadata
-
     from packaging.version import InvalidVersion, Version
 
+    from kernelhub.probes.distributions import version_of
+
+    version = version_of(distribution)
     try:
-        version = metadata.version(distribution)
-        Version(version)
-    except (metadata.PackageNotFoundError, InvalidVersion, TypeError, OSError, KeyError):
+        Version(version or "")
+    except InvalidVersion:
         return None
-    return None if version.startswith("0.0.0+") else version
+    return None if version is None or version.startswith("0.0.0+") else version

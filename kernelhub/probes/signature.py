@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.source import MOST_HOPS, file_of, imports, root_of, submodule
+from kernelhub.probes.source import MOST_HOPS, Sources, file_of, imports, root_of, submodule
 
-_LONGEST_HEADER = 400  # lines
+_LONGEST_HEADER = 1 << 15  # characters
+_MOST_ENDS = 200  # lines that may be its last
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ def takes(call: Call, *, root: Path | None = None, remedy: str = "") -> Finding:
             return root_or_finding
         root = root_or_finding
     try:
-        header = _header(root, rest, name.split("."), MOST_HOPS)
+        header = _header(Sources(), root, rest, name.split("."), MOST_HOPS)
     except _Unknown as unknown:
         return lacking(call.target, unknown.code, str(unknown), remedy)
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return lacking(call.target, "package_broken", f"the source of {module} cannot be read: {error}", remedy)
     wrong = mismatch(call, header)
     if wrong is not None:
@@ -101,64 +102,68 @@ class _Unknown(Exception):
         self.code = code
 
 
-def _header(root: Path, rest: list[str], path: list[str], hops: int) -> Header:
+def _header(sources: Sources, root: Path, rest: list[str], path: list[str], hops: int) -> Header:
     """Parameters of the function or method `path`, looked for in the module `rest` and where it is imported from."""
     where = ".".join([root.stem, *rest])
     if hops == 0:
         raise _Unknown("symbol_unknown", f"{where} passes {path[0]} on too often to follow")
+    if not sources.first(*rest, *path, str(hops)):
+        raise _Unknown("symbol_missing", f"{where} does not define {path[0]}")
     source = file_of(root, rest)
     if source is None:
         raise _Unknown("symbol_unknown", f"{where} has no Python source to read")
-    text = source.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    function = path[-1]
-    start, indent = 0, ""
-    if len(path) == 2:
-        owner = re.compile(rf"^class {re.escape(path[0])}\b")
-        start = next((number for number, line in enumerate(lines) if owner.match(line)), -1) + 1
-        body = next((line for line in lines[start:] if line.strip() and line[0].isspace()), "")
-        indent = body[: len(body) - len(body.lstrip())]
-    definition = re.compile(rf"^{indent}(?:async )?def {re.escape(function)}\s*[(\[]")
-    made = re.compile(rf"^{re.escape(function)}(?:: [^=]+)? = (\w+)$")
-    if len(path) == 1 or start:
-        header = None
-        for number in range(start, len(lines)):
-            line = lines[number]
-            if len(path) == 2 and re.match(r"^[A-Za-z@]", line):  # the class has ended
-                break
-            if definition.match(line):
-                header = _parsed(lines[number : number + _LONGEST_HEADER])  # the last of several counts, as in Python
-            elif len(path) == 1 and (alias := made.match(line)) and alias[1] != "None":
-                return _header(root, rest, [alias[1]], hops - 1)
-        if header is not None:
-            return header
-        if len(path) == 2:
-            raise _Unknown("symbol_missing", f"{where} defines {path[0]} without {function}")
+    text = sources.text(source)
+    if len(path) == 1:
+        begins = None
+        word = re.escape(path[0])
+        named = rf"^(?:(?:async )?def {word}[ \t]*[(\[]|{word}(?:: [^=\n]+)? = (\w+)$)"
+        for match in re.finditer(named, text, re.MULTILINE):
+            if match[1] is None:
+                begins = match.start()  # the last of several counts, as in Python
+            elif match[1] != "None":
+                return _header(sources, root, rest, [match[1]], hops - 1)
+        if begins is not None:
+            return _parsed(text, begins)
+    elif (owner := re.search(rf"^class {re.escape(path[0])}\b.*\n", text, re.MULTILINE)) is not None:
+        after = re.compile(r"^[A-Za-z@]", re.MULTILINE).search(text, owner.end())
+        end = after.start() if after is not None else len(text)
+        first = re.compile(r"^[ \t]+(?=\S)", re.MULTILINE).search(text, owner.end(), end)
+        named = rf"^{first[0] if first is not None else ''}(?:async )?def {re.escape(path[-1])}[ \t]*[(\[]"
+        methods = [match.start() for match in re.compile(named, re.MULTILINE).finditer(text, owner.end(), end)]
+        if methods:
+            return _parsed(text, methods[-1])
+        raise _Unknown("symbol_missing", f"{where} defines {path[0]} without {path[-1]}")
     for module, original in imports(text, path[0]):
         below = submodule(root, rest, source, module)
         if below is not None:
-            return _header(root, below, [original, *path[1:]], hops - 1)
+            return _header(sources, root, below, [original, *path[1:]], hops - 1)
     for module, _ in imports(text, "*"):
         below = submodule(root, rest, source, module)
         with contextlib.suppress(_Unknown):  # one of several may have it
             if below is not None:
-                return _header(root, below, path, hops - 1)
+                return _header(sources, root, below, path, hops - 1)
     raise _Unknown("symbol_missing", f"{where} does not define {path[0]}")
 
 
-def _parsed(lines: list[str]) -> Header:
-    """The header of a function, whose source begins at the first of the lines."""
-    text = ""
+def _parsed(text: str, begins: int) -> Header:
+    """The header of a function that begins at a place of a text."""
+    lines = text[begins : begins + _LONGEST_HEADER].splitlines()
+    header, tries = "", 0
     for line in lines:
-        text += line.strip() + "\n"
-        for body in ("", " pass") if ":" in line else ():  # the header's last line, perhaps with a body
+        header += line.strip() + "\n"
+        if ":" not in line or ")" not in header:
+            continue
+        tries += 1
+        if tries > _MOST_ENDS:
+            break
+        for body in ("", " pass"):  # the header's last line, perhaps with a body
             try:
-                node = ast.parse(text + body).body[0]
+                node = ast.parse(header + body).body[0]
             except SyntaxError:
                 continue
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 return _of(node.args)
-    raise SyntaxError(f"no end of the header {lines[0].strip()!r}")
+    raise SyntaxError(f"no end of the header {lines[0].strip()[:200]!r}")
 
 
 def _of(arguments: ast.arguments) -> Header:

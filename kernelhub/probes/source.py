@@ -8,8 +8,47 @@ from pathlib import Path
 
 from kernelhub.probes.finding import Finding, lacking
 from kernelhub.probes.package import spec_of
+from kernelhub.probes.reading import Unreadable, read_source
 
 MOST_HOPS = 8  # re-exports that are followed
+_MOST_FILES = 64  # read for one question
+_MOST_NAMES = 500  # looked for, likewise
+_IMPORT = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\(|[^\n(]+)", re.MULTILINE)
+
+
+class Sources:
+    """The files that are read to answer one question about a package: each once, and not more than a few."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Path, str] = {}
+        self._asked: set[tuple[str, ...]] = set()
+        self._count = 0
+
+    def text(self, path: Path) -> str:
+        """The source of a module.
+
+        Raises:
+            Unreadable: it is no regular file, too long, or one too many.
+        """
+        text = self._texts.get(path)
+        if text is None:
+            if len(self._texts) == _MOST_FILES:
+                raise Unreadable("too_large", f"{path} is one more than the {_MOST_FILES} files that are looked into")
+            text = self._texts[path] = read_source(path)
+        return text
+
+    def first(self, *question: str) -> bool:
+        """Whether this is asked for the first time, so that modules that import all of each other end.
+
+        Raises:
+            Unreadable: it is one question too many.
+        """
+        self._count += 1
+        if self._count > _MOST_NAMES:
+            raise Unreadable("too_large", f"more than {_MOST_NAMES} imports lead on from it")
+        new = question not in self._asked
+        self._asked.add(question)
+        return new
 
 
 def root_of(top: str, subject: str, remedy: str) -> Path | Finding:
@@ -49,9 +88,15 @@ def submodule(root: Path, rest: list[str], source: Path, module: str) -> list[st
 
 def imports(text: str, name: str) -> Iterator[tuple[str, str]]:
     """Modules that the name is imported from, and what it is called there."""
-    for match in re.finditer(r"^\s*from\s+([.\w]+)\s+import\s+(\([^)]*\)|[^\n(]+)", text, re.MULTILINE):
-        names = re.sub(r"#[^\n]*", "", match[2]).strip("()")
-        for part in names.split(","):
+    at = 0
+    while (match := _IMPORT.search(text, at)) is not None:
+        at, names = match.end(), match[2]
+        if names == "(":
+            at = text.find(")", match.end()) + 1
+            if not at:  # no list of names ends after this
+                return
+            names = text[match.end() : at - 1]
+        for part in re.sub(r"#[^\n]*", "", names).split(","):
             words = part.split()
             if words and words[-1] == name and len(words) in (1, 3):
                 yield match[1], words[0]

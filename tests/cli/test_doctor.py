@@ -350,6 +350,6 @@ class TestAsAProcess:
 
     def test_python_is_held_against_the_range_of_the_package(self, monkeypatch):
         monkeypatch.setattr(sys, "version_info", (3, 99, 0))
-        monkeypatch.setattr(metadata, "metadata", lambda name: {"Requires-Python": ">=3.10,<3.14"})
+        monkeypatch.setattr(machine_facts, "_own_metadata", lambda: {"requires-python": [">=3.10,<3.14"]})
         fact = machine_facts.python()
         assert (fact.status, fact.what) == ("note", "Python 3.99.0")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import kernelhub
 from kernelhub.evidence import quarantine
+from kernelhub.probes import distributions
 from tests.evidence import liars
 
 ROUTING = ("tune", "--model", "gpt-oss-120b", "--tp", "8", "--op", "route_experts", "--device", "cpu")
@@ -55,8 +55,8 @@ def test_doctor_tells_what_was_tuned_on_the_cpu_beside_a_gpu(ask, request):
 
 def test_torch_is_of_the_version_that_it_says_itself(ask, cache, monkeypatch):
     """Wheels of torch may say 2.11.0 where torch says 2.11.0+cu130."""
-    real = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: "2.0.0" if name == "torch" else real(name))
+    real = distributions.version_of
+    monkeypatch.setattr(distributions, "version_of", lambda name: "2.0.0" if name == "torch" else real(name))
     ask(*QUICK)
     listed = ask("cache", "list", "kernelhub", "--json").json["caches"]
     (ours,) = [item for item in listed if item["path"] == str(cache)]

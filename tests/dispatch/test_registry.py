@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import textwrap
 from pathlib import Path
@@ -143,13 +144,24 @@ class TestPlugins:
             ("this is no python", "SyntaxError"),
             ("KERNELS = ()", "needs BACKEND and KERNELS"),
             (GOOD.replace("acme.fast", "acme_fast"), "the name must be"),
+            (GOOD.replace("),\n    )\n", ")\n    )\n"), "a tuple of one needs a comma"),
+            (GOOD.replace("KERNELS = (", "KERNELS = (None,"), r"KERNELS[0] is of type NoneType, not Kernel"),
+            (GOOD.replace("KERNELS = (", "KERNELS = ({},"), r"KERNELS[0] is of type dict, not Kernel"),
+            (GOOD.replace('summary="fast"', "summary=3"), "summary is 3, not a str"),
+            (GOOD.replace('summary="fast"', 'summary="fast", features="softcap"'), "not a frozenset"),
+            (GOOD.replace("acme_kernels.adapter:Fast", "../x"), "is not 'module:attribute'"),
+            (GOOD.replace("constraints=(anything", "constraints=(None, anything"), "None is no constraint"),
+            (GOOD + "    KNOWN_BAD = (3,)\n", "KNOWN_BAD[0] is of type int, not KnownBad"),
         ],
     )
     def test_a_broken_plugin_is_reported_and_harms_nothing(self, site: Path, text: str, reason: str, caplog) -> None:
         install(site, "acme", "acme = acme_kernels", {"acme_kernels.py": text})
         kernelhub.reload()
-        assert reason in HUB.registry.backends["acme"].error
-        assert "acme" in caplog.text
+        broken = HUB.registry.backends["acme"]
+        assert reason in broken.error
+        assert broken.code in ("load_failed", "load_library", "plugin_invalid")
+        assert broken.distribution == "acme 1.0"
+        assert "acme 1.0" in caplog.text
         assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
 
     def test_a_plugin_whose_import_hangs_is_left_behind(self, site: Path, monkeypatch) -> None:
@@ -181,6 +193,57 @@ class TestPlugins:
         kernelhub.reload()
         assert HUB.registry.backends["torch"].error == ""
         assert "torch.fast" not in kernelhub.attention.kernels()
+        assert "already registered" in HUB.registry.backends["torch (acme_kernels)"].error
+
+    @pytest.mark.parametrize(
+        "constraint",
+        ["Rule((), lambda problem: 1 / 0)", "Rule((), lambda problem: 7)", "Rule((), lambda problem: exit(3))"],
+    )
+    def test_a_constraint_that_raises_rejects_its_kernel_and_nothing_else(self, site: Path, constraint: str) -> None:
+        text = GOOD.replace("import anything", "import Rule, anything")
+        text = text.replace("constraints=(anything", f"constraints=({constraint}, anything")
+        files = {"acme_kernels/__init__.py": "", "acme_kernels/kernels.py": text, "acme_kernels/adapter.py": ADAPTER}
+        install(site, "acme", "acme = acme_kernels.kernels", files)
+        kernelhub.reload()
+        assert float(kernelhub.attention(*qkv()).mean()) != 7.0
+        decision = next(d for d in kernelhub.explain(kernelhub.attention, *qkv()).decisions if d.kernel == "acme.fast")
+        assert decision.code == "constraint_error"
+        with pytest.raises(NoKernel, match=r"raised|neither"):
+            kernelhub.attention(*qkv(), backend="acme")
+
+    def test_a_plugin_speaks_of_defects_of_its_own_kernels_only(self, site: Path) -> None:
+        text = GOOD.replace("Band, Kernel", "Band, Kernel, KnownBad")
+        text += "    KNOWN_BAD = (KnownBad('*', '*', (), 'everything is wrong', 'https://example.org'),)\n"
+        install(site, "acme", "acme = acme_kernels", {"acme_kernels.py": text})
+        kernelhub.reload()
+        assert "is of another backend than acme" in HUB.registry.backends["acme"].error
+        assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
+
+    def test_a_log_handler_may_call_kernelhub_while_it_is_told_of_a_broken_plugin(self, site: Path) -> None:
+        install(site, "acme", "acme = acme_kernels", {"acme_kernels.py": "raise ImportError('broken')"})
+        shapes = []
+
+        class Calls(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                shapes.append(kernelhub.attention(*qkv()).shape)
+
+        handler = Calls()
+        logging.getLogger("kernelhub").addHandler(handler)
+        try:
+            kernelhub.reload()
+        finally:
+            logging.getLogger("kernelhub").removeHandler(handler)
+        assert shapes == [(1, 4, 4, 16)]
+
+    def test_entry_points_of_an_unrelated_package_that_cannot_be_read_end_nothing(self, site: Path) -> None:
+        contents = (b"[console_scripts]\nno equals sign\n", b"\xff\xfe", b"[kernelhub.backends]\nno equals sign\n")
+        for number, content in enumerate(contents):
+            info = site / f"other{number}-1.0.dist-info"
+            info.mkdir()
+            (info / "entry_points.txt").write_bytes(content)
+        kernelhub.reload()
+        assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
+        assert HUB.registry.backends["other2"].code == "metadata_broken"
 
 
 class TestLoading:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import spec_of
+from kernelhub.probes.reading import read_source
 from kernelhub.probes.signature import Call, Header, mismatch
 
 INSTALL = 'pip install "kernelhub[deep-gemm]"'
@@ -47,7 +48,7 @@ class Copy:
         """Loading it claims torch's namespace deep_gemm, which can be done once in a process."""
         if not self.compiled or any("cpython-" in path.name for path in self.compiled):  # Python up to 1.0, or pybind
             return False
-        return "tvm_ffi" not in (self.folder / "__init__.py").read_text(encoding="utf-8")
+        return "tvm_ffi" not in read_source(self.folder / "__init__.py")
 
     @property
     def defect(self) -> str | None:
@@ -146,7 +147,7 @@ def headers(copy: Copy) -> dict[str, Header | None]:
         path = copy.folder / name
         if not path.is_file():
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(read_source(path))):
             if isinstance(node, ast.FunctionDef):
                 defined[node.name] = _header(node.args)
             elif isinstance(node, ast.ImportFrom):

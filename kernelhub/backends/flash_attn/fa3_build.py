@@ -11,6 +11,7 @@ from typing import Any
 
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import spec_of
+from kernelhub.probes.reading import read_source
 
 _CONFIG = "flash_attn_config"
 _LIBRARY = "flash_attn_3"
@@ -41,7 +42,7 @@ def compiled_with(part: str, remedy: str) -> Finding:
         reason = f"without {_CONFIG} it cannot be told what this FlashAttention-3 was compiled with"
         return lacking(part, "package_broken", reason, remedy)
     try:
-        flags = _flags(Path(spec.origin).read_text(encoding="utf-8"))
+        flags = _flags(read_source(Path(spec.origin)))
     except (OSError, SyntaxError, ValueError) as error:
         return lacking(part, "package_broken", f"{spec.origin} cannot be read: {error}", remedy)
     left_out = [flags[name] for name in _names(part) if name in flags]

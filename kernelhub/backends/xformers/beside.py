@@ -14,6 +14,7 @@ from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import folders, package
+from kernelhub.probes.reading import read_source
 
 IGNORED = "XFORMERS_IGNORE_FLASH_VERSION_CHECK"
 _SUBJECT = "xformers beside flash_attn"
@@ -58,7 +59,7 @@ def versions_of_flash_attn() -> str:
     for folder in folders("xformers"):
         file = folder / "ops" / "fmha" / "flash.py"
         if file.is_file():
-            bounds = dict(re.findall(_BOUNDS, file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE))
+            bounds = dict(re.findall(_BOUNDS, read_source(file), re.MULTILINE))
             if len(bounds) == 2:
                 return f">={bounds['MIN']},<={bounds['LAST']}"
     return ""

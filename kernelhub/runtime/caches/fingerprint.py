@@ -6,7 +6,6 @@ of files: a header edited within a second, or a package installed again in the s
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -14,13 +13,10 @@ import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from kernelhub.probes import distributions
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import spec_of
-
-if TYPE_CHECKING:
-    from importlib import metadata
 
 _DIGITS = 24  # hexadecimal digits of a digest in a folder's name: 96 bits
 
@@ -99,16 +95,11 @@ def version_of(distribution: str) -> str:
 
     Of torch what it says itself, which names the build, such as +cu130; its wheels need not.
     """
-    from importlib import metadata
-
     if distribution == "torch":
         import torch
 
         return str(torch.__version__)
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "none"
+    return distributions.version_of(distribution) or "none"
 
 
 def library(name: str) -> str:
@@ -117,14 +108,12 @@ def library(name: str) -> str:
     The digest is that of the installer's record, which lists a hash of every file. A package without one (an editable
     installation) is told by the names, sizes and times of its Python files.
     """
-    from importlib import metadata
-
     version = "unknown"
-    with contextlib.suppress(metadata.PackageNotFoundError, OSError, TypeError):
-        distribution = _distribution(name)
-        version = distribution.version
-        record = distribution.read_text("RECORD")
-        if record and ".py," in record:
+    distribution = distributions.distribution(name) or next(iter(distributions.distributions_of(name)), None)
+    if distribution is not None:
+        version = distribution.version or version
+        record = distribution.record()
+        if ".py," in record:
             return f"{version} {digest_of(record)[:_DIGITS]}"
     spec = spec_of(name)
     if spec is None or isinstance(spec, Finding):
@@ -166,13 +155,3 @@ def digest_of(*words: str) -> str:
 
 def _short(value: str | None) -> str:
     return "without" if value is None else value if len(value) <= 60 else f"{value[:28]}...{value[-28:]}"
-
-
-def _distribution(name: str) -> metadata.Distribution:
-    """The distribution that a package came from, most often of the same name."""
-    from importlib import metadata
-
-    try:
-        return metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return metadata.distribution(metadata.packages_distributions().get(name, [name])[0])

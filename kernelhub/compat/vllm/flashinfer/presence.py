@@ -7,7 +7,6 @@ import os
 import shutil
 import urllib.error
 import urllib.request
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from kernelhub.compat.env import flag
 from kernelhub.compat.vllm.answer import answer, first_bad
 from kernelhub.compat.vllm.here import capability
 from kernelhub.dispatch.hub import HUB
+from kernelhub.probes.distributions import version_of
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import package
 
@@ -142,6 +142,6 @@ def _toolkit() -> Finding:
 def _version(distribution: str) -> str | None:
     """Version without its local part, or None."""
     try:
-        return Version(metadata.version(distribution)).public
-    except (metadata.PackageNotFoundError, InvalidVersion, TypeError):
+        return Version(version_of(distribution) or "").public
+    except InvalidVersion:
         return None
