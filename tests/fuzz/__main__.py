@@ -40,10 +40,10 @@ def main(words: list[str] | None = None) -> int:
         if asked.seconds:  # what is left is shared by the ops that are left
             ends = time.monotonic() + (begun + asked.seconds - time.monotonic()) / (len(chosen) - at)
         results += run(cases, device, ends, _tell)
+        if asked.json:  # after each op, for who looks on and for a run that is ended
+            _keep(asked.json, results)
     print(table(results))
-    failed = [result for result in results if result.kind in ("failed", "broken")]
-    if asked.json:
-        _keep(asked.json, results, failed)
+    failed = _failed(results)
     print(f"{len(results)} cases in {time.monotonic() - begun:.0f} s, {len(failed)} failed")
     return bool(failed)
 
@@ -83,10 +83,14 @@ def _tell(result: Result) -> None:
         print(f"{result.kind.upper()} {result.text} [{result.note}]\n    {result.case.command}", flush=True)
 
 
-def _keep(path: Path, results: list[Result], failed: list[Result]) -> None:
+def _failed(results: list[Result]) -> list[Result]:
+    return [result for result in results if result.kind in ("failed", "broken")]
+
+
+def _keep(path: Path, results: list[Result]) -> None:
     counts = [{"op": op, "kernel": kernel, "kind": kind, **row} for (op, kernel, kind), row in counted(results).items()]
-    lines = [{"text": result.text, "note": result.note, "command": result.case.command} for result in failed]
-    path.write_text(json.dumps({"counts": counts, "failed": lines}, indent=1))
+    failed = [{"text": result.text, "note": result.note, "command": result.case.command} for result in _failed(results)]
+    path.write_text(json.dumps({"counts": counts, "failed": failed}, indent=1))
 
 
 if __name__ == "__main__":

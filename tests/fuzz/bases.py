@@ -1,4 +1,4 @@
-"""The right calls that a case starts from: the op's own cases, small ones first of all."""
+"""The right calls that a case starts from: drawn at random, or one of the op's own cases."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import torch
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Case
+from tests.fuzz.drawn import DRAWN
 from tests.fuzz.operands import Arguments, tensors_of
 
 DEFAULT = "default"  # in place of a kernel: whatever is chosen
 _TRIES = 60
+_DRAWN = 0.6  # of all, how many are drawn rather than taken from the op's cases
 
 
 class Base(NamedTuple):
@@ -27,12 +29,15 @@ class Base(NamedTuple):
 def draw(op: str, kernel: str, device: torch.device, random: Random, most: int) -> Base | None:
     """A call that a kernel says it can answer, with at most so many elements in all; None if none was found."""
     for _ in range(_TRIES):
-        case = random.choice(_cases(op))
-        arguments = _made(op, case.label, device)
+        if op in DRAWN and random.random() < _DRAWN:
+            label, arguments = "drawn", DRAWN[op](random, device)
+        else:
+            label = random.choice(_cases(op)).label
+            arguments = _made(op, label, device)
         if arguments is None or _elements(arguments) > most:
             continue
         if kernel == DEFAULT or claims(op, kernel, arguments):
-            return Base(case.label, arguments)
+            return Base(label, arguments)
     return None
 
 

@@ -162,11 +162,8 @@ def _raised(error: Exception, asked: Asked) -> Outcome:
     if isinstance(error, InvalidArgument):
         named = parameter_of(error.parameter)
         varied = {parameter_of(name) for name in asked.varied}
-        if (
-            named in varied
-            or (asked.partners and not asked.must_refuse)
-            or (asked.partners and any(re.search(rf"\b{name}\b", str(error)) for name in varied))
-        ):
+        spoken_of = any(re.search(rf"\b{name}\b", str(error)) for name in varied)
+        if named in varied or (asked.partners and (spoken_of or not asked.must_refuse)):
             return Outcome(REFUSED, first, error)
         if asked.partners:
             return Outcome(FAILED, f"names {error.parameter} and not what is wrong: {first}", error)

@@ -31,7 +31,7 @@ def mla_attention_reference(
     """The op; arguments and layouts as of it, results in `compute_dtype`."""
     num_seqs, page_size, heads = block_table.shape[0], kv_cache.shape[1], q.shape[-2]
     rows = q.to(compute_dtype).reshape(-1, heads, q.shape[-1])
-    listed = None if topk_indices is None else topk_indices.reshape(rows.shape[0], -1)
+    listed = None if topk_indices is None else topk_indices.reshape(rows.shape[0], topk_indices.shape[-1])
     out = torch.zeros(*rows.shape[:-1], value_dim, dtype=compute_dtype, device=q.device)
     lse = torch.zeros(heads, rows.shape[0], dtype=compute_dtype, device=q.device)
     tokens = 1 if q.ndim == 3 else q.shape[1]
