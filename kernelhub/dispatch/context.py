@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
@@ -15,8 +17,16 @@ from kernelhub.errors import ConfigurationError
 
 NamesLike = str | Sequence[str]
 WishLike = NamesLike | Mapping[str, NamesLike]
+T = TypeVar("T")
 
 _interned: dict[tuple[Any, ...], Layer] = {}
+# Who entered each of `HUB.contexts`, in the same order: blocks may end in another order than they began, as those of
+# generators do, and each takes out its own layer. Layers alone do not tell, since equal words are one layer.
+_entered: ContextVar[tuple[use, ...]] = ContextVar("kernelhub contexts entered", default=())
+_ELSEWHERE = (
+    "a kernelhub.use() block ends in a task or thread that it was not entered in, most often that of a generator which "
+    "was not closed where it ran: its words stay in force where it was entered; close the generator there (aclosing)"
+)
 
 
 class use(contextlib.ContextDecorator):
@@ -64,12 +74,24 @@ class use(contextlib.ContextDecorator):
         if not HUB.contexts_used:
             HUB.contexts_used.append(True)
         HUB.contexts.set((*HUB.contexts.get(), self._layer))
+        _entered.set((*_entered.get(), self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        HUB.contexts.set(HUB.contexts.get()[:-1])
+        entered = _entered.get()
+        places = [place for place, one in enumerate(entered) if one is self]
+        if not places:
+            warnings.warn(_ELSEWHERE, RuntimeWarning, stacklevel=2)
+            return
+        last = places[-1]
+        HUB.contexts.set(_without(HUB.contexts.get(), last))
+        _entered.set(_without(entered, last))
+
+
+def _without(items: tuple[T, ...], place: int) -> tuple[T, ...]:
+    return (*items[:place], *items[place + 1 :])
 
 
 def _refuse_inside_compiled_code() -> None:

@@ -11,7 +11,6 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.op import Backend, OpFunction
-from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
@@ -125,18 +124,7 @@ def _facet_value(op: str, facet: Any, value: Any) -> Any:
         value = str(value).removeprefix("torch.")
     if facet.name.endswith("dtype"):
         value = dtype_named(value)
-    if facet.layout:
-        if isinstance(value, str) and value:
-            return value
-        raise ConfigurationError(f"{op}: {facet.name} is {value!r}; it takes {CHECKPOINT!r} or a packed layout's tag")
-    if facet.semantic:
-        allowed = [facet.neutral, *facet.values]
-    elif facet.values:
-        allowed = list(facet.values)
-    elif type(value) is int and value > 0:
-        return value
-    else:
-        allowed = ["a positive int"]
-    if value in allowed and type(value) is not int:
-        return value
-    raise ConfigurationError(f"{op}: {facet.name} is {value!r}; it takes {', '.join(map(str, allowed))}")
+    wrong = facet.wrong_with(value)
+    if wrong:
+        raise ConfigurationError(f"{op}: {facet.name} is {value!r}; {wrong}")
+    return value

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.selection import Selection
 
 FORMAT = "kernelhub lock, version 1"
+_KERNEL = re.compile(r"[\w-]+\.[\w-]+", re.ASCII)
 _DEVICE_FIELDS = ("vendor", "arch", "name")
 
 
@@ -82,6 +84,8 @@ class Lock:
     def held(self, contract: Contract[Any], layouts: Mapping[str, tuple[str, ...]], closed: bool) -> Held:
         """What the file says of one op.
 
+        Where it says that no kernel could run, none may: another choice would be as free as without the file.
+
         A decision about weights as in a checkpoint is one about the same weights as its kernel packs them, too.
 
         Args:
@@ -91,8 +95,13 @@ class Lock:
         """
         wishes: dict[Key, Wish] = {}
         implied: dict[Key, Wish] = {}
+        none: dict[Key, dict[str, Rejection]] = {}
         for item in self.decisions:
-            if item.op == contract.name and item.kernel:
+            if item.op == contract.name and not item.kernel:
+                reason = f"{self.path}:{item.line} says that no kernel could run this problem"
+                said = Rejection("not_locked", reason, f"write the file anew: {self.command}")
+                none[self.device, whole_problem(contract, item.problem)] = {"*": said}
+            elif item.op == contract.name:
                 undo = f"unset KERNELHUB_LOCK, or write the file anew: {self.command}"
                 wish = Wish(item.op, (item.kernel,), LOCK, f"{self.path}:{item.line}", undo=undo)
                 facets = whole_problem(contract, item.problem)
@@ -104,7 +113,7 @@ class Lock:
         if closed:
             reason = f"{self.path} holds no decision for this problem, and KERNELHUB_LOCK_MISSING is error"
             otherwise = Rejection("not_locked", reason, f"write the file anew: {self.command}")
-        return Held({**implied, **wishes}, otherwise=otherwise)
+        return Held({**implied, **wishes}, none, otherwise=otherwise)
 
     def lacks(self, selection: Selection[Any]) -> str:
         """That a problem is not in the file, and what follows."""
@@ -168,7 +177,7 @@ def read_lock(path: Path) -> Lock:
 
 
 def check_lock(lock: Lock, contracts: Mapping[str, Contract[Any]]) -> None:
-    """Refuse decisions about ops and facets that do not exist, and two for one problem.
+    """Refuse decisions about ops, facets and values that do not exist, for several kernels, and two for one problem.
 
     Raises:
         ConfigurationError: naming the line.
@@ -182,6 +191,14 @@ def check_lock(lock: Lock, contracts: Mapping[str, Contract[Any]]) -> None:
         for name in item.problem:
             if name not in contract.schema.facets or name == "device":
                 raise ConfigurationError(f"{where}: {item.op} has no facet {name!r} in this version; {anew}")
+        for name, value in item.problem.items():
+            wrong = contract.schema.facets[name].wrong_with(value)
+            if wrong:
+                raise ConfigurationError(f"{where}: {item.op}: {name} is {value!r}; {wrong}; {anew}")
+        if item.kernel and not _KERNEL.fullmatch(item.kernel):
+            raise ConfigurationError(
+                f"{where}: {item.kernel!r} is not the name of one kernel, as 'triton.prefill'; {anew}"
+            )
         key = item.op, whole_problem(contract, item.problem)
         unsaid = [name for name, value in key[1] if value is dataclasses.MISSING]
         if unsaid:

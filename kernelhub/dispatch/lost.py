@@ -7,9 +7,12 @@ costs nothing for it.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.gate import GATE
@@ -39,20 +42,29 @@ _FINAL = (
     *("cuda_error_misaligned_address", "cudaerrorillegalinstruction", "cuda_error_illegal_instruction"),
     *("cudaerrorassert", "cuda_error_assert", "cudaerrorlaunchtimeout", "cuda_error_launch_timeout"),
 )
+# What those who report such an error write beside it: "CUDA error:", "Triton Error [CUDA]:", "cudaErrorAssert".
+_OF_DEVICES = re.compile(r"\b(?:cuda|hip|rocm|nvlink|cublas|cudnn|nccl|rccl)(?:_error|error)?\w*\b")
+_ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", ())  # torch 2.8 and later
+_NOT_OF_DEVICES = (KernelhubError, NotImplementedError, RecursionError, torch.OutOfMemoryError)
 _OUT_OF_MEMORY = ("out of memory", "cudaerrormemoryallocation", "cuda_error_out_of_memory")
 _TOLD = 5  # plans in an error
 _NOWHERE = -2  # index of no device: torch gives -1 for the CPU
 
 
 def is_final(error: BaseException) -> bool:
-    """Does an exception say that the device is lost? Told from its text, which is the same in all versions of torch.
+    """Does an exception say that a GPU is lost? Told from its type, and from its text, the same in all torch versions.
 
     It comes as RuntimeError up to torch 2.7, as `torch.AcceleratorError` since, and as RuntimeError from Triton and
-    other libraries. Running out of memory is not final.
+    other libraries, which name CUDA or HIP. Running out of memory is not final.
     """
-    if isinstance(error, KernelhubError) or type(error).__name__ == "OutOfMemoryError":
+    if isinstance(error, _NOT_OF_DEVICES) or not isinstance(error, RuntimeError):
         return False
-    text = str(error).lower()
+    try:
+        text = str(error).lower()
+    except Exception:  # a foreign error need not have a text
+        return False
+    if not isinstance(error, _ACCELERATOR_ERROR) and _OF_DEVICES.search(text) is None:
+        return False
     return any(phrase in text for phrase in _FINAL) and not any(phrase in text for phrase in _OUT_OF_MEMORY)
 
 
@@ -71,11 +83,36 @@ def failed(method: Any, error: Exception) -> None:
     if refusal is not None and error is not refusal and not isinstance(error, KernelhubError):
         raise refusal from error
     bound = HUB.ledger.bound_of(getattr(method, "__self__", None))
-    if bound is None or not is_final(error):
+    if bound is None:
+        return
+    if not _can_be_lost(bound.device) or not is_final(error):
+        _name_kernel(error, bound)
         return
     if bound.device in GATE.lost:
         raise GATE.lost[bound.device].again() from error
     _lose(bound, error)
+
+
+def _can_be_lost(device: int) -> bool:
+    """A CPU is not: what a GPU reports late, out of a call on the CPU, is no matter of that call."""
+    return device >= 0
+
+
+def _name_kernel(error: Exception, bound: Bound) -> None:
+    """Have the traceback of an error say which kernel raised it, and who made that where it is not ours."""
+    if isinstance(error, KernelhubError):
+        return
+    name = str(bound.selection.selected)
+    registered = HUB.registry.backends.get(name.partition(".")[0])
+    note = f"kernelhub: raised by kernel {name} of {bound.selection.op}"
+    if registered is not None and not registered.builtin:
+        where = f"{registered.distribution}, " if registered.distribution else ""
+        note += f", which is not kernelhub's but of {where}{registered.origin}; report it there, or disable {name}"
+    if hasattr(error, "add_note"):  # Python 3.11
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+    elif error.__cause__ is None:
+        error.__cause__ = KernelhubError(note)
 
 
 def _lose(bound: Bound, error: Exception) -> None:

@@ -79,6 +79,16 @@ class Facet:
     annotation: str
     layout: bool = False
 
+    def wrong_with(self, value: Any) -> str:
+        """What it takes, as a phrase, where that is not a value; empty where it is. A value is of its kind exactly."""
+        if self.layout:
+            return "" if isinstance(value, str) and value else f"it takes {CHECKPOINT!r} or a packed layout's tag"
+        allowed = (self.neutral, *self.values) if self.semantic else self.values
+        if allowed:
+            fits = any(type(one) is type(value) and one == value for one in allowed)
+            return "" if fits else f"it takes {', '.join(map(str, allowed))}"
+        return "" if type(value) is int and value > 0 else "it takes a positive int"
+
 
 class Schema:
     """The closed set of facets of one op."""

@@ -335,3 +335,32 @@ class TestFiles:
         monkeypatch.setenv("KERNELHUB_LOCK_MISSING", "maybe")
         with pytest.raises(ConfigurationError, match="'maybe' is neither auto nor error"):
             kernelhub.reload()
+
+
+class TestClosed:
+    """What a file says is one kernel for values of the facets' own kind, or an error with file and line."""
+
+    @pytest.mark.parametrize("kernel", ["torch.*", "torch", "*", "torch.sdpa torch.blocked", "../x", "torch.", " "])
+    def test_what_names_no_single_kernel_is_refused(self, lock, kernel):
+        with pytest.raises(ConfigurationError, match=r"held\.json:\d+.*is not the name of one kernel.*kernelhub lock"):
+            lock(kernel)
+
+    @pytest.mark.parametrize(
+        ("facet", "value"),
+        [
+            *(("head_dim_qk", value) for value in ("32", True, 32.0, -32)),
+            *(("causal", 1), ("causal", "yes"), ("q_dtype", "fp32"), ("q_dtype", None), ("q_len", "several")),
+        ],
+    )
+    def test_a_value_that_no_problem_has_is_refused(self, lock, facet, value):
+        with pytest.raises(ConfigurationError, match=rf"held\.json:\d+: attention: {facet} is .*; it takes "):
+            lock(**{facet: value})
+
+    @pytest.mark.parametrize("missing", ["auto", "error"])
+    def test_that_no_kernel_could_run_holds_too(self, lock, missing):
+        path = lock("", missing=missing)
+        with pytest.raises(NoKernel, match="says that no kernel could run this problem"):
+            call()
+        assert {item.code for item in verdict().decisions} == {"not_locked"}
+        assert str(path) in verdict().decisions[0].reason
+        assert call(causal=False) if missing == "auto" else True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from types import CodeType
 from typing import Any
 
@@ -44,6 +45,9 @@ NOT_FINAL = {
     "no image": ACCELERATOR_ERROR("CUDA error: no kernel image is available for execution on the device"),
     "shapes": RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
     "library's assertion": ValueError("head_dim must be 64"),
+    "an argument": ValueError("CUDA error: an illegal instruction is no mode"),
+    "an assembler": RuntimeError("line 3: illegal instruction 'vfoo'"),
+    "not implemented": NotImplementedError("CUDA error: misaligned address is not handled"),
     "ours": InvalidArgument("attention", "q", "is an illegal memory access", "joke"),
 }
 
@@ -80,9 +84,10 @@ PAGED = (
 
 
 @pytest.fixture
-def failing():
+def failing(monkeypatch):
     """A kernel that fails when told, and another that would do for both ops."""
     Fails.error, Fails.launches = None, 0
+    monkeypatch.setattr("kernelhub.dispatch.lost._can_be_lost", lambda device: True)  # the CPU stands for a GPU here
     home = "tests.runtime.test_lost"
     register(
         "bad",
@@ -226,3 +231,40 @@ class TestHealth:
             with pytest.raises(DeviceLost, match="ECC"):
                 kernelhub.attention(*qkv())
         assert "ECC" in kernelhub.health().reason
+
+
+class TestNames:
+    """A traceback names the kernel that raised, and whose it is."""
+
+    @pytest.fixture
+    def plain(self):
+        Fails.error = None
+        register("bad", record("bad.k", "tests.runtime.test_lost:Fails"))
+        yield
+        Fails.error = None
+
+    @pytest.mark.parametrize("error", [ValueError("CUDA error: an illegal instruction"), *FINAL.values()], ids=repr)
+    def test_a_cpu_is_never_lost(self, error: Exception, plain) -> None:
+        Fails.error = error
+        with pytest.raises(type(error)):
+            kernelhub.attention(*qkv(), backend="bad")
+        assert kernelhub.health().ok
+        assert float(kernelhub.attention(*qkv(), backend="bad").mean()) == 3.0
+
+    def test_an_error_of_a_launch_names_kernel_and_origin(self, plain) -> None:
+        Fails.error = ValueError("head_dim must be 64")
+        with pytest.raises(ValueError, match="head_dim must be 64") as raised:
+            kernelhub.attention(*qkv(), backend="bad")
+        assert str(raised.value) == "head_dim must be 64"
+        told = "".join(traceback.format_exception(raised.value))
+        assert "raised by kernel bad.k of attention" in told
+        assert "not kernelhub's but of" in told
+
+    def test_an_error_without_a_text_is_raised_as_it_is(self, plain) -> None:
+        class Mute(RuntimeError):
+            def __str__(self) -> str:
+                raise ValueError("no text")
+
+        Fails.error = Mute()
+        with pytest.raises(Mute):
+            kernelhub.attention(*qkv(), backend="bad")
