@@ -181,7 +181,7 @@ def _row(cache: Cache) -> tuple[str, ...]:
     remove = (
         f"{len(useless)} ({_size(sum(item.num_bytes for item in useless))}): {useless[0].reason}" if useless else ""
     )
-    there = str(cache.path) if cache.path.exists() else f"{cache.path} (not there)"
+    there = str(cache.path) if os.path.exists(cache.path) else f"{cache.path} (not there)"
     size = _size(cache.num_bytes) if cache.items else ""
     return cache.name, there, cache.variable, cache.installed or "", size, states, cache.problem or remove
 
@@ -191,7 +191,7 @@ def _to_dict(cache: Cache) -> dict[str, Any]:
     return {
         "name": cache.name,
         "path": str(cache.path),
-        "exists": cache.path.exists(),
+        "exists": os.path.exists(cache.path),
         "variable": cache.variable,
         "installed": cache.installed,
         "bytes": cache.num_bytes,

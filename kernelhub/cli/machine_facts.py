@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
-from kernelhub.probes.cache import triton_cache_folder, writable
+from kernelhub.probes.cache import open_to_others, triton_cache_folder, writable
 from kernelhub.probes.compiler import c_compiler, cxx_compiler, python_headers
 from kernelhub.probes.device import DeviceFacts, facts
 from kernelhub.probes.distributions import broken, distribution
@@ -24,7 +24,8 @@ from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import package
 from kernelhub.probes.reading import Unreadable
 from kernelhub.probes.toolkit import driver, nvcc
-from kernelhub.runtime.caches import root
+from kernelhub.runtime.caches import known, root
+from kernelhub.runtime.caches.notices import CODES
 
 _GET_TORCH = "install a CUDA build of torch, see https://pytorch.org/get-started/locally"
 
@@ -83,10 +84,23 @@ def toolchain() -> Iterator[Fact]:
 def caches() -> list[Fact]:
     """Folders that compilers write to."""
     found = writable(triton_cache_folder(), "TRITON_CACHE_DIR")
+    refused = [why for place in root.places()[1:] if (why := place.refused()) is not None]
     return [
         _fact(found, "Triton keeps compiled kernels there", "Triton kernels are not chosen on a GPU"),
+        *_open_caches(),
         _our_cache(),
+        *(Fact(NOTE, f"{code}: {reason}", "nothing in it is read", CODES[code][1]) for code, reason in refused),
     ]
+
+
+def _open_caches() -> Iterator[Fact]:
+    """Folders of libraries into which others can put what the libraries would load."""
+    for item in known.KNOWN:
+        cache = item.read()
+        why = open_to_others(cache.path) if cache is not None else ""
+        if why:
+            remedy = f"chmod -R go-w it if nobody else has written it, or set {item.variable} (kernelhub cache env)"
+            yield Fact(NOTE, why, f"{item.name} loads what it finds there", remedy)
 
 
 def extras() -> Iterator[Fact]:
@@ -169,10 +183,12 @@ def _our_cache() -> Fact:
     """Where compiled kernels for this CPU are kept, and why not in the first place that was wanted."""
     ours, wanted = root.best(executable=True), next(iter(root.places()), None)
     meaning = "compiled kernels for this CPU are kept there"
-    if not ours.ok or wanted is None or ours.value == str(wanted.path):
-        return _fact(ours, meaning, "torch's operators run on this CPU")
-    finding = wanted.judge(executable=True)
-    return Fact(NOTE, ours.reason, f"{meaning}, since {finding.reason}", finding.remedy)
+    if not ours.ok:
+        return Fact(NOTE, f"{ours.code}: {ours.reason}", "torch's operators run on this CPU", ours.remedy)
+    if wanted is None or ours.value == str(wanted.path):
+        return Fact(OK, ours.reason, meaning)
+    finding = root.judged(wanted, executable=True)
+    return Fact(NOTE, ours.reason, f"{meaning}, since {finding.code}: {finding.reason}", finding.remedy)
 
 
 def _fact(found: Finding, good: str, bad: str) -> Fact:

@@ -100,6 +100,10 @@ def _run(arguments: list[str]) -> int:
         raise ConfigurationError(
             f"{name!r} is no command{did_you_mean(name, COMMANDS)}; there are {', '.join(COMMANDS)}"
         )
+    if name != "cache" and not _has_working_directory():
+        raise ConfigurationError(
+            "the working directory was removed, and torch cannot be loaded there; change to another"
+        )
     command = importlib.import_module(f"kernelhub.cli.{name}")
     parser = _Parser(
         prog=f"kernelhub {name}",
@@ -112,6 +116,14 @@ def _run(arguments: list[str]) -> int:
     with alone_on_stdout() if getattr(asked, "json", False) else contextlib.nullcontext(sys.stdout) as stream:
         code: int = command.run(asked, console_for(stream))
     return code
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 class _Parser(argparse.ArgumentParser):

@@ -22,6 +22,8 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.held import LOCK, DeviceKey, Facets, Held, Key, as_packed, facets_of
 from kernelhub.dispatch.policy import Wish
 from kernelhub.errors import ConfigurationError
+from kernelhub.probes import document
+from kernelhub.probes.document import SCALAR, DocumentError
 
 if TYPE_CHECKING:
     from kernelhub.dispatch.selection import Selection
@@ -29,6 +31,24 @@ if TYPE_CHECKING:
 FORMAT = "kernelhub lock, version 1"
 _KERNEL = re.compile(r"[\w-]+\.[\w-]+", re.ASCII)
 _DEVICE_FIELDS = ("vendor", "arch", "name")
+_DECISION = {
+    "op": str,
+    "problem": {str: SCALAR},
+    "kernel": str,
+    "versions?": {str: str},
+    "decided_by?": str,
+    "phases?": [str],
+    "layers?": [str],
+    "runner_ups?": {str: str},
+    "refused?": {str: str},
+}
+_SCHEMA = {
+    "device": dict.fromkeys(_DEVICE_FIELDS, str),
+    "decisions": [_DECISION],
+    "model?": {str: SCALAR},
+    "kernelhub?": str,
+    "packages?": {str: str},
+}
 
 
 @dataclass(frozen=True)
@@ -146,34 +166,44 @@ def read_lock(path: Path) -> Lock:
     """
     where = f"lock file {path}"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigurationError(f"{where}: {reason}; `kernelhub lock --model NAME --out {path}` writes one") from None
+        raw = document.contents(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{where}: {error.strerror or error}; `kernelhub lock --model NAME --out {path}` writes one"
+        ) from None
+    except DocumentError as error:
+        raise ConfigurationError(f"{where}: it {error}; `kernelhub lock` writes another") from None
     try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{where}: not JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        said = document.get("format") if isinstance(document, dict) else None
-        raise ConfigurationError(f"{where}: its format is {said!r}, not {FORMAT!r}; write it with `kernelhub lock`")
+        said = document.parsed(raw)
+    except DocumentError as error:
+        raise ConfigurationError(f"{where}: it {error}; `kernelhub lock` writes another") from None
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        found = document.shown(said.get("format") if isinstance(said, dict) else None)
+        raise ConfigurationError(f"{where}: its format is {found}, not {FORMAT!r}; write it with `kernelhub lock`")
+    wrong = document.difference(said, _SCHEMA)
+    if wrong:
+        raise ConfigurationError(
+            f"{where}: it lacks a part or has a wrong one: {wrong}; write it with `kernelhub lock`"
+        )
+    text = raw.decode()
+    vendor, arch, name = (said["device"][key] for key in _DEVICE_FIELDS)
     try:
-        device = document["device"]
-        vendor, arch, name = (str(device[key]) for key in _DEVICE_FIELDS)
         decisions = tuple(
-            _locked(item, line) for item, line in zip(document["decisions"], _lines_of_decisions(text), strict=True)
+            _locked(item, line) for item, line in zip(said["decisions"], _lines_of_decisions(text), strict=True)
         )
         return Lock(
             (vendor, arch, name),
             decisions,
-            dict(document.get("model", {})),
-            str(document.get("kernelhub", "")),
-            dict(document.get("packages", {})),
+            dict(said.get("model", {})),
+            said.get("kernelhub", ""),
+            dict(said.get("packages", {})),
             str(path),
             hashlib.sha256(text.encode()).hexdigest(),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{where}: it lacks a part ({error!r}); write it with `kernelhub lock`") from None
+    except ValueError as error:  # a name twice, of which one is read and the other has the lines
+        raise ConfigurationError(
+            f"{where}: it tells its decisions twice: {error}; write it with `kernelhub lock`"
+        ) from None
 
 
 def check_lock(lock: Lock, contracts: Mapping[str, Contract[Any]]) -> None:

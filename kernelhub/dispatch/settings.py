@@ -18,8 +18,10 @@ from typing import Any
 from kernelhub.dispatch.lock_file import Lock, read_lock
 from kernelhub.dispatch.policy import Layer, Names, Wish
 from kernelhub.errors import ConfigurationError
+from kernelhub.probes import document
 
 PREFIX = "KERNELHUB_"
+_MOST_BYTES = 1 << 20  # of a config file
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,12 @@ def _parse_missing(text: str) -> str:
     return word
 
 
+def _parse_folder(text: str) -> Path:
+    if os.path.expanduser(text).startswith("~"):
+        raise ValueError(f"{text!r} names no user's home")
+    return Path(text)
+
+
 def _parse_names(text: str, between: str = ",") -> Names:
     return tuple(filter(None, (word.strip() for word in text.split(between))))
 
@@ -107,7 +115,20 @@ VARIABLES = {
             "path of a TOML file",
             "Read prefer, disable and flags from a file.",
         ),
-        Variable("KERNELHUB_CACHE_DIR", Path, None, "path of a folder", "Keep what is compiled here, not in ~/.cache."),
+        Variable(
+            "KERNELHUB_CACHE_DIR",
+            _parse_folder,
+            None,
+            "path of a folder",
+            "Keep what is compiled here, not in ~/.cache.",
+        ),
+        Variable(
+            "KERNELHUB_CACHE_SHARED",
+            parse_bool,
+            False,
+            "0 or 1",
+            "Read KERNELHUB_CACHE_DIR though it is another user's, believe its owner, and write nothing there.",
+        ),
         Variable(
             "KERNELHUB_EVIDENCE",
             parse_bool,
@@ -259,27 +280,27 @@ _FILE_KEYS = ("prefer", "disable", "deterministic", "batch_invariant", "strict")
 def read_file(path: Path) -> Layer:
     """What a config file says: ``prefer`` and ``disable`` (names, or a table of op to names) and flags."""
     try:
-        document = _parse_toml(path)
+        written = _parse_toml(path)
     except OSError as error:
         raise ConfigurationError(f"KERNELHUB_CONFIG={path}: {error.strerror or error}") from None
     except ValueError as error:
         raise ConfigurationError(f"KERNELHUB_CONFIG={path}: not TOML: {error}") from None
-    for key in document:
+    for key in written:
         if key == "force":
             raise ConfigurationError(f"{path}: a file cannot force; use prefer, or KERNELHUB_FORCE")
         if key not in _FILE_KEYS:
             raise ConfigurationError(f"{path}: unknown key {key!r}{did_you_mean(key, _FILE_KEYS)}")
     return Layer(
-        prefers=_file_wishes(path, "prefer", document.get("prefer", [])),
-        disables=_file_wishes(path, "disable", document.get("disable", [])),
-        deterministic=_file_flag(path, "deterministic", document),
-        batch_invariant=_file_flag(path, "batch_invariant", document),
-        strict=_file_flag(path, "strict", document),
+        prefers=_file_wishes(path, "prefer", written.get("prefer", [])),
+        disables=_file_wishes(path, "disable", written.get("disable", [])),
+        deterministic=_file_flag(path, "deterministic", written),
+        batch_invariant=_file_flag(path, "batch_invariant", written),
+        strict=_file_flag(path, "strict", written),
     )
 
 
-def _file_flag(path: Path, key: str, document: Mapping[str, Any]) -> bool | None:
-    value = document.get(key)
+def _file_flag(path: Path, key: str, written: Mapping[str, Any]) -> bool | None:
+    value = written.get(key)
     if value is not None and not isinstance(value, bool):
         raise ConfigurationError(f"{path}: {key} must be true or false, not {value!r}")
     return value
@@ -303,8 +324,11 @@ def _parse_toml(path: Path) -> dict[str, Any]:
         parser = importlib.import_module(name)
     except ModuleNotFoundError:
         raise ConfigurationError("a config file needs a TOML parser on Python 3.10: pip install tomli") from None
-    document: dict[str, Any] = parser.loads(path.read_text(encoding="utf-8"))
-    return document
+    try:
+        written: dict[str, Any] = parser.loads(document.text(path, _MOST_BYTES))
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    return written
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

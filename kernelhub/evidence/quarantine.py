@@ -19,8 +19,12 @@ from kernelhub.evidence import store
 from kernelhub.evidence.results import RIGHT, Check, Result
 from kernelhub.evidence.standing import difference, key_of, made_for, name_of
 from kernelhub.probes.device import DeviceFacts
+from kernelhub.probes.document import difference as difference_of_form
 
 log = logging.getLogger("kernelhub.evidence")
+
+_CHECK = {"case": str, "code": str, "problem": str, "ratio": (None, float), "figures?": str, "tokens?": bool}
+_SCHEMA = {"op": str, "kernel": str, "date": str, "left_out": int, "checks": [_CHECK]}
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,11 @@ def _record(path: Any, document: Mapping[str, Any], key: Mapping[str, str]) -> R
     other = difference(stored, key)
     if other:
         return store.Miss(path, f"is about something else: {other}")
+    wrong = difference_of_form(document, _SCHEMA)
+    if wrong:
+        return store.Miss(path, f"is not as kernelhub writes it: {wrong}")
     try:
         checks = tuple(Check.from_dict(item) for item in document["checks"])
-        result = Result(str(document["op"]), str(document["kernel"]), checks, int(document["left_out"]))
-        return Record(result, str(document["date"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return store.Miss(path, f"is not as kernelhub writes it: {error!r}")
+    except ValueError as error:
+        return store.Miss(path, f"is not as kernelhub writes it: {error}")
+    return Record(Result(document["op"], document["kernel"], checks, document["left_out"]), document["date"])

@@ -1,8 +1,9 @@
-"""Can a compiler write its cache? Answered from permissions, without writing."""
+"""Can a compiler write its cache, and can others? Answered from owners and permissions, without writing."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
@@ -24,12 +25,31 @@ def writable(folder: Path, variable: str) -> Finding:
         folder: the cache folder, which need not exist.
         variable: environment variable that moves it, named in the remedy.
     """
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
     remedy = f"set {variable} to a writable folder"
-    if not existing.is_dir():
+    try:
+        os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except OSError as error:  # a name that is too long, links in a circle, a mount that has gone away
+        return lacking(str(folder), "cache_unwritable", f"{folder}: {error.strerror}", remedy)
+    existing = folder
+    while not os.path.exists(existing) and existing != existing.parent:
+        existing = existing.parent
+    if not os.path.isdir(existing):
         return lacking(str(folder), "cache_unwritable", f"{existing} is not a folder", remedy)
     if not os.access(existing, os.W_OK | os.X_OK):
         return lacking(str(folder), "cache_unwritable", f"{existing} is not writable", remedy)
     return found(str(folder), str(folder), f"{folder} is writable")
+
+
+def open_to_others(folder: Path) -> str:
+    """Why other users could put code where a library of this process looks for its own; empty if they cannot."""
+    try:
+        info = os.stat(folder)
+    except OSError:  # not there, so that nobody has put anything there
+        return ""
+    if info.st_uid not in (0, os.geteuid()):
+        return f"{folder} belongs to user {info.st_uid}, who can put code there"
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users can put code into {folder} (mode {stat.S_IMODE(info.st_mode):o})"
+    return ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.probes.device import DeviceFacts
+from kernelhub.probes.document import difference
 from kernelhub.probes.toolkit import driver
 from kernelhub.runtime.caches.fingerprint import fingerprint
 from kernelhub.runtime.caches.store import Store
@@ -37,11 +38,16 @@ class Journal:
 
     def done(self) -> dict[str, tuple[str, str]]:
         """Of each item that is done, by its key: the kernel, and how it was made ready."""
-        kept = self._store.read(_NAME) or {}
-        return {key: (str(told.get("kernel", "")), str(told.get("how", ""))) for key, told in kept.items()}
+        kept = _kept(self._store.read(_NAME))
+        return {key: (told["kernel"], told["how"]) for key, told in kept.items()}
 
     def note(self, key: str, kernel: str, how: str, seconds: float) -> None:
         """An item is done: on disk before this returns."""
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
         entry: dict[str, Any] = {"kernel": kernel, "how": how, "seconds": round(seconds, 3), "date": date}
-        self._store.update(_NAME, lambda document: {**(document or {}), key: entry})
+        self._store.update(_NAME, lambda document: {**_kept(document), key: entry})
+
+
+def _kept(document: Any) -> dict[str, dict[str, str]]:
+    """What a journal lists; nothing where it is none, since it only saves work."""
+    return {} if difference(document, {str: {"kernel": str, "how": str}}) else document

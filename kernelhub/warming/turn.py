@@ -58,7 +58,7 @@ def _path() -> Path | None:
             with watching(place):
                 place.make()
                 folder = place.path / "warmup"
-                folder.mkdir(exist_ok=True)
+                place.tree().make(folder)
                 name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in me.host)
                 return folder / f"{name}-{me.boot[:8]}.lock"
         except PlaceError as failed:

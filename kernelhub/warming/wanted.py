@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
@@ -23,6 +19,7 @@ from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.warming.counts import counts_for
 from kernelhub.warming.forms import forms_of, whole
+from kernelhub.warming.lines import line, looks_like_a_line
 
 Task = Callable[[], object]
 Piece = str | Path | Description | Need | Selection[Any] | Plan | Task
@@ -106,8 +103,8 @@ def items_of(what: What, tokens: Sequence[int], setting: Mapping[str, Any], *, o
                 chosen.append((need, selection.kernel.name))
             else:
                 needs.append(need)
-        elif isinstance(piece, str) and _looks_like_a_line(piece):
-            tasks.append(Item(None, task=_line(piece), name=piece.strip()))
+        elif isinstance(piece, str) and looks_like_a_line(piece):
+            tasks.append(Item(None, task=line(piece).run, name=piece.strip()))
         elif isinstance(piece, (str, Path, Description)):
             of_models += problems_of(piece, **setting)
         elif callable(piece):
@@ -162,41 +159,3 @@ def _sizes_in(op: str, forms: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
         yield "topk", int(found[1].split(",")[-1])
     if isinstance(window := forms.get("window"), (int, tuple)):
         yield "window", window if isinstance(window, int) else max(window)
-
-
-def _looks_like_a_line(text: str) -> bool:
-    return "kernelhub.warm(" in text
-
-
-def _line(text: str) -> Task:
-    """A line as `NotWarmed` prints it, to be run; nothing else is."""
-    try:
-        (statement,) = ast.parse(text.strip()).body
-        if isinstance(statement, ast.With):
-            (context,) = statement.items
-            (statement,) = statement.body
-            right = _calls(context.context_expr, "use")
-        else:
-            right = True
-        right = right and isinstance(statement, ast.Expr) and _calls(statement.value, "warm")
-    except (SyntaxError, ValueError):
-        right = False
-    if not right:
-        raise ConfigurationError(f"warmup: {text!r} is no line of NotWarmed: kernelhub.warm(...)")
-    code = compile(text.strip(), "<line of NotWarmed>", "exec")
-
-    def run() -> None:
-        exec(code, {"kernelhub": sys.modules["kernelhub"], "torch": torch})
-
-    return run
-
-
-def _calls(expression: ast.expr, name: str) -> bool:
-    """Whether an expression is a call of ``kernelhub.<name>`` with nothing called in its arguments but float()."""
-    if not (isinstance(expression, ast.Call) and ast.unparse(expression.func) == f"kernelhub.{name}"):
-        return False
-    inner = [
-        node for value in (*expression.args, *(kw.value for kw in expression.keywords)) for node in ast.walk(value)
-    ]
-    allowed = ("float",)
-    return all(ast.unparse(node.func) in allowed for node in inner if isinstance(node, ast.Call))

@@ -140,7 +140,7 @@ class TestMisses:
             (lambda plain: plain.update(word="best"), "its word is 'best'"),
             (lambda plain: plain["sizes"][0]["times"]["torch.packed"].update(us=-1.0), "is no time"),
             (lambda plain: plain["sizes"][0]["times"]["torch.packed"].update(us=0), "takes no time"),
-            (lambda plain: plain["sizes"][0]["times"]["torch.packed"].update(us="fast"), "could not convert"),
+            (lambda plain: plain["sizes"][0]["times"]["torch.packed"].update(us="fast"), "is 'fast', not a number"),
             (lambda plain: plain.update(sizes=None), "is not as kernelhub writes it"),
             (lambda plain: plain.update(op="paged_attention"), "in another's place"),
         ],

@@ -30,10 +30,11 @@ def keep(executable: bool = False) -> str:
 class TestPlaces:
     @pytest.fixture
     def folders(self, tmp_path: Path) -> Path:
-        """A folder for the named place, and one for what is next best, writable for everybody."""
-        for folder in (tmp_path, tmp_path / "named", tmp_path / "xdg"):
-            folder.mkdir(exist_ok=True)
-            folder.chmod(0o777)
+        """A folder for the named place, and one for what is next best, in a folder that everybody can write."""
+        tmp_path.chmod(0o777)
+        for folder in (tmp_path / "named", tmp_path / "xdg"):
+            folder.mkdir()
+            folder.chmod(0o755)
         for folder in tmp_path.parents:
             if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
                 folder.chmod(folder.stat().st_mode | 0o011)
@@ -130,7 +131,9 @@ class TestPlaces:
         )
         told = child(code, environment | named | {"TMPDIR": str(folders)})
         assert told["document"] == 1
-        codes = ["cache_not_a_folder", "cache_not_a_folder", "cache_other_user", "cache_memory", "cache_unavailable"]
+        codes = [
+            "cache_open_to_others", "cache_not_a_folder", "cache_not_a_folder", "cache_memory", "cache_unavailable"
+        ]  # fmt: skip
         assert told["said"] == codes
         assert told["error"].startswith("CacheError")
         assert "set KERNELHUB_CACHE_DIR to a writable folder" in told["error"]
@@ -151,10 +154,50 @@ class TestPlaces:
         told = child(code, clean(HOME=home, TMPDIR=str(folders)))
         assert told["paths"][0] == f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/kernelhub"
 
+    @pytest.mark.parametrize("mode", [0o1777, 0o775], ids=oct)
+    def test_a_named_folder_that_others_can_write_is_neither_read_nor_filled(self, folders, environment, mode) -> None:
+        child(keep().replace('write("made")', 'write("planted")'), environment)
+        (folders / "named").chmod(mode)
+        before = sorted(folders.glob("named/**/*"))
+        told = child(keep(), environment)
+        self.check(told, folders / "xdg", ["cache_open_to_others"])
+        assert sorted(folders.glob("named/**/*")) == before
+
+    @superuser
+    def test_a_folder_of_another_user_is_read_and_not_written_where_that_is_said(self, folders, environment) -> None:
+        child(keep(), environment)
+        for path in (folders / "named", *(folders / "named").rglob("*")):
+            os.chown(path, 23456, 23456)
+            path.chmod(0o775 if path.is_dir() else 0o644)
+        os.chown(folders / "xdg", STRANGER, STRANGER)
+        shared = environment | {"KERNELHUB_CACHE_SHARED": "1"}
+        told = child(keep().replace('write("made")', 'write("anew")'), shared, user=STRANGER)
+        assert told["path"].startswith(str(folders / "named"))
+        assert (told["text"], told["said"]) == ("made", ["cache_shared"])
+        assert "user 23456" in told["stderr"]
+        assert child(keep(), environment, user=STRANGER)["path"].startswith(str(folders / "xdg"))
+
+    def test_what_is_made_is_for_this_user_alone_whatever_the_umask(self, folders, environment) -> None:
+        code = (
+            "for umask in (0o000, 0o002, 0o777):\n"
+            "    os.umask(umask)\n"
+            f"    os.environ['KERNELHUB_CACHE_DIR'] = f'{folders}/named/new-{{umask}}/cache'\n"
+            "    store = Store('kind', fingerprint('sm_90a'))\n"
+            "    store.get('entry', write('made'))\n"
+            "    store.update('document', lambda document: 1)\n"
+            "    variables.set_cache_variables(environ=dict(os.environ))\n"
+            "answer()"
+        )
+        assert child(code, environment)["said"] == []
+        made = list((folders / "named").rglob("*"))
+        assert len(made) > 60
+        assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+        assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
+
     @mounting
     @pytest.mark.fault("read_only_mount")
     def test_a_read_only_mount(self, folders, environment) -> None:
-        mounts = (f"mount -t tmpfs tmpfs {folders}/named", f"mount -o remount,ro {folders}/named")
+        mounts = (f"mount -t tmpfs -o mode=700 tmpfs {folders}/named", f"mount -o remount,ro {folders}/named")
         self.check(child(keep(), environment, mounts=mounts), folders / "xdg", ["cache_read_only"])
 
     @mounting
@@ -170,13 +213,13 @@ class TestPlaces:
     @mounting
     @pytest.mark.fault("full_disk")
     def test_a_full_disk(self, folders, environment) -> None:
-        mounts = (f"mount -t tmpfs -o size=64k tmpfs {folders}/named",)
+        mounts = (f"mount -t tmpfs -o mode=700,size=64k tmpfs {folders}/named",)
         self.check(child(keep(), environment, mounts=mounts), folders / "xdg", ["cache_full"])
 
     @mounting
     @pytest.mark.fault("disk_fills_up")
     def test_a_disk_that_becomes_full_while_something_is_made(self, folders, environment) -> None:
-        mounts = (f"mount -t tmpfs -o size=1m tmpfs {folders}/named",)
+        mounts = (f"mount -t tmpfs -o mode=700,size=1m tmpfs {folders}/named",)
         code = (
             'store = Store("kind", fingerprint("any"))\n'
             'entry = store.get("entry", lambda folder: (folder / "made").write_bytes(bytes(3 << 20)))\n'
@@ -206,7 +249,7 @@ class TestPlaces:
     @mounting
     @pytest.mark.fault("noexec")
     def test_a_mount_from_which_nothing_may_be_executed(self, folders, environment) -> None:
-        mounts = (f"mount -t tmpfs -o noexec tmpfs {folders}/named",)
+        mounts = (f"mount -t tmpfs -o mode=700,noexec tmpfs {folders}/named",)
         self.check(child(keep(), environment, mounts=mounts), folders / "named", [])
         self.check(child(keep(executable=True), environment, mounts=mounts), folders / "xdg", ["cache_noexec"])
 

@@ -27,6 +27,7 @@ from kernelhub.runtime.caches.lock import lock
 from kernelhub.runtime.caches.store import Store
 from tests.runtime.caches import PRELUDE, child, clean, mount_namespace
 
+TOKEN = "a" * 32
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -65,7 +66,7 @@ def start(path: Path, *before: str) -> subprocess.Popen:
 
 def lock_of(path: Path, age_s: float = 0.0, **who: object) -> None:
     """A lock file as somebody else would have left it."""
-    path.write_text(replace(holder.myself("token"), **who).to_text())
+    path.write_text(replace(holder.myself(TOKEN), **who).to_text())
     then = time.time() - age_s
     os.utime(path, (then, then))
 
@@ -179,7 +180,7 @@ class TestDeadHolders:
         assert codes() == []
         lock_of(path, age_s=locks.STALE_AFTER_S + 30, pid=999_999_999, **who)
         with lock(path, timeout_s=5) as held:
-            assert held.after == "token"
+            assert held.after == TOKEN
         assert codes() == ["lock_expired"]
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "garbage"])
@@ -259,7 +260,7 @@ class TestDeadHolders:
 
     def test_who_lost_the_lock_does_not_end_the_next_ones(self, path) -> None:
         with lock(path, timeout_s=1):
-            lock_of(path, token="of another")
+            lock_of(path, token="b" * 32)
         assert path.exists()
 
 

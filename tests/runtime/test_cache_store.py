@@ -112,14 +112,14 @@ class TestEntries:
     def test_a_stale_handle_is_a_miss(self, store, monkeypatch) -> None:
         """As NFS gives it for a file that another machine replaced; there is no NFS here to give it."""
         store.get("kernel", make())
-        real = Path.open
+        real = os.open
 
-        def stale(path: Path, *arguments: object, **named: object):
-            if path.name == "kernel.cubin":
+        def stale(path, *arguments: object, **named: object):
+            if Path(path).name == "kernel.cubin":
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
             return real(path, *arguments, **named)
 
-        monkeypatch.setattr(Path, "open", stale)
+        monkeypatch.setattr(os, "open", stale)
         assert store.find("kernel") is None
         assert codes() == ["entry_unreadable"]
         monkeypatch.undo()
@@ -324,3 +324,32 @@ class TestFingerprint:
         shutil.rmtree(info)
         assert library("some_kernels").startswith("unknown ")
         assert library("no_such_library") == "absent"
+
+
+@pytest.mark.parametrize("spoil", ["another's", "group", "everybody"])
+@pytest.mark.parametrize("what", ["kernel.cubin", "manifest.json", "."], ids=["file", "manifest", "entry"])
+def test_an_entry_that_another_user_can_write_is_made_again(store, spoil, what) -> None:
+    path = store.get("kernel", make()).path
+    if spoil == "another's":
+        if os.geteuid() != 0:
+            pytest.skip("only a superuser gives a file to another user: 1 case")
+        os.chown(path / what, 65534, 65534)
+    else:
+        (path / what).chmod((path / what).stat().st_mode | (0o020 if spoil == "group" else 0o002))
+    assert store.find("kernel") is None
+    assert codes() == ["entry_untrusted"]
+    made = store.get("kernel", make("made again"))
+    assert text_of(made) == "made again"
+    for inside in (made.path, made.path / "kernel.cubin", made.path / "manifest.json"):
+        assert (inside.stat().st_uid, inside.stat().st_mode & 0o077) == (os.geteuid(), 0)
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_a_folder_above_an_entry_that_another_user_can_write_is_no_place(store, depth) -> None:
+    path = store.get("kernel", make()).path
+    folder = path.parents[3 - depth]
+    folder.chmod(0o777)
+    assert store.find("kernel") is None
+    with pytest.raises(CacheError, match="can be written by other users"):
+        store.get("kernel", make("made again"))
+    assert set(codes()) == {"entry_untrusted", "cache_open_to_others", "cache_unavailable"}

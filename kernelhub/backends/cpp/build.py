@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -16,7 +17,8 @@ from pathlib import Path
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.probes import compiler
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, fingerprint
-from kernelhub.runtime.caches.store import Store
+from kernelhub.runtime.caches.store import Entry, Store
+from kernelhub.runtime.caches.trusted import load
 
 _HERE = Path(__file__).parent
 _TIMEOUT_S = 300.0
@@ -35,7 +37,9 @@ def library(source: str) -> ctypes.CDLL:
         CacheError: no folder can be written.
         OSError: what was compiled cannot be loaded.
     """
-    return ctypes.CDLL(str(built(_HERE / source)))
+    made, name = _entry(_HERE / source, None), Path(source).with_suffix(".so").name
+    with made.opened(name) as file:  # what is loaded is what was verified, whatever becomes of its path
+        return load(file, made.file(name))
 
 
 def built(source: Path, folder: Path | None = None) -> Path:
@@ -45,14 +49,17 @@ def built(source: Path, folder: Path | None = None) -> Path:
         source: path of the source.
         folder: where to keep it, instead of kernelhub's cache.
     """
+    return _entry(source, folder).file(f"{source.stem}.so")
+
+
+def _entry(source: Path, folder: Path | None) -> Entry:
     finding = compiler.cxx_compiler()
     if finding.value is None:
         raise BuildError(f"{finding.reason}; {finding.remedy}")
     command = [finding.value, *flags(), f"-I{_HERE}"]
     name = f"{source.stem}.so"
     store = Store("cpp", made_for(source, command), folder, executable=True)
-    entry = store.get(source.stem, lambda making: _compile(command, source, making / name), patience_s=2 * _TIMEOUT_S)
-    return entry.file(name)
+    return store.get(source.stem, lambda making: _compile(command, source, making / name), patience_s=2 * _TIMEOUT_S)
 
 
 def flags() -> tuple[str, ...]:
@@ -85,6 +92,7 @@ def _run(command: list[str], source: Path, target: Path) -> None:
             text=True,
             timeout=_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(target.parent)},  # the temporary folder may be read-only or full
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} does not answer: {error}") from error

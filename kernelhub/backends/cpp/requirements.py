@@ -8,7 +8,9 @@ from kernelhub.dispatch.constraint import OnDevice, Rejection
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.probes import compiler
+from kernelhub.probes.finding import Finding
 from kernelhub.runtime.caches import root
+from kernelhub.runtime.caches.notices import say
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,17 @@ class WritableCache:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         if problem.device.type != "cpu":
             return None
-        finding = machine.ask("kernelhub cache", lambda: root.keeps("cpp", executable=True))
+        finding = machine.ask("kernelhub cache", _kept)
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+
+
+def _kept() -> Finding:
+    """The answer; a bad one is said, since slower kernels run in place of ours."""
+    finding = root.keeps("cpp", executable=True)
+    if not finding.ok:
+        reason = f"{finding.code}: {finding.reason}"
+        say("cache_unavailable", "cpp", f"kernels of cpp for this CPU are not chosen, slower ones run: {reason}")
+    return finding
 
 
 MACHINE = (OnDevice("cpu"), Compiler(), WritableCache())

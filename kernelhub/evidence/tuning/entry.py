@@ -15,6 +15,27 @@ from kernelhub.dispatch.configuration import Configuration
 from kernelhub.dispatch.held import Facets
 from kernelhub.dispatch.tuned import Tuned
 from kernelhub.evidence.tuning.decide import ALONE, WORDS, Regret, Time, regret
+from kernelhub.probes.document import SCALAR, difference
+
+_TIMES = {
+    "us": float,
+    "noise_us": float,
+    "samples": int,
+    "how": str,
+    "configuration?": (None, {str: SCALAR}),
+    "own_us?": float,
+}
+_SCHEMA = {
+    "op": str,
+    "problem": {str: SCALAR},
+    "regime": str,
+    "order": [str],
+    "ranking": [str],
+    "word": str,
+    "date": str,
+    "kernels": {str: {"versions": {str: str}, "record": str}},
+    "sizes": [{"tokens": int, "label": str, "times": {str: _TIMES}, "out?": {str: str}}],
+}
 
 WRONG = "wrong:"  # how the reason begins why a kernel that gave a wrong result was not timed
 
@@ -164,7 +185,7 @@ class Entry:
         configurations: dict[str, dict[int, Configuration]] = {}
         for size in self.sizes:
             for name, measured in size.times.items():
-                if measured.configuration is not None:
+                if measured.configuration is not None and size.tokens > 0:
                     configurations.setdefault(name, {}).setdefault(size.tokens, measured.configuration)
         return Tuned(self.ranking, {name: self.because(name) for name in self.ranking}, configurations)
 
@@ -212,8 +233,11 @@ class Entry:
         """The entry that `to_dict` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is none.
+            ValueError: it is none.
         """
+        wrong = difference(plain, _SCHEMA)
+        if wrong:
+            raise ValueError(wrong)
         kernels = {
             str(name): Kind({str(k): str(v) for k, v in kind["versions"].items()}, str(kind["record"]))
             for name, kind in plain["kernels"].items()

@@ -154,7 +154,7 @@ def judged(plain: Plain, op: str, key: str) -> Entry | str:
     try:
         entry = Entry.from_dict(plain)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return f"holds an entry of {op} that is not as kernelhub writes it: {error!r}"
+        return f"holds an entry of {op} that is not as kernelhub writes it: {error}"
     if (entry.op, entry.key) != (op, key):
         return f"holds an entry of {op} in another's place"
     contract = HUB.registry.contracts.get(op)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -19,10 +20,13 @@ from kernelhub.dispatch.fingerprint import own_version
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.store import Miss
 from kernelhub.evidence.tuning.entry import Entry
+from kernelhub.probes import document
 from kernelhub.probes.device import DeviceFacts
+from kernelhub.probes.document import DocumentError
 from kernelhub.runtime.caches import manifest
 from kernelhub.runtime.caches.attempt import replace
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, version_of
+from kernelhub.runtime.caches.inventory import entries, folders, is_folder
 from kernelhub.runtime.caches.manifest import Flaw
 from kernelhub.runtime.caches.root import readable
 from kernelhub.runtime.caches.store import Store
@@ -30,6 +34,7 @@ from kernelhub.runtime.caches.store import Store
 KIND = "tuned"
 FORMAT = "kernelhub tuned, version 1"
 Plain = dict[str, Any]
+_TABLE = {"for": {str: str}, "sha256": str, "entries": [{str: Any}]}
 
 
 def standing_of(device: DeviceFacts) -> Fingerprint:
@@ -57,15 +62,15 @@ def store_of(device: DeviceFacts) -> Store:
 def stored(device: DeviceFacts, op: str) -> tuple[Path, dict[str, Plain]]:
     """Where the entries of an op are kept, and those that are, by problem class, as they stand there."""
     store = store_of(device)
-    document = store.read(op)
-    entries = document.get("entries") if isinstance(document, dict) else None
-    return store.path(op), dict(entries) if isinstance(entries, dict) else {}
+    kept = store.read(op)
+    found = kept.get("entries") if isinstance(kept, dict) else None
+    return store.path(op), dict(found) if isinstance(found, dict) else {}
 
 
-def keep(device: DeviceFacts, entries: Iterable[Entry]) -> None:
+def keep(device: DeviceFacts, measured: Iterable[Entry]) -> None:
     """Put entries beside those that are kept, in place of those of the same problem class."""
     by_op: dict[str, dict[str, Plain]] = {}
-    for entry in entries:
+    for entry in measured:
         by_op.setdefault(entry.op, {})[entry.key] = entry.to_dict()
     for op, new in by_op.items():
         store_of(device).update(op, functools.partial(_merged, new))
@@ -74,9 +79,9 @@ def keep(device: DeviceFacts, entries: Iterable[Entry]) -> None:
 def ops_stored(device: DeviceFacts) -> tuple[list[str], list[Miss]]:
     """Ops that have a document for this device between these versions, also in memory; and what does not hold."""
     store, ops, misses = store_of(device), [], []
-    for op, document in store.every():
-        if isinstance(document, Flaw):
-            misses.append(Miss(store.path(op), document.sentence.removeprefix(f"{store.path(op)} ")))
+    for op, kept in store.every():
+        if isinstance(kept, Flaw):
+            misses.append(Miss(store.path(op), kept.sentence.removeprefix(f"{store.path(op)} ")))
         else:
             ops.append(op)
     return ops, misses
@@ -85,42 +90,41 @@ def ops_stored(device: DeviceFacts) -> tuple[list[str], list[Miss]]:
 def has_folder(device: DeviceFacts) -> bool:
     """Whether anything was kept on disk for this device between these versions."""
     standing = standing_of(device)
-    return any((place.path / KIND / standing.sm / standing.digest).is_dir() for place in readable())
+    return any(is_folder(place.path / KIND / standing.sm / standing.digest) for place in readable())
 
 
 def other_standings(device: DeviceFacts) -> list[tuple[Path, str]]:
     """Folders with documents of this device between other versions, each with what differs."""
     standing, found = standing_of(device), []
     for place in readable():
-        below = place.path / KIND / standing.sm
-        for folder in sorted(below.iterdir()) if below.is_dir() else ():
-            document = next(folder.glob("*.json"), None)
-            if folder.name == standing.digest or document is None:
+        for folder in folders(place.path / KIND / standing.sm):
+            one = next((path for path in entries(folder) if path.suffix == ".json"), None)
+            if folder.name == standing.digest or one is None:
                 continue
-            content = manifest.read(document)
+            content = manifest.read(one, place.tree())
             if not isinstance(content, Flaw) and content["parts"].get("device") == device.name:
                 found.append((folder, standing.difference(content["parts"])))
     return found
 
 
-def table_text(device: DeviceFacts, entries: Iterable[Entry]) -> str:
+def table_text(device: DeviceFacts, measured: Iterable[Entry]) -> str:
     """A table file's text: an entry a line, in an order that depends on what is measured and on nothing else."""
     standing = standing_of(device)
-    lines = sorted(json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False) for entry in entries)
+    lines = sorted(json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False) for entry in measured)
     head = {"format": FORMAT, "sm": standing.sm, "for": dict(standing.parts), "sha256": digest_of(FORMAT, *lines)}
     words = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     body = ",\n".join(f"  {line}" for line in lines)
     return "\n".join(["{", *words, ' "entries": [', *([body] if body else []), " ]", "}", ""])
 
 
-def export(path: Path, device: DeviceFacts, entries: Iterable[Entry]) -> None:
+def export(path: Path, device: DeviceFacts, measured: Iterable[Entry]) -> None:
     """Write a table file, whole.
 
     Raises:
         ConfigurationError: it cannot be written.
     """
     try:
-        replace(path, table_text(device, entries))
+        replace(path, table_text(device, measured), mode=0o644)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}; name a file that can be written") from None
 
@@ -128,30 +132,29 @@ def export(path: Path, device: DeviceFacts, entries: Iterable[Entry]) -> None:
 def read_table(path: Path, device: DeviceFacts) -> list[Plain] | Miss:
     """The entries of a table file, as they stand there, or why none of them holds on a device."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        table = document.read(path)
     except OSError as error:
         return Miss(path, f"cannot be read: {error.strerror or error}")
-    except (ValueError, RecursionError) as error:
-        return Miss(path, f"is not JSON: {error}")
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        said = document.get("format") if isinstance(document, dict) else None
-        return Miss(path, f"has the format {said!r}, not {FORMAT!r}; `kernelhub tune --export` writes one")
-    entries, parts = document.get("entries"), document.get("for")
-    if not isinstance(entries, list) or not isinstance(parts, dict):
-        return Miss(path, "is not as kernelhub writes it")
-    lines = sorted(json.dumps(entry, sort_keys=True) for entry in entries)
-    if document.get("sha256") != digest_of(FORMAT, *lines):
+    except DocumentError as error:
+        return Miss(path, str(error))
+    if not isinstance(table, dict) or table.get("format") != FORMAT:
+        said = document.shown(table.get("format") if isinstance(table, dict) else None)
+        return Miss(path, f"has the format {said}, not {FORMAT!r}; `kernelhub tune --export` writes one")
+    wrong = document.difference(table, _TABLE)
+    if wrong:
+        return Miss(path, f"is not as kernelhub writes it: {wrong}")
+    rows: list[Plain] = table["entries"]
+    lines = sorted(json.dumps(row, sort_keys=True) for row in rows)
+    if table["sha256"] != digest_of(FORMAT, *lines):
         return Miss(path, "was changed after it was written, or is damaged")
-    differs = standing_of(device).difference(parts)
-    return (
-        Miss(path, f"was measured for {differs}") if differs else [item for item in entries if isinstance(item, dict)]
-    )
+    differs = standing_of(device).difference(table["for"])
+    return Miss(path, f"was measured for {differs}") if differs else rows
 
 
 def files_of(names: Iterable[str]) -> list[Path]:
     """Table files: those that are named, and of folders all that end in ``.json``, in order."""
-    paths = [Path(name).expanduser() for name in names]
-    return [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    paths = [Path(os.path.expanduser(name)) for name in names]
+    return [file for path in paths for file in (sorted(path.glob("*.json")) if os.path.isdir(path) else [path])]
 
 
 def shipped() -> list[Path]:
@@ -160,6 +163,6 @@ def shipped() -> list[Path]:
     return files_of([str(folder)])
 
 
-def _merged(new: Mapping[str, Plain], document: Any) -> Plain:
-    entries = document.get("entries") if isinstance(document, dict) else None
-    return {"entries": {**(entries if isinstance(entries, dict) else {}), **new}}
+def _merged(new: Mapping[str, Plain], kept: Any) -> Plain:
+    before = kept.get("entries") if isinstance(kept, dict) else None
+    return {"entries": {**(before if isinstance(before, dict) else {}), **new}}

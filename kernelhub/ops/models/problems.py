@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from kernelhub.ops.models.checkpoint import description_of
 from kernelhub.ops.models.description import EXPERTS_ALONE, FORMATS, Description, LatentAttention
 from kernelhub.ops.models.layers import DECODE, PREFILL, Asked, Setting, asked_by
 from kernelhub.ops.models.published import CONFIGS
+from kernelhub.probes import document
 
 PHASES = (PREFILL, DECODE)
 Model = str | Path | Description
@@ -145,7 +145,7 @@ def _config(model: str | Path) -> dict[str, Any]:
     if path.is_dir():
         path = path / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = document.read(path, finite=False)
     except FileNotFoundError:
         names = ", ".join(CONFIGS)
         raise ConfigurationError(

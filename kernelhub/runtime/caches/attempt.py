@@ -14,6 +14,7 @@ from kernelhub.runtime.caches.lock import Held, OnWait, lock
 from kernelhub.runtime.caches.manifest import synchronise
 from kernelhub.runtime.caches.notices import say
 from kernelhub.runtime.caches.root import PLACE_ERRORS, Place, code_of, fails
+from kernelhub.runtime.caches.trusted import FILE_MODE, Untrusted, create
 
 # What a maker may suffer from the place that it writes to; of any other error it is the cause itself.
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ESTALE, errno.EIO)
@@ -45,6 +46,8 @@ def watching(place: Place, errors: Collection[int] = tuple(PLACE_ERRORS)) -> Ite
         yield
     except OSError as error:
         code = code_of(error) if error.errno in errors else None
+        if isinstance(error, Untrusted):
+            code = error.code
         if code is None:
             raise
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
@@ -57,7 +60,7 @@ def alone(place: Place, folder: Path, name: str, patience_s: float, on_wait: OnW
     with contextlib.ExitStack() as stack:
         held = None
         with watching(place):
-            folder.mkdir(parents=True, exist_ok=True)
+            place.tree().make(folder)
             try:
                 held = stack.enter_context(lock(folder / f"{name}.lock", timeout_s=patience_s, on_wait=on_wait))
             except LockTimeout as error:
@@ -65,11 +68,12 @@ def alone(place: Place, folder: Path, name: str, patience_s: float, on_wait: OnW
         yield held
 
 
-def replace(path: Path, text: str) -> None:
+def replace(path: Path, text: str, mode: int = FILE_MODE) -> None:
     """Put a text in place of a file, whole or not at all, and on disk before this returns."""
     making = path.with_name(f".{path.name}.making-{uuid.uuid4().hex}")
     try:
-        making.write_text(text)
+        create(making, text.encode())
+        making.chmod(mode)
         synchronise(making)
         os.replace(making, path)
         synchronise(path.parent)

@@ -26,6 +26,7 @@ from kernelhub.runtime.caches.root import VARIABLE, Place, best, places, readabl
 _PATIENCE_S = 30.0
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,120}")
 _END = ".json"
+_MOST_REVISIONS = 1 << 53
 
 _memory: dict[tuple[str, str, str], tuple[int, Any]] = {}  # documents of a process that can write nowhere
 _memory_guard = threading.Lock()
@@ -123,13 +124,12 @@ class Documents:
             path = self._folder(place) / f"{checked(name)}{_END}"
             if not os.path.lexists(path):
                 continue
-            try:
-                content = manifest.read(path, self.fingerprint)
-            except OSError as error:
-                content = Flaw("entry_unreadable", f"{path}: {error.strerror or error}")
+            content = manifest.read(path, place.tree(), self.fingerprint)
             if isinstance(content, Flaw):
                 flaws.append((path, content))
-            elif content.get("revision", 0) > revision:
+            elif "document" not in content or not 0 < content.get("revision", 0) < _MOST_REVISIONS:
+                flaws.append((path, Flaw("manifest_unreadable", f"{path} is a manifest, and no document")))
+            elif content["revision"] > revision:
                 revision, document = content["revision"], content["document"]
         return revision, document, flaws
 
@@ -140,7 +140,7 @@ class Documents:
         for place in self._usable():
             try:
                 with watching(place):
-                    self._folder(place).mkdir(parents=True, exist_ok=True)
+                    place.tree().make(self._folder(place))
                     replace(self._folder(place) / f"{checked(name)}{_END}", text)
                 with _memory_guard:
                     _memory.pop(self._key(name), None)

@@ -136,10 +136,16 @@ def files_digest(paths: Iterable[Path]) -> str:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's contents, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+        return descriptor_digest(file.fileno())
+
+
+def descriptor_digest(file: int) -> str:
+    """As `file_digest`, of a file that is open; where it is read next does not change."""
+    digest, at = hashlib.sha256(), 0
+    while block := os.pread(file, 1 << 20, at):
+        digest.update(block)
+        at += len(block)
     return digest.hexdigest()
 
 

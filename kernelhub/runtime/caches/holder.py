@@ -5,13 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import socket
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from kernelhub.runtime.caches.opening import contents
+from kernelhub.probes import document
+from kernelhub.probes.document import DocumentError
+
+TOKEN = re.compile(r"[0-9a-f]{32}")  # it becomes part of a path
+_MOST_BYTES = 1 << 16
+_MOST_PID = 1 << 31
+_WORDS = 255
 
 
 @dataclass(frozen=True)
@@ -38,12 +46,14 @@ class Holder:
 
     @classmethod
     def read(cls, path: Path) -> Holder | None:
-        """Who a lock file names; None if it names nobody, or is gone."""
+        """Who a lock file names; None if it names nobody that a process of ours could be, or is gone."""
         try:
-            told = json.loads(contents(path))
-            return cls(**{name: kind(told[name]) for name, kind in _FIELDS.items()})
-        except (OSError, ValueError, KeyError, TypeError):
+            told = document.read(path, _FIELDS, _MOST_BYTES)
+        except (OSError, DocumentError):
             return None
+        if not TOKEN.fullmatch(told["token"]) or not 0 < told["pid"] < _MOST_PID:
+            return None
+        return cls(**{name: _printed(told[name]) for name in _FIELDS})
 
     def to_text(self) -> str:
         """The contents of its lock file."""
@@ -58,7 +68,7 @@ class Holder:
         if not _runs(self.pid):
             return "lock_dead_holder"
         started = started_at(self.pid)
-        return "lock_reused_pid" if self.started and started and started != self.started else None
+        return "lock_reused_pid" if started and started != self.started else None
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} ({self.command})"
@@ -76,10 +86,10 @@ def myself(token: str) -> Holder:
 def started_at(pid: int) -> str:
     """When a process started, in clock ticks since the boot; empty where that cannot be told."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return ""
-    return text.rpartition(")")[2].split()[19]  # after the command, which may hold spaces and brackets
+    return text.rpartition(b")")[2].split()[19].decode()  # after the command, which may hold anything
 
 
 def _runs(pid: int) -> bool:
@@ -90,8 +100,15 @@ def _runs(pid: int) -> bool:
     except PermissionError:  # of another user
         return True
     with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     return True
+
+
+def _printed(value: Any) -> Any:
+    """Words that a log line can bear: nothing that ends the line, or turns to the terminal."""
+    if not isinstance(value, str):
+        return value
+    return "".join(letter if letter.isprintable() else "?" for letter in value[:_WORDS])
 
 
 def _here() -> tuple[str, str, str]:

@@ -6,6 +6,7 @@ symbolic link leads to, nothing whose form nobody here knows.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -84,7 +85,12 @@ def unfinished(path: Path, reason: str) -> Item:
 
 def folders(path: Path) -> Iterator[Path]:
     """The folders in a folder, links to folders left out, in order; none if it is not there."""
-    yield from (entry for entry in entries(path) if entry.is_dir() and not entry.is_symlink())
+    yield from (entry for entry in entries(path) if is_folder(entry))
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it is a folder itself, and no link to one; of what cannot be looked at, no."""
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def entries(path: Path) -> list[Path]:
@@ -102,17 +108,19 @@ def weighed(items: Iterable[Item]) -> tuple[Item, ...]:
 
 def size_of(path: Path) -> int:
     """Bytes of a file, or of the files below a folder. Links are not followed."""
-    try:
-        if not path.is_dir() or path.is_symlink():
+    if not is_folder(path):
+        with contextlib.suppress(OSError):  # removed meanwhile, or not ours to look at
             return path.lstat().st_size
-        with os.scandir(path) as found:
-            inside = [(entry.is_dir(follow_symlinks=False), entry) for entry in found]
-        return sum(
-            size_of(Path(entry.path)) if is_folder else entry.stat(follow_symlinks=False).st_size
-            for is_folder, entry in inside
-        )
-    except OSError:  # removed meanwhile, or not ours to read
         return 0
+    num_bytes, left = 0, [str(path)]
+    while left:
+        with contextlib.suppress(OSError), os.scandir(left.pop()) as found:
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+                else:
+                    num_bytes += entry.stat(follow_symlinks=False).st_size
+    return num_bytes
 
 
 def remove(cache: Cache, item: Item) -> str:
@@ -130,10 +138,10 @@ def remove(cache: Cache, item: Item) -> str:
     if not inside.parts or ".." in inside.parts:
         return f"{item.path} is not in {cache.path}"
     path = root / inside
-    if path.is_symlink() or Path(os.path.realpath(path)) != path:
+    if os.path.islink(path) or Path(os.path.realpath(path)) != path:
         return f"{item.path} is, or lies behind, a symbolic link"
     try:
-        if path.is_dir():
+        if os.path.isdir(path):
             shutil.rmtree(path)
         else:
             path.unlink()
@@ -141,4 +149,6 @@ def remove(cache: Cache, item: Item) -> str:
         return ""
     except OSError as error:
         return f"{error.filename or path}: {error.strerror or error}"
+    except RecursionError:  # shutil calls itself for each folder, before Python 3.13
+        return f"{path} nests too deep to be removed here; rm -r removes it"
     return ""

@@ -7,7 +7,6 @@ other things makes nothing in it an entry.
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import re
 import tempfile
@@ -15,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelhub.probes import document
+from kernelhub.probes.document import DocumentError
 from kernelhub.probes.package import package
 from kernelhub.runtime.caches.inventory import (
     BROKEN,
@@ -28,8 +29,7 @@ from kernelhub.runtime.caches.inventory import (
     unfinished,
     weighed,
 )
-from kernelhub.runtime.caches.opening import contents
-from kernelhub.runtime.caches.root import home_folder
+from kernelhub.runtime.caches.root import absolute, home_folder
 
 _TRITON_KEY = re.compile(r"[A-Z2-7]{52}|[0-9a-f]{64}")
 _VERSION = re.compile(r"\d+(\.\d+)+([._+-]?[A-Za-z0-9]+)*")
@@ -58,11 +58,14 @@ class Known:
 
     def read(self, environ: Mapping[str, str] | None = None) -> Cache | None:
         """The cache as it is; None where there is no home for it."""
-        path = self.where(os.environ if environ is None else environ)
-        if path is None:
+        said = self.where(os.environ if environ is None else environ)
+        if said is None:
             return None
-        path = Path(os.path.abspath(path))
         installed = package(self.package, distribution=self.distribution).value
+        path = absolute(str(said))
+        if path is None:
+            problem = f"{self.variable} names {said}, which leads nowhere: no such home, or no working directory"
+            return Cache(self.name, said, self.variable, installed, (), problem)
         if path in (Path("/"), home_folder(environ)):
             problem = f"{self.variable} names {path}, which is no cache"
             return Cache(self.name, path, self.variable, installed, (), problem)
@@ -73,7 +76,7 @@ def _named(variable: str, *below_home: str) -> Callable[[Mapping[str, str]], Pat
     def where(environ: Mapping[str, str]) -> Path | None:
         home = home_folder(environ)
         if environ.get(variable):
-            return Path(environ[variable]).expanduser()
+            return Path(os.path.expanduser(environ[variable]))
         return None if home is None else home.joinpath(*below_home)
 
     return where
@@ -93,7 +96,7 @@ def _flashinfer_folder(environ: Mapping[str, str]) -> Path | None:
 
 def _vllm_folder(environ: Mapping[str, str]) -> Path | None:
     if environ.get("VLLM_CACHE_ROOT"):
-        return Path(environ["VLLM_CACHE_ROOT"]).expanduser()
+        return Path(os.path.expanduser(environ["VLLM_CACHE_ROOT"]))
     base = environ.get("XDG_CACHE_HOME") or home_folder(environ)
     if base is None:
         return None
@@ -226,8 +229,8 @@ def _empty_binary(files: list[Path]) -> Path | None:
 
 def _json(path: Path) -> dict[str, object] | None:
     try:
-        told = json.loads(contents(path))
-    except (OSError, ValueError):
+        told = document.read(path)
+    except (OSError, DocumentError):
         return None
     return told if isinstance(told, dict) else None
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 import time
 import uuid
@@ -25,7 +26,7 @@ from pathlib import Path
 from kernelhub.errors import LockTimeout
 from kernelhub.runtime.caches.holder import Holder, myself
 from kernelhub.runtime.caches.notices import say
-from kernelhub.runtime.caches.opening import opened
+from kernelhub.runtime.caches.trusted import FILE_MODE, create
 
 STALE_AFTER_S = 120.0  # without a sign of life of a holder elsewhere; NFS keeps attributes for up to 60
 _BEAT_S = 15.0
@@ -33,6 +34,8 @@ _UNREADABLE_AFTER_S = 10.0  # the longest that a file may be without contents wh
 _BREAKER_S = 10.0  # the longest that taking a dead holder's lock away may last
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 _SAY_AFTER_S = 5.0
+_AHEAD_S = 60.0  # a sign of life from later than this is none, since the file system gave both times
+_AT_ONCE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 OnWait = Callable[[str, float], None]
@@ -100,22 +103,23 @@ def _acquire(path: Path, begun: float, timeout_s: float, stale_after_s: float, o
     own = path.with_name(f".{path.name}-{me.token}")
     pause, after = _FIRST_PAUSE_S, None
     try:
-        own.write_text(me.to_text())
+        create(own, me.to_text().encode())
         while not _taken(own, path, me):
             os.utime(own)
             holder, age_s = Holder.read(path), _age_s(path, own)
-            if age_s is None:  # given up meanwhile
-                continue
-            dead = _dead(path, holder, age_s, stale_after_s)
-            if dead is not None:
-                if _break(path, own, me, holder):
-                    say(dead[0], path, dead[1])
-                    after = holder.token if holder is not None else None
-                continue
             waited_s = time.monotonic() - begun
-            words = f"{holder or 'somebody who is not named'}, {age_s:.0f} s ago last seen"
+            words = f"{holder or 'somebody who is not named'}, {max(age_s or 0, 0):.0f} s ago last seen"
+            if age_s is None and waited_s < timeout_s:  # given up meanwhile
+                continue
+            dead = _dead(path, holder, age_s or 0.0, stale_after_s)
+            if dead is not None and _break(path, own, me, holder):
+                say(dead[0], path, dead[1])
+                after = holder.token if holder is not None else None
+                continue
             if waited_s >= timeout_s:
                 raise LockTimeout(path, words, waited_s)
+            if dead is not None:
+                continue
             if on_wait is not None:
                 on_wait(words, waited_s)
             if waited_s > _SAY_AFTER_S:
@@ -139,7 +143,7 @@ def _taken(own: Path, path: Path, me: Holder) -> bool:
         if error.errno not in _NO_LINKS:
             raise
     try:  # no hard links here, as on some FUSE mounts
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
     except FileExistsError:
         return False
     with open(descriptor, "w") as file:
@@ -149,6 +153,10 @@ def _taken(own: Path, path: Path, me: Holder) -> bool:
 
 def _dead(path: Path, holder: Holder | None, age_s: float, stale_after_s: float) -> tuple[str, str] | None:
     """Why the holder is dead, as code and sentence; None if it may live."""
+    if not _is_file(path):
+        return "lock_unreadable", f"{path} is no ordinary file, and no process of ours makes such a lock"
+    if age_s < -_AHEAD_S:
+        return "lock_expired", f"{path} is held by {holder or 'nobody'}, last seen {-age_s:.0f} s from now"
     if holder is None:
         if age_s > _UNREADABLE_AFTER_S:
             return "lock_unreadable", f"{path} names no holder and is {age_s:.0f} s old"
@@ -170,17 +178,25 @@ def _break(path: Path, own: Path, me: Holder, holder: Holder | None) -> bool:
     breaker = path.with_name(f".{path.name}-breaker")
     if not _taken(own, breaker, me):
         age_s = _age_s(breaker, own)
-        if age_s is not None and age_s > _BREAKER_S:  # it was ended in these few lines
-            breaker.unlink(missing_ok=True)
+        if age_s is not None and (age_s > _BREAKER_S or age_s < -_AHEAD_S or not _is_file(breaker)):
+            _remove(breaker, me)  # who made it was ended in these few lines
         time.sleep(_FIRST_PAUSE_S)
         return False
     try:
         right = Holder.read(path) == holder
         if right:
-            path.unlink(missing_ok=True)
+            _remove(path, me)
         return right
     finally:
         breaker.unlink(missing_ok=True)
+
+
+def _remove(path: Path, me: Holder) -> None:
+    """Take a lock away; a folder in its place is only put away, whatever is in it."""
+    if path.is_dir() and not path.is_symlink():
+        path.rename(path.with_name(f".{path.name}.bad-{me.token}"))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _release(held: Held) -> None:
@@ -207,10 +223,23 @@ def _beat(held: Held, ended: threading.Event) -> None:
 def _age_s(path: Path, own: Path) -> float | None:
     """Seconds since the holder's last sign of life, by the file system's clock; None if the lock is gone."""
     try:
-        with opened(path) as file:  # NFS asks for fresh attributes when a file is opened
-            return max(own.stat().st_mtime - os.fstat(file.fileno()).st_mtime, 0.0)
+        if not _is_file(path):
+            return own.stat().st_mtime - path.lstat().st_mtime
+        file = os.open(path, _AT_ONCE)  # NFS asks for fresh attributes when a file is opened
     except FileNotFoundError:
         return None
+    try:
+        return own.stat().st_mtime - os.fstat(file).st_mtime
+    finally:
+        os.close(file)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether an ordinary file is there, or nothing at all: no link, pipe, socket, device or folder."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 _thread_locks: dict[str, threading.Lock] = {}

@@ -7,24 +7,27 @@ the document in it. Whatever does not hold is a `Flaw`, never loaded.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
 import socket
-import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, file_digest
-from kernelhub.runtime.caches.opening import contents
+from kernelhub.probes import document
+from kernelhub.probes.document import DocumentError
+from kernelhub.runtime.caches.fingerprint import Fingerprint, descriptor_digest, digest_of, file_digest
+from kernelhub.runtime.caches.trusted import Tree, Untrusted, close_to_others, create
 
 NAME = "manifest.json"
 FORMAT = 1
-_MOST_BYTES = 256 << 20  # of a manifest or document; what is longer was not written by us
+_PARTS = {"parts": {str: str}, "sha256": str, "made?": {str: (str, int, float)}, "revision?": int}
+_FILES = {str: {"bytes": int, "sha256": str}}
 
 
 @dataclass(frozen=True)
@@ -76,53 +79,84 @@ def write(folder: Path, kind: str, name: str, fingerprint: Fingerprint) -> None:
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         for path in files
     }
-    (folder / NAME).write_text(sealed({**describe(kind, name, fingerprint), "files": listed}))
+    create(folder / NAME, sealed({**describe(kind, name, fingerprint), "files": listed}).encode())
+    close_to_others(folder)
     for path in (*files, folder / NAME, folder):
         synchronise(path)
 
 
-def verify(folder: Path, fingerprint: Fingerprint | None = None) -> dict[str, Any] | Flaw:
+def verify(folder: Path, tree: Tree, fingerprint: Fingerprint | None = None) -> dict[str, Any] | Flaw:
     """The manifest of an entry in which everything holds, or what does not.
 
     Args:
         folder: the entry.
+        tree: the cache that it lies in, which says whose files count.
         fingerprint: for what it must have been made; by default for whatever it says.
     """
     if folder.is_symlink():
         return Flaw("entry_symlink", f"{folder} is a symbolic link")
     try:
-        content = read(folder / NAME, fingerprint)
+        content = read(folder / NAME, tree, fingerprint)
         if isinstance(content, Flaw):
             return content
-        for name, told in content["files"].items():
-            flaw = _file_flaw(folder, name, int(told["bytes"]), str(told["sha256"]))
-            if flaw is not None:
-                return flaw
+        wrong = document.difference(content.get("files"), _FILES, "its list of files")
+        if wrong:
+            return Flaw("manifest_unreadable", f"{folder / NAME} lists its files in no known way: {wrong}")
+        for name in content["files"]:
+            with opened(folder, name, content, tree) as file:
+                if isinstance(file, Flaw):
+                    return file
     except OSError as error:
-        return Flaw("entry_unreadable", f"{error.filename or folder}: {error.strerror or error}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Flaw("manifest_unreadable", f"{folder / NAME} lists its files in no known way: {error!r}")
+        return _unreadable(folder, error)
     return content
 
 
-def read(path: Path, fingerprint: Fingerprint | None = None) -> dict[str, Any] | Flaw:
-    """The contents of a manifest or document in which everything holds, or what does not.
+@contextlib.contextmanager
+def opened(folder: Path, name: str, content: Mapping[str, Any], tree: Tree) -> Iterator[int | Flaw]:
+    """Descriptor of a file that a manifest lists, its contents verified by that descriptor, or what does not hold.
 
     Raises:
         OSError: it is there and cannot be read.
     """
-    if path.is_symlink():
-        return Flaw("entry_symlink", f"{path} is a symbolic link")
+    told, path = content["files"][name], folder / name
+    if "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
+        yield Flaw("manifest_foreign", f"{folder / NAME} lists {name!r}, which is outside of the entry")
+        return
+    if path.is_symlink() or (os.path.lexists(path) and not path.is_file()):
+        yield Flaw("entry_symlink", f"{path} is no ordinary file")
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tree.opened(path))
+        except FileNotFoundError:
+            yield Flaw("file_missing", f"there is no {path}")
+            return
+        size = os.fstat(file).st_size
+        if size != told["bytes"]:
+            yield Flaw("file_truncated", f"{path} has {size} bytes, {told['bytes']} were made")
+        elif descriptor_digest(file) != told["sha256"]:
+            yield Flaw("file_edited", f"{path} does not hold what was made")
+        else:
+            yield file
+
+
+def read(path: Path, tree: Tree, fingerprint: Fingerprint | None = None) -> dict[str, Any] | Flaw:
+    """The contents of a manifest or document in which everything holds, or what does not."""
     try:
-        raw = contents(path, _MOST_BYTES)
+        if path.is_symlink():
+            return Flaw("entry_symlink", f"{path} is a symbolic link")
+        raw = tree.read(path, document.MOST_BYTES + 1)
     except FileNotFoundError:
         return Flaw("manifest_missing", f"there is no {path}")
+    except OSError as error:
+        return _unreadable(path, error)
     try:
-        content = json.loads(raw.decode(), parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        return Flaw("manifest_unreadable", f"{path} ({len(raw)} bytes) is not JSON: {error}")
-    if not isinstance(content, dict) or not isinstance(content.get("parts"), dict) or "sha256" not in content:
-        return Flaw("manifest_unreadable", f"{path} is JSON, but no manifest")
+        content = document.parsed(raw)
+    except DocumentError as error:
+        return Flaw("manifest_unreadable", f"{path} ({len(raw)} bytes) {error}")
+    wrong = document.difference(content, _PARTS)
+    if wrong:
+        return Flaw("manifest_unreadable", f"{path} is JSON, but no manifest: {wrong}")
     if content["sha256"] != _own_digest({key: value for key, value in content.items() if key != "sha256"}):
         return Flaw("manifest_edited", f"{path} was changed after it was written")
     return _foreign(path, content, fingerprint) or content
@@ -152,29 +186,13 @@ def _foreign(path: Path, content: dict[str, Any], fingerprint: Fingerprint | Non
     return Flaw("manifest_foreign", f"{path} was made for {differs}") if differs else None
 
 
-def _file_flaw(folder: Path, name: str, num_bytes: int, sha256: str) -> Flaw | None:
-    path = folder / name
-    if os.path.isabs(name) or ".." in Path(name).parts:
-        return Flaw("manifest_foreign", f"{folder / NAME} lists {name}, which is outside of the entry")
-    try:
-        told = path.lstat()
-    except FileNotFoundError:
-        return Flaw("file_missing", f"there is no {path}")
-    if not stat.S_ISREG(told.st_mode):
-        return Flaw("entry_symlink", f"{path} is no ordinary file")
-    if told.st_size != num_bytes:
-        return Flaw("file_truncated", f"{path} has {told.st_size} bytes, {num_bytes} were made")
-    if file_digest(path) != sha256:
-        return Flaw("file_edited", f"{path} does not hold what was made")
-    return None
+def _unreadable(path: Path, error: OSError) -> Flaw:
+    code = "entry_untrusted" if isinstance(error, Untrusted) else "entry_unreadable"
+    return Flaw(code, f"{error.filename or path} {error.strerror or error}")
 
 
 def _own_digest(content: Mapping[str, Any]) -> str:
     return digest_of(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False))
-
-
-def _refuse(word: str) -> float:
-    raise ValueError(f"{word} is no number that we write")
 
 
 def _user() -> str:

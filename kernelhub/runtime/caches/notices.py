@@ -28,8 +28,24 @@ CODES = {
         "free space (`kernelhub cache list` says what lies where), or set KERNELHUB_CACHE_DIR",
     ),
     "cache_other_user": (
-        "The folder belongs to another user. A default place is then neither read nor filled, a named one is read.",
-        "set KERNELHUB_CACHE_DIR to a folder of this user; a shared folder is taken if it is named there",
+        "The folder, or a link on its path, belongs to another user, who could put code there: it is neither read nor "
+        "filled, and the next place is taken. Of root's folders what nobody else can write is read.",
+        "set KERNELHUB_CACHE_DIR to a folder of this user, or to one that is not there yet; KERNELHUB_CACHE_SHARED=1 "
+        "reads another user's folder on purpose",
+    ),
+    "cache_open_to_others": (
+        "The folder can be written by other users, who could put code there: it is neither read nor filled, and the "
+        "next place is taken.",
+        "`chmod -R go-w` the folder if nobody else has written it, or name one in it that is not there yet, which "
+        "kernelhub makes for this user alone",
+    ),
+    "cache_shared": (
+        "KERNELHUB_CACHE_SHARED is set: what the folder's owner put there is believed, and nothing is written there.",
+        "nothing to do if the owner who is named is to be trusted; else unset KERNELHUB_CACHE_SHARED",
+    ),
+    "entry_untrusted": (
+        "A file or folder of an entry belongs to another user, or can be written by other users: a miss.",
+        "remove it (`kernelhub cache clear --stale`), and look who put it there",
     ),
     "cache_no_home": (
         "HOME is not set and this user has no home, so there is no folder for what should be kept.",

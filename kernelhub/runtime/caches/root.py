@@ -1,7 +1,7 @@
 """Where things are kept: the folder the user names, else the user's cache, else the user's own temporary folder.
 
-A place is judged from permissions and mounts, without writing; it is made when something is first kept in it. The
-first that can be written is; those before it are read too.
+A place is judged from owners, permissions and mounts, without writing; it is made when something is first kept in it.
+The first that can be written is; those before it are read too, as far as nobody else can write them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.runtime.caches.notices import CODES, say
+from kernelhub.runtime.caches.trusted import Tree, Untrusted, create, foreign_link, make_folder, tree
 
 VARIABLE = "KERNELHUB_CACHE_DIR"
+SHARED = "KERNELHUB_CACHE_SHARED"
 TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backups leave such a folder out
 _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -37,11 +38,15 @@ PLACE_ERRORS = {
     errno.EEXIST: "cache_not_a_folder",
     errno.ENOENT: "cache_not_a_folder",
     errno.ELOOP: "cache_not_a_folder",
+    errno.ENAMETOOLONG: "cache_not_a_folder",
+    errno.EMFILE: "cache_unwritable",
+    errno.ENFILE: "cache_unwritable",
     errno.ESTALE: "cache_unwritable",
     errno.EIO: "cache_unwritable",
 }
 
 
+_ON = ("1", "true", "yes", "on")
 _failed: set[Path] = set()  # places that failed in use, in this process
 
 
@@ -52,10 +57,12 @@ class Place:
     Attributes:
         path: absolute.
         origin: ``"KERNELHUB_CACHE_DIR"``, ``"XDG_CACHE_HOME"``, ``"home"`` or ``"temporary"``.
+        shared: whether it is another user's on purpose, to be read and not written.
     """
 
     path: Path
     origin: str
+    shared: bool = False
 
     def judge(self, *, executable: bool = False) -> Finding:
         """Could something be kept here? Codes of a bad answer are those of `notices.CODES`.
@@ -63,12 +70,18 @@ class Place:
         Args:
             executable: whether what is kept is loaded as code, which ``noexec`` forbids.
         """
+        if not self.path.is_absolute():
+            return self._bad("cache_not_a_folder", f"{self.path} leads nowhere: no such home, or no working directory")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self.path.lstat()  # a name that is too long is told here, not where the folder is made
         nearest = next(folder for folder in (self.path, *self.path.parents) if os.path.lexists(folder))
         if not nearest.is_dir():
             return self._bad("cache_not_a_folder", f"{nearest} is not a folder")
-        owner = self._foreign_owner(nearest)
-        if owner is not None:
-            return self._bad("cache_other_user", f"{nearest} belongs to user {owner}, this is {os.geteuid()}")
+        foreign = self._foreign(nearest)
+        if foreign is not None:
+            return self._bad(*foreign)
+        if self.shared:
+            return self._bad("cache_shared", f"{self.path} is shared, and only read")
         mount = os.statvfs(nearest)
         if not os.access(nearest, os.W_OK | os.X_OK):
             if mount.f_flag & os.ST_RDONLY:
@@ -84,7 +97,7 @@ class Place:
         return found(str(self.path), str(self.path), f"{self.path} is writable")
 
     def trusted(self, *, executable: bool = False) -> bool:
-        """Whether what lies here may be read: a default place of another user may not, since code is loaded from it.
+        """Whether what lies here may be read: nobody else can have put it there.
 
         Args:
             executable: whether it is loaded as code, which ``noexec`` forbids.
@@ -92,33 +105,47 @@ class Place:
         try:
             if executable and os.statvfs(self.path).f_flag & getattr(os, "ST_NOEXEC", 0):
                 return False
-            return self.path.is_dir() and self._foreign_owner(self.path) is None
+            return self.path.is_absolute() and self.path.is_dir() and self._foreign(self.path) is None
         except OSError:
             return False
 
+    def refused(self) -> tuple[str, str] | None:
+        """Of a folder that is there and may not be read: code and reason; None of any other."""
+        try:
+            return self._foreign(self.path) if self.path.is_absolute() and self.path.is_dir() else None
+        except OSError:
+            return None
+
+    def tree(self) -> Tree:
+        """The tree of files below it."""
+        return tree(self.path, shared=self.shared)
+
     def make(self) -> None:
         """Make the folder, and mark it as a cache."""
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o777 if self.origin == VARIABLE else 0o700)
-        if self._foreign_owner(self.path) is not None:
-            raise PermissionError(errno.EACCES, "belongs to another user", str(self.path))
-        with contextlib.suppress(FileExistsError), (self.path / TAG).open("x") as file:
-            file.write(_TAG_TEXT)
+        make_folder(self.path)
+        foreign = self._foreign(self.path)
+        if foreign is not None:
+            raise Untrusted(foreign[0], self.path, foreign[1])
+        with contextlib.suppress(FileExistsError):
+            create(self.path / TAG, _TAG_TEXT.encode())
 
-    def _foreign_owner(self, folder: Path) -> int | None:
-        """User whose folder this is, where that keeps us from it.
-
-        A folder that the user named may be anybody's. In the temporary folder anybody can make what we look for, so
-        there a link, or a folder that others can write, is foreign too.
-        """
-        if self.origin == VARIABLE:
-            return None
-        told = folder.lstat() if self.origin == "temporary" else folder.stat()
-        mine = told.st_uid == os.geteuid()
-        if folder != self.path:  # the place itself is yet to be made; a superuser would fill another user's home
-            return None if mine or os.geteuid() != 0 else told.st_uid
-        if self.origin == "temporary":
-            mine = mine and stat.S_ISDIR(told.st_mode) and not told.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return None if mine else told.st_uid
+    def _foreign(self, folder: Path) -> tuple[str, str] | None:
+        """Code and reason, where another user can say what lies here, or a superuser would fill another's home."""
+        link = foreign_link(folder)
+        if link is not None:
+            return "cache_other_user", f"{link} is a link that user {link.lstat().st_uid} made"
+        info = folder.stat()
+        if folder != self.path:  # the place itself is yet to be made, for this user alone
+            if os.geteuid() != 0 or info.st_uid == 0 or self.origin == VARIABLE:
+                return None
+            return "cache_other_user", f"{folder} belongs to user {info.st_uid}, this is 0"
+        if self.origin == "temporary" and (folder.is_symlink() or info.st_uid != os.geteuid()):
+            return "cache_other_user", f"{folder} was put there by user {folder.lstat().st_uid}"
+        try:
+            self.tree().check(info, folder)
+        except Untrusted as refused:
+            return refused.code, f"{folder} {refused.strerror}"
+        return None
 
     def _bad(self, code: str, reason: str) -> Finding:
         return lacking(str(self.path), code, reason, CODES[code][1])
@@ -129,7 +156,8 @@ def places(environ: Mapping[str, str] | None = None) -> tuple[Place, ...]:
     environ = os.environ if environ is None else environ
     result = []
     if environ.get(VARIABLE):
-        result.append(Place(Path(os.path.abspath(os.path.expanduser(environ[VARIABLE]))), VARIABLE))
+        shared = environ.get(SHARED, "").strip().lower() in _ON
+        result.append(Place(absolute(environ[VARIABLE]) or Path(environ[VARIABLE]), VARIABLE, shared))
     home = home_folder(environ)
     if os.path.isabs(environ.get("XDG_CACHE_HOME", "")):
         result.append(Place(Path(environ["XDG_CACHE_HOME"], "kernelhub"), "XDG_CACHE_HOME"))
@@ -137,6 +165,15 @@ def places(environ: Mapping[str, str] | None = None) -> tuple[Place, ...]:
         result.append(Place(home / ".cache" / "kernelhub", "home"))
     result.append(Place(_temporary_folder(environ) / f"kernelhub-{os.geteuid()}", "temporary"))
     return tuple(result)
+
+
+def absolute(path: str) -> Path | None:
+    """A path from the root on; None of one in a home that nobody has, or in a working directory that was removed."""
+    path = os.path.expanduser(path)
+    try:
+        return None if path.startswith("~") else Path(os.path.abspath(path))
+    except FileNotFoundError:
+        return None
 
 
 def home_folder(environ: Mapping[str, str] | None = None) -> Path | None:
@@ -171,6 +208,11 @@ def readable(*, executable: bool = False) -> list[Place]:
     for place in places():
         if place.trusted(executable=executable):
             result.append(place)
+            if place.shared:
+                owner = place.path.stat().st_uid
+                say("cache_shared", place.path, f"{place.path} is read, and what user {owner} put there is believed")
+        elif (refused := place.refused()) is not None:
+            say(refused[0], place.path, f"nothing in {place.path} is read: {refused[1]}")
         if place.path not in _failed and judged(place, executable).ok:
             break
     return result
@@ -187,8 +229,8 @@ def best(*, executable: bool = False) -> Finding:
     good = next((answer for answer in answers if answer.ok), None)
     if good is not None:
         return good
-    first, others = answers[0], "".join(f"; {answer.reason}" for answer in answers[1:])
-    return lacking(first.subject, first.code, first.reason + others, f"set {VARIABLE} to a writable folder")
+    first, reasons = answers[0], dict.fromkeys(answer.reason for answer in answers)
+    return lacking(first.subject, first.code, "; ".join(reasons), CODES[first.code][1])
 
 
 def keeps(kind: str, *, executable: bool = False) -> Finding:

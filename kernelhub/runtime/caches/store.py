@@ -19,11 +19,12 @@ next, and said.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,13 @@ from kernelhub.errors import CacheError
 from kernelhub.runtime.caches import manifest
 from kernelhub.runtime.caches.attempt import OF_THE_DISK, PlaceError, alone, watching
 from kernelhub.runtime.caches.documents import Documents, checked
+from kernelhub.runtime.caches.holder import TOKEN
 from kernelhub.runtime.caches.lock import OnWait
 from kernelhub.runtime.caches.manifest import Flaw
 from kernelhub.runtime.caches.monitor import announce
-from kernelhub.runtime.caches.notices import say
+from kernelhub.runtime.caches.notices import CODES, say
 from kernelhub.runtime.caches.root import Place, best
+from kernelhub.runtime.caches.trusted import Tree
 
 # How long one compilation is waited for: FlashInfer's longest takes 11 minutes on two cores.
 PATIENCE_S = 1200.0
@@ -49,10 +52,26 @@ class Entry:
     Attributes:
         path: folder of the files.
         manifest: what is known of them.
+        tree: the cache that they lie in.
     """
 
     path: Path
     manifest: dict[str, Any]
+    tree: Tree
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[int]:
+        """Descriptor of one of its files, verified by that descriptor once more.
+
+        Raises:
+            KeyError: the manifest lists no such file.
+            CacheError: it is not what was made.
+        """
+        self.file(name)
+        with manifest.opened(self.path, name, self.manifest, self.tree) as file:
+            if isinstance(file, Flaw):
+                raise CacheError(f"{file.code}: {file.sentence}; {CODES[file.code][1]}")
+            yield file
 
     def file(self, name: str) -> Path:
         """One of its files.
@@ -112,9 +131,9 @@ class Store(Documents):
         path = self._folder(place) / checked(name)
         if not os.path.lexists(path):
             return None
-        content = manifest.verify(path, self.fingerprint)
+        content = manifest.verify(path, place.tree(), self.fingerprint)
         if not isinstance(content, Flaw):
-            return Entry(path, content)
+            return Entry(path, content, place.tree())
         say(content.code, path, content.sentence)
         return None
 
@@ -132,35 +151,35 @@ class Store(Documents):
             making = _making(folder, name, token)
             try:
                 with watching(place):
-                    making.mkdir()
+                    place.tree().make(making)
                 with watching(place, OF_THE_DISK):
                     make(making)
                 with watching(place):
                     manifest.write(making, self.kind, name, self.fingerprint)
-                    return self._published(making, folder / name)
+                    return self._published(making, folder / name, place.tree())
             finally:
                 shutil.rmtree(making, ignore_errors=True)
 
-    def _published(self, making: Path, path: Path) -> Entry:
+    def _published(self, making: Path, path: Path, tree: Tree) -> Entry:
         """By one rename. What lies there already is taken if it holds, and put away if not."""
         for _ in range(8):
-            content = manifest.verify(path, self.fingerprint) if os.path.lexists(path) else None
+            content = manifest.verify(path, tree, self.fingerprint) if os.path.lexists(path) else None
             if content is not None and not isinstance(content, Flaw):
-                return Entry(path, content)
+                return Entry(path, content, tree)
             try:
                 if content is not None:
                     bad = making.with_name(making.name.replace(".making-", ".bad-"))
                     os.rename(path, bad)
-                    bad.unlink() if bad.is_symlink() or bad.is_file() else shutil.rmtree(bad, ignore_errors=True)
+                    shutil.rmtree(bad, ignore_errors=True) if _is_folder(bad) else bad.unlink()
                 os.rename(making, path)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not making.is_dir():
                     raise
                 continue  # another process published, or put away, between two of these lines
             manifest.synchronise(path.parent)
-            written = manifest.verify(path, self.fingerprint)
+            written = manifest.verify(path, tree, self.fingerprint)
             if not isinstance(written, Flaw):
-                return Entry(path, written)
+                return Entry(path, written, tree)
             say(written.code, path, written.sentence)
             raise OSError(errno.EIO, "does not hold what was just written", str(path))
         raise OSError(errno.EIO, "is replaced again and again", str(path))
@@ -168,4 +187,10 @@ class Store(Documents):
 
 def _making(folder: Path, name: str, token: str) -> Path:
     """Where an entry is made; named by the holder's token, so that who takes its lock over clears it away."""
+    if not TOKEN.fullmatch(token):
+        raise ValueError(f"{token!r} is no token of a lock")
     return folder / f".{name}.making-{token}"
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernelhub.probes.finding import Finding
+from kernelhub.probes.finding import Finding, lacking
 from kernelhub.runtime.caches import manifest, root
-from kernelhub.runtime.caches.attempt import PlaceError, replace, watching
+from kernelhub.runtime.caches.attempt import PlaceError, watching
+from kernelhub.runtime.caches.attempt import replace as rewrite
 from kernelhub.runtime.caches.fingerprint import Fingerprint, fingerprint
+from kernelhub.runtime.caches.notices import CODES
 
 LIBRARIES = "libraries"  # the folder below the root
 NOTE = "kernelhub.json"  # in each library's folder: for what it is
@@ -135,16 +137,20 @@ def set_cache_variables(*, offline: bool = False, environ: MutableMapping[str, s
     """
     environ = os.environ if environ is None else environ
     result = cache_variables(offline=offline, environ=environ)
+    refused = _note(result) if result.finding.ok else None
+    if refused is not None:
+        result = replace(result, finding=refused)
     for item in result.variables:
         if item.became != KEPT and (result.finding.ok or item.name == _NO_DOWNLOAD):
             environ[item.name] = item.value
-    if result.finding.ok:
-        _note(result)
     return result
 
 
-def _note(result: Assignments) -> None:
-    """Say in each folder that was set for what it is."""
+def _note(result: Assignments) -> Finding | None:
+    """Make each folder that is to be set, for this user alone, and say in it for what it is; why that fails, or None.
+
+    Libraries load what they find there, so a variable never leads to a folder that others can write.
+    """
     place = root.Place(result.root, root.VARIABLE)
     wanted = {item.name: item.value for item in result.variables if item.became != KEPT}
     try:
@@ -153,11 +159,13 @@ def _note(result: Assignments) -> None:
             for moved in _MOVED:
                 if moved.variable in wanted:
                     folder = Path(wanted[moved.variable])
-                    folder.mkdir(parents=True, exist_ok=True)
+                    place.tree().make(folder)
                     about = manifest.describe(LIBRARIES, moved.folder, _made_for(moved))
-                    replace(folder / NOTE, manifest.sealed(about))
+                    rewrite(folder / NOTE, manifest.sealed(about))
     except PlaceError as failed:
         failed.say()
+        return lacking(str(result.root), failed.code, failed.reason, CODES[failed.code][1])
+    return None
 
 
 def _made_for(moved: _Moved) -> Fingerprint:
