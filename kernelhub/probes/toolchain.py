@@ -9,6 +9,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from kernelhub.probes.command import run
 from kernelhub.probes.finding import Finding, found, lacking
 
 _ANSWER_TIMEOUT_S = 10.0
@@ -36,9 +37,7 @@ def answering(nvcc: Path, *, oldest: Version = (0, 0), timeout_s: float = _ANSWE
     """
     remedy = f"{_SET} another CUDA toolkit; only backends that compile CUDA sources need it"
     try:
-        answer = subprocess.run(
-            [str(nvcc), "--version"], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
-        )
+        answer = run([nvcc, "--version"], timeout_s)
     except subprocess.TimeoutExpired:
         reason = f"{nvcc} --version gave no answer in {timeout_s:g} s"
         return lacking(

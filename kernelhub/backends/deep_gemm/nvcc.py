@@ -23,6 +23,7 @@ from typing import Any
 
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.work import Journal
+from kernelhub.probes.command import run
 
 VARIABLE = "DG_JIT_NVCC_COMPILER"
 _OURS, _RAN, _SEALED = range(3)
@@ -75,7 +76,7 @@ class StandIn:
         self.path.write_text(_SCRIPT.format(refused=_REFUSED, **quoted))
         self.path.chmod(0o700)
         try:
-            subprocess.run([self.path, "--version"], capture_output=True, check=True, timeout=_TIMEOUT_S)
+            run([self.path, "--version"], _TIMEOUT_S).check_returncode()
         except (OSError, subprocess.SubprocessError) as error:
             self._remove()
             raise OSError(f"{self.path} does not run: {error}") from error
