@@ -39,7 +39,12 @@ class Bound:
 
     @property
     def calls(self) -> int:
-        return int(repr(self.counter)[len("count(") : -1])  # the only way to read one that Python will keep
+        return calls_of(self.counter)
+
+
+def calls_of(counter: Any) -> int:
+    """The number that an `itertools.count` has come to."""
+    return int(repr(counter)[len("count(") : -1])  # the only way to read one that Python will keep
 
 
 def make_adapter(
@@ -82,8 +87,8 @@ def watch_imported(watches: Iterable[Watch], watched: set[Watch], timeout_s: flo
     """Have the libraries that are imported by now, and were not in `watched`, tell of what they compile."""
     for watch in watches:
         if watch.module in sys.modules and watch not in watched and is_imported(watch.module):
-            watched.add(watch)
             try:
                 load_attribute(watch.target, timeout_s)(watch.module, JOURNAL)
             except Exception as error:  # a library may have changed; calls of it are as good as before
                 watch_log.warning("what %s compiles is neither counted nor refused: %r", watch.module, error)
+            watched.add(watch)

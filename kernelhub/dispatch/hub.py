@@ -3,15 +3,20 @@
 `HUB` is made empty at import. Records are loaded, variables read and probes asked at the first decision.
 Every question about a kernel goes through `HUB.select`; every call that misses its table through
 `HUB.commit`.
+
+`HUB.lock` is for tables: nothing is imported, compiled or probed under it, but at the first decision and at a reload.
+What takes time has locks of its own, see `making`. A choice that was begun before something changed what choices are
+made by (`HUB.generation`) serves the call that it was made for, and is not remembered.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from kernelhub.dispatch.bound import Bound, configure, make_adapter, watch_imported
 from kernelhub.dispatch.constraint import Rejection
@@ -22,8 +27,9 @@ from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.kernel import Kernel, Watch
 from kernelhub.dispatch.ledger import Ledger, caller_on_stack
 from kernelhub.dispatch.lineup import lineup_of
-from kernelhub.dispatch.load import LoadFailure
+from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
 from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.making import Making, at_fork, drop_half_imported, loading_registry
 from kernelhub.dispatch.policy import Layer, Names, Policy
 from kernelhub.dispatch.refusal import no_kernel, unavailable
 from kernelhub.dispatch.registry import Registered, Registry
@@ -37,12 +43,30 @@ from kernelhub.dispatch.words import Agreed, Layers, policy_for
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import ConfigurationError
 
+_KEPT = 4096  # entries of a table that grows with what users write, not with what they compute
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+class Outdated(Exception):
+    """What the choice was made by has changed while it was made."""
+
 
 class Hub:
-    """State of the library in one process."""
+    """State of the library in one process.
+
+    Attributes:
+        lock: for tables.
+        making: locks for what is loaded and bound.
+        patience_s: how long a thread waits for another one that loads the same.
+        generation: how often what choices are made by has changed.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.making = Making(lambda: self.lock._is_owned())  # type: ignore[attr-defined]
+        self.patience_s = 0.0
+        self.generation = 0
         self.registry = Registry()
         self.machine = Machine()
         self.contexts: ContextVar[Layers] = ContextVar("kernelhub contexts", default=())
@@ -65,7 +89,7 @@ class Hub:
     def settings(self) -> Settings:
         """The environment and config file; reading them also loads the registry."""
         if self._settings is None:
-            with self.lock:
+            with loading_registry(), self.lock:
                 if self._settings is None:
                     self._load()
         assert self._settings is not None
@@ -84,8 +108,11 @@ class Hub:
         key = (contexts, backend, op)
         policy = self._policies.get(key)
         if policy is None:
-            words = self.configured, self.settings, self.agreed, self.registry
-            policy = self._policies[key] = policy_for(op, backend, contexts, *words)
+            generation, settings = self.generation, self.settings
+            policy = policy_for(op, backend, contexts, self.configured, settings, self.agreed, self.registry)
+            with self.lock:
+                if generation == self.generation:
+                    keep(self._policies, key, policy)
         return policy
 
     def select(self, op: str, problem: Any, policy: Policy, machine: Machine | None = None) -> Selection[Any]:
@@ -106,13 +133,30 @@ class Hub:
         return as_wished(op, kernels, policy.about(problem, self.machine))
 
     def commit(
-        self, op: str, problem: Any, policy: Policy, device: int, elsewhere: Callable[[int], Callable[..., Any]]
+        self,
+        op: str,
+        problem: Any,
+        policy: Policy,
+        device: int,
+        elsewhere: Callable[[int], Callable[..., Any]],
+        generation: int,
+        made: Callable[[], Bound | None],
+        remember: Callable[[Bound], None],
     ) -> Bound:
         """Select a kernel, load its adapter and bind it; the only place where a choice may fall to the next.
 
-        `device` and `elsewhere` are for the contract's `bind`.
+        Args:
+            op: name of the op.
+            problem: what is asked.
+            policy: what the user said.
+            device: for the contract's `bind`.
+            elsewhere: for the contract's `bind`.
+            generation: that of `policy`.
+            made: what another thread has made ready meanwhile, if it has.
+            remember: is given what was made ready before another thread that asks for the same is let in.
 
         Raises:
+            Outdated: the kernel could not be loaded, and what it was chosen by has changed meanwhile.
             NoKernel: nothing that may run can run.
             RanksDisagree: ranks agreed on another kernel for this problem.
             KernelUnavailable: the chosen adapter failed to load, and `strict` is on.
@@ -125,22 +169,32 @@ class Hub:
                 raise no_kernel(selection, policy.about(problem, self.machine))
             if op in self.agreed:
                 self.agreed[op].check(selection)
-            try:
-                adapter = self._adapter(kernel, contract, problem)
-            except LoadFailure as failure:
-                self._note_failure(selection, kernel, failure, policy)
-                continue
-            counter = itertools.count()
-            run = contract.bind(adapter, problem, device, counter.__next__, elsewhere)
-            bound = Bound(selection, adapter, run, counter, device)
-            self.ledger.add(bound)
+            with self.making.alone(op, kernel.name, timeout_s=self.patience_s):
+                bound = made()
+                if bound is not None:
+                    return bound
+                try:
+                    adapter = self._adapter(kernel, contract, problem)
+                except LoadFailure as failure:
+                    self._note_failure(selection, kernel, failure, policy, generation)
+                    continue
+                counter = itertools.count()
+                run = contract.bind(adapter, problem, device, counter.__next__, elsewhere)
+                bound = Bound(selection, adapter, run, counter, device)
+                self.ledger.add(bound)
+                remember(bound)
             self._say_what_the_lock_lacks(selection)
             selection_log.info("%s: %s for %s (%s)", op, kernel.name, problem, selection.because)
             return bound
 
     def watch(self) -> None:
         """Have those backends' libraries that are imported by now tell of what they compile; imports none of them."""
-        watch_imported(self.registry.watches, self._watched, self.settings["KERNELHUB_LOAD_TIMEOUT_S"])
+        settings, modules, watched = self.settings, sys.modules, self._watched
+        for watch in self.registry.watches:
+            if watch.module in modules and watch not in watched:
+                with self.making.alone("watches", timeout_s=self.patience_s):  # two threads would hook a library twice
+                    watch_imported(self.registry.watches, watched, settings["KERNELHUB_LOAD_TIMEOUT_S"])
+                break
 
     def configure(self, layer: Layer) -> None:
         """Replace what `configure` said, and forget every choice made under it."""
@@ -170,10 +224,12 @@ class Hub:
     def try_load(self, op: str, kernel: Kernel, problem: Any) -> Rejection | None:
         """Import and prepare a kernel's adapter, and say why that failed, if it did; later choices know it too."""
         try:
-            self._adapter(kernel, self.registry.contracts[op], problem)
+            with self.making.alone(op, kernel.name, timeout_s=self.patience_s):
+                self._adapter(kernel, self.registry.contracts[op], problem)
         except LoadFailure as failure:
             rejection = Rejection(failure.code, failure.reason, failure.remedy)
-            self.machine.cannot_load(op, kernel.name, rejection)
+            with self.lock:
+                self.machine.cannot_load(op, kernel.name, rejection)
             return rejection
         return None
 
@@ -204,7 +260,9 @@ class Hub:
         GATE.check_change("register_backend")
         with self.lock:
             _ = self.settings
-            registered = self.registry.add(module)
+            registry = self.registry.copied()  # a choice that is being made goes on with what it began with
+            registered = registry.add(module)
+            self.registry = registry
             self._added[registered.name] = module
             self.forget_choices()
             return registered
@@ -213,7 +271,9 @@ class Hub:
         """Forget a backend that `add_backend` registered."""
         GATE.check_change("remove")
         with self.lock:
-            self.registry.remove(name)
+            registry = self.registry.copied()
+            registry.remove(name)
+            self.registry = registry
             self._added.pop(name, None)
             self.forget_choices()
 
@@ -238,6 +298,7 @@ class Hub:
     def forget_choices(self) -> None:
         """Empty every table of plans."""
         with self.lock:
+            self.generation += 1
             self._policies.clear()
             for forget in self._caches:
                 forget()
@@ -247,6 +308,13 @@ class Hub:
         with self.lock:
             self.machine.forget_evidence()
             self.forget_choices()
+
+    def renew(self) -> None:
+        """In a child that was forked: locks that other threads held are free, and what they had half made is gone."""
+        drop_half_imported()
+        self.lock = threading.RLock()
+        self.making.forget()
+        self.ledger.renew()
 
     def report(self) -> Report:
         """What ran so far; choices made again after a change of configuration are counted together."""
@@ -260,12 +328,15 @@ class Hub:
     def _load(self) -> None:
         self._functions = ops()
         contracts = [function.op.contract for function in self._functions.values()]
-        settings = set_up(self.registry, contracts, self._added.values())
+        registry = Registry()
+        settings = set_up(registry, contracts, self._added.values())
         self.machine.heeds_evidence = settings["KERNELHUB_EVIDENCE"]
         self.machine.tables = settings["KERNELHUB_TUNED"]
+        JOURNAL.compile_timeout_s = settings["KERNELHUB_COMPILE_TIMEOUT_S"]
+        self.patience_s = max(settings["KERNELHUB_LOAD_TIMEOUT_S"], settings["KERNELHUB_COMPILE_TIMEOUT_S"])
         self._missing_said = False
-        self._settings = settings
-        self.registry.tell_left_out()
+        self.registry, self._settings = registry, settings
+        registry.tell_left_out()
 
     def _say_what_the_lock_lacks(self, selection: Selection[Any]) -> None:
         """Tell once that a problem was chosen for freely beside a lock file."""
@@ -277,24 +348,42 @@ class Hub:
 
     def _adapter(self, kernel: Kernel, contract: Contract[Any], problem: Any) -> Any:
         timeout_s = self.settings["KERNELHUB_LOAD_TIMEOUT_S"]
+        if not is_imported(kernel.target.partition(":")[0]):  # parts of one library import each other
+            with self.making.alone("import", kernel.backend, timeout_s=self.patience_s):
+                load_attribute(kernel.target, timeout_s)
         adapter = make_adapter(kernel, contract, problem, timeout_s, self.watch)
         if kernel.configurable:
             configure(adapter, kernel, sizes_of(self.machine, kernel, problem))
         return adapter
 
-    def _note_failure(self, selection: Selection[Any], kernel: Kernel, failure: LoadFailure, policy: Policy) -> None:
+    def _note_failure(
+        self, selection: Selection[Any], kernel: Kernel, failure: LoadFailure, policy: Policy, generation: int
+    ) -> None:
         """Remember why a chosen kernel could not be loaded; raise if nothing may take its place."""
         rejection = Rejection(failure.code, failure.reason, failure.remedy)
         op = selection.op
         failed = [kernel]
         if failure.code == "load_timeout":  # the rest of the backend would hang on the same import
             failed = [k for k in self.registry.candidates(op).kernels if k.backend == kernel.backend]
-        for item in failed:
-            self.machine.cannot_load(op, item.name, rejection)
+        with self.lock:
+            if generation != self.generation:
+                raise Outdated
+            for item in failed:
+                self.machine.cannot_load(op, item.name, rejection)
         if policy.strict or GATE.sealed:
             raise unavailable(selection, failure, policy.strict) from failure
         if self.ledger.add_fall(op, kernel.name, failure):
             fallback_log.warning("%s: falling past %s: %s; %s", op, kernel.name, failure.reason, failure.remedy)
 
 
+def keep(table: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Remember in a table that may not grow for ever: the oldest entry gives way, but once sealed none does."""
+    if len(table) >= _KEPT:
+        if GATE.sealed:
+            return
+        table.pop(next(iter(table)), None)
+    table[key] = value
+
+
 HUB = Hub()
+at_fork(HUB.renew)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
-from kernelhub.dispatch.bound import Bound
+from kernelhub.dispatch.bound import Bound, calls_of
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.load import LoadFailure
 from kernelhub.dispatch.problem import as_dict
@@ -17,9 +20,49 @@ from kernelhub.dispatch.report import Fallback, Report, Row
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.work import JOURNAL
 
+_REASONS = 64  # for one problem; what else was said for it is counted together
+_MORE = "asked for in many other ways, counted together"
+
+
+class _Counted(NamedTuple):
+    """A selection made ready whose calls are read from its counter.
+
+    Attributes:
+        place: how many were made ready before it.
+        selection: what was selected.
+        counter: of its calls.
+        bound: the selection made ready.
+    """
+
+    place: int
+    selection: Selection[Any]
+    counter: Any
+    bound: weakref.ref[Bound]
+
+
+@dataclass(eq=False)
+class _Met:
+    """A problem that was met: the last selection for it, and the calls by kernel, source and reason.
+
+    Attributes:
+        place: that of the last selection.
+        rows: for each kernel, source and reason, the place of the first selection, and calls.
+    """
+
+    place: int
+    selection: Selection[Any]
+    rows: dict[tuple[str, str, str], tuple[int, int]]
+
+
+class _Unreported(threading.local):
+    now = False
+
 
 class Ledger:
     """Every selection made ready, and every fall to another kernel.
+
+    It holds no selection itself: one that nothing else holds leaves its count behind, so that a process may configure
+    itself anew for as long as it runs.
 
     Attributes:
         plans: the plans that something still holds.
@@ -27,20 +70,59 @@ class Ledger:
 
     def __init__(self) -> None:
         self.plans: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._bound: list[Bound] = []
+        self._guard = threading.RLock()
+        self._unreported = _Unreported()
         self._alive: weakref.WeakValueDictionary[int, Bound] = weakref.WeakValueDictionary()
+        self._start()
+
+    def _start(self) -> None:
+        self._met: dict[tuple[str, Any], _Met] = {}  # of selections that nothing holds any more
+        self._counted: dict[int, _Counted] = {}
+        self._ended: deque[int] = deque()  # keys of `_counted`, noted by the garbage collector, which takes no lock
+        self._place = 0
         self._fallbacks: dict[tuple[str, str, str], Fallback] = {}
+
+    def renew(self) -> None:
+        """After a fork: threads that are not here may have held the lock."""
+        self._guard = threading.RLock()
 
     def add(self, bound: Bound) -> None:
         """Note a selection made ready."""
-        self._bound.append(bound)
         self._alive[id(bound.adapter)] = bound
+        if self._unreported.now:
+            return
+        with self._guard:
+            self._settle()
+            ended, key = self._ended, id(bound)
+            end = weakref.ref(bound, lambda _: ended.append(key))
+            self._counted[key] = _Counted(self._place, bound.selection, bound.counter, end)
+            self._place += 1
+
+    def _settle(self) -> None:
+        """Add up the calls of selections that nothing holds any more."""
+        while self._ended:
+            key = self._ended.popleft()
+            counted = self._counted.get(key)
+            if counted is not None and counted.bound() is None:  # its place in memory may be another's by now
+                del self._counted[key]
+                _add_up(self._met, counted)
+
+    def _all_met(self) -> dict[tuple[str, Any], _Met]:
+        """Every problem that was met since the report began, with the calls up to now."""
+        with self._guard:
+            self._settle()
+            met = {key: replace(one, rows=dict(one.rows)) for key, one in self._met.items()}
+            for counted in self._counted.values():
+                _add_up(met, counted)
+        return met
 
     def add_fall(self, op: str, kernel: str, failure: LoadFailure) -> bool:
         """Note that a chosen kernel gave way; True if that was not known before."""
         key = (op, kernel, failure.code)
-        known = self._fallbacks.get(key)
-        self._fallbacks[key] = Fallback(op, kernel, failure.code, failure.reason, 1 + (known.count if known else 0))
+        with self._guard:
+            known = self._fallbacks.get(key)
+            count = 1 + (known.count if known else 0)
+            self._fallbacks[key] = Fallback(op, kernel, failure.code, failure.reason, count)
         return known is None
 
     def bound_of(self, adapter: Any) -> Bound | None:
@@ -55,34 +137,32 @@ class Ledger:
 
     def verdicts(self) -> list[Selection[Any]]:
         """The last verdict on every problem that was met since the report began."""
-        return list({(bound.selection.op, bound.selection.problem): bound.selection for bound in self._bound}.values())
+        met = sorted(self._all_met().values(), key=lambda one: min(first for first, _ in one.rows.values()))
+        return [one.selection for one in met]
 
     def report(self) -> Report:
         """What ran so far; choices made again after a change of configuration are counted together."""
-        calls: dict[Any, int] = {}
-        for bound in self._bound:
-            verdict = bound.selection
-            key = (verdict.op, verdict.selected, verdict.source, verdict.because, verdict.problem)
-            calls[key] = calls.get(key, 0) + bound.calls
         rows = [
-            Row(op, kernel, count, source, because, as_dict(problem))
-            for (op, kernel, source, because, problem), count in calls.items()
+            (first, Row(op, kernel, calls, source, because, as_dict(problem)))
+            for (op, problem), one in self._all_met().items()
+            for (kernel, source, because), (first, calls) in one.rows.items()
         ]
-        return Report(tuple(rows), tuple(self._fallbacks.values()), JOURNAL.work, GATE.sealed)
+        rows.sort(key=lambda placed: placed[0])
+        return Report(tuple(row for _, row in rows), tuple(self._fallbacks.values()), JOURNAL.work, GATE.sealed)
 
     @contextlib.contextmanager
     def unreported(self) -> Iterator[None]:
         """A block whose choices neither the report nor an agreement of ranks counts, since nobody is served by them."""
-        before = len(self._bound)
+        before, self._unreported.now = self._unreported.now, True
         try:
             yield
         finally:
-            del self._bound[before:]
+            self._unreported.now = before
 
     def forget_report(self) -> None:
         """Start the report anew."""
-        self._bound.clear()
-        self._fallbacks.clear()
+        with self._guard:
+            self._start()
         JOURNAL.clear()
 
     def clear(self) -> None:
@@ -90,6 +170,22 @@ class Ledger:
         self._alive.clear()
         self.plans.clear()
         self.forget_report()
+
+
+def _add_up(met: dict[tuple[str, Any], _Met], counted: _Counted) -> None:
+    """Add the calls of one selection to those of its problem."""
+    verdict, place = counted.selection, counted.place
+    key = (verdict.op, verdict.problem)
+    one = met.get(key)
+    if one is None:
+        one = met[key] = _Met(place, verdict, {})
+    elif place > one.place:
+        one.place, one.selection = place, verdict
+    row = (str(verdict.selected), verdict.source, verdict.because)
+    if row not in one.rows and len(one.rows) >= _REASONS:
+        row = (*row[:2], _MORE)
+    first, calls = one.rows.get(row, (place, 0))
+    one.rows[row] = min(first, place), calls + calls_of(counted.counter)
 
 
 def caller_on_stack(bound_of: Callable[[Any], Bound | None], deciding: CodeType) -> Caller | None:

@@ -6,6 +6,7 @@ The import runs in a thread of its own: whatever it raises, SystemExit included,
 
 from __future__ import annotations
 
+import contextvars
 import importlib
 import sys
 import threading
@@ -41,6 +42,8 @@ _KINDS = (
         "look at what the program that it names waits for: a file system that is gone, a wrapper, a licence",
     ),
 )
+
+IMPORTING: set[int] = set()  # the threads that import now; a child that is forked meanwhile has none of them
 
 
 class LoadFailure(Exception):
@@ -81,12 +84,16 @@ def load_module(name: str, timeout_s: float) -> ModuleType:
     outcome: list[ModuleType | BaseException] = []
 
     def work() -> None:
+        IMPORTING.add(threading.get_ident())
         try:
             outcome.append(importlib.import_module(name))
         except BaseException as error:  # SystemExit from a foreign package must not end the process
             outcome.append(error)
+        finally:
+            IMPORTING.discard(threading.get_ident())
 
-    thread = threading.Thread(target=work, name=f"import {name}", daemon=True)
+    inside = contextvars.copy_context()  # what the import calls is called on behalf of this thread: see `making`
+    thread = threading.Thread(target=inside.run, args=(work,), name=f"import {name}", daemon=True)
     thread.start()
     thread.join(timeout_s)
     if not outcome:

@@ -167,9 +167,10 @@ class Machine:
             probe: finds the answer.
             kind: which of `ABSENT` is looked for, if one is: a machine that is not here may be said to lack it.
         """
-        finding = self._findings.get(key)
+        findings = self._findings  # `forget` may take another one while the probe looks
+        finding = findings.get(key)
         if finding is None:
-            finding = self._findings[key] = probe()
+            finding = findings[key] = probe()
         return finding
 
     def torch_for(self, device: DeviceFacts) -> TorchBuild:

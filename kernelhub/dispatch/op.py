@@ -24,7 +24,7 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.forms import written
 from kernelhub.dispatch.gate import GATE, Caller
-from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.hub import HUB, Outdated, keep
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.policy import Names
 from kernelhub.dispatch.problem import ProblemT
@@ -38,6 +38,7 @@ PlanT = TypeVar("PlanT", covariant=True)
 Backend = str | tuple[str, ...] | list[str] | None
 Key = Hashable
 Run = Callable[..., Any]
+Place = tuple[Names | None, Layers, Key, int]  # ``backend=``, contexts, key, device: what a choice is made for
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Op(Generic[ProblemT]):
         self.function: Callable[..., Any]
         self.table: dict[Key, Run] = {}
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
-        self._bound: dict[tuple[Names | None, Layers, Key, int], Bound] = {}
+        self._bound: dict[Place, Bound] = {}  # where neither the call nor a context says otherwise
+        self._bound_otherwise: dict[Place, Bound] = {}
         self._asked: dict[Key, dict[str, Any]] = {}  # forms of the arguments that plans were prepared with
         HUB.on_change(self._forget)
 
@@ -95,11 +97,14 @@ class Op(Generic[ProblemT]):
         if type(backend) is list:
             backend = tuple(backend)
         contexts = HUB.contexts.get()
+        generation = HUB.generation
+        bound = self.bound_for(key, device, backend)
         with HUB.lock:
-            bound = self.bound_for(key, device, backend)
-            if backend is None and not contexts:
-                self.table[key] = bound.run
-            self._overrides[backend, contexts, key] = bound.run
+            if generation == HUB.generation:
+                if backend is None and not contexts:
+                    self.table[key] = bound.run
+                else:
+                    keep(self._overrides, (backend, contexts, key), bound.run)
         return bound.run
 
     def bound_for(self, key: Key, device: int, backend: Backend) -> Bound:
@@ -113,17 +118,21 @@ class Op(Generic[ProblemT]):
             GATE.check_device(device)
         contexts = HUB.contexts.get()
         names = _names(backend)
-        bound = self._bound.get((names, contexts, key, device))
+        place = (names, contexts, key, device)
+        table = self._bound if names is None and not contexts else self._bound_otherwise
+        bound = table.get(place)
         if bound is not None:
             return bound
-        with HUB.lock:
-            bound = self._bound.get((names, contexts, key, device))
-            if bound is None:
-                bound = self._commit(names, contexts, key, device, backend)
-                self._bound[names, contexts, key, device] = bound
-        return bound
+        _ = HUB.settings
+        while True:
+            generation = HUB.generation
+            try:
+                return self._commit(place, table, backend, generation)
+            except Outdated:
+                continue
 
-    def _commit(self, names: Names | None, contexts: Layers, key: Key, device: int, backend: Backend) -> Bound:
+    def _commit(self, place: Place, table: dict[Place, Bound], backend: Backend, generation: int) -> Bound:
+        names, contexts, key, device = place
         op, problem = self.contract.name, self.contract.problem_of(key, device)
         if GATE.refuse is not None:
             for said, layers, _, index, other in self._decided():  # another key may mean the same
@@ -135,18 +144,29 @@ class Op(Generic[ProblemT]):
         def elsewhere(other: int) -> Run:
             return self.bound_for(key, other, backend).run
 
-        return HUB.commit(op, problem, policy, device, elsewhere)
+        def remember(bound: Bound) -> None:
+            with HUB.lock:
+                if GATE.lost:
+                    GATE.check_device(device)
+                if generation != HUB.generation:
+                    return  # it serves this call
+                if table is self._bound:
+                    table[place] = bound
+                else:
+                    keep(table, place, bound)
+
+        return HUB.commit(op, problem, policy, device, elsewhere, generation, lambda: table.get(place), remember)
 
     def ready(self) -> tuple[ProblemT, ...]:
         """The problems that were decided and made ready, oldest first."""
         return tuple(dict.fromkeys(bound.selection.problem for *_, bound in self._decided()))
 
     def _decided(self) -> list[tuple[Names | None, Layers, Key, int, Bound]]:
-        return [(*place, bound) for place, bound in self._bound.items()]
+        return [(*place, bound) for place, bound in (*list(self._bound.items()), *list(self._bound_otherwise.items()))]
 
     def forms_of(self, key: Key, bound: Bound | None) -> dict[str, Any]:
         """Forms of the arguments that `prepare` was called with for a key, or for one of those that are bound so."""
-        keys = [key] if key is not None else [k for (_, _, k, _), other in self._bound.items() if other is bound]
+        keys = [key] if key is not None else [k for *_, k, _, other in self._decided() if other is bound]
         return next((self._asked[key] for key in keys if key in self._asked), {})
 
     def ask(self, backend: Backend, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Asked:
@@ -180,6 +200,7 @@ class Op(Generic[ProblemT]):
         self.table.clear()
         self._overrides.clear()
         self._bound.clear()
+        self._bound_otherwise.clear()
         self._asked.clear()
 
 

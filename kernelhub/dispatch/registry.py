@@ -114,6 +114,10 @@ class Registry:
         self._gather_watches()
         return registered
 
+    def copied(self) -> Registry:
+        """Another one with the same entries, to be changed while this one is in use."""
+        return replace(self, contracts=dict(self.contracts), backends=dict(self.backends), _candidates={})
+
     def remove(self, name: str) -> None:
         """Forget a backend."""
         self.backends.pop(name, None)

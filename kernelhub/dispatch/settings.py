@@ -174,6 +174,20 @@ VARIABLES = {
             "Longest wait for a backend's import.",
         ),
         Variable(
+            "KERNELHUB_COMPILE_TIMEOUT_S",
+            _parse_seconds,
+            300.0,
+            "seconds",
+            "Longest run of a compiler that kernelhub starts; then it is ended and the next kernel taken.",
+        ),
+        Variable(
+            "KERNELHUB_VERIFY_TIMEOUT_S",
+            _parse_seconds,
+            600.0,
+            "seconds",
+            "Longest that a call may take, compiling included, which `verify` makes in a child process.",
+        ),
+        Variable(
             "KERNELHUB_IGNORE_VLLM_ENV",
             parse_bool,
             False,

@@ -67,7 +67,10 @@ class Journal:
     Attributes:
         caller: finds on whose behalf the calling code works; None if on nobody's.
         count: pieces of work done.
+        compile_timeout_s: longest run of a compiler that a backend starts; KERNELHUB_COMPILE_TIMEOUT_S.
     """
+
+    compile_timeout_s = 300.0
 
     def __init__(self) -> None:
         self.caller: Callable[[], Caller | None] = lambda: None

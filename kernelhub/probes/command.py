@@ -6,10 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
-def run(command: Sequence[str | os.PathLike[str]], timeout_s: float) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Sequence[str | os.PathLike[str]], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, with no input, and give what it said.
 
     It runs in a session of its own, so that what it started ends with it: a compiler's driver that is killed alone
@@ -24,6 +26,7 @@ def run(command: Sequence[str | os.PathLike[str]], timeout_s: float) -> subproce
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env=environment,
         text=True,
         errors="replace",
         start_new_session=True,

@@ -27,8 +27,8 @@ def seal() -> Sealed:
     A call that would raises `kernelhub.errors.NotWarmed`, before anything is launched, under CUDA-graph capture too,
     with the line to run before sealing. Calls that are ready cost what they cost before. No choice falls to another
     kernel, and `configure`, `reload`, `register_backend`, `verify` and `agree`, which would have every choice made
-    again, raise `ConfigurationError`. Code that is not kernelhub's may go on compiling;
-    `kernelhub.report().after_seal` lists it.
+    again, raise `ConfigurationError`. A call that another thread began before is finished. Code that is not kernelhub's
+    may go on compiling; `kernelhub.report().after_seal` lists it.
 
     Returns:
         A context manager that unseals at the end of a block; sealing does not wait for the block.
@@ -45,9 +45,8 @@ def seal() -> Sealed:
         ...         print(error.line.split(", v=")[0])
         kernelhub.warm('attention', q='float32[1, 64, 8, 64]', k='float32[1, 9, 8, 64]'
     """
+    HUB.watch()
     with HUB.lock:
-        _ = HUB.settings
-        HUB.watch()
         GATE.close(not_warmed)
     return Sealed()
 

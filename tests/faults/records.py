@@ -178,6 +178,7 @@ _PROCESSES = _none(
     ("compiling_threads", "16 threads at first use of a kernel that is compiled"),
     ("fork_after_import", "8 children forked after the import and after a call"),
     ("forked_while_threads_work", "children forked while threads hold locks"),
+    ("forked_while_a_kernel_loads", "children forked while another thread loads or imports a kernel"),
 ) + _all(
     "FX11",
     (

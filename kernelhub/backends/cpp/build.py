@@ -16,12 +16,12 @@ from pathlib import Path
 
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.probes import compiler
+from kernelhub.probes.command import run
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, fingerprint
 from kernelhub.runtime.caches.store import Entry, Store
 from kernelhub.runtime.caches.trusted import load
 
 _HERE = Path(__file__).parent
-_TIMEOUT_S = 300.0
 
 
 class BuildError(Exception):
@@ -59,7 +59,8 @@ def _entry(source: Path, folder: Path | None) -> Entry:
     command = [finding.value, *flags(), f"-I{_HERE}"]
     name = f"{source.stem}.so"
     store = Store("cpp", made_for(source, command), folder, executable=True)
-    return store.get(source.stem, lambda making: _compile(command, source, making / name), patience_s=2 * _TIMEOUT_S)
+    patience_s = 2 * JOURNAL.compile_timeout_s
+    return store.get(source.stem, lambda making: _compile(command, source, making / name), patience_s=patience_s)
 
 
 def flags() -> tuple[str, ...]:
@@ -86,15 +87,14 @@ def _compile(command: list[str], source: Path, target: Path) -> None:
 
 def _run(command: list[str], source: Path, target: Path) -> None:
     try:
-        answer = subprocess.run(
+        answer = run(
             [*command, str(source), "-o", str(target), *_libraries()],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(target.parent)},  # the temporary folder may be read-only or full
+            JOURNAL.compile_timeout_s,
+            {**os.environ, "TMPDIR": str(target.parent)},  # the temporary folder may be read-only or full
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{error}; KERNELHUB_COMPILE_TIMEOUT_S says how long a compiler may take") from error
+    except OSError as error:
         raise BuildError(f"{command[0]} does not answer: {error}") from error
     if answer.returncode != 0 or not target.is_file():
         if "No space left on device" in answer.stderr:
