@@ -7,15 +7,17 @@ negative bit unless `torch._neg_view` made it. What is not contiguous goes throu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from kernelhub.ops.arguments import check_has_memory, check_is_tensor, dtype_name, refuse
 
 _MOST_INDEX = 2**31 - 1
+tracing_state = torch._C._get_tracing_state
 
 
 def check_operand(op: str, parameter: str, given: Any) -> None:
@@ -34,12 +36,9 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
         refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", "give codes and scales as tensors of their own")
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         refuse(op, parameter, "is inside a torch.func transform", "call outside of vmap, grad, jvp and the like")
-    if (
-        torch.autograd.forward_ad._current_level >= 0
-        and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
-    ):
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         refuse(op, parameter, "has a forward gradient", "kernels are for inference; call outside of dual_level")
-    if torch._C._get_tracing_state() is not None:
+    if tracing_state() is not None:
         refuse(op, parameter, "is traced by torch.jit.trace", "use torch.compile or torch.export")
     check_has_memory(op, parameter, tensor)
     check_bits(op, parameter, tensor)
@@ -90,9 +89,29 @@ def check_destination(
 
 def check_apart(op: str, parameter: str, out: Tensor, operands: Mapping[str, Any]) -> None:
     """A destination shares no memory with an operand."""
+    start, end = span_of(out)
     for name, operand in operands.items():
-        if isinstance(operand, Tensor) and share_memory(out, operand):
-            refuse(op, parameter, f"overlaps {name} in memory", "give memory of its own")
+        if isinstance(operand, Tensor):
+            begin = operand.data_ptr()
+            if begin < end and span_of(operand)[1] > start and share_memory(out, operand):
+                refuse(op, parameter, f"overlaps {name} in memory", "give memory of its own")
+
+
+def span_of(tensor: Tensor) -> tuple[int, int]:
+    """Addresses of its first byte and past its last."""
+    start = tensor.data_ptr()
+    return start, start + (tensor.nbytes if tensor.is_contiguous() else extent_of(tensor))
+
+
+def is_plain_view(tensor: Tensor) -> bool:
+    """Whether a tensor that is not contiguous is strided and not negated lazily, as far as its form does not tell."""
+    return tensor.layout is torch.strided and not tensor.is_neg()
+
+
+def may_overlap(out: Tensor, operands: Iterable[Tensor | None]) -> bool:
+    """Whether a destination may share memory with an operand: then only `check_apart` tells."""
+    start, end = span_of(out)
+    return any(operand is not None and operand.data_ptr() < end and span_of(operand)[1] > start for operand in operands)
 
 
 def check_flag(op: str, parameter: str, given: Any) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.autograd import forward_ad
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.check import Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, given_matrix
+from kernelhub.ops.operands import is_plain_view, may_overlap, span_of, tracing_state
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
 
@@ -113,7 +116,7 @@ def bind(
 
     def examine(given: Operands) -> None:
         """Check a call of a form that is new."""
-        check(given, activation, activation_dtype)
+        check(given, activation, activation_dtype, on_input)
         other = problem_of(key_of(given, activation, activation_dtype, on_input), device)
         names = [name for name in problem.__dataclass_fields__ if name != "device"]
         if any(getattr(other, name) != getattr(problem, name) for name in names):
@@ -128,26 +131,34 @@ def bind(
         if x.get_device() != device:
             result: Tensor = elsewhere(x.get_device())(given)
             return result
-        form = _form_of_layer(given, device)
-        if (
-            form is None
-            or form not in forms
-            or not fits(x, given.topk_weights, given.topk_ids, given.residual, given.out)
-        ):
-            if not checked:
-                examine(given)
-            forms.add(form)
-        w13, w2 = given.w13, given.w2
-        if as_given and not isinstance(w13, PackedWeight) and not isinstance(w2, PackedWeight):
-            first = Matrix(w13, given.w13_scale, None, given.w13_bias)
-            second = Matrix(w2, given.w2_scale, None, given.w2_bias)
-            alpha, limit = float(given.alpha), float(given.limit)
-            values = Values(given.a1_scale, given.a2_scale, alpha, limit, given.expert_map)
-        else:
-            first, second, values = _layer(weights, given)
-        if arrange is not None and x.shape[0]:
-            first, second = arrange(first, second)
-        return start(first, second, values, x, given.topk_weights, given.topk_ids, given.residual, given.out)
+        try:
+            out = given.out
+            if not fits(x, given.topk_weights, given.topk_ids, given.residual, out):
+                form = None
+            elif out is None:
+                form = _form_of_layer(given, device, 0, 0)
+            else:
+                form = _form_of_layer(given, device, out.data_ptr(), out.nbytes)
+            if form is None or form not in forms:
+                if not checked:
+                    examine(given)
+                forms.add(form)
+            w13, w2 = given.w13, given.w2
+            if as_given and not isinstance(w13, PackedWeight) and not isinstance(w2, PackedWeight):
+                first = Matrix(w13, given.w13_scale, None, given.w13_bias)
+                second = Matrix(w2, given.w2_scale, None, given.w2_bias)
+                alpha, limit = float(given.alpha), float(given.limit)
+                values = Values(given.a1_scale, given.a2_scale, alpha, limit, given.expert_map)
+            else:
+                first, second, values = _layer(weights, given)
+            if arrange is not None and x.shape[0]:
+                first, second = arrange(first, second)
+            return start(first, second, values, x, given.topk_weights, given.topk_ids, given.residual, out)
+        except InvalidArgument:
+            raise
+        except Exception:
+            examine(given)  # names an operand that no kernel can read, such as one that torch transforms
+            raise
 
     return run
 
@@ -157,16 +168,32 @@ def step_of(bound: Bound, layer: Operands) -> Step:
     problem: ExpertsProblem = bound.selection.problem
     run, activation, activation_dtype = bound.run, problem.activation, asked_by(problem)
     fits, start = _fits_of(problem, layer.w13.get_device()), _start_of(bound.adapter, bound.counter.__next__)
+    spans = [span_of(tensor) for tensor in _of_layer(layer) if tensor is not None]
     w13, w2, values = _layer(problem.weights, layer)
     prepared = (*bound.adapter.arrange(w13, w2), values)
 
     def step(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, residual: Tensor | None, out: Tensor | None) -> Tensor:
-        if not fits(x, topk_weights, topk_ids, residual, out):
+        try:
+            if fits(x, topk_weights, topk_ids, residual, out):
+                first = last = 0
+                if out is not None:
+                    first = out.data_ptr()
+                    last = first + out.nbytes
+                for begin, end in spans:
+                    if begin < last and end > first:
+                        break
+                else:
+                    return start(*prepared, x, topk_weights, topk_ids, residual, out)
+        except InvalidArgument:
+            raise
+        except Exception:
             given = layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out)
             check(given, activation, activation_dtype)
-            result: Tensor = run(given)
-            return result
-        return start(*prepared, x, topk_weights, topk_ids, residual, out)
+            raise
+        given = layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out)
+        check(given, activation, activation_dtype)
+        result: Tensor = run(given)
+        return result
 
     return step
 
@@ -183,11 +210,35 @@ def _fits_of(problem: ExpertsProblem, device: int) -> Callable[[Any, Any, Any, A
         if len(shape) != 2 or shape[1] != hidden:
             return False
         routed = (shape[0], top_k)
-        return (
+        if not (
             alike(topk_ids, routed, int32, device)
             and alike(topk_weights, routed, float32, device)
             and (alike(residual, shape, dtype, device) if has_residual else residual is None)
-            and (out is None or alike(out, shape, dtype, device))
+            and forward_ad._current_level < 0
+            and tracing_state() is None
+        ):
+            return False
+        dense = x.is_contiguous() and topk_ids.is_contiguous() and topk_weights.is_contiguous()
+        if residual is not None:
+            dense = dense and residual.is_contiguous()
+        if not dense:
+            views = [tensor for tensor in (x, topk_ids, topk_weights, residual) if tensor is not None]
+            if not all(tensor.is_contiguous() or is_plain_view(tensor) for tensor in views):
+                return False
+        if out is None:
+            return True
+        if not alike(out, shape, dtype, device) or not out.is_contiguous():
+            return False
+        if not dense:
+            return not may_overlap(out, [tensor for tensor in views if tensor is not out])
+        start = out.data_ptr()
+        size = out.nbytes
+        # Two spans of bytes are apart if the one begins where the other ends, or later.
+        return (
+            (out is x or not -size < x.data_ptr() - start < size)
+            and (residual is None or out is residual or not -size < residual.data_ptr() - start < size)
+            and not -topk_ids.nbytes < topk_ids.data_ptr() - start < size
+            and not -topk_weights.nbytes < topk_weights.data_ptr() - start < size
         )
 
     return fits
@@ -244,8 +295,14 @@ _PARAMETER_OF = {
 }
 
 
-def _form_of_layer(given: Operands, device: int) -> tuple[Any, ...] | None:
-    """All that a check looks at but the tensors of tokens; None if only the check can tell."""
+def _form_of_layer(given: Operands, device: int, start: int, size: int) -> tuple[Any, ...] | None:
+    """All that a check looks at but the tensors of tokens; None if only the check can tell.
+
+    Args:
+        given: the call.
+        device: index of its GPU, -1 for the CPU.
+        start, size: address and bytes of the destination, which is contiguous; 0 bytes if there is none.
+    """
     alpha, limit = given.alpha, given.limit
     if type(alpha) not in (float, int) or type(limit) not in (float, int):
         return None
@@ -268,5 +325,27 @@ def _form_of_layer(given: Operands, device: int) -> tuple[Any, ...] | None:
             return None
         add(part.dtype)
         add(part.shape)
-        add(part.stride())
+        if part.is_contiguous():
+            add(None)
+            if size:
+                begin = part.data_ptr()
+                if begin < start + size and begin + part.nbytes > start:
+                    return None
+        elif is_plain_view(part):
+            add(part.stride())
+            if size and part.data_ptr() < start + size and span_of(part)[1] > start:
+                return None
+        else:
+            return None
     return tuple(form)
+
+
+def _of_layer(given: Operands) -> Iterator[Any]:
+    """The tensors of a layer, those of packed weights too."""
+    for part in (given.w13, given.w2):
+        if isinstance(part, PackedWeight):
+            yield from part.tensors.values()
+        else:
+            yield part
+    yield from given[_FIRST_OF_LAYER:_LAST_OF_LAYER]
+    yield given.expert_map

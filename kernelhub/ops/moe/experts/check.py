@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, describe, dtype_name
+from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.problem import (
     ACTIVATIONS,
@@ -31,6 +31,7 @@ from kernelhub.ops.moe.experts.weights import (
     scale_dtypes,
     scale_shapes,
 )
+from kernelhub.ops.operands import check_destination, check_flag, check_operand
 from kernelhub.ops.packed import PackedWeight
 
 NAME = "fused_moe"
@@ -62,6 +63,7 @@ class Operands(NamedTuple):
 
 _TENSORS = tuple(name for name in Operands._fields if name not in ("alpha", "limit"))
 _NEEDED = ("x", "w13", "w2", "topk_weights", "topk_ids")
+_MOST_OF_AN_EXPERT = 2**31 - 1  # elements that kernels find by 32-bit numbers
 
 
 def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
@@ -69,19 +71,22 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
     raise InvalidArgument(NAME, parameter, problem, fix)
 
 
-def check(given: Operands, activation: Any, activation_dtype: Any) -> None:
+def check(given: Operands, activation: Any, activation_dtype: Any, on_input: Any = False) -> None:
     """Everything that the contract says of a call, but for the values of ids."""
     _check_packed(given)
     for parameter in _TENSORS:
         tensor = getattr(given, parameter)
         if (tensor is not None or parameter in _NEEDED) and not isinstance(tensor, PackedWeight):
-            check_is_tensor(NAME, parameter, tensor)
+            check_operand(NAME, parameter, tensor)
     weights = _check_shapes(given)
     if activation not in ACTIVATIONS:
         refuse("activation", f"is {activation!r}", f"give one of {', '.join(ACTIVATIONS)}")
     for parameter, number in (("alpha", given.alpha), ("limit", given.limit)):
         if isinstance(number, bool) or not isinstance(number, float | int) or not math.isfinite(number):
             refuse(parameter, f"is {number!r}", "give a finite float")
+    if given.limit < 0:
+        refuse("limit", f"is {given.limit!r}", "give a magnitude: 0 or more")
+    check_flag(NAME, "apply_router_weight_on_input", on_input)
     _check_activations(given, weights, activation_dtype)
     for side in ("w13", "w2"):
         if not isinstance(getattr(given, side), PackedWeight):
@@ -119,7 +124,6 @@ def _check_shapes(given: Operands) -> str:
         refuse("x", f"has shape {list(x.shape)}", "give [T, H]")
     if x.dtype not in _FLOATS:
         refuse("x", f"has dtype {dtype_name(x.dtype)}", f"give {', '.join(FLOATS)}")
-    check_has_memory(NAME, "x", x)
     tokens, hidden = x.shape
     ids = given.topk_ids
     if ids.ndim != 2 or ids.shape[0] != tokens or ids.shape[1] == 0 or ids.dtype is not torch.int32:
@@ -215,6 +219,8 @@ def _check_side(given: Operands, side: str, weights: str) -> None:
             refuse(side + "_scale", f"has strides {scale.stride()}", "make it contiguous")
     if not _dense_rows(weight):
         refuse(side, f"has strides {weight.stride()}", "make it contiguous along its last dimension")
+    if weight.stride(1) * rows > _MOST_OF_AN_EXPERT and not weight.is_contiguous():
+        refuse(side, f"has strides {weight.stride()}", "make it contiguous: an expert has 2^31 elements at most")
     factor = getattr(given, side + "_global_scale")
     if (factor is not None) is not (weights == NVFP4):
         if factor is None:
@@ -234,10 +240,9 @@ def _check_places(given: Operands) -> None:
     x, table = given.x, given.expert_map
     if table is not None and (table.ndim != 1 or table.dtype is not torch.int32 or not table.numel()):
         refuse("expert_map", f"is {describe(table)}", "give int32 [E_global], -1 for experts that are elsewhere")
-    for parameter in ("residual", "out"):
-        tensor = getattr(given, parameter)
-        if tensor is not None and (tensor.shape != x.shape or tensor.dtype is not x.dtype):
-            refuse(parameter, f"is {describe(tensor)}", f"give {describe(x)}")
+    added = given.residual
+    if added is not None and (added.shape != x.shape or added.dtype is not x.dtype):
+        refuse("residual", f"is {describe(added)}", f"give {describe(x)}")
     for parameter in _TENSORS:
         tensor = getattr(given, parameter)
         if tensor is None:
@@ -247,6 +252,30 @@ def _check_places(given: Operands) -> None:
         if isinstance(tensor, PackedWeight):
             continue
         check_wants_no_gradient(NAME, parameter, tensor)
+    if given.out is not None:
+        check_destination(NAME, "out", given.out, x.shape, x.dtype, x.device, _apart_from_out(given))
+
+
+def _apart_from_out(given: Operands) -> dict[str, Any]:
+    """What the destination may share no memory with; x and residual are read before it is written in their place."""
+    operands: dict[str, Any] = {}
+    for parameter, value in zip(Operands._fields, given, strict=True):
+        if isinstance(value, PackedWeight):
+            operands |= {f"{parameter} ({name})": tensor for name, tensor in value.tensors.items()}
+        elif parameter not in ("x", "residual", "out") or (parameter != "out" and not _is_same(value, given.out)):
+            operands[parameter] = value
+    return operands
+
+
+def _is_same(tensor: Any, out: Any) -> bool:
+    """The destination is just this operand."""
+    return tensor is out or (
+        isinstance(tensor, Tensor)
+        and isinstance(out, Tensor)
+        and tensor.data_ptr() == out.data_ptr()
+        and (tensor.dtype, tensor.shape) == (out.dtype, out.shape)
+        and tensor.stride() == out.stride()
+    )
 
 
 def _dense_rows(tensor: Tensor) -> bool:

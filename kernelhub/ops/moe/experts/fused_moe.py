@@ -282,17 +282,19 @@ def fused_moe(
         out,
     )
     try:
-        key = key_of(given, activation, activation_dtype, bool(apply_router_weight_on_input))
+        key = key_of(given, activation, activation_dtype, apply_router_weight_on_input)
+        if apply_router_weight_on_input is not False and apply_router_weight_on_input is not True:
+            raise TypeError
         if backend is None and not (_contexts_used and _contexts()):
             run: Callable[..., Any] | None = _get(key)
         else:
             hash(key)
             run = _op.override(key, backend)
-    except (AttributeError, TypeError, ValueError, IndexError):
-        check(given, activation, activation_dtype)
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
+        check(given, activation, activation_dtype, apply_router_weight_on_input)
         raise
     if run is None:
-        check(given, activation, activation_dtype)
+        check(given, activation, activation_dtype, apply_router_weight_on_input)
         fresh: Tensor = _op.decide(key, x.get_device(), backend)(given, True)
         return fresh
     result: Tensor = run(given)

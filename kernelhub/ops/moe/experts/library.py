@@ -14,6 +14,7 @@ from kernelhub.dispatch.op import Backend
 from kernelhub.ops.arguments import dtype_name, plain
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS
 from kernelhub.ops.moe.experts.weights import PACKED_PARTS
+from kernelhub.ops.operands import check_operand
 from kernelhub.ops.operators import define, names_of
 from kernelhub.ops.packed import PackedWeight
 
@@ -67,6 +68,8 @@ def fused_moe(
     backend: Backend = None,
 ) -> Tensor:
     """`kernelhub.fused_moe` through its operator."""
+    if x.is_nested:
+        check_operand("fused_moe", "x", x)
     packed: list[str] = []
     if isinstance(w13, PackedWeight) and isinstance(w2, PackedWeight):
         packed = [*_told(w13), *_told(w2)]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.op import Backend
 from kernelhub.ops.arguments import plain
+from kernelhub.ops.operands import check_operand
 from kernelhub.ops.operators import define, names_of
 
 
@@ -25,6 +26,8 @@ def route_experts(
     backend: Backend = None,
 ) -> tuple[Tensor, Tensor]:
     """`kernelhub.route_experts` through its operator."""
+    if logits.is_nested:
+        check_operand("route_experts", "logits", logits)
     ops = torch.ops.kernelhub
     arguments = (
         logits,

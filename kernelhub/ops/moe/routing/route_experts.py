@@ -158,19 +158,23 @@ def route_experts(
             scoring,
             *groups_of(num_groups, topk_groups),
             correction_bias is not None,
-            bool(renormalize),
+            renormalize,
             scaling_factor != 1.0,
         )
         hash(key)
-    except (AttributeError, TypeError, ValueError, IndexError):
-        check(logits, top_k, scoring, num_groups, topk_groups, correction_bias, scaling_factor, out_weights, out_ids)
+        if type(renormalize) is not bool or type(top_k) is not int:
+            raise TypeError
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
+        rest = (correction_bias, scaling_factor, out_weights, out_ids, renormalize)
+        check(logits, top_k, scoring, num_groups, topk_groups, *rest)
         raise
     if backend is None and not (_contexts_used and _contexts()):
         run: Callable[..., Any] | None = _get(key)
     else:
         run = _op.override(key, backend)
     if run is None:
-        check(logits, top_k, scoring, num_groups, topk_groups, correction_bias, scaling_factor, out_weights, out_ids)
+        rest = (correction_bias, scaling_factor, out_weights, out_ids, renormalize)
+        check(logits, top_k, scoring, num_groups, topk_groups, *rest)
         run = _op.decide(key, logits.get_device(), backend)
     result: tuple[Tensor, Tensor] = run(logits, correction_bias, scaling_factor, out_weights, out_ids)
     return result
