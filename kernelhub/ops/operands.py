@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kernelhub.ops.arguments import check_has_memory, check_is_tensor, dtype_name, refuse
+from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, dtype_name, refuse
 
 _MOST_INDEX = 2**31 - 1
 tracing_state = torch._C._get_tracing_state
@@ -80,8 +80,7 @@ def check_destination(
         refuse(op, parameter, f"has dtype {dtype_name(out.dtype)}", f"give {dtype_name(dtype)}")
     if out.device != device:
         refuse(op, parameter, f"is on {out.device}", f"give one on {device}")
-    if out.requires_grad:
-        refuse(op, parameter, "requires grad", f"kernels are for inference; give {parameter}.detach()")
+    check_wants_no_gradient(op, parameter, out)
     if overlaps_itself(out):
         refuse(op, parameter, f"overlaps itself (strides {list(out.stride())})", "give one whose elements lie apart")
     check_apart(op, parameter, out, operands)

@@ -11,7 +11,7 @@ import torch
 import kernelhub
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.merge.inputs import merge_inputs
-from kernelhub.ops.merge.tolerance import largest_error_allowed, lse_error_allowed
+from kernelhub.ops.merge.tolerance import largest_error_allowed, lse_error_allowed, quantized_error_allowed
 from tests.conftest import DEVICE
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -43,6 +43,7 @@ CASES = [
 class MergeContract:
     kernel: ClassVar[str]
     device: ClassVar[str] = DEVICE
+    quantises: ClassVar[bool] = True
 
     @classmethod
     def accepted_cases(cls) -> list[Case]:
@@ -141,6 +142,23 @@ class MergeContract:
             for got, wanted in zip(self.run(arguments, return_lse=True), want, strict=True):
                 assert torch.equal(got, wanted)
 
+    def test_a_float8_result_is_the_merged_one_over_its_scale(self) -> None:
+        if not self.quantises:
+            pytest.skip(f"{self.kernel} gives no float8 result: its record says so")
+        for parts in (2, 3, 9):
+            arguments = self.inputs(parts=parts)
+            for scale in (0.02, torch.tensor(0.02, device=self.device), torch.tensor([0.02], device=self.device)):
+                out = torch.zeros_like(arguments["outs"][0], dtype=torch.float8_e4m3fn)
+                got, lse = self.run(arguments, out=out, out_scale=scale, return_lse=True)
+                want, want_lse = kernelhub.merge_attention_states.reference(
+                    **arguments, return_lse=True, out_scale=scale, dtype=torch.float64
+                )
+                assert got is out
+                allowed = quantized_error_allowed(want, 8.0, 0.02)
+                assert ((got.double() - want).abs() <= allowed).all()
+                assert torch.equal(lse == -torch.inf, want_lse == -torch.inf)
+        assert self.run(arguments, out_scale=1e-9).float().abs().max() == 448
+
     def test_no_tokens_give_an_empty_result(self) -> None:
         out, lse = self.run(self.inputs(tokens=0, empty=False), return_lse=True)
         assert (out.shape, lse.shape) == ((0, 5, 64), (5, 0))
@@ -177,8 +195,9 @@ class MergeContract:
 
 
 class MergeOfHalves(MergeContract):
-    """Of a kernel that takes neither float32 nor any width of heads."""
+    """Of a kernel that takes neither float32 nor any width of heads, and gives no float8 result."""
 
+    quantises: ClassVar[bool] = False
     widths: ClassVar[tuple[int, ...]]
 
     @classmethod

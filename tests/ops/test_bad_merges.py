@@ -13,6 +13,13 @@ from kernelhub.errors import InvalidArgument, NoKernel
 z = torch.zeros
 
 
+_SHARED = z(128)
+
+
+def _negative(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.complex64).conj().imag
+
+
 def states(**changes: Any) -> dict[str, Any]:
     return {"outs": [z(4, 2, 8), z(4, 2, 8)], "lses": [z(2, 4), z(2, 4)]} | changes
 
@@ -27,7 +34,7 @@ BAD = [
     ("outs", states(outs=[z(4, 2, 8).double(), z(4, 2, 8).double()]), "dtype float64"),
     ("outs", states(outs=[z(4, 2, 8), z(5, 2, 8)]), r"\[5, 2, 8\] at 1"),
     ("outs", states(outs=[z(4, 2, 8), z(4, 2, 8).half()]), "float16"),
-    ("outs", states(outs=[z(4, 2, 8), z(4, 2, 8, device="meta")]), "on meta at 1"),
+    ("outs", states(outs=[z(4, 2, 8), z(4, 2, 8, device="meta")]), "on meta"),
     ("outs", states(outs=[z(4, 2, 8, device="meta")] * 2, lses=[z(2, 4, device="meta")] * 2), "on meta"),
     ("outs", states(outs=[z(4, 2, 8), z(4, 2, 8, requires_grad=True)]), "requires grad"),
     ("lses", states(lses=[z(2, 4)]), "holds 1; outs holds 2"),
@@ -38,6 +45,24 @@ BAD = [
     ("out", states(out=z(4, 2, 7)), r"\[4, 2, 7\]"),
     ("out", states(out=z(4, 2, 8).half()), "float16"),
     ("out", states(out=z(4, 2, 8, device="meta")), "on meta"),
+    ("out", states(out=3), "is int"),
+    ("out", states(out=z(2, 8).expand(4, 2, 8)), "overlaps itself"),
+    ("out", states(out=_SHARED[:64].view(4, 2, 8), outs=[_SHARED[32:96].view(4, 2, 8), z(4, 2, 8)]), "overlaps outs"),
+    ("out", states(out=_SHARED[:64].view(4, 2, 8), lses=[_SHARED[:8].view(2, 4), z(2, 4)]), r"overlaps lses\[0\]"),
+    ("out_lse", states(out_lse=_SHARED[:8].view(2, 4), lses=[_SHARED[4:12].view(2, 4), z(2, 4)]), "overlaps lses"),
+    ("out_lse", states(out=_SHARED[:64].view(4, 2, 8), out_lse=_SHARED[:8].view(2, 4)), "overlaps out"),
+    ("outs", states(outs=[z(4, 2, 8), _negative(4, 2, 8)]), "negative bit"),
+    ("lses", states(lses=[_negative(2, 4), z(2, 4)]), "negative bit"),
+    ("outs", states(outs=[z(4, 2, 8).to_sparse(), z(4, 2, 8)]), "layout torch.sparse"),
+    ("return_lse", states(return_lse="no"), "is 'no'"),
+    ("return_lse", states(return_lse=1), "is 1"),
+    ("out_scale", states(out_scale=0.0), "is 0.0"),
+    ("out_scale", states(out_scale=float("nan")), "is nan"),
+    ("out_scale", states(out_scale=True), "is True"),
+    ("out_scale", states(out_scale=z(2)), r"float32 \[2\]"),
+    ("out_scale", states(out_scale=z(1).double()), "float64"),
+    ("out_scale", states(out_scale=z(1, device="meta")), "on meta"),
+    ("out", states(out_scale=0.5, out=z(4, 2, 8)), "dtype float32"),
     ("out_lse", states(out_lse=z(4, 2)), r"\[4, 2\]"),
     ("out_lse", states(out_lse=z(2, 4).double()), "float64"),
 ]
@@ -49,6 +74,8 @@ def test_the_parameter_is_named(parameter: str, arguments: dict[str, Any], words
     if warm:
         kernelhub.merge_attention_states(**states())
         kernelhub.merge_attention_states(**states(), return_lse=True)
+        kernelhub.merge_attention_states(**states(), out_scale=1.0)
+        kernelhub.merge_attention_states(**states(), out_scale=torch.ones(1))
     counted = sum(row.calls for row in kernelhub.report().rows)
     with pytest.raises(InvalidArgument, match=words) as caught:
         kernelhub.merge_attention_states(**arguments)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, joined, worst
+from kernelhub.ops.formats import E4M3
 from kernelhub.ops.merge.inputs import merge_inputs
-from kernelhub.ops.merge.tolerance import largest_error_allowed, lse_error_allowed
+from kernelhub.ops.merge.tolerance import largest_error_allowed, lse_error_allowed, quantized_error_allowed
 
 
 class MergeCases(OpCases):
@@ -29,6 +30,21 @@ class MergeCases(OpCases):
         yield Case(label="128 heads of 128", make=_make(num_heads=128, head_dim=128, return_lse=True), quick=True)
         yield Case(label="batched", make=_make(batch=3, tokens=5, return_lse=True), quick=True)
         yield Case(label="every row has keys", make=_make(empty=False))
+        plain = _make(return_lse=True)
+        for label, scale in (("a number", 0.02), ("below zero", -0.3), ("tiny: all saturate", 1e-6)):
+            made = _make(return_lse=True, out_scale=scale)
+            quick = label == "a number"
+            yield Case(label=f"float8, scale {label}", make=made, quick=quick, without=plain, feature="out_scale=value")
+        for parts in (2, 5):
+            made = _make(return_lse=True, parts=parts, out_scale=torch.tensor(0.05))
+            yield Case(
+                label=f"float8, scale in memory, {parts} parts",
+                make=made,
+                quick=parts == 2,
+                without=_make(return_lse=True, parts=parts),
+                feature="out_scale=tensor",
+                repeats=True,
+            )
         for shift in (300.0, -300.0):
             yield Case(label=f"LSE shifted by {shift:g}", make=_shifted(shift))
         for tokens in (0, 1, 2, 3, 31, 32, 33, 129):
@@ -37,7 +53,8 @@ class MergeCases(OpCases):
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         first, lse = arguments["outs"][0], arguments["lses"][0]
-        places = {"out": (tuple(first.shape), first.dtype)}
+        scaled = arguments.get("out_scale") is not None
+        places = {"out": (tuple(first.shape), E4M3 if scaled else first.dtype)}
         return places | ({"out_lse": (tuple(lse.shape), lse.dtype)} if arguments.get("return_lse") else {})
 
     def later(self, arguments: Arguments) -> Arguments:
@@ -45,17 +62,24 @@ class MergeCases(OpCases):
         turn = {"outs": [part.flip(-3) for part in arguments["outs"]]}
         return arguments | turn | {"lses": [part.flip(-1) for part in arguments["lses"]]}
 
-    def in_place(self, given: Arguments) -> tuple[Arguments, dict[str, Tensor]]:
+    def in_place(self, given: Arguments) -> tuple[Arguments, dict[str, Tensor]] | None:
+        if given.get("out_scale") is not None:
+            return None
         places = {"out": given["outs"][-1]}
         return given, places | ({"out_lse": given["lses"][-1]} if given.get("return_lse") else {})
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want, want_lse = self.reference(arguments["outs"], arguments["lses"], return_lse=True, dtype=torch.float64)
+        scale = arguments.get("out_scale")
+        given = {"return_lse": True, "out_scale": scale, "dtype": torch.float64}
+        want, want_lse = self.reference(arguments["outs"], arguments["lses"], **given)
         out = results["out"]
         largest = max(
             (float(part.double().nan_to_num().abs().max()) for part in arguments["outs"] if part.numel()), default=0
         )
-        allowed = torch.full_like(want, largest_error_allowed(out.dtype, largest))
+        if scale is None:
+            allowed = torch.full_like(want, largest_error_allowed(out.dtype, largest))
+        else:
+            allowed = quantized_error_allowed(want, largest, float(scale))
         figures = [worst((out.double() - want).abs(), allowed)]
         if "out_lse" in results:
             lse = results["out_lse"].double()
@@ -64,10 +88,12 @@ class MergeCases(OpCases):
         return Judgement(*joined(*figures), {"out": want, "out_lse": want_lse})
 
 
-def _make(*, return_lse: bool = False, **inputs: object) -> Make:
+def _make(*, return_lse: bool = False, out_scale: float | Tensor | None = None, **inputs: object) -> Make:
     def made(device: torch.device) -> Arguments:
         usual: Arguments = {"tokens": 20, "num_heads": 5, "head_dim": 64}
         arguments = merge_inputs(**usual | inputs, device=device)
+        if out_scale is not None:
+            arguments["out_scale"] = out_scale.to(device) if isinstance(out_scale, Tensor) else out_scale
         return arguments | ({"return_lse": True} if return_lse else {})
 
     return made

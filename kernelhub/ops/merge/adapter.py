@@ -17,7 +17,7 @@ class MergeAdapter(abc.ABC):
     2. In `launch` run the kernel into `out` and, if it is given, `lse`, and return nothing.
 
     The op has checked what its contract says. Tensors may have any strides; `out` may be one of `outs`, and `lse`
-    one of `lses`: read what a place holds before writing it.
+    one of `lses`: read what a place holds before writing it. Where `out_scale` is given, `out` is float8_e4m3fn.
     """
 
     def __init__(self, problem: MergeProblem) -> None:
@@ -25,9 +25,15 @@ class MergeAdapter(abc.ABC):
 
     @abc.abstractmethod
     def launch(
-        self, outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor, out: Tensor, lse: Tensor | None
+        self,
+        outs: Sequence[Tensor] | Tensor,
+        lses: Sequence[Tensor] | Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        out_scale: float | Tensor | None = None,
     ) -> None:
         """Merge two states or more, of [T, H, D] and [H, T] or of [B, S, H, D] and [B, H, S]; none is empty.
 
-        They come in a list, or stacked along a first dimension.
+        They come in a list, or stacked along a first dimension. `out_scale` is a float, or float32 of one element on
+        the device, where the record has the feature of that name.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -10,8 +11,10 @@ from torch import Tensor, is_grad_enabled
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import alike, describe, dtype_name, lse_shape
+from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, lse_shape
+from kernelhub.ops.formats import E4M3
 from kernelhub.ops.merge.problem import MANY, TWO, MergeProblem
+from kernelhub.ops.operands import check_apart, check_destination, check_flag, check_operand, share_memory
 from kernelhub.probes.device import facts_of
 
 NAME = "merge_attention_states"
@@ -25,7 +28,7 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 def problem_of(key: Any, device: int) -> MergeProblem:
     """The problem that a key means on a device; the key is built in `merge_attention_states`."""
-    dtype, heads, width, parts, rank, returns_lse = key
+    dtype, heads, width, parts, rank, returns_lse, out_scale = key
     return MergeProblem(
         device=facts_of(device),
         dtype=dtype_name(dtype),
@@ -34,17 +37,20 @@ def problem_of(key: Any, device: int) -> MergeProblem:
         parts=TWO if parts == 2 else MANY,
         batched=rank == 4,
         lse=returns_lse,
+        out_scale=out_scale,
     )
 
 
-def check(outs: Any, lses: Any) -> None:
-    """The states themselves, whatever is wrong with them."""
+def check(outs: Any, lses: Any, return_lse: Any = False, out_scale: Any = None) -> None:
+    """The states themselves, whatever is wrong with them, and what else a call is told from."""
+    check_flag(NAME, "return_lse", return_lse)
     for parameter, tensors in (("outs", outs), ("lses", lses)):
         if not isinstance(tensors, list | tuple | Tensor):
             refuse(parameter, f"is {type(tensors).__name__}", "give tensors in a list, or one stacked tensor")
         for index, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor):
                 refuse(parameter, f"holds {type(tensor).__name__} at {index}", "give torch.Tensors")
+            check_operand(NAME, parameter, tensor)
     if len(outs) < 2:
         refuse("outs", f"holds {len(outs)} states", "there is nothing to merge below two")
     if len(lses) != len(outs):
@@ -54,8 +60,8 @@ def check(outs: Any, lses: Any) -> None:
         refuse("outs", f"holds shape {list(first.shape)}", "give [T, H, D] or [B, S, H, D]")
     if first.dtype not in _FLOATS:
         refuse("outs", f"holds dtype {dtype_name(first.dtype)}", "give float32, float16 or bfloat16")
-    if first.is_meta:
-        refuse("outs", "holds tensors on meta", "give tensors with memory, or fake ones under torch.compile")
+    if 0 in first.shape[-2:]:
+        refuse("outs", f"holds shape {list(first.shape)}", "give at least one head of at least one element")
     wanted = lse_shape(first.shape)
     for index, (out, lse) in enumerate(zip(outs, lses, strict=True)):
         if out.shape != first.shape or out.dtype is not first.dtype:
@@ -67,6 +73,22 @@ def check(outs: Any, lses: Any) -> None:
                 refuse(parameter, f"holds one on {tensor.device} at {index}", f"move it to {first.device}")
             if tensor.requires_grad and is_grad_enabled():
                 refuse(parameter, f"requires grad at {index}", "kernels are for inference; call under torch.no_grad()")
+    _check_scale(out_scale, first)
+
+
+def _check_scale(scale: Any, first: Tensor) -> None:
+    """The scale of a float8 result, if one is given."""
+    if scale is None:
+        return
+    if isinstance(scale, Tensor):
+        check_operand(NAME, "out_scale", scale)
+        if scale.dtype is not torch.float32 or scale.numel() != 1:
+            refuse("out_scale", f"is {describe(scale)}", "give float32 of one element, or a float")
+        if scale.device != first.device:
+            refuse("out_scale", f"is on {scale.device}", f"move it to {first.device}")
+        check_wants_no_gradient(NAME, "out_scale", scale)
+    elif type(scale) not in (float, int) or not math.isfinite(scale) or not scale:
+        refuse("out_scale", f"is {scale!r}", "give a finite float other than 0, or float32 of one element")
 
 
 def check_form(first: Tensor, parts: int, problem: MergeProblem) -> None:
@@ -82,12 +104,18 @@ def check_form(first: Tensor, parts: int, problem: MergeProblem) -> None:
         )
 
 
-def check_destination(parameter: str, given: Tensor, like: Tensor) -> None:
-    """A destination of the shape, dtype and device of the parts."""
-    if given.shape != like.shape or given.dtype is not like.dtype:
-        refuse(parameter, f"is {describe(given)}", f"give {describe(like)}")
-    if given.device != like.device:
-        refuse(parameter, f"is on {given.device}", f"move it to {like.device}")
+def _check_place(parameter: str, given: Any, like: Tensor, dtype: torch.dtype, parts: str, given_parts: Any) -> None:
+    """A destination that overlaps no part, or is one of them, element by element."""
+    check_destination(NAME, parameter, given, like.shape, dtype, like.device, {})
+    for index, part in enumerate(given_parts):
+        if share_memory(given, part) and not _same_place(given, part):
+            fix = "give memory of its own, or that part itself"
+            refuse(parameter, f"overlaps {parts}[{index}] in memory", fix)
+
+
+def _same_place(one: Tensor, other: Tensor) -> bool:
+    """Whether each element of one tensor is that element of the other."""
+    return one.data_ptr() == other.data_ptr() and one.dtype is other.dtype and one.stride() == other.stride()
 
 
 def bind(
@@ -100,8 +128,9 @@ def bind(
     """The function that a call runs: the destinations, the launch."""
     launch = adapter.launch
     ndim, two = 4 if problem.batched else 3, problem.parts == TWO
-    num_heads, head_dim = problem.num_heads, problem.head_dim
+    num_heads, head_dim, scaled = problem.num_heads, problem.head_dim, problem.out_scale
     returns_lse, dtype, float32 = problem.lse, getattr(torch, problem.dtype), torch.float32
+    out_dtype = dtype if scaled is None else E4M3
 
     def known(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> bool:
         """Nothing that `check` or `check_form` would refuse."""
@@ -112,37 +141,78 @@ def bind(
             return False
         wanted = (num_heads, shape[0]) if ndim == 3 else (shape[0], num_heads, shape[1])
         for tensor in outs:
-            if not alike(tensor, shape, dtype, device):
+            if not alike(tensor, shape, dtype, device) or not tensor.is_contiguous():
                 return False
         for tensor in lses:  # noqa: SIM110 - a generator costs more than all of this
-            if not alike(tensor, wanted, float32, device):
+            if not alike(tensor, wanted, float32, device) or not tensor.is_contiguous():
                 return False
         return True
 
-    def run(outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor | None, out_lse: Tensor | None) -> Any:
+    def run(
+        outs: Sequence[Tensor],
+        lses: Sequence[Tensor],
+        out: Tensor | None,
+        out_lse: Tensor | None,
+        out_scale: float | Tensor | None = None,
+    ) -> Any:
         first = outs[0]
         if first.get_device() != device:
-            return elsewhere(first.get_device())(outs, lses, out, out_lse)
-        if not known(outs, lses):
+            return elsewhere(first.get_device())(outs, lses, out, out_lse, out_scale)
+        simple = known(outs, lses)  # and all contiguous
+        if not simple:
             check(outs, lses)
             check_form(first, len(outs), problem)
+        if out_scale is not None:
+            _check_scale(out_scale, first)
         if out is None:
-            out = torch.empty_like(first, memory_format=torch.contiguous_format)
-        elif not alike(out, first.shape, dtype, device):
-            check_destination("out", out, first)
+            out = torch.empty(first.shape, dtype=out_dtype, device=first.device)
+        elif not (simple and alike(out, first.shape, out_dtype, device) and lies_apart(out, outs, lses)):
+            _check_place("out", out, first, out_dtype, "outs", outs)
+            check_apart(NAME, "out", out, _parts("lses", lses))
         if out_lse is not None:
             if not returns_lse:
                 refuse("out_lse", "is given to a plan without LSE", "prepare it with return_lse=True")
-            check_destination("out_lse", out_lse, lses[0])
+            if not (
+                simple and alike(out_lse, lses[0].shape, float32, device) and lies_apart(out_lse, lses, (*outs, out))
+            ):
+                _check_place("out_lse", out_lse, lses[0], float32, "lses", lses)
+                check_apart(NAME, "out_lse", out_lse, {"out": out, **_parts("outs", outs)})
         elif returns_lse:
             out_lse = torch.empty_like(lses[0], memory_format=torch.contiguous_format)
         if out.numel():
             tick()
             try:
-                launch(outs, lses, out, out_lse)
+                launch(outs, lses, out, out_lse, out_scale)
             except Exception as error:
                 failed(launch, error)
                 raise
         return out if out_lse is None else (out, out_lse)
 
     return run
+
+
+def lies_apart(out: Tensor, like: Sequence[Tensor] | Tensor, others: Sequence[Tensor] | Tensor) -> bool:
+    """A contiguous destination that shares no memory with contiguous tensors, or is one of those that it is like.
+
+    Args:
+        out: the destination.
+        like: tensors of the shape of `out`.
+        others: tensors none of which is larger than the first of them.
+    """
+    if not out.is_contiguous():
+        return False
+    start, size, dtype = out.data_ptr(), out.nbytes, out.dtype
+    least = -size if like[0].dtype is dtype else -like[0].nbytes
+    for part in like:
+        distance = part.data_ptr() - start
+        if least < distance < size and (distance or part.dtype is not dtype):
+            return False
+    least = -others[0].nbytes
+    for part in others:  # noqa: SIM110 - a generator costs more than all of this
+        if least < part.data_ptr() - start < size:
+            return False
+    return True
+
+
+def _parts(parameter: str, parts: Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
+    return {f"{parameter}[{index}]": part for index, part in enumerate(parts)}

@@ -18,6 +18,7 @@ from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.call import NAME, bind, check, problem_of
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.merge.reference import merge_attention_states_reference
+from kernelhub.ops.operands import check_flag
 
 _op: Op[MergeProblem] = Op(
     Contract(
@@ -37,9 +38,12 @@ _contexts = HUB.contexts.get
 
 
 class MergePlan(Plan):
-    """A kernel chosen for states like these: ``run(outs, lses, out=None, out_lse=None)`` is a whole call."""
+    """A kernel chosen for states like these: ``run(outs, lses, out=None, out_lse=None)`` is a whole call.
 
-    def __init__(self, bound: Bound) -> None:
+    `out_scale` is the one that the plan was prepared with; a tensor is read at each run.
+    """
+
+    def __init__(self, bound: Bound, out_scale: float | Tensor | None) -> None:
         direct, returns_lse, kernel = bound.run, bound.selection.problem.lse, bound.selection.selected
 
         def run(
@@ -48,7 +52,7 @@ class MergePlan(Plan):
             out: Tensor | None = None,
             out_lse: Tensor | None = None,
         ) -> Any:
-            return direct(outs, lses, out, out_lse)
+            return direct(outs, lses, out, out_lse, out_scale)
 
         def traced(
             outs: Sequence[Tensor] | Tensor,
@@ -56,7 +60,7 @@ class MergePlan(Plan):
             out: Tensor | None = None,
             out_lse: Tensor | None = None,
         ) -> Any:
-            return merge_attention_states(outs, lses, out, out_lse, returns_lse, kernel)
+            return merge_attention_states(outs, lses, out, out_lse, returns_lse, out_scale, kernel)
 
         super().__init__(bound, traced_as(run, traced))
 
@@ -64,7 +68,7 @@ class MergePlan(Plan):
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MergePlan:
     """Choose once for states like these: arguments as of `merge_attention_states`."""
     asked = _op.ask(backend, args, kwargs)
-    return MergePlan(_op.bound_for(asked.key, asked.device, backend))
+    return MergePlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments[4])
 
 
 @publish(_op, _prepare, traced=library.merge_attention_states)
@@ -74,6 +78,7 @@ def merge_attention_states(
     out: Tensor | None = None,
     out_lse: Tensor | None = None,
     return_lse: bool = False,
+    out_scale: float | Tensor | None = None,
     backend: Backend = None,
 ) -> Any:
     """Merge attention over disjoint parts of the keys into attention over all of them.
@@ -84,14 +89,17 @@ def merge_attention_states(
         lses: natural logs of their softmax denominators, float32 ``[H, T]``, or ``[B, H, S]``: as `attention` and
             `paged_attention` return them. -inf or +inf says that a part has no key for that query; its result
             is then not read.
-        out: destination; it may be one of `outs`, to merge in place, and must overlap none otherwise.
-        out_lse: destination of the merged LSE; it may be one of `lses`. Given, the LSE is returned.
+        out: destination; without `out_scale` it may be one of `outs`, to merge in place. It overlaps none otherwise.
+        out_lse: destination of the merged LSE; it may be one of `lses`, and must overlap none otherwise. Given, the
+            LSE is returned.
         return_lse: also return the merged LSE.
+        out_scale: give the merged result divided by this as float8_e4m3fn, saturating at 448: a float other than 0, or
+            float32 of one element.
         backend: this backend or kernel, or the first of these that can, or an error with all reasons.
 
     Returns:
-        The merged result in the shape and dtype of each; with `return_lse` also the LSE. A query without a key in
-        any part gives zeros and -inf.
+        The merged result in the shape and dtype of each, or in float8_e4m3fn with `out_scale`; with `return_lse` also
+        the LSE. A query without a key in any part gives zeros and -inf.
 
     Raises:
         InvalidArgument: an argument breaks this contract; the parameter is named.
@@ -111,7 +119,7 @@ def merge_attention_states(
     try:
         first = outs[0]
         if type(first) is not Tensor and isinstance(first, Tensor) and not isinstance(backend, Ask):
-            return library.merge_attention_states(outs, lses, out, out_lse, return_lse, backend)
+            return library.merge_attention_states(outs, lses, out, out_lse, return_lse, out_scale, backend)
         shape = first.shape
         key = (
             first.dtype,
@@ -119,16 +127,19 @@ def merge_attention_states(
             shape[-1],
             2 if len(outs) == 2 else 3,
             len(shape),
-            bool(return_lse) or out_lse is not None,
+            return_lse is True or out_lse is not None,
+            None if out_scale is None else "tensor" if isinstance(out_scale, Tensor) else "value",
         )
-    except (AttributeError, TypeError, ValueError, IndexError):
-        check(outs, lses)
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
+        check(outs, lses, return_lse, out_scale)
         raise
     if backend is None and not (_contexts_used and _contexts()):
         run: Callable[..., Any] | None = _get(key)
     else:
         run = _op.override(key, backend)
+    if return_lse is not True and return_lse is not False:
+        check_flag(NAME, "return_lse", return_lse)
     if run is None:
-        check(outs, lses)
+        check(outs, lses, return_lse, out_scale)
         run = _op.decide(key, first.get_device(), backend)
-    return run(outs, lses, out, out_lse)
+    return run(outs, lses, out, out_lse, out_scale)

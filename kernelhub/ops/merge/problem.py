@@ -9,6 +9,7 @@ from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
 TWO, MANY = "two", "many"
+OUT_SCALES = ("value", "tensor")
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,4 @@ class MergeProblem:
     parts: str = facet("how many states: two, many", values=(TWO, MANY), default=TWO)
     batched: bool = feature("states of batches, [B, S, H, D]", False)
     lse: bool = feature("the merged LSE is returned", False)
+    out_scale: str | None = feature("how the scale of a float8_e4m3fn result is given", None, OUT_SCALES)

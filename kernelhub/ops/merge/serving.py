@@ -17,6 +17,9 @@ def merge_calls(problem: MergeProblem, sizes: Sizes, values: Values) -> Calls:
         heads = problem.num_heads
         outs = [values.normal(*rows, heads, problem.head_dim, dtype=problem.dtype) for _ in range(parts)]
         lses = [values.normal(*rows[:-1], heads, rows[-1], dtype=torch.float32, size=4.0) for _ in range(parts)]
-        return {"outs": outs, "lses": lses, **({"return_lse": True} if problem.lse else {})}
+        made: Arguments = {"outs": outs, "lses": lses, **({"return_lse": True} if problem.lse else {})}
+        if problem.out_scale is not None:
+            made["out_scale"] = values.near(1, size=0.1) if problem.out_scale == "tensor" else 1.0
+        return made
 
     return call

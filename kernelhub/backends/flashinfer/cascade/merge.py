@@ -42,7 +42,12 @@ class Merge(MergeAdapter):
             self.launch([out] * parts, [lse] * parts, torch.empty_like(out), None)
 
     def launch(
-        self, outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor, out: Tensor, lse: Tensor | None
+        self,
+        outs: Sequence[Tensor] | Tensor,
+        lses: Sequence[Tensor] | Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        out_scale: float | Tensor | None = None,
     ) -> None:
         scores = torch.stack([part.transpose(-1, -2).reshape(-1, self.problem.num_heads) for part in lses])
         empty = scores.isinf()

@@ -15,7 +15,7 @@ KERNELS = (
         summary="part by part in float32",
         band=Band.REFERENCE,
         constraints=(ANYWHERE, dtype_in("dtype", *FLOATS), anything("num_heads", "head_dim", "parts")),
-        features=frozenset({"batched", "lse"}),
+        features=frozenset({"batched", "lse", "out_scale=value", "out_scale=tensor"}),
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,

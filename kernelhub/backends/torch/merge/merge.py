@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernelhub.ops.formats import to_e4m3
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.runtime.scratch import scratch
 
@@ -25,7 +26,12 @@ class Merge(MergeAdapter):
     """`merge_attention_states` anywhere."""
 
     def launch(
-        self, outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor, out: Tensor, lse: Tensor | None
+        self,
+        outs: Sequence[Tensor] | Tensor,
+        lses: Sequence[Tensor] | Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        out_scale: float | Tensor | None = None,
     ) -> None:
         scores = [torch.where(part == torch.inf, -torch.inf, part) for part in lses]
         top = scores[0]
@@ -40,17 +46,19 @@ class Merge(MergeAdapter):
         block = max(1, _ELEMENTS // (heads * width)) if out.device.type == "cpu" else tokens
         for start in range(0, tokens, block):
             rows = (..., slice(start, start + block), slice(None), slice(None))
-            _merge_block([part[rows] for part in outs], [share[rows] for share in shares], out[rows])
+            _merge_block([part[rows] for part in outs], [share[rows] for share in shares], out[rows], out_scale)
         if lse is not None:
             lse.copy_(top + total.log())
 
 
-def _merge_block(parts: Sequence[Tensor], shares: Sequence[Tensor], out: Tensor) -> None:
+def _merge_block(
+    parts: Sequence[Tensor], shares: Sequence[Tensor], out: Tensor, out_scale: float | Tensor | None
+) -> None:
     """out [..., T, H, D] from parts of that shape and their shares [..., T, H, 1]."""
     merged = _weighed("merged", parts[0], shares[0])
     for part, share in zip(parts[1:], shares[1:], strict=True):
         merged.add_(_weighed("part", part, share))
-    out.copy_(merged)
+    out.copy_(merged if out_scale is None else to_e4m3(merged.div_(out_scale)))
 
 
 def _weighed(tag: str, part: Tensor, share: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.merge.merge import MOST_APART, merge_apart_kernel, merge_states_kernel
-from kernelhub.backends.triton.operands import strides_of
+from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import MergeProblem
 
@@ -37,6 +37,7 @@ class Merge(MergeAdapter):
             "D_PAD": width,
             "BLOCK": self._block,
             "HAS_LSE": problem.lse,
+            "SCALE": {"value": 1, "tensor": 2}.get(problem.out_scale or "", 0),
         }
         self._launch = Launcher(merge_states_kernel, static, num_warps=4, num_stages=1)
         self._launch_apart = {
@@ -45,10 +46,17 @@ class Merge(MergeAdapter):
         }
 
     def launch(
-        self, outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor, out: Tensor, lse: Tensor | None
+        self,
+        outs: Sequence[Tensor] | Tensor,
+        lses: Sequence[Tensor] | Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        out_scale: float | Tensor | None = None,
     ) -> None:
+        out = as_bytes(out)
+        scale = (None, out_scale) if isinstance(out_scale, Tensor) else (float(out_scale or 1.0), None)
         if not isinstance(outs, Tensor) and not isinstance(lses, Tensor) and _apart(outs) and _apart(lses):
-            self._merge_apart(outs, lses, out, lse)
+            self._merge_apart(outs, lses, out, lse, scale)
             return
         apart = (0, 0)
         if len(outs) > 2:
@@ -69,6 +77,7 @@ class Merge(MergeAdapter):
                 lse_a,
                 lse_b,
                 lse,
+                *scale,
                 len(outs),
                 tokens,
                 *apart,
@@ -78,7 +87,14 @@ class Merge(MergeAdapter):
                 *((0, 0, 0) if lse is None else strides_of(lse, 3)),
             )
 
-    def _merge_apart(self, outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor, lse: Tensor | None) -> None:
+    def _merge_apart(
+        self,
+        outs: Sequence[Tensor],
+        lses: Sequence[Tensor],
+        out: Tensor,
+        lse: Tensor | None,
+        scale: tuple[float | None, Tensor | None],
+    ) -> None:
         parts, first = len(outs), outs[0]
         tokens = first.shape[-3]
         strides = (*strides_of(first, 4), *strides_of(out, 4))
@@ -96,6 +112,7 @@ class Merge(MergeAdapter):
                 *unused,
                 out,
                 lse,
+                *scale,
                 tokens,
                 *strides,
                 *strides_of(lses[0], 3),

@@ -20,7 +20,7 @@ KERNELS = (
             Between("head_dim", 1, 1024, why="a program holds a whole head"),
             anything("num_heads", "parts"),
         ),
-        features=frozenset({"batched", "lse"}),
+        features=frozenset({"batched", "lse", "out_scale=value", "out_scale=tensor"}),
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,

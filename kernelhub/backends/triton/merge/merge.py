@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.formats import LN2, LOG2E
+from kernelhub.backends.triton.formats import LN2, LOG2E, float_to_e4m3
 
 
 @triton.jit
@@ -41,12 +41,21 @@ def absorb(top, total, acc, outs, lses, there, mask):
     return higher, total * kept + weight, acc
 
 
+@triton.jit
+def rounded(acc, scale_value, scale_at, dtype: tl.constexpr, SCALE: tl.constexpr):
+    """A result as it is stored: in `dtype`, or over a scale (1: a number, 2: in memory) as float8_e4m3fn bytes."""
+    if SCALE == 0:
+        return acc.to(dtype)
+    scale = scale_value if SCALE == 1 else tl.load(scale_at)
+    return float_to_e4m3(acc / scale)
+
+
 # Not the strides of results, whose divisibility by 16 lets 16 bytes be loaded at once: without it a merge takes three
 # times as long on an H200.
 _VARYING = ["parts", "tokens", "stride_lse_part", *(f"stride_l{part}{dim}" for part in "abo" for dim in "bht")]
 
 
-@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["lse_a", "lse_b", "lse_out"])
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["lse_a", "lse_b", "lse_out", "scale_at"])
 def merge_states_kernel(
     out_a,
     out_b,
@@ -54,6 +63,8 @@ def merge_states_kernel(
     lse_a,
     lse_b,
     lse_out,
+    scale_value,
+    scale_at,
     parts,
     tokens,
     stride_out_part,
@@ -84,6 +95,7 @@ def merge_states_kernel(
     D_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    SCALE: tl.constexpr,
 ):
     """Part 0 is at `out_a`, part i from 1 up at `out_b` + (i - 1) * `stride_out_part`."""
     program = tl.program_id(0)
@@ -109,7 +121,7 @@ def merge_states_kernel(
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
     at_out = batch * stride_ob + head * stride_oh + token[:, None] * stride_ot + d[None, :] * stride_od
-    tl.store(out + at_out, acc.to(out.dtype.element_ty), mask)
+    tl.store(out + at_out, rounded(acc, scale_value, scale_at, out.dtype.element_ty, SCALE), mask)
     if HAS_LSE:
         merged = tl.where(total == 0.0, float("-inf"), top + tl.log2(total)) * LN2
         tl.store(lse_out + batch * stride_lob + head * stride_loh + token * stride_lot, merged, there)
@@ -121,7 +133,7 @@ _APART = "abcdefgh"
 
 @triton.jit(
     do_not_specialize=["tokens", *(f"stride_l{part}{dim}" for part in "io" for dim in "bht")],
-    do_not_specialize_on_alignment=[*(f"lse_{part}" for part in _APART), "lse_out"],
+    do_not_specialize_on_alignment=[*(f"lse_{part}" for part in _APART), "lse_out", "scale_at"],
 )
 def merge_apart_kernel(
     out_a,
@@ -142,6 +154,8 @@ def merge_apart_kernel(
     lse_h,
     out,
     lse_out,
+    scale_value,
+    scale_at,
     tokens,
     stride_ib,
     stride_it,
@@ -162,6 +176,7 @@ def merge_apart_kernel(
     D_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    SCALE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """Three parts or more, each in a tensor of its own, all of the same strides; those from PARTS on are not read."""
@@ -193,7 +208,7 @@ def merge_apart_kernel(
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
     at_out = batch * stride_ob + head * stride_oh + token[:, None] * stride_ot + d[None, :] * stride_od
-    tl.store(out + at_out, acc.to(out.dtype.element_ty), mask)
+    tl.store(out + at_out, rounded(acc, scale_value, scale_at, out.dtype.element_ty, SCALE), mask)
     if HAS_LSE:
         merged = tl.where(total == 0.0, float("-inf"), top + tl.log2(total)) * LN2
         tl.store(lse_out + batch * stride_lob + head * stride_loh + token * stride_lot, merged, there)
