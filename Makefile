@@ -1,8 +1,12 @@
 # Daily acts, one command each. PYTHON may name another interpreter or virtual environment.
 PYTHON ?= python
+FUZZ_SECONDS ?= 600
+FUZZ_SEED ?= $(shell date +%j)
+FUZZ_JOBS ?= 2
+FUZZ_DEVICE ?= cpu
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test faults lint bench docs golden verification test-matrix gpu
+.PHONY: demo test faults fuzz lint bench docs golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
@@ -12,6 +16,10 @@ test:                 ## install what the tests need, and run them
 
 faults:               ## inject every fault, and count what survives
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m fault
+
+fuzz:                 ## every kernel with odd, wrong and hostile calls, for FUZZ_SECONDS
+	$(INSTALL) -e ".[test]"
+	$(PYTHON) -m tests.fuzz --seed $(FUZZ_SEED) --cases 100000 --seconds $(FUZZ_SECONDS) --jobs $(FUZZ_JOBS) --device $(FUZZ_DEVICE)
 
 lint:                 ## style and types
 	$(INSTALL) -e ".[dev]"

@@ -11,6 +11,7 @@ mkdir -p "$RUN"
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 PYTHON=${PYTHON:-python3}
 WORKERS=${WORKERS:-14}
+FUZZ_SECONDS=${FUZZ_SECONDS:-60}  # of tests/fuzz; more find more
 # With their seconds. All of them measured whole would take 8 minutes: name fewer, with more, to have those whole.
 BENCHMARKS=${BENCHMARKS:-moe:50 gemm:45 mla:40 grouped_gemm:40 attention:40 dispatch:25 indexer:15 quant:12}
 STARTED=$SECONDS
@@ -30,6 +31,8 @@ part gpu_tests 240 "${tests[@]}" -m "gpu or device" tests/gpu tests/probes tests
 for named in $BENCHMARKS; do
     part "${named%:*}" "${named#*:}" "$PYTHON" "benchmarks/${named%:*}.py" --out "$RUN/${named%:*}.json"
 done
+part fuzz "$((FUZZ_SECONDS + 30))" "$PYTHON" -m tests.fuzz --device cuda --seed "${FUZZ_SEED:-0}" --cases 100000 \
+    --seconds "$FUZZ_SECONDS" --jobs "${FUZZ_JOBS:-12}" --json "$RUN/fuzz.json"
 left=$((525 - SECONDS + STARTED))
 part other_tests "$((left > 20 ? left : 20))" "${tests[@]}" -m "not (gpu or device)" tests \
     --ignore tests/backends --junitxml "$RUN/other_tests.xml"

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tests.fuzz.case import CaseId, run_case
 from tests.fuzz.kernels import kernels_here, ops
 from tests.fuzz.kinds import NAMES
 from tests.fuzz.run import Result, counted, run, table
+
+_AT_ONCE = 2000  # of each kernel, by one child
 
 
 def main(words: list[str] | None = None) -> int:
@@ -30,18 +33,20 @@ def main(words: list[str] | None = None) -> int:
     begun = time.monotonic()
     results: list[Result] = []
     chosen = [op for op in ops() if asked.op is None or any(fnmatch(op, word) for word in asked.op)]
-    for at, op in enumerate(chosen):
-        cases = [
-            CaseId(op, kernel, kinds[number % len(kinds)], number, asked.seed)
-            for number in range(asked.cases)
-            for kernel in kernels_here(op, device, asked.backend, asked.kernel)
-        ]
-        ends = None
-        if asked.seconds:  # what is left is shared by the ops that are left
-            ends = time.monotonic() + (begun + asked.seconds - time.monotonic()) / (len(chosen) - at)
-        results += run(cases, device, ends, _tell)
+    share = asked.seconds * asked.jobs / max(len(chosen), 1)
+
+    def one(op: str) -> None:
+        kernels = kernels_here(op, device, asked.backend, asked.kernel)
+        ends = min(time.monotonic() + share, begun + asked.seconds) if asked.seconds else None
+        for first in range(0, asked.cases, _AT_ONCE):
+            numbers = range(first, min(first + _AT_ONCE, asked.cases))
+            cases = [CaseId(op, kernel, kinds[n % len(kinds)], n, asked.seed) for n in numbers for kernel in kernels]
+            results.extend(run(cases, device, ends, _tell))
         if asked.json:  # after each op, for who looks on and for a run that is ended
-            _keep(asked.json, results)
+            _keep(asked.json, list(results))
+
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        list(pool.map(one, chosen))
     print(table(results))
     failed = _failed(results)
     print(f"{len(results)} cases in {time.monotonic() - begun:.0f} s, {len(failed)} failed")
@@ -57,7 +62,8 @@ def _parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=100, help="for each kernel of each op, over all kinds")
     parser.add_argument("--case", type=int, help="run this case alone, in this process, and show it")
-    parser.add_argument("--seconds", type=float, default=0.0, help="end after this time; 0 for no end")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after this time, shared by the ops; 0: no end")
+    parser.add_argument("--jobs", type=int, default=1, help="ops that run beside each other")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--json", type=Path, help="where counts and failures are kept")
     return parser.parse_args(words)

@@ -7,6 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.cases import CASES
@@ -30,7 +31,8 @@ def draw(op: str, kernel: str, device: torch.device, random: Random, most: int) 
     """A call that a kernel says it can answer, with at most so many elements in all; None if none was found."""
     for _ in range(_TRIES):
         if op in DRAWN and random.random() < _DRAWN:
-            label, arguments = "drawn", DRAWN[op](random, device)
+            arguments = DRAWN[op](random, device)
+            label = _said(arguments)
         else:
             label = random.choice(_cases(op)).label
             arguments = _made(op, label, device)
@@ -63,6 +65,13 @@ def _made(op: str, label: str, device: torch.device) -> Arguments | None:
     arguments = case.make(device)
     _sizes[op, label] = _elements(arguments)
     return arguments
+
+
+def _said(arguments: Arguments) -> str:
+    """Shapes of the first operands and the options, in short."""
+    tensors = [f"{name} {list(tensor.shape)}" for name, tensor in list(tensors_of(arguments).items())[:2]]
+    options = [f"{name}={value}" for name, value in arguments.items() if not isinstance(value, Tensor | list)]
+    return f"drawn {', '.join(tensors + options)}"
 
 
 _LARGE = 4_000_000

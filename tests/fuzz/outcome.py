@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
-from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
+from kernelhub.errors import DeviceLost, InvalidArgument, KernelUnavailable, NoKernel
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import bytes_of
 from kernelhub.evidence.poison import kind_of_error, untouched
@@ -80,6 +80,11 @@ class Outcome:
 
 class LostDevice(Exception):
     """Nothing can be run after this."""
+
+
+def lost(error: Exception) -> bool:
+    """Whether an error says that the device is of no more use to this process."""
+    return isinstance(error, DeviceLost) or type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
 def outcome_of(op: str, kernel: str, asked: Asked, device: torch.device) -> Outcome:
@@ -173,6 +178,6 @@ def _raised(error: Exception, asked: Asked) -> Outcome:
     if isinstance(error, torch.OutOfMemoryError):
         return Outcome(SKIPPED, "no memory", error)
     text = f"{type(error).__name__}: {first}"
-    if type(error).__name__ in ("AcceleratorError", "DeviceLost") or "CUDA error" in str(error):
+    if lost(error):
         raise LostDevice(text) from error
     return Outcome(FAILED, text, error)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.fuzz.case import CaseId
+from tests.fuzz.worker import LOST_STATUS
 
 _START_S = 120.0  # to import everything
 _LIMIT_S = {"cpu": 60.0, "cuda": 120.0}  # for a case, compiling included
@@ -70,7 +71,7 @@ def _child(
             child.stdin.write(json.dumps(job))
             child.stdin.close()
             done = _followed(child, journal, left, device, ends, results, tell)
-        if done < len(left) and child.returncode not in (0, 3, None, -signal.SIGKILL):
+        if done is not None and done < len(left) and child.returncode != LOST_STATUS:
             said = log.read_text(errors="replace").strip().splitlines()[-1:]
             how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit status {child.returncode}"
             result = Result(left[done], "failed", f"the process crashed: {how} {' '.join(said)[:200]}", "", 0.0)
@@ -86,8 +87,8 @@ def _followed(
     ends: float | None,
     results: list[Result],
     tell: Callable[[Result], None],
-) -> int:
-    """Read a child's journal until it ends, hangs or time is up: how many of its cases are done."""
+) -> int | None:
+    """Read a child's journal until it ends: how many of its cases are done; None where it was ended from here."""
     done, began = 0, time.monotonic()
     limit = _START_S + _LIMIT_S[device.partition(":")[0]]
     with journal.open(encoding="utf-8") as lines:
@@ -108,10 +109,10 @@ def _followed(
                 result = Result(left[done], "failed", f"hangs: no end within {limit:.0f} s", "", limit)
                 results.append(result)
                 tell(result)
-                return done + 1
+                return None
             if ends is not None and time.monotonic() > ends:
                 _end(child)
-                return len(left)
+                return None
             time.sleep(_POLL_S)
 
 

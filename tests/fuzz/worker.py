@@ -10,19 +10,24 @@ from typing import Any, TextIO
 import torch
 
 from tests.fuzz.case import CaseId, run_case
-from tests.fuzz.outcome import LostDevice
+from tests.fuzz.outcome import LostDevice, lost
+
+LOST_STATUS = 3
 
 
 def work(cases: list[CaseId], device: torch.device, journal: TextIO) -> None:
-    """Run cases in order; ends early, with an exit status of 3, where the device is lost."""
+    """Run cases in order; ends early, with `LOST_STATUS`, where the device is lost."""
     for at, case in enumerate(cases):
         _write(journal, at=at, began=time.time())
         try:
             found = run_case(case, device)
         except LostDevice as error:
             _write(journal, at=at, kind="failed", text=f"the device is lost: {error}", note="", seconds=0.0)
-            sys.exit(3)
+            sys.exit(LOST_STATUS)
         except Exception as error:  # of the fuzzer itself, or of a reference
+            if lost(error):
+                _write(journal, at=at, kind="failed", text=f"the device is lost: {error}", note="", seconds=0.0)
+                sys.exit(LOST_STATUS)
             text = f"the fuzzer could not judge it: {type(error).__name__}: {str(error)[:200]}"
             _write(journal, at=at, kind="broken", text=text, note="", seconds=0.0)
             continue
