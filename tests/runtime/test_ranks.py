@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -291,6 +294,50 @@ def test_a_rank_that_ends_is_named_by_all_others(act, victim, store_here, codes,
         assert answer["ranks"] == [victim]
         assert answer["elapsed_s"] < limit_s, answer
         assert f"rank {victim}" in answer["message"]
+
+
+def is_stopped_and_continued_then_looks_late(rank: int, size: int) -> Any:
+    """Rank 1 is stopped, and continued; later it is of another version and looks at the store only now and then."""
+    meeting.SILENT_S = 2.0  # in this process, which is one of the group's
+    stopped = []
+
+    def stop_once(problem: Any) -> None:
+        if rank == 1 and not stopped:
+            stopped.append(True)
+            later = f"sleep 5; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", later], start_new_session=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    plugin(Rule((), stop_once))
+    silent = attempt(lambda: kernelhub.agree(what=NEED, timeout_s=TIMEOUT_S, device="cpu").size)
+    if rank == 1:
+        kernelhub.__version__, meeting._PAUSE_S = "0.0.1", (2.0, 2.0)
+    return [attempt(lambda: kernelhub.agree(what=NEED, timeout_s=PATIENT_S, device="cpu").size), silent]
+
+
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory, monkeypatch_module: pytest.MonkeyPatch) -> list[Any]:
+    """What both ranks said of both."""
+    monkeypatch_module.setattr("tests.runtime.world._owed", len)  # a rank that is stopped answers yet
+    folder = tmp_path_factory.mktemp("continued")
+    return run_world(2, is_stopped_and_continued_then_looks_late, folder, limit_s=60)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def test_the_offending_rank_is_told_the_same_as_the_others(continued: list[Any]) -> None:
+    assert {differs["code"] for differs, _ in continued} == {"version_differs"}
+    assert len({differs["message"] for differs, _ in continued}) == 1
+
+
+def test_a_rank_that_is_stopped_and_continued_ends_in_the_same_error(continued: list[Any]) -> None:
+    for _, answer in continued:
+        assert (answer["code"], answer["ranks"]) == ("rank_silent", [1])
+        assert answer["elapsed_s"] < SLOW_S
 
 
 class TestAlone:

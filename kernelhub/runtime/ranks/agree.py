@@ -33,6 +33,8 @@ from kernelhub.runtime.ranks.statement import Stated, state, statement_of, table
 T = TypeVar("T")
 What = Plan | Need | Selection[Any]
 _GRACE_S = LINGER_S + 2.0  # beyond the time-out, for a rank that is in the middle of a look at the store
+_LOOK_S = 0.5  # how often the waiting thread sees whether the process runs
+_STOOD_S = 1.0  # without running, beyond what a busy machine makes of such a look
 _LONGEST_S = 86400.0  # longer ones overflow what a thread can wait
 _LAST_BREATH_S = 0.5  # a process that is killed closes its connections a little before it is gone
 
@@ -237,8 +239,10 @@ def _bounded(work: Callable[[], T], clock: Clock, rank: int) -> T:
 
     thread = threading.Thread(target=run, name="kernelhub agree", daemon=True)
     thread.start()
-    thread.join(clock.timeout_s + _GRACE_S)
+    _join(thread, clock)
     if not outcome:
+        if clock.stood_s:
+            raise Ended(_stood(clock, rank))
         if clock.doing == "choosing":
             message = f"rank {rank} was still choosing kernels after {clock.timeout_s:g} s; give a longer timeout_s"
             raise Ended(Failure("rank_slow", message, (rank,)))
@@ -247,10 +251,33 @@ def _bounded(work: Callable[[], T], clock: Clock, rank: int) -> T:
     if isinstance(result, Ended | KernelhubError):
         raise result
     if isinstance(result, RuntimeError | OSError):  # torch's errors of a connection are RuntimeErrors
+        if clock.stood_s:  # the others ended the meeting meanwhile, and with it perhaps the store
+            raise Ended(_stood(clock, rank)) from result
         raise Ended(_lost_store(clock, result)) from result
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+def _join(thread: threading.Thread, clock: Clock) -> None:
+    """Wait for the work until its time is over; a process that stood still meanwhile then looks what became of it."""
+    ends = time.monotonic() + clock.timeout_s + _GRACE_S
+    before = time.monotonic()
+    while thread.is_alive() and before < ends:
+        thread.join(min(_LOOK_S, ends - before))
+        now = time.monotonic()
+        stood_s = now - before - _LOOK_S
+        if stood_s > _STOOD_S:
+            clock.stood_s = max(clock.stood_s, stood_s)
+            ends = max(ends, now + _GRACE_S)
+        before = now
+
+
+def _stood(clock: Clock, rank: int) -> Failure:
+    """What the others say of this rank, which did not run for longer than they wait."""
+    message = f"rank {rank} ({this_process()}) did not run for {clock.stood_s:.0f} s: it was stopped"
+    code = "rank_silent" if clock.stood_long else "rank_slow"
+    return Failure(code, f"{message}, and the others have ended without it; start all again", (rank,))
 
 
 def _silent_store(clock: Clock, rank: int) -> Failure:

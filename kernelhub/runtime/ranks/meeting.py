@@ -25,6 +25,7 @@ LINGER_S = 3.0  # for others to read the decision from a store that this process
 _PAUSE_S = (0.002, 0.1)  # between looks at the store: at first, and after a while
 _PIECE_BYTES = 1 << 20
 _AGREED = "agreed"
+_OF_DEAF_RANKS = ("rank_dead", "rank_silent", "rank_slow")  # the ranks that these are about do not look at the store
 
 
 class Ended(Exception):
@@ -37,16 +38,26 @@ class Ended(Exception):
 
 @dataclass
 class Clock:
-    """When the meeting ends, what this rank is doing, and who leads, once that is known."""
+    """When the meeting ends, what this rank is doing, and who leads, once that is known.
+
+    Attributes:
+        stood_s: the longest that this process did not run, as when it is stopped and continued.
+    """
 
     timeout_s: float
     begun: float
     doing: str = "arriving"
     lead: Process | None = None
+    stood_s: float = 0.0
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.begun
+
+    @property
+    def stood_long(self) -> bool:
+        """Whether others that wait for this process have taken it to be silent."""
+        return self.stood_s > SILENT_S
 
     @property
     def over(self) -> bool:
@@ -166,13 +177,13 @@ class Meeting:
         raise Ended(failure)
 
     def leave(self, failure: Failure | None) -> None:
-        """Tell that this rank knows the end; the lead waits a little until all do that came, and are not the cause."""
+        """Tell that this rank knows the end; the lead waits a little until all do that came and can."""
         with contextlib.suppress(RuntimeError, OSError):  # the store is gone, so nobody reads it any more
             self._set(f"left/{self.rank}", True)
             until = time.monotonic() + LINGER_S
-            cause = failure.ranks if failure is not None else ()
+            deaf = failure.ranks if failure is not None and failure.code in _OF_DEAF_RANKS else ()
             while self.rank == LEAD and time.monotonic() < until:
-                here = [rank for rank in range(self.size) if rank not in cause and self._known(rank)]
+                here = [rank for rank in range(self.size) if rank not in deaf and self._known(rank)]
                 if all(self._has(f"left/{rank}") or self.peers[rank].gone() for rank in here):
                     return
                 time.sleep(_PAUSE_S[1] / 4)
