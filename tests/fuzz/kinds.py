@@ -18,7 +18,7 @@ from tests.fuzz.memory import LAYOUTS, Placed, dense, place, spread
 from tests.fuzz.metadata import metadata
 from tests.fuzz.operands import Arguments, replaced, tensors_of
 from tests.fuzz.outcome import Asked
-from tests.fuzz.plans import other_sizes, through_plan, through_step
+from tests.fuzz.plans import other_sizes, packed, through_plan, through_step
 from tests.fuzz.wrong import wrong
 
 Kind = Callable[[str, Base, Random], Asked | None]
@@ -277,6 +277,7 @@ THROUGH: dict[str, tuple[tuple[Kind, ...], ThroughKernel]] = {
     "plan_sizes": ((other_sizes,), through_plan),
     "step": (tuple(KINDS[name] for name in RIGHT), through_step),
     "step_sizes": ((other_sizes,), through_step),
+    "packed": (tuple(KINDS[name] for name in RIGHT), packed),
 }
 NAMES = (*KINDS, *THROUGH)
 

@@ -14,6 +14,7 @@ OPEN: tuple[tuple[str, str, str, str], ...] = (
     ("*", "*", "plan_sizes", "1.9f: checks on every call"),
     ("*", "*", "step_sizes", "1.3: shapes in step.run"),
     ("*", "*", "plan", "1.10, through plans"),
+    ("*", "*", "packed", "1.10 and 1.1, beside packed weights"),
     ("*attention", "*", "*", "1.1, 1.3, 1.5: strides of metadata, sinks of -inf, steps"),
     ("dequantize_fp8", "*", "*", "1.9"),
 )

@@ -48,7 +48,7 @@ def described(arguments: Arguments) -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, Tensor):
-        return repr(value)[:200]
+        return repr(value)[:120]
     text = f"{str(value.dtype)[6:]} {list(value.shape)} on {value.device}"
     if value.layout is not torch.strided or value.is_nested:
         return f"{text} {value.layout}"

@@ -19,7 +19,12 @@ from tests.fuzz.operands import Arguments, tensors_of
 from tests.fuzz.outcome import Asked
 
 Vary = Callable[[str, Base, Random], Asked | None]
-STEPS = ("attention", "paged_attention", "mla_attention")
+# Ops with steps, and what their `step.run` takes.
+_OPERANDS = {
+    "attention": ("q", "k", "v"),
+    "paged_attention": ("q", "k_cache", "v_cache"),
+    "mla_attention": ("q", "kv_cache", "topk_indices"),
+}
 
 
 def through_plan(vary: Vary, kernel: str) -> Vary:
@@ -28,8 +33,10 @@ def through_plan(vary: Vary, kernel: str) -> Vary:
     def varied(op: str, base: Base, random: Random) -> Asked | None:
         asked = vary(op, base, random)
         if asked is not None:
-            plan = _plan(op, base.arguments, kernel)
+            plan = _plan(op, base.arguments if asked.partners else asked.judged, kernel)
             names = inspect.signature(plan.run).parameters
+            if asked.partners and not {*names} & {*asked.varied}:
+                return None  # the plan holds what is varied
             asked.call = lambda **given: plan.run(**{name: given[name] for name in given if name in names})
             asked.note = f"plan.run, {asked.note}"
         return asked
@@ -41,10 +48,13 @@ def through_step(vary: Vary, kernel: str) -> Vary:
     """The same through a step, begun with the metadata as they are in the varied call."""
 
     def varied(op: str, base: Base, random: Random) -> Asked | None:
-        asked = vary(op, base, random) if op in STEPS else None
+        asked = vary(op, base, random) if op in _OPERANDS else None
         if asked is not None:
             on_host = random.random() < 0.5
-            asked.call = lambda **given: _step(op, base.arguments, given, kernel, on_host)
+            begun = base.arguments if asked.partners else asked.judged
+            asked.call = lambda **given: _step(op, begun, given, kernel, on_host)
+            if asked.partners and not {*_OPERANDS[op], *CASES[op].destinations(base.arguments)} & {*asked.varied}:
+                return None
             asked.note = f"step.run, {asked.note}"
         return asked
 
@@ -115,3 +125,25 @@ def _otherwise(tensor: Tensor, random: Random) -> tuple[str, Tensor | None]:
     if kind == "one more dimension":
         return "has one more dimension", tensor[None]
     return "is on meta", tensor.to("meta")
+
+
+def packed(vary: Vary, kernel: str) -> Vary:
+    """A varied call whose weight is packed for the kernel beforehand; what of it is varied is packed no more."""
+
+    def varied(op: str, base: Base, random: Random) -> Asked | None:
+        packs = [record.name for record in HUB.registry.candidates(op).kernels if record.packs_to]
+        if kernel not in packs:
+            return None
+        asked = vary(op, base, random)
+        if asked is None:
+            return None
+        made = CASES[op].pack(_plan(op, asked.judged, kernel), copied(asked.judged))
+        if made is None:
+            return None
+        with_weight, _ = made
+        rest = {name: value for name, value in asked.given.items() if name in with_weight}
+        asked.given = rest | {"b": with_weight["b"]}
+        asked.note = f"packed, {asked.note}"
+        return asked
+
+    return varied
