@@ -80,13 +80,16 @@ def usable(tensor: Any, dtype: torch.dtype, device: int) -> bool:
 
 def alike(tensor: Any, shape: Sequence[int], dtype: torch.dtype, device: int) -> bool:
     """The same of a tensor of this shape, a tuple."""
-    return (
-        type(tensor) in _ORDINARY
-        and tensor.dtype is dtype
-        and tensor.shape == shape
-        and (tensor.is_cpu if device < 0 else tensor.get_device() == device and tensor.is_cuda)
-        and not (tensor.requires_grad and is_grad_enabled())
-    )
+    try:
+        return (
+            type(tensor) in _ORDINARY
+            and tensor.dtype is dtype
+            and tensor.shape == shape
+            and (tensor.is_cpu if device < 0 else tensor.get_device() == device and tensor.is_cuda)
+            and not (tensor.requires_grad and is_grad_enabled())
+        )
+    except RuntimeError:  # a nested tensor has no shape
+        return False
 
 
 class Forms:
@@ -113,7 +116,10 @@ class Forms:
             if not (tensor.is_cpu if device < 0 else tensor.get_device() == device and tensor.is_cuda):
                 return None
             form.append(tensor.dtype)
-            form.append(tensor.shape)
+            try:
+                form.append(tensor.shape)
+            except RuntimeError:  # a nested tensor has none
+                return None
         return tuple(form)
 
     def __contains__(self, form: Hashable) -> bool:

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, dtype_name, refuse
 
 _MOST_INDEX = 2**31 - 1
+_APART = "give one whose elements lie apart"
 tracing_state = torch._C._get_tracing_state
 
 
@@ -82,7 +83,7 @@ def check_destination(
         refuse(op, parameter, f"is on {out.device}", f"give one on {device}")
     check_wants_no_gradient(op, parameter, out)
     if overlaps_itself(out):
-        refuse(op, parameter, f"overlaps itself (strides {list(out.stride())})", "give one whose elements lie apart")
+        refuse(op, parameter, f"overlaps itself (strides {list(out.stride())})", _APART)
     check_apart(op, parameter, out, operands)
 
 
@@ -111,6 +112,32 @@ def may_overlap(out: Tensor, operands: Iterable[Tensor | None]) -> bool:
     """Whether a destination may share memory with an operand: then only `check_apart` tells."""
     start, end = span_of(out)
     return any(operand is not None and operand.data_ptr() < end and span_of(operand)[1] > start for operand in operands)
+
+
+def check_own_memory(
+    op: str, parameter: str, out: Tensor, names: Sequence[str], operands: Sequence[Tensor | None]
+) -> None:
+    """What `check_destination` asks of memory, where a call's form is known: 0.1 us an operand that lies elsewhere."""
+    begin = out.data_ptr()
+    if out.is_contiguous():
+        end = begin + out.nbytes
+    else:
+        check_operand(op, parameter, out)
+        if overlaps_itself(out):
+            refuse(op, parameter, f"overlaps itself (strides {list(out.stride())})", _APART)
+        end = begin + extent_of(out)
+    for name, operand in zip(names, operands, strict=True):
+        if operand is None:
+            continue
+        if operand.data_ptr() < end and span_of(operand)[1] > begin:
+            check_apart(op, parameter, out, {name: operand})
+
+
+def check_loose(op: str, names: Sequence[str], operands: Sequence[Tensor | None]) -> None:
+    """`check_operand` where a call's form is known, of what may be no plain memory."""
+    for name, operand in zip(names, operands, strict=True):
+        if operand is not None and (not operand.is_contiguous() or operand.is_neg()):
+            check_operand(op, name, operand)
 
 
 def check_flag(op: str, parameter: str, given: Any) -> None:

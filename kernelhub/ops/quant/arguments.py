@@ -9,16 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.arguments import (
-    alike,
-    check_has_memory,
-    check_is_tensor,
-    check_wants_no_gradient,
-    describe,
-    dtype_name,
-    refuse,
-)
+from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, refuse
 from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.operands import check_operand, check_own_memory
 from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, FP8_SCALES, TENSOR, TOKEN
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -30,10 +23,9 @@ _COLUMN_BYTES = 16  # the stride of column-major scales, as TMA wants it
 
 def check_tensor(op: str, parameter: str, tensor: Any, dtypes: Sequence[torch.dtype], like: Tensor | None) -> None:
     """A tensor of one of these dtypes, where `like` is, that wants no gradient."""
-    check_is_tensor(op, parameter, tensor)
+    check_operand(op, parameter, tensor)
     if tensor.dtype not in dtypes:
         refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give {' or '.join(map(dtype_name, dtypes))}")
-    check_has_memory(op, parameter, tensor)
     if like is not None and tensor.device != like.device:
         refuse(op, parameter, f"is on {tensor.device}", f"move it to {like.device}")
     check_wants_no_gradient(op, parameter, tensor)
@@ -111,14 +103,33 @@ def _product(sizes: Sequence[int]) -> int:
     return product
 
 
+def shape_of(op: str, x: Tensor) -> tuple[int, ...]:
+    """The shape of what a call is about, which a nested tensor has not."""
+    try:
+        return x.shape
+    except RuntimeError:
+        check_operand(op, "x", x)
+        raise
+
+
 def destination(
-    op: str, parameter: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, x: Tensor, device: int
+    op: str,
+    parameter: str,
+    given: Tensor | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: int,
+    names: Sequence[str],
+    others: Sequence[Tensor | None],
 ) -> Tensor:
-    """What was given, if it fits, else new memory."""
+    """What was given, if it fits and shares no memory with the others, of which x is the first; else new memory."""
+    x = others[0]
+    assert x is not None
     if given is None:
         return x.new_empty(tuple(shape), dtype=dtype)
     if not alike(given, shape, dtype, device):
         check_like(op, parameter, given, shape, (dtype,), x)
+    check_own_memory(op, parameter, given, names, others)
     return given
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, describe, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.operands import check_loose
 from kernelhub.ops.quant.arguments import (
     E8M0_BYTES,
     FLOAT_DTYPES,
@@ -26,6 +27,7 @@ from kernelhub.ops.quant.arguments import (
     destination,
     fp8_scale_shape,
     scale_shape_of_call,
+    shape_of,
 )
 from kernelhub.ops.quant.problem import (
     BLOCK,
@@ -41,6 +43,7 @@ from kernelhub.ops.quant.problem import (
 from kernelhub.probes.device import facts_of
 
 Run = Callable[..., Any]
+_READ = ("x", "scale", "global_scale")
 
 
 def dequantize_fp8_problem(key: Any, device: int) -> DequantizeFp8Problem:
@@ -133,7 +136,7 @@ def bind_dequantize(op: str) -> Callable[..., Run]:
             if x.get_device() != device:
                 result: Tensor = elsewhere(x.get_device())(x, scale, global_scale, out)
                 return result
-            shape = x.shape
+            shape = shape_of(op, x)
             if not known(x, shape, scale, global_scale):
                 if is_fp8:
                     check_dequantize_fp8(x, scale, group_size, out_dtype)
@@ -144,7 +147,10 @@ def bind_dequantize(op: str) -> Callable[..., Run]:
                     check_dequantize(op, x, scale, global_scale, out_dtype)
                 if fp4:
                     x = x.view(torch.uint8)
-            out = destination(op, "out", out, (*shape[:-1], shape[-1] * 2) if fp4 else shape, out_dtype, x, device)
+            else:
+                check_loose(op, _READ[1:], (scale, global_scale))
+            wide = (*shape[:-1], shape[-1] * 2) if fp4 else shape
+            out = destination(op, "out", out, wide, out_dtype, device, _READ, (x, scale, global_scale))
             if x.numel():
                 if per_tensor:
                     areas = scale.reshape(1, 1)

@@ -172,14 +172,14 @@ def quantize_fp8(
             granularity,
             group_size if granularity == GROUP else 128,
             scale_dtype,
-            bool(ue8m0) or scale_dtype is E8M0,
+            ue8m0 or scale_dtype is E8M0,
             scale is not None,
             scale_layout == "column",
         )
         hash(key)
-        if scale_layout not in ("row", "column"):
+        if scale_layout not in ("row", "column") or type(ue8m0) is not bool:
             raise ValueError(scale_layout)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         check_fp8(x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout)
         raise
     if backend is None and not (_contexts_used and _contexts()):
@@ -238,7 +238,7 @@ def dequantize_fp8(
         hash(key)
         if not form:
             raise ValueError(form)
-    except (AttributeError, TypeError, ValueError, IndexError, ZeroDivisionError):
+    except (AttributeError, TypeError, ValueError, IndexError, ZeroDivisionError, RuntimeError):
         check_dequantize_fp8(x, scale, group_size, out_dtype)
         raise
     if backend is None and not (_contexts_used and _contexts()):

@@ -65,7 +65,7 @@ def quantize_mxfp4(
         if scale_rounding not in ROUNDINGS:
             raise ValueError(scale_rounding)
         key = (x.dtype, scale_rounding == "up")
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         check_mx("quantize_mxfp4", x, scale_rounding)
         raise
     if backend is None and not (_contexts_used and _contexts()):
@@ -117,7 +117,7 @@ def dequantize_mxfp4(
     try:
         key = (out_dtype, x.ndim > 0)
         hash(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         check_dequantize("dequantize_mxfp4", x, scale, None, out_dtype)
         raise
     if backend is None and not (_contexts_used and _contexts()):

@@ -205,7 +205,7 @@ def dequantize_nvfp4(
     try:
         key = (out_dtype, x.ndim > 0)
         hash(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         check_dequantize("dequantize_nvfp4", x, scale, global_scale, out_dtype)
         raise
     if backend is None and not (_contexts_used and _contexts()):

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
+from kernelhub.ops.operands import check_flag, check_loose, check_own_memory
 from kernelhub.ops.quant.arguments import (
     FP8_SCALE_DTYPES,
     any_rows,
@@ -22,6 +23,7 @@ from kernelhub.ops.quant.arguments import (
     destination,
     new_scale,
     scale_shape_of_call,
+    shape_of,
 )
 from kernelhub.ops.quant.problem import BLOCK, GRANULARITIES, TENSOR, TOKEN, QuantizeFp8Problem
 from kernelhub.ops.quant.reference import LEAST_SCALE
@@ -29,6 +31,7 @@ from kernelhub.probes.device import facts_of
 
 Run = Callable[..., Any]
 LAYOUTS = ("row", "column")
+_READ, _WRITTEN = ("x", "scale"), ("x", "out_scale")
 
 
 def fp8_problem(key: Any, device: int) -> QuantizeFp8Problem:
@@ -67,6 +70,7 @@ def check_fp8(x: Any, granularity: Any, group_size: Any, scale: Any, ue8m0: Any,
         refuse(op, "granularity", f"is {granularity!r}", f"give one of {', '.join(GRANULARITIES)}")
     if type(group_size) is not int or group_size < 1:
         refuse(op, "group_size", f"is {group_size!r}", "give a positive int")
+    check_flag(op, "ue8m0", ue8m0)
     if scale_dtype not in FP8_SCALE_DTYPES:
         refuse(op, "scale_dtype", f"is {scale_dtype}", "give torch.float32 or torch.float8_e8m0fnu")
     if layout not in LAYOUTS:
@@ -108,7 +112,7 @@ def bind_fp8(
         if x.get_device() != device:
             result: tuple[Tensor, Tensor] = elsewhere(x.get_device())(x, scale, out, out_scale)
             return result
-        shape = x.shape
+        shape = shape_of(op, x)
         if not known(x, shape, scale):
             check_fp8(x, granularity, group_size, scale, problem.ue8m0, scale_dtype, "row")
             if x.dtype is not dtype:
@@ -116,6 +120,8 @@ def bind_fp8(
             if (scale is not None) != static:
                 wanted = "a scale" if static else "no scale"
                 refuse(op, "scale", f"is {'missing' if scale is None else 'given'}", f"the plan is for {wanted}")
+        else:
+            check_loose(op, _READ, (x, scale))
         if scale is not None:
             if out_scale is not None:
                 refuse(op, "out_scale", "is given beside a scale", "the scale that is given is the result")
@@ -127,7 +133,8 @@ def bind_fp8(
                 scale = out_scale
                 if not alike(scale, scales, scale_dtype, device):
                     check_like(op, "out_scale", scale, scales, (scale_dtype,), x)
-        out = destination(op, "out", out, shape, E4M3, x, device)
+                check_own_memory(op, "out_scale", scale, _READ[:1], (x,))
+        out = destination(op, "out", out, shape, E4M3, device, _WRITTEN if out_scale is not None else _READ, (x, scale))
         if x.numel():
             if per_tensor:
                 areas = scale.view(1, 1)

@@ -11,7 +11,8 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.quant.arguments import any_rows, as_rows, check_x, destination
+from kernelhub.ops.operands import check_loose
+from kernelhub.ops.quant.arguments import any_rows, as_rows, check_x, destination, shape_of
 from kernelhub.ops.quant.problem import MX_GROUP, QuantizeMxProblem
 from kernelhub.probes.device import facts_of
 
@@ -46,14 +47,17 @@ def bind_mx(op: str) -> Callable[..., Run]:
             if x.get_device() != device:
                 result: tuple[Tensor, Tensor] = elsewhere(x.get_device())(x, out, out_scale)
                 return result
-            shape = x.shape
+            shape = shape_of(op, x)
             if not usable(x, dtype, device) or not shape or not shape[-1] or shape[-1] % multiple:
                 check_mx(op, x, "floor")
                 if x.dtype is not dtype:
                     refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")
+            else:
+                check_loose(op, ("x",), (x,))
             *lead, width = shape
-            out = destination(op, "out", out, (*lead, width // per_byte), codes_dtype, x, device)
-            out_scale = destination(op, "out_scale", out_scale, (*lead, -(-width // MX_GROUP)), E8M0, x, device)
+            scales = (*lead, -(-width // MX_GROUP))
+            out = destination(op, "out", out, (*lead, width // per_byte), codes_dtype, device, ("x",), (x,))
+            out_scale = destination(op, "out_scale", out_scale, scales, E8M0, device, ("x", "out"), (x, out))
             if x.numel():
                 codes, scale = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
                 tick()

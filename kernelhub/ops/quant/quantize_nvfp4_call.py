@@ -11,7 +11,8 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.quant.arguments import any_rows, as_rows, check_one, check_x, destination
+from kernelhub.ops.operands import check_loose, check_own_memory
+from kernelhub.ops.quant.arguments import any_rows, as_rows, check_one, check_x, destination, shape_of
 from kernelhub.ops.quant.problem import NVFP4_GROUP, QuantizeNvfp4Problem
 from kernelhub.ops.quant.reference import LEAST_GLOBAL_SCALE
 from kernelhub.probes.device import facts_of
@@ -59,7 +60,7 @@ def bind_nvfp4(
                 x, global_scale, out, out_scale, out_global_scale
             )
             return result
-        shape = x.shape
+        shape = shape_of(op, x)
         if not known(x, shape, global_scale):
             check_nvfp4(x, global_scale)
             if x.dtype is not dtype:
@@ -67,6 +68,8 @@ def bind_nvfp4(
             if (global_scale is not None) != static:
                 wanted = "a global scale" if static else "no global scale"
                 refuse(op, "global_scale", f"is {'missing' if static else 'given'}", f"the plan is for {wanted}")
+        else:
+            check_loose(op, ("x", "global_scale"), (x, global_scale))
         if global_scale is None:
             if out_global_scale is None:
                 global_scale = x.new_empty(1, dtype=float32)
@@ -74,11 +77,14 @@ def bind_nvfp4(
                 global_scale = out_global_scale
                 if not alike(global_scale, (1,), float32, device):
                     check_one(op, "out_global_scale", global_scale, x)
+                check_own_memory(op, "out_global_scale", global_scale, ("x",), (x,))
         elif out_global_scale is not None:
             refuse(op, "out_global_scale", "is given beside global_scale", "the one that is given is the result")
         *lead, width = shape
-        out = destination(op, "out", out, (*lead, width // 2), torch.uint8, x, device)
-        out_scale = destination(op, "out_scale", out_scale, (*lead, width // NVFP4_GROUP), E4M3, x, device)
+        names = ("x", "global_scale" if out_global_scale is None else "out_global_scale", "out")
+        out = destination(op, "out", out, (*lead, width // 2), torch.uint8, device, names[:2], (x, global_scale))
+        scales, others = (*lead, width // NVFP4_GROUP), (x, global_scale, out)
+        out_scale = destination(op, "out_scale", out_scale, scales, E4M3, device, names, others)
         if x.numel():
             codes, scale = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
             tick()

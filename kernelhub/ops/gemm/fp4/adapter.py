@@ -57,4 +57,7 @@ class Fp4GemmAdapter(abc.ABC):
 
     @abc.abstractmethod
     def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
-        """out [M, N] in the problem's out_dtype, of any strides; M and N > 0; bias float32 or out's dtype, [N]."""
+        """out [M, N] in the problem's out_dtype, of any strides; M and N > 0; bias [N], float32 or out's dtype.
+
+        The bias is contiguous.
+        """

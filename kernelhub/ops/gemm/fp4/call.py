@@ -12,10 +12,14 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import Forms
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
-from kernelhub.ops.gemm.fp4.operands import a_format_of, check, fp4_format_of, refuse
+from kernelhub.ops.gemm.fp4.operands import NAME, a_format_of, check, fp4_format_of, refuse
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
+from kernelhub.ops.operands import check_loose, check_own_memory
 from kernelhub.ops.packed import PackedWeight, layout_of
 from kernelhub.probes.device import facts_of
+
+_READ = ("a", "a_scale", "b_scale", "a_global_scale", "b_global_scale", "bias")
+_LOOSE = ("a", "a_scale", "b_scale", "bias")
 
 
 def key_of(
@@ -78,6 +82,12 @@ def bind(
         if form is None or form not in forms:
             check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
             forms.add(form)
+        else:
+            check_loose(NAME, _LOOSE, (a, a_scale, b_scale, bias))
+            if out is not None:
+                _check_out(out, rest[:-1], b)
+        if bias is not None and not bias.is_contiguous():
+            bias = bias.contiguous()  # kernels read it element after element
         if out is None:
             out = a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
         if out.numel():
@@ -91,6 +101,11 @@ def bind(
         return out
 
     return run
+
+
+def _check_out(out: Tensor, operands: tuple[Tensor | None, ...], b: Tensor | PackedWeight) -> None:
+    weight = tuple(b.tensors.values()) if isinstance(b, PackedWeight) else (b,)
+    check_own_memory(NAME, "out", out, (*_READ, *("b",) * len(weight)), (*operands, *weight))
 
 
 def _activations(a: Tensor, scale: Tensor | None, global_scale: Tensor | None) -> Activations:

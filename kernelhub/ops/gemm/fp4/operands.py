@@ -10,9 +10,10 @@ from torch import Tensor
 
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, describe, dtype_name
+from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4, OUT_DTYPES, multiple_of_k
+from kernelhub.ops.operands import check_destination, check_operand
 from kernelhub.ops.packed import PackedWeight
 
 NAME = "fp4_gemm"
@@ -46,10 +47,9 @@ def fp4_format_of(scale: Tensor | None) -> str:
 
 def check_tensor(parameter: str, tensor: Any, dtypes: Sequence[torch.dtype], like: Tensor | None) -> None:
     """A tensor of one of these dtypes, where `like` is, that wants no gradient."""
-    check_is_tensor(NAME, parameter, tensor)
+    check_operand(NAME, parameter, tensor)
     if tensor.dtype not in dtypes:
         refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give {' or '.join(map(dtype_name, dtypes))}")
-    check_has_memory(NAME, parameter, tensor)
     if like is not None and tensor.device != like.device:
         refuse(parameter, f"is on {tensor.device}", f"move it to {like.device}, where a is")
     check_wants_no_gradient(NAME, parameter, tensor)
@@ -124,9 +124,10 @@ def check(
         if tuple(bias.shape) != (n,):
             refuse("bias", f"is {describe(bias)}", f"give [{n}]")
     if out is not None:
-        check_tensor("out", out, (out_dtype,), a)
-        if tuple(out.shape) != (*a.shape[:-1], n):
-            refuse("out", f"is {describe(out)}", f"give {dtype_name(out_dtype)} {[*a.shape[:-1], n]}")
+        operands = {"a": a, "a_scale": a_scale, "b_scale": b_scale, "a_global_scale": a_global_scale}
+        operands |= {"b_global_scale": b_global_scale, "bias": bias}
+        operands |= b.tensors if isinstance(b, PackedWeight) else {"b": b}
+        check_destination(NAME, "out", out, (*a.shape[:-1], n), out_dtype, a.device, operands)
 
 
 def _check_packed(b: PackedWeight, b_scale: Any, b_global_scale: Any, a: Tensor) -> None:

@@ -9,6 +9,7 @@ from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp4.operands import a_format_of, fp4_format_of
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, NVFP4
 from kernelhub.ops.packed import PackedWeight
+from kernelhub.runtime.precision import at_own_precision
 
 
 def values(codes: Tensor, scale: Tensor | None, global_scale: Tensor | None, form: str, dtype: torch.dtype) -> Tensor:
@@ -23,6 +24,7 @@ def values(codes: Tensor, scale: Tensor | None, global_scale: Tensor | None, for
     return plain if global_scale is None else plain * global_scale.reshape(()).to(dtype)
 
 
+@at_own_precision
 def fp4_gemm_reference(
     a: Tensor,
     b: Tensor | PackedWeight,

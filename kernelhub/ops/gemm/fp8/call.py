@@ -11,11 +11,15 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.gemm.fp8.checks import check, check_form, form_of_a, refuse
-from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, MANY, Fp8GemmProblem
-from kernelhub.ops.gemm.fp8.scaling import scaling_of_form
+from kernelhub.ops.gemm.fp8.checks import NAME, check, check_form, form_of_a, refuse
+from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, MANY, ROW, TENSOR, Fp8GemmProblem
+from kernelhub.ops.gemm.fp8.scaling import by_rows, of_a_tensor, scaling_of_form
+from kernelhub.ops.operands import check_loose, check_own_memory
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
+
+_VECTORS = ("a_scale", "b_scale", "bias")
+_READ = ("a", "b", *_VECTORS)
 
 
 def problem_of(key: Any, device: int) -> Fp8GemmProblem:
@@ -54,6 +58,7 @@ def bind(
     launch = adapter.launch
     n, k = problem.n, problem.k
     dtype = getattr(torch, problem.out_dtype)
+    flat = problem.scaling in (TENSOR, ROW)
     seen: set[Any] = set()  # forms of scales that the problem means: a few, whatever the number of rows
 
     def known(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor | None) -> bool:
@@ -90,10 +95,17 @@ def bind(
             result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, bias, out)
             return result
         if not known(a, b, a_scale, b_scale, bias, out):
+            a_scale = of_a_tensor(a, a_scale)
             if not checked:
                 check(a, b, a_scale, b_scale, bias, dtype, out)
                 check_form(b, a_scale, b_scale, bias, problem)
             seen.add((*form_of_a(a_scale), b_scale.dtype, b_scale.shape, bias is None))
+        else:
+            check_loose(NAME, _VECTORS, (a_scale, b_scale, bias))
+            if out is not None:
+                check_own_memory(NAME, "out", out, _READ, (a, b, a_scale, b_scale, bias))
+        if flat and b_scale.ndim == 2:
+            b_scale = by_rows(b_scale, problem.scaling)
         if out is None:
             out = a.new_empty((a.shape[0], n), dtype=dtype)
         if out.shape[0]:
@@ -145,6 +157,12 @@ def _bind_weights(
                     refuse("a", f"has dtype {dtype_name(a.dtype)}", f"the plan is for {problem.weight_only}")
                 check_form(b, a_scale, b_scale, bias, problem)
             forms.add(form)
+        else:
+            check_loose(NAME, ("a", "b_scale", "bias"), (a, b_scale, bias))
+            if out is not None:
+                check_own_memory(NAME, "out", out, ("a", "bias", *("b",) * len(given)), (a, bias, *given))
+        if b_scale is not None and b_scale.ndim == 2:
+            given = (b, by_rows(b_scale, problem.scaling))
         if out is None:
             out = a.new_empty((a.shape[0], n), dtype=dtype)
         if out.shape[0]:

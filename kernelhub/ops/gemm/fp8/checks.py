@@ -8,16 +8,11 @@ import torch
 from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import (
-    check_has_memory,
-    check_is_tensor,
-    check_wants_no_gradient,
-    describe,
-    dtype_name,
-)
+from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, HALVES, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, scaling_of_form
+from kernelhub.ops.operands import check_destination, check_operand
 from kernelhub.ops.packed import PackedWeight, layout_of
 
 NAME = "fp8_gemm"
@@ -34,10 +29,10 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
     """Everything that the contract says of a call."""
     packed = isinstance(b, PackedWeight)
     operands = {"a": a} if packed else {"a": a, "b": b, "b_scale": b_scale}
-    more = (("a_scale", a_scale), ("bias", bias), ("out", out))
+    more = (("a_scale", a_scale), ("bias", bias))
     operands |= {name: value for name, value in more if value is not None}
     for parameter, tensor in operands.items():
-        check_is_tensor(NAME, parameter, tensor)
+        check_operand(NAME, parameter, tensor)
     if out_dtype not in _FLOATS:
         refuse("out_dtype", f"is {out_dtype}", f"give torch.{', torch.'.join(FLOATS)}")
     if packed:
@@ -51,7 +46,6 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
     if (a_scale is None) != (a.dtype is not E4M3):
         what, fix = ("is missing", "float8_e4m3fn has scales") if a_scale is None else ("is given", "leave it out")
         refuse("a_scale", what, f"a is {dtype_name(a.dtype)}: {fix}")
-    check_has_memory(NAME, "a", a)
     n, k = b.shape
     if 0 in (n, k):
         refuse("b", f"has shape {list(b.shape)}", "give at least one row and one column")
@@ -61,12 +55,14 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
         _check_scales(a, a_scale, b_scale, n, k)
     if bias is not None and (bias.shape != (n,) or bias.dtype is not out_dtype):
         refuse("bias", f"is {describe(bias)}", f"give {dtype_name(out_dtype)} [{n}]")
-    if out is not None and (out.shape != (a.shape[0], n) or out.dtype is not out_dtype):
-        refuse("out", f"is {describe(out)}", f"give {dtype_name(out_dtype)} {[a.shape[0], n]}")
     for parameter, tensor in operands.items():
         if tensor.device != a.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {a.device}, where a is")
         check_wants_no_gradient(NAME, parameter, tensor)
+    if out is not None:
+        if packed:
+            operands |= b.tensors
+        check_destination(NAME, "out", out, (a.shape[0], n), out_dtype, a.device, operands)
 
 
 def form_of_a(scale: Tensor | None) -> tuple[torch.dtype | None, int, int]:

@@ -127,12 +127,13 @@ def fp8_gemm(
         a: activations ``[M, K]``, float8_e4m3fn; or bfloat16 or float16, where the weights alone are quantised.
         b: weights ``[N, K]``, float8_e4m3fn, as in checkpoints; or, beside bfloat16 and float16, the weight as a plan's
             `pack` gave it, with its scale.
-        a_scale: float32 ``[]`` or ``[1]`` for all; float32 ``[M]`` or ``[M, 1]`` per token; float32 or float8_e8m0fnu
-            ``[M, ceil(K/128)]``; float8_e8m0fnu ``[M, ceil(K/32)]``. Rows or columns may be contiguous. None beside
-            bfloat16 and float16, where b_scale is one of the first three.
-        b_scale: in the same order float32 ``[]`` or ``[1]``; float32 ``[N]`` or ``[N, 1]`` per channel; float32 or
-            float8_e8m0fnu ``[ceil(N/128), ceil(K/128)]``; float8_e8m0fnu ``[N, ceil(K/32)]``. For float8_e8m0fnu, bytes
-            as uint8 are accepted.
+        a_scale: float32 ``[]``, ``[1]`` or ``[1, 1]`` for all; float32 ``[M]`` or ``[M, 1]`` per token; float32 or
+            float8_e8m0fnu ``[M, ceil(K/128)]``; float8_e8m0fnu ``[M, ceil(K/32)]``. Any strides: of scales that lie
+            transposed, as ``[ceil(K/128), M]``, give the view ``a_scale.t()``. None beside bfloat16 and float16, where
+            b_scale is one of the first three.
+        b_scale: in the same order float32 ``[]``, ``[1]`` or ``[1, 1]``; float32 ``[N]``, ``[N, 1]`` or ``[1, N]`` per
+            channel; float32 or float8_e8m0fnu ``[ceil(N/128), ceil(K/128)]``, of transposed ones the view
+            ``b_scale.t()``; float8_e8m0fnu ``[N, ceil(K/32)]``. For float8_e8m0fnu, bytes as uint8 are accepted.
         bias: ``[N]`` in `out_dtype`.
         out_dtype: bfloat16, float16 or float32.
         out: destination ``[M, N]`` in `out_dtype`, which overlaps no operand.
@@ -165,6 +166,8 @@ def fp8_gemm(
         of_a: tuple[torch.dtype | None, int, int] = (None, 0, 0)
         if a_scale is not None:
             rank = a_scale.ndim
+            if rank == 2 and a_scale.shape == (1, 1) and a.shape[0] != 1:
+                a_scale, rank = a_scale.reshape(1), 1  # of the whole tensor
             last = 1 if rank == 0 else a_scale.shape[1] if rank == 2 else int(a_scale.shape[0] == 1)
             of_a = (a_scale.dtype, rank, last)
         layout = CHECKPOINT
@@ -183,7 +186,7 @@ def fp8_gemm(
             a.shape[0] > MOST_FEW,
             layout,
         )
-    except (AttributeError, TypeError, ValueError, IndexError, KeyError):
+    except (AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError):
         check(a, b, a_scale, b_scale, bias, out_dtype, out)
         raise
     if backend is None and not (_contexts_used and _contexts()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +15,14 @@ _SCALE_TYPES = (torch.float32, E8M0, torch.uint8)
 # (of a, of b) -> scaling, in the order in which they are tried where several fit, which then mean the same.
 _PAIRS = (
     ("tensor", "tensor", TENSOR),
+    ("128", "128x128", BLOCK),
     ("rows", "tensor", ROW),
     ("tensor", "rows", ROW),
     ("rows", "rows", ROW),
-    ("128", "128x128", BLOCK),
     ("32", "32", MX),
 )
-_OF_WEIGHTS = (("tensor", TENSOR), ("rows", ROW), ("128x128", BLOCK))  # beside activations without scales
+# Beside activations without scales. Where [1, N] could be blocks too, it is read as those, as checkpoints have it.
+_OF_WEIGHTS = (("128x128", BLOCK), ("tensor", TENSOR), ("rows", ROW))
 
 
 def scaling_of_form(
@@ -44,6 +46,20 @@ def scaling_of_form(
 def fits_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> bool:
     """Whether scales of this dtype and shape mean anything for b."""
     return bool(_kinds_of_b(dtype, shape, n, k))
+
+
+def of_a_tensor(a: Tensor, a_scale: Any) -> Any:
+    """a_scale, or as [1] the [1, 1] that scales a whole a of several rows."""
+    if isinstance(a_scale, Tensor) and a_scale.shape == (1, 1) and a.shape[0] != 1:
+        return a_scale.reshape(1)
+    return a_scale
+
+
+def by_rows(b_scale: Tensor, scaling: str) -> Tensor:
+    """b_scale, or as [N] the [1, N] that scales rows of b, as operators have it that take b transposed."""
+    if scaling in (ROW, TENSOR) and b_scale.ndim == 2 and b_scale.shape[0] == 1:
+        return b_scale.reshape(-1)
+    return b_scale
 
 
 def dequantised(matrix: Tensor, scale: Tensor, scaling: str, row_block: int, dtype: torch.dtype) -> Tensor:
@@ -105,9 +121,9 @@ def _kinds_of_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> set
         return set()
     kinds, shape = set(), tuple(shape)
     if dtype is torch.float32:
-        if shape in ((), (1,)):
+        if shape in ((), (1,), (1, 1)):
             kinds.add("tensor")
-        if shape in ((n,), (n, 1)):
+        if shape in ((n,), (n, 1), (1, n)):
             kinds.add("rows")
     if shape == (blocks(n, 128), blocks(k, 128)):
         kinds.add("128x128")

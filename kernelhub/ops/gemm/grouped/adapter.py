@@ -12,7 +12,10 @@ from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
 
 
 class GroupedOperands(NamedTuple):
-    """The tensors of one call, as its contract says, with any strides. Lengths are int32 on the same device."""
+    """The tensors of one call, as its contract says, with any strides; lengths and global scales are contiguous.
+
+    Lengths are int32 on the same device.
+    """
 
     a: Tensor
     b: Tensor

@@ -10,14 +10,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import (
-    Forms,
-    check_has_memory,
-    check_is_tensor,
-    check_wants_no_gradient,
-    describe,
-    dtype_name,
-)
+from kernelhub.ops.arguments import Forms, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import (
     FEW,
@@ -37,11 +30,16 @@ from kernelhub.ops.gemm.grouped.scales import (
     shapes_of_a,
     shapes_of_b,
 )
+from kernelhub.ops.operands import check_destination, check_loose, check_operand, check_own_memory
+from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
 NAME = "grouped_gemm"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _DTYPES = (*_FLOATS, torch.float8_e4m3fn, *PACKED)
+
+_READ = GroupedOperands._fields
+_VECTORS = tuple(map(_READ.index, ("offsets", "group_sizes", "a_global_scale", "b_global_scale")))
 
 _Maybe = Tensor | None
 Operands = tuple[Tensor, Tensor, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
@@ -82,7 +80,7 @@ def default_out_dtype(a_dtype: torch.dtype) -> torch.dtype:
 def check(operands: Operands, out_dtype: Any, out: Any) -> None:
     """Everything that the contract says of a call."""
     a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias = operands
-    given = {
+    given: dict[str, Any] = {
         "a": a,
         "b": b,
         "offsets": offsets,
@@ -92,13 +90,11 @@ def check(operands: Operands, out_dtype: Any, out: Any) -> None:
         "a_global_scale": a_global_scale,
         "b_global_scale": b_global_scale,
         "bias": bias,
-        "out": out,
     }
     for parameter, tensor in given.items():
         if tensor is None and parameter not in ("a", "b"):
             continue
-        check_is_tensor(NAME, parameter, tensor)
-        check_has_memory(NAME, parameter, tensor)
+        check_operand(NAME, parameter, tensor)
         if tensor.device != a.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {a.device}, where a is")
         check_wants_no_gradient(NAME, parameter, tensor)
@@ -122,12 +118,11 @@ def check(operands: Operands, out_dtype: Any, out: Any) -> None:
     if bias is not None and (bias.dtype not in _FLOATS or tuple(bias.shape) != (groups, n)):
         refuse("bias", f"is {describe(bias)}", f"give {', '.join(FLOATS)} {[groups, n]}")
     if out is not None:
-        wanted = [*a.shape[:-1], n]
-        if list(out.shape) != wanted:
-            refuse("out", f"has shape {list(out.shape)}", f"give {wanted}")
+        check_operand(NAME, "out", out)
         if out.dtype not in _FLOATS or out_dtype not in (None, out.dtype):
             allowed = dtype_name(out_dtype) if out_dtype else ", ".join(FLOATS)
             refuse("out", f"has dtype {dtype_name(out.dtype)}", f"give {allowed}")
+        check_destination(NAME, "out", out, (*a.shape[:-1], n), out.dtype, a.device, given)
 
 
 def _check_form(a: Tensor, offsets: Tensor | None, group_sizes: Tensor | None) -> bool:
@@ -148,8 +143,9 @@ def _check_lengths(parameter: str, lengths: Tensor | None, groups: int, a: Tenso
         refuse(parameter, f"is {describe(lengths)}", f"give int32 {[groups]}, one for each group of b")
     if masked and a.shape[0] != groups:
         refuse("a", f"has {a.shape[0]} groups", f"b has {groups}")
-    if lengths.device.type == "cpu":  # elsewhere reading them would wait for the device
-        _check_values(parameter, lengths, a.shape[1] if masked else a.shape[0], masked)
+    values = values_to_check(lengths)
+    if values is not None:
+        _check_values(parameter, values, a.shape[1] if masked else a.shape[0], masked)
 
 
 def _check_values(parameter: str, lengths: Tensor, room: int, masked: bool) -> None:
@@ -221,7 +217,7 @@ def bind(
     launch, compute = adapter.launch, adapter.compute
     out_dtype, masked = getattr(torch, problem.out_dtype), problem.masked
     lengths_at, lengths_name = (3, "group_sizes") if masked else (2, "offsets")
-    forms, on_host = Forms(device), problem.device.type == "cpu"
+    forms, reads = Forms(device), problem.device.type == "cpu" or checks_devices()
 
     def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None) -> Tensor:
         a, b = operands[:2]
@@ -235,13 +231,16 @@ def bind(
             check(operands, given_dtype, out)
             _check_plan(operands, out, problem)
             forms.add(form)
-        elif on_host:
-            lengths = operands[lengths_at]
-            assert lengths is not None
-            _check_values(lengths_name, lengths, a.shape[1] if masked else a.shape[0], masked)
+        else:
+            check_loose(NAME, _READ, operands)
+            if out is not None:
+                check_own_memory(NAME, "out", out, _READ, operands)
+            if reads:
+                _check_lengths(lengths_name, operands[lengths_at], b.shape[0], a, masked)
         if not a.numel():
             return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype) if out is None else out
         tick()
+        operands = _dense(operands)
         if out is None:
             try:
                 return compute(GroupedOperands(*operands))
@@ -256,6 +255,17 @@ def bind(
         return out
 
     return run
+
+
+def _dense(operands: Operands) -> Operands:
+    """Vectors of one number a group as kernels read them, one after the other; the others have strides."""
+    if all(operands[at] is None or operands[at].is_contiguous() for at in _VECTORS):  # type: ignore[union-attr]
+        return operands
+    made = list(operands)
+    for at in _VECTORS:
+        vector = operands[at]
+        made[at] = None if vector is None else vector.contiguous()
+    return tuple(made)  # type: ignore[return-value]
 
 
 def _check_plan(operands: Operands, out: Tensor | None, problem: GroupedGemmProblem) -> None:

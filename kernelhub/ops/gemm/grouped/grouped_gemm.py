@@ -179,7 +179,7 @@ def grouped_gemm(
         )
         if b.ndim != 3:
             raise ValueError
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(operands, out_dtype, out)
         raise
     if backend is None and not (_contexts_used and _contexts()):

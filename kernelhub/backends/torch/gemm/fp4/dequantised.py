@@ -13,6 +13,7 @@ from torch import Tensor
 from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, NVFP4
+from kernelhub.runtime.precision import at_own_precision
 
 # Of a block in float32, 4 MB; on a GPU 256 MB.
 _ELEMENTS = {"cpu": 1 << 20}
@@ -37,6 +38,7 @@ def _grouped(codes: Tensor, scale: Tensor, form: str) -> Tensor:
 class Dequantised(Fp4GemmAdapter):
     """`fp4_gemm` anywhere."""
 
+    @at_own_precision
     def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
         form = self.problem.a_format
         if a.scale is None or form == FP8:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
+from kernelhub.runtime.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 _WEIGHTS = {"cpu": 1 << 20, "cuda": 1 << 26}  # at a time: 4 MB and 256 MB in float32
@@ -15,6 +16,7 @@ _WEIGHTS = {"cpu": 1 << 20, "cuda": 1 << 26}  # at a time: 4 MB and 256 MB in fl
 class DequantizedBatch(BmmFp8Adapter):
     """`bmm_fp8` anywhere."""
 
+    @at_own_precision
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
         batch, rows, columns = a.shape
         factors = a_scale.reshape(-1, 1, 1) * b_scale.reshape(-1, 1, 1)

@@ -9,6 +9,7 @@ from kernelhub.backends.torch.attention.sequences import e4m3_values
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, ROW, TENSOR
 from kernelhub.ops.gemm.fp8.scaling import blocks, values_of
+from kernelhub.runtime.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 # Weights at a time: 1 MB and 4 MB in float32 on a CPU, 256 MB on a GPU. A multiple of 128 rows is taken.
@@ -18,9 +19,11 @@ _WEIGHTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
     """`fp8_gemm` anywhere."""
 
+    @at_own_precision
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         self._multiply(self._matrix("fp8_gemm a", a, a_scale, 1), b, b_scale, bias, out)
 
+    @at_own_precision
     def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         self._multiply(scratch("fp8_gemm a", a.shape, torch.float32, a.device).copy_(a), b, b_scale, bias, out)
 

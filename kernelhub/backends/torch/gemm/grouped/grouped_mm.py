@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.runtime.precision import without_autocast
 
 
 class GroupedMm(GroupedGemmAdapter):
@@ -17,6 +18,7 @@ class GroupedMm(GroupedGemmAdapter):
         rows = torch.arange(out.shape[0], device=out.device, dtype=torch.int32)
         out.copy_(torch.where((rows < operands.offsets[-1]).unsqueeze(1), result, out))
 
+    @without_autocast
     def compute(self, operands: GroupedOperands) -> Tensor:
         weights = _aligned(operands.b).transpose(1, 2)
         result: Tensor = torch._grouped_mm(_aligned(operands.a), weights, offs=operands.offsets)
@@ -29,6 +31,7 @@ class ScaledGroupedMm(GroupedMm):
     Fast accumulation stays off: it adds in the 14 bits of Hopper's instructions throughout.
     """
 
+    @without_autocast
     def compute(self, operands: GroupedOperands) -> Tensor:
         assert operands.a_scale is not None
         assert operands.b_scale is not None

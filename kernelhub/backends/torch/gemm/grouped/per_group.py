@@ -13,6 +13,7 @@ from kernelhub.backends.torch.gemm.grouped.dequantized import floats, of_group, 
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4, GROUPS, SMALL, SPAN, GroupedGemmProblem
 from kernelhub.runtime.host import on_host
+from kernelhub.runtime.precision import at_own_precision
 
 
 class PerGroup(GroupedGemmAdapter):
@@ -24,6 +25,7 @@ class PerGroup(GroupedGemmAdapter):
         # cuBLAS may add parts of a half-precision sum in half precision; asked for float32 it does not.
         self._wide = problem.device.vendor == "nvidia" and problem.a_dtype == problem.b_dtype in ("float16", "bfloat16")
 
+    @at_own_precision
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:
         a, b = operands.a, operands.b
         for group, span in enumerate(_spans(operands)):

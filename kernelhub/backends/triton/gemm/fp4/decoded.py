@@ -15,6 +15,7 @@ from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, NVFP4, Fp4GemmProblem
+from kernelhub.runtime.precision import at_own_precision
 
 _BLOCK_N, _BLOCK_K = 16, 256
 _FINISH_BLOCK = 1024
@@ -89,6 +90,7 @@ class Decoded:
         self._finish(programs, variant, parts, b.global_scale, bias, out, units, *out.stride())
 
 
+@at_own_precision
 def _product(a: Tensor, weight: Tensor) -> Tensor:
     """a weight^T in float32."""
     if a.is_cuda:

@@ -86,7 +86,6 @@ class Grouped(GroupedGemmAdapter):
             most = rows // chosen.block_m + min(problem.num_groups, rows)
         programs = min(most * -(-problem.n // chosen.block_n), _PROGRAMS_PER_SM * problem.device.num_sms)
         a_scale, b_scale, bias = operands.a_scale, operands.b_scale, operands.bias
-        lengths = lengths.contiguous()
         with device_of(a):
             if self._decoded is not None:
                 assert a_scale is not None

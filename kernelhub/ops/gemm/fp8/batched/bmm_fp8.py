@@ -111,7 +111,7 @@ def bmm_fp8(
             b_scale.ndim != 0 and b_scale.shape[0] != 1,
             out_dtype,
         )
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(a, b, a_scale, b_scale, out_dtype, out)
         raise
     if backend is None and not (_contexts_used and _contexts()):

@@ -10,13 +10,15 @@ from torch import Tensor, is_grad_enabled
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, describe, dtype_name
+from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, TENSOR, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import FLOATS
+from kernelhub.ops.operands import check_destination, check_loose, check_operand, check_own_memory
 from kernelhub.probes.device import facts_of
 
 NAME = "bmm_fp8"
+_READ = ("a", "b", "a_scale", "b_scale")
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 
 
@@ -40,9 +42,9 @@ def problem_of(key: Any, device: int) -> BmmFp8Problem:
 
 def check(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any, out: Any) -> None:
     """Everything that the contract says of a call."""
-    operands = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale} | ({} if out is None else {"out": out})
+    operands = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
     for parameter, tensor in operands.items():
-        check_is_tensor(NAME, parameter, tensor)
+        check_operand(NAME, parameter, tensor)
     if out_dtype not in _FLOATS:
         refuse("out_dtype", f"is {out_dtype}", f"give torch.{', torch.'.join(FLOATS)}")
     for parameter, tensor, shape in (("a", a, "[B, M, K]"), ("b", b, "[B, N, K]")):
@@ -50,7 +52,6 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any, out: Any) 
             refuse(parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
         if tensor.dtype is not E4M3:
             refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", "give float8_e4m3fn")
-    check_has_memory(NAME, "a", a)
     batch, n, k = b.shape
     if 0 in (n, k):
         refuse("b", f"has shape {list(b.shape)}", "give at least one row and one column")
@@ -62,12 +63,12 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any, out: Any) 
         if scale.dtype is not torch.float32 or tuple(scale.shape) not in ((), (1,), (batch,), (batch, 1, 1)):
             legal = f"float32 [] for all, or [{batch}] or [{batch}, 1, 1] for each matrix"
             refuse(parameter, f"is {describe(scale)}", f"give {legal}")
-    if out is not None and (out.shape != (batch, a.shape[1], n) or out.dtype is not out_dtype):
-        refuse("out", f"is {describe(out)}", f"give {dtype_name(out_dtype)} {[batch, a.shape[1], n]}")
     for parameter, tensor in operands.items():
         if tensor.device != a.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {a.device}, where a is")
         check_wants_no_gradient(NAME, parameter, tensor)
+    if out is not None:
+        check_destination(NAME, "out", out, (batch, a.shape[1], n), out_dtype, a.device, operands)
 
 
 def bind(
@@ -110,6 +111,10 @@ def bind(
         if not alike(a, b, a_scale, b_scale, out):
             check(a, b, a_scale, b_scale, dtype, out)
             check_form(b, a_scale, b_scale, problem)
+        else:
+            check_loose(NAME, _READ[2:], (a_scale, b_scale))
+            if out is not None:
+                check_own_memory(NAME, "out", out, _READ, (a, b, a_scale, b_scale))
         if out is None:
             out = a.new_empty((*a.shape[:2], n), dtype=dtype)
         if out.numel():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelhub.runtime.precision import at_own_precision
 
+
+@at_own_precision
 def bmm_fp8_reference(
     a: Tensor,
     b: Tensor,

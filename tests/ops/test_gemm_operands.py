@@ -1,0 +1,153 @@
+"""Operands of products in any memory are read right, or refused by name: on a first call and on a warm one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernelhub
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "fp8_gemm": lambda: fp8_gemm_inputs(tokens=5, n=144, k=256, scaling="row", bias=True),
+    "bmm_fp8": lambda: bmm_fp8_inputs(batch=3, tokens=5, n=48, k=64, a_scaling="batch", b_scaling="batch"),
+    "fp4_gemm": lambda: fp4_gemm_inputs(tokens=5, n=80, k=128, bias=True),
+    "grouped_gemm": lambda: grouped_gemm_inputs(sizes=(3, 0, 6), n=80, k=128, format="nvfp4", bias=True),
+}
+BACKENDS = ("torch", "triton")
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+
+
+def every_third(tensor: Tensor) -> Tensor:
+    """The same values, three elements apart in memory whose other elements are not of the operand."""
+    raw = as_bytes(tensor)
+    memory = torch.full((*raw.shape, 3), 0x7F if tensor.itemsize == 1 else 3, dtype=raw.dtype)
+    memory[..., 1] = raw
+    return memory[..., 1].view(tensor.dtype)
+
+
+def one_off(tensor: Tensor) -> Tensor:
+    """The same values from an address that is a multiple of nothing but the element."""
+    memory = torch.empty(tensor.numel() + 1, dtype=as_bytes(tensor).dtype)
+    view = memory[1:].view(tensor.shape)
+    view.copy_(as_bytes(tensor))
+    return view.view(tensor.dtype)
+
+
+def run(op: str, backend: str, **call: Any) -> Tensor:
+    made: Tensor = getattr(kernelhub, op)(**call, backend=backend)
+    return made
+
+
+def rows_of_groups(op: str, made: Tensor) -> Tensor:
+    """Without those that belong to no group, which hold anything."""
+    return made[:9] if op == "grouped_gemm" else made
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("op", CALLS)
+def test_operands_lie_anywhere(op: str, backend: str) -> None:
+    call = CALLS[op]()
+    want = rows_of_groups(op, run(op, backend, **call))
+    for lay in (every_third, one_off):
+        given = {name: lay(value) if isinstance(value, Tensor) else value for name, value in call.items()}
+        assert torch.equal(rows_of_groups(op, run(op, backend, **given)), want), lay.__name__
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_a_destination_that_shares_memory_is_refused_whether_or_not_the_form_is_known(op: str) -> None:
+    call = CALLS[op]()
+    made = run(op, "torch", **call)
+    good = torch.empty_like(made)
+    run(op, "torch", **call, out=good)
+    room = torch.empty(made.numel() + call["b"].numel(), dtype=made.dtype)
+    codes = room.view(torch.uint8)[: call["b"].numel()].view(call["b"].shape)
+    codes.copy_(as_bytes(call["b"]))
+    beside = {**call, "b": codes.view(call["b"].dtype)}
+    with pytest.raises(InvalidArgument, match="overlaps b in memory") as caught:
+        run(op, "torch", **beside, out=room[: made.numel()].view(made.shape))
+    assert caught.value.parameter == "out"
+    with pytest.raises(InvalidArgument, match="overlaps itself") as caught:
+        run(op, "torch", **call, out=made[..., :1].expand(made.shape))
+    assert caught.value.parameter == "out"
+    apart = room[call["b"].numel() :].view(made.shape)
+    assert torch.equal(rows_of_groups(op, run(op, "torch", **beside, out=apart)), rows_of_groups(op, made))
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_negative_bits_are_refused_whether_or_not_the_form_is_known(op: str) -> None:
+    call = CALLS[op]()
+    name = "b_global_scale" if op == "grouped_gemm" else "b_scale" if op != "fp4_gemm" else "bias"
+    run(op, "torch", **call)
+    lazy = torch.complex(torch.zeros_like(call[name]).float(), -call[name].float()).conj().imag
+    if op == "fp4_gemm":
+        run(op, "torch", **{**call, name: call[name].float()})
+    with pytest.raises(InvalidArgument, match="negative bit") as caught:
+        run(op, "torch", **{**call, name: lazy})
+    assert caught.value.parameter == name
+
+
+@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("made", [torch.Tensor.to_sparse, lambda t: torch.nested.nested_tensor([t])])
+def test_sparse_and_nested_operands_are_refused(op: str, made: Callable[[Tensor], Tensor]) -> None:
+    call = CALLS[op]()
+    name = next(name for name in ("b_scale", "bias") if call.get(name) is not None and call[name].itemsize > 1)
+    run(op, "torch", **call)
+    with pytest.raises(InvalidArgument, match=r"sparse|nested") as caught:
+        run(op, "torch", **{**call, name: made(call[name])})
+    assert caught.value.parameter == name
+
+
+@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("out", [[1], 3, "out"])
+def test_a_destination_that_is_no_tensor_is_refused(op: str, out: Any) -> None:
+    call = CALLS[op]()
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=r"is (list|int|str)") as caught:
+            run(op, "torch", **call, out=out)
+        assert caught.value.parameter == "out"
+        run(op, "torch", **call)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "cpp"])
+@pytest.mark.parametrize("per_row", [True, False])
+def test_scales_come_as_vllm_and_torch_have_them(per_row: bool, backend: str) -> None:
+    """[M, 1] by [1, N], and [1, 1] by [1, 1]."""
+    call = fp8_gemm_inputs(tokens=5, n=144, k=256, scaling="row" if per_row else "tensor", bias=True)
+    want = kernelhub.fp8_gemm(**call, backend=backend)
+    transposed = {"a_scale": call["a_scale"].reshape(-1, 1), "b_scale": call["b_scale"].reshape(1, -1)}
+    plan = kernelhub.fp8_gemm.prepare(**{**call, **transposed}, backend=backend)
+    given = {name: value for name, value in {**call, **transposed}.items() if name != "out_dtype"}
+    for made in (kernelhub.fp8_gemm(**{**call, **transposed}, backend=backend), plan.run(**given)):
+        assert torch.equal(made, want)
+    reference = kernelhub.fp8_gemm.reference
+    assert torch.equal(reference(**{**call, **transposed}), reference(**call))
+
+
+@pytest.mark.parametrize("lay", [lambda t: t.t().contiguous().t(), lambda t: every_third(t)], ids=["column", "third"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "cpp"])
+def test_scales_of_blocks_lie_column_by_column_or_row_by_row(backend: str, lay: Callable[[Tensor], Tensor]) -> None:
+    """As DeepGEMM and FlashInfer (``scale_major_mode="MN"``) have them, given as the transposed view."""
+    call = fp8_gemm_inputs(tokens=5, n=300, k=512)
+    want = kernelhub.fp8_gemm(**call, backend=backend)
+    given = {**call, "a_scale": lay(call["a_scale"]), "b_scale": lay(call["b_scale"])}
+    assert torch.equal(kernelhub.fp8_gemm(**given, backend=backend), want)
+
+
+@pytest.mark.parametrize("weight_only", [torch.bfloat16, torch.float16])
+def test_a_weight_beside_halves_has_scales_in_a_row(weight_only: torch.dtype) -> None:
+    call = fp8_gemm_inputs(tokens=5, n=144, k=256, scaling="row", weight_only=weight_only)
+    want = kernelhub.fp8_gemm(**call, backend="torch")
+    assert torch.equal(kernelhub.fp8_gemm(**{**call, "b_scale": call["b_scale"].reshape(1, -1)}, backend="torch"), want)

@@ -1,0 +1,98 @@
+"""What a process has set for a model's layers, autocast or the precision of float32 products, alters no result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernelhub
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+
+F32, SIZES = torch.float32, {"tokens": 33, "n": 160, "k": 256}
+X = torch.randn(33, 256, generator=torch.Generator().manual_seed(0))
+CALLS: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
+    "fp8_gemm, blocks": lambda: ("fp8_gemm", fp8_gemm_inputs(**SIZES, out_dtype=F32)),
+    "fp8_gemm, rows": lambda: ("fp8_gemm", fp8_gemm_inputs(**SIZES, scaling="row", bias=True, out_dtype=F32)),
+    "fp8_gemm, weights": lambda: ("fp8_gemm", fp8_gemm_inputs(**SIZES, weight_only=torch.float16, out_dtype=F32)),
+    "bmm_fp8": lambda: ("bmm_fp8", bmm_fp8_inputs(batch=3, **SIZES, out_dtype=F32)),
+    "fp4_gemm": lambda: ("fp4_gemm", fp4_gemm_inputs(**SIZES, out_dtype=F32)),
+    "fp4_gemm, many rows": lambda: ("fp4_gemm", fp4_gemm_inputs(tokens=512, n=32, k=64, out_dtype=F32)),
+    "grouped_gemm": lambda: ("grouped_gemm", grouped_gemm_inputs(a_dtype=F32, format="float32")),
+    "grouped_gemm, halves": lambda: ("grouped_gemm", grouped_gemm_inputs(a_dtype=torch.float16, format="float16")),
+    "grouped_gemm, nvfp4": lambda: ("grouped_gemm", {**grouped_gemm_inputs(format="nvfp4"), "out_dtype": F32}),
+    "quantize_fp8": lambda: ("quantize_fp8", {"x": X, "granularity": "group"}),
+    "quantize_nvfp4": lambda: ("quantize_nvfp4", {"x": X}),
+    "quantize_mxfp4": lambda: ("quantize_mxfp4", {"x": X}),
+    "quantize_mxfp8": lambda: ("quantize_mxfp8", {"x": X}),
+    "dequantize_fp8": lambda: (
+        "dequantize_fp8",
+        dict(zip(("x", "scale"), kernelhub.quantize_fp8(X, "group"), strict=True)),
+    ),
+}
+
+
+@contextlib.contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def tensors_in(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "autocast to bfloat16": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast to float16": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "medium": lambda: products_in("medium"),
+    "bfloat16 by default": lambda: tensors_in(torch.bfloat16),
+    "float64 by default": lambda: tensors_in(torch.float64),
+}
+
+
+def results(made: Any) -> list[Tensor]:
+    tensors = list(made) if isinstance(made, tuple) else [made]
+    return [tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor for tensor in tensors]
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton", "cpp", "reference"])
+@pytest.mark.parametrize("case", CALLS)
+def test_settings_for_layers_alter_nothing(case: str, backend: str) -> None:
+    op, call = CALLS[case]()
+    function = getattr(kernelhub, op)
+    if backend not in ("reference", *(name.split(".")[0] for name in function.kernels())):
+        return  # the op has no such kernel
+    if (backend == "cpp" and "weight" in case) or (backend == "triton" and "many rows" not in case):
+        return  # the one multiplies quantised activations; of the other nothing but products of many rows is torch's
+
+    def run() -> list[Tensor]:
+        return results(function.reference(**call) if backend == "reference" else function(**call, backend=backend))
+
+    want = run()
+    for name, setting in SETTINGS.items():
+        if backend == "triton" and "default" in name:
+            continue  # Triton's interpreter makes tensors of the default dtype
+        with setting():
+            given = run()
+        for one, other in zip(given, want, strict=True):
+            assert one.dtype is other.dtype, name
+            rows = slice(0, 25) if op == "grouped_gemm" else slice(None)
+            assert torch.equal(one[rows], other[rows]), name
