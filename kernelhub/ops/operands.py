@@ -19,6 +19,7 @@ from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wan
 _MOST_INDEX = 2**31 - 1
 _APART = "give one whose elements lie apart"
 tracing_state = torch._C._get_tracing_state
+_transforms = torch._C._functorch.peek_interpreter_stack
 
 
 def check_operand(op: str, parameter: str, given: Any) -> None:
@@ -131,6 +132,11 @@ def check_own_memory(
             continue
         if operand.data_ptr() < end and span_of(operand)[1] > begin:
             check_apart(op, parameter, out, {name: operand})
+
+
+def transformed() -> bool:
+    """Whether a tensor of now may be more than it shows: in a torch.func transform, forward-mode AD or a trace."""
+    return forward_ad._current_level >= 0 or tracing_state() is not None or _transforms() is not None
 
 
 def check_loose(op: str, names: Sequence[str], operands: Sequence[Tensor | None]) -> None:

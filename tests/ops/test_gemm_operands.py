@@ -151,3 +151,24 @@ def test_a_weight_beside_halves_has_scales_in_a_row(weight_only: torch.dtype) ->
     call = fp8_gemm_inputs(tokens=5, n=144, k=256, scaling="row", weight_only=weight_only)
     want = kernelhub.fp8_gemm(**call, backend="torch")
     assert torch.equal(kernelhub.fp8_gemm(**{**call, "b_scale": call["b_scale"].reshape(1, -1)}, backend="torch"), want)
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_transforms_are_refused_by_name_whether_or_not_the_form_is_known(op: str) -> None:
+    call = CALLS[op]()
+    name = "b_global_scale" if op in ("grouped_gemm", "fp4_gemm") else "b_scale"
+    rest = {key: value for key, value in call.items() if key != name}
+
+    def of(scale: Tensor) -> Tensor:
+        return run(op, "torch", **rest, **{name: scale})
+
+    of(call[name])
+    ways: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("transform", lambda: torch.func.vmap(of)(call[name].expand(2, *call[name].shape))),
+        ("forward gradient|transform", lambda: torch.func.jvp(of, (call[name],), (call[name],))),
+        ("traced", lambda: torch.jit.trace(of, (call[name],), check_trace=False)),
+    )
+    for words, way in ways:
+        with pytest.raises(InvalidArgument, match=words) as caught:
+            way()
+        assert caught.value.parameter is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, describe, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.operands import check_loose
+from kernelhub.ops.operands import check_loose, transformed
 from kernelhub.ops.quant.arguments import (
     E8M0_BYTES,
     FLOAT_DTYPES,
@@ -137,7 +137,7 @@ def bind_dequantize(op: str) -> Callable[..., Run]:
                 result: Tensor = elsewhere(x.get_device())(x, scale, global_scale, out)
                 return result
             shape = shape_of(op, x)
-            if not known(x, shape, scale, global_scale):
+            if transformed() or not known(x, shape, scale, global_scale):
                 if is_fp8:
                     check_dequantize_fp8(x, scale, group_size, out_dtype)
                     if not fits(x.shape, scale.shape, granularity, group_size) or scale.dtype is not scale_dtype:

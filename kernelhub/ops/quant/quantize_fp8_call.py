@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.operands import check_flag, check_loose, check_own_memory
+from kernelhub.ops.operands import check_flag, check_loose, check_own_memory, transformed
 from kernelhub.ops.quant.arguments import (
     FP8_SCALE_DTYPES,
     any_rows,
@@ -113,7 +113,7 @@ def bind_fp8(
             result: tuple[Tensor, Tensor] = elsewhere(x.get_device())(x, scale, out, out_scale)
             return result
         shape = shape_of(op, x)
-        if not known(x, shape, scale):
+        if transformed() or not known(x, shape, scale):
             check_fp8(x, granularity, group_size, scale, problem.ue8m0, scale_dtype, "row")
             if x.dtype is not dtype:
                 refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")

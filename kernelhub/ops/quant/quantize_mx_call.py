@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.operands import check_loose
+from kernelhub.ops.operands import check_loose, transformed
 from kernelhub.ops.quant.arguments import any_rows, as_rows, check_x, destination, shape_of
 from kernelhub.ops.quant.problem import MX_GROUP, QuantizeMxProblem
 from kernelhub.probes.device import facts_of
@@ -48,7 +48,8 @@ def bind_mx(op: str) -> Callable[..., Run]:
                 result: tuple[Tensor, Tensor] = elsewhere(x.get_device())(x, out, out_scale)
                 return result
             shape = shape_of(op, x)
-            if not usable(x, dtype, device) or not shape or not shape[-1] or shape[-1] % multiple:
+            known = usable(x, dtype, device) and shape and shape[-1] and not shape[-1] % multiple
+            if transformed() or not known:
                 check_mx(op, x, "floor")
                 if x.dtype is not dtype:
                     refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")

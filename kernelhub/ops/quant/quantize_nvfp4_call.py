@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.operands import check_loose, check_own_memory
+from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.quant.arguments import any_rows, as_rows, check_one, check_x, destination, shape_of
 from kernelhub.ops.quant.problem import NVFP4_GROUP, QuantizeNvfp4Problem
 from kernelhub.ops.quant.reference import LEAST_GLOBAL_SCALE
@@ -61,7 +61,7 @@ def bind_nvfp4(
             )
             return result
         shape = shape_of(op, x)
-        if not known(x, shape, global_scale):
+        if transformed() or not known(x, shape, global_scale):
             check_nvfp4(x, global_scale)
             if x.dtype is not dtype:
                 refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")

@@ -14,7 +14,7 @@ from kernelhub.ops.formats import E8M0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.fp4.operands import NAME, a_format_of, check, fp4_format_of, refuse
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
-from kernelhub.ops.operands import check_loose, check_own_memory
+from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.packed import PackedWeight, layout_of
 from kernelhub.probes.device import facts_of
 
@@ -79,7 +79,7 @@ def bind(
             form = forms.of((*rest, *b.tensors.values()), b.op, b.layout, b.shape, b.facts["format"])
         else:
             form = forms.of((*rest, b))
-        if form is None or form not in forms:
+        if form is None or form not in forms or transformed():
             check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
             forms.add(form)
         else:

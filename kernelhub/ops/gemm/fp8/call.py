@@ -14,7 +14,7 @@ from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.checks import NAME, check, check_form, form_of_a, refuse
 from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, MANY, ROW, TENSOR, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import by_rows, of_a_tensor, scaling_of_form
-from kernelhub.ops.operands import check_loose, check_own_memory
+from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
 
@@ -94,7 +94,7 @@ def bind(
         if a.get_device() != device:
             result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, bias, out)
             return result
-        if not known(a, b, a_scale, b_scale, bias, out):
+        if transformed() or not known(a, b, a_scale, b_scale, bias, out):
             a_scale = of_a_tensor(a, a_scale)
             if not checked:
                 check(a, b, a_scale, b_scale, bias, dtype, out)
@@ -150,7 +150,7 @@ def _bind_weights(
         if isinstance(b, PackedWeight):
             given, about = tuple(b.tensors.values()), (b.op, b.layout, b.shape, b.facts["scale"])
         form = forms.of((a, *given, a_scale, bias, out), b_scale is None, *about)
-        if form is None or form not in forms:
+        if form is None or form not in forms or transformed():
             if not checked:
                 check(a, b, a_scale, b_scale, bias, dtype, out)
                 if a.dtype is not of_a:

@@ -30,7 +30,7 @@ from kernelhub.ops.gemm.grouped.scales import (
     shapes_of_a,
     shapes_of_b,
 )
-from kernelhub.ops.operands import check_destination, check_loose, check_operand, check_own_memory
+from kernelhub.ops.operands import check_destination, check_loose, check_operand, check_own_memory, transformed
 from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
@@ -227,7 +227,7 @@ def bind(
         form = None
         if given_dtype is None or type(given_dtype) is torch.dtype:
             form = forms.of((*operands, out), given_dtype)
-        if form is None or form not in forms:
+        if form is None or form not in forms or transformed():
             check(operands, given_dtype, out)
             _check_plan(operands, out, problem)
             forms.add(form)
