@@ -24,12 +24,12 @@ def tests(path: Path) -> tuple[Counter[str], list[str]]:
     return counts, failed
 
 
-def fuzz(result: dict[str, Any]) -> None:
+def fuzz(name: str, result: dict[str, Any]) -> None:
     """How the fuzzer's cases ended, and commands that show the first that failed."""
     counts: Counter[str] = Counter()
     for row in result["counts"]:
-        counts.update({name: value for name, value in row.items() if isinstance(value, int)})
-    print("fuzz           " + ", ".join(f"{count} {ended}" for ended, count in sorted(counts.items())))
+        counts.update({ended: value for ended, value in row.items() if isinstance(value, int)})
+    print(f"{name:14} " + ", ".join(f"{count} {ended}" for ended, count in sorted(counts.items())))
     for failure in result["failed"][:25]:
         print(f"    failed: {failure['text'][:150]}\n        {failure['command']}")
 
@@ -61,8 +61,9 @@ def main(folder: Path) -> int:
             bad |= bool(failed)
             for case in failed[:25]:
                 print(f"    failed: {case[:150]}")
-    if (folder / "fuzz.json").exists():
-        fuzz(json.loads((folder / "fuzz.json").read_text()))
+    for name in ("fuzz", "fuzz_values"):
+        if (folder / f"{name}.json").exists():
+            fuzz(name, json.loads((folder / f"{name}.json").read_text()))
     if (folder / "dispatch.json").exists():
         costs = json.loads((folder / "dispatch.json").read_text())
         names = ("cached_call", "override_call", "plan_run", "miss", "import")

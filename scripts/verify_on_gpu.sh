@@ -33,6 +33,8 @@ for named in $BENCHMARKS; do
 done
 part fuzz "$((FUZZ_SECONDS + 30))" "$PYTHON" -m tests.fuzz --device cuda --seed "${FUZZ_SEED:-0}" --cases 100000 \
     --seconds "$FUZZ_SECONDS" --jobs "${FUZZ_JOBS:-12}" --json "$RUN/fuzz.json"
+part fuzz_values "$((FUZZ_SECONDS / 3 + 30))" env KERNELHUB_CHECK=1 "$PYTHON" -m tests.fuzz --device cuda --kinds metadata \
+    --cases 100000 --seconds "$((FUZZ_SECONDS / 3))" --jobs "${FUZZ_JOBS:-12}" --json "$RUN/fuzz_values.json"
 left=$((525 - SECONDS + STARTED))
 part other_tests "$((left > 20 ? left : 20))" "${tests[@]}" -m "not (gpu or device)" tests \
     --ignore tests/backends --junitxml "$RUN/other_tests.xml"

@@ -1,7 +1,8 @@
-"""Metadata that contradicts itself or its operands: on a CPU refused by name, or answered right."""
+"""Metadata that contradicts itself or its operands: refused by name where values are looked at, or answered right."""
 
 from __future__ import annotations
 
+import os
 from random import Random
 
 import torch
@@ -23,8 +24,8 @@ def metadata(op: str, base: Base, random: Random) -> Asked | None:
         for name, value in given.items()
         if isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and value.numel()
     ]
-    if not fit or next(iter(_all(given))).is_cuda:  # there a check would wait for the device
-        return None
+    if not fit or (next(iter(_all(given))).is_cuda and os.environ.get("KERNELHUB_CHECK") != "1"):
+        return None  # a check would wait for the device, and there is none
     name = random.choice(fit)
     index = given[name]
     at = tuple(random.randrange(size) for size in index.shape)
