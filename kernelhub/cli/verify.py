@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import kernelhub
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import op_named, ops
+from kernelhub.evidence.apart import all_apart
 from kernelhub.evidence.results import NOT_RUN, Result, Verification
 from kernelhub.evidence.verify import FULL_BUDGET_S, QUICK_BUDGET_S, count
 
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Verify and print what came out; 1 if a kernel is wrong, or none could be asked."""
     asked = {"backend": arguments.backend, "device": arguments.device}
-    with steps(count(arguments.op, **asked), sys.stderr) as step:
+    with all_apart(), steps(count(arguments.op, **asked), sys.stderr) as step:
         found = kernelhub.verify(
             arguments.op,
             **asked,

@@ -12,6 +12,7 @@ from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.served_model import add_model, served
 from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.apart import all_apart
 from kernelhub.ops.models.problems import PHASES
 from kernelhub.runtime.caches.store import PATIENCE_S
 from kernelhub.warming.bar import bar
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 0
     if machine is not None:
         raise ConfigurationError("--with describes a machine that is not here; add --list to say what it would need")
-    with bar(sys.stderr) as progress:
+    with all_apart(), bar(sys.stderr) as progress:
         try:
             done = kernelhub.warmup(
                 arguments.model,

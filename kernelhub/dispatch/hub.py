@@ -267,6 +267,10 @@ class Hub:
             self.forget_choices()
             return registered
 
+    def is_of_this_process(self, backend: str) -> bool:
+        """Whether a backend was registered at run time, so that no other process has it."""
+        return backend in self._added
+
     def remove_backend(self, name: str) -> None:
         """Forget a backend that `add_backend` registered."""
         GATE.check_change("remove")

@@ -133,6 +133,8 @@ class Call:
                 raise Unavailable(str(error).partition("\n")[0]) from error
             except torch.OutOfMemoryError as error:
                 raise OutOfMemory(str(error)) from error
+            except SystemExit as error:
+                raise Failed("crashed", f"it raised SystemExit({error.code!r})") from error
             except Exception as error:
                 raise Failed("raised", f"{type(error).__name__}: {_shortened(error)}") from error
         return returned, workspaces

@@ -193,6 +193,8 @@ class Subject:
             return self.cases.pack(plan, arguments)
         except (NoKernel, KernelUnavailable) as error:
             raise Unavailable(str(error).partition("\n")[0]) from error
+        except SystemExit as error:
+            raise Failed("crashed", f"packing raised SystemExit({error.code!r})") from error
         except Exception as error:
             raise Failed("packing", f"packing raised {type(error).__name__}: {error}") from error
 

@@ -6,10 +6,16 @@ in bfloat16 is not to be trusted with float16, where nobody looked. `kernelhub v
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Any
 
 from kernelhub.dispatch.constraint import Rejection
@@ -20,11 +26,16 @@ from kernelhub.evidence.results import RIGHT, Check, Result
 from kernelhub.evidence.standing import difference, key_of, made_for, name_of
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import difference as difference_of_form
+from kernelhub.runtime.caches.holder import Holder, myself
 
 log = logging.getLogger("kernelhub.evidence")
 
 _CHECK = {"case": str, "code": str, "problem": str, "ratio": (None, float), "figures?": str, "tokens?": bool}
-_SCHEMA = {"op": str, "kernel": str, "date": str, "left_out": int, "checks": [_CHECK]}
+_HOLDER = {"host": str, "boot": str, "container": str, "pid": int, "started": str, "token": str, "command": str}
+_RUNNING = {"at": float, "holder": _HOLDER}
+_SCHEMA = {"op": str, "kernel": str, "date": str, "left_out": int, "checks": [_CHECK], "running?": _RUNNING}
+_MOST_PID = 1 << 31
+_LONGEST_S = 3600.0  # that a process elsewhere, of which nothing can be told, verifies one kernel
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ def all_kept(device: DeviceFacts, *, wrong_only: bool = False) -> Kept:
         found = _record(path, document, key_of(kernel, device))
         if isinstance(found, store.Miss):
             kept.misses.append(found)
-        else:
+        elif found.result.checks:
             kept.records[kernel.op, kernel.name] = found
     return kept
 
@@ -109,11 +120,51 @@ def kept_of(kernel: Kernel, device: DeviceFacts) -> Record | None:
     if document is None:
         return None
     found = _record(store.documents(shelf).path(name_of(kernel)), document, key_of(kernel, device))
-    return None if isinstance(found, store.Miss) else found
+    return None if isinstance(found, store.Miss) or not found.result.checks else found
+
+
+@dataclass
+class Note:
+    """That a kernel is being verified, on disk.
+
+    Attributes:
+        ended: whether what came out took its place.
+    """
+
+    ended: bool = False
+
+
+@contextlib.contextmanager
+def begun(kernel: Kernel, device: DeviceFacts) -> Iterator[Note]:
+    """Write down that a kernel is verified inside the block; if the process ends there, the kernel is quarantined.
+
+    What was known of the kernel stands beside it, and stands again where the block ends without another result.
+    """
+    before, note = kept_of(kernel, device), Note()
+    result = before.result if before is not None else Result(kernel.op, kernel.name)
+    date = before.date if before is not None else now()
+    running = {"at": time.time(), "holder": asdict(myself(uuid.uuid4().hex))}
+    _write(kernel, device, result, date, {"status": "running", "running": running})
+    try:
+        yield note
+    finally:
+        if not note.ended:
+            _write(kernel, device, result, date)
+
+
+def now() -> str:
+    """The date of what is found now."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def keep(kernel: Kernel, device: DeviceFacts, result: Result, date: str) -> str:
     """Store a result; empty, or why it holds for this process only."""
+    return _write(kernel, device, result, date)
+
+
+def _write(
+    kernel: Kernel, device: DeviceFacts, result: Result, date: str, more: Mapping[str, Any] = MappingProxyType({})
+) -> str:
     plain = result.to_dict()
     document: dict[str, Any] = {
         "op": kernel.op,
@@ -121,6 +172,7 @@ def keep(kernel: Kernel, device: DeviceFacts, result: Result, date: str) -> str:
         "key": key_of(kernel, device),
         "date": date,
         **{name: plain[name] for name in ("status", "code", "reason", "worst", "left_out", "seconds", "checks")},
+        **more,
     }
     return store.write(made_for(device), name_of(kernel), document)
 
@@ -140,4 +192,18 @@ def _record(path: Any, document: Mapping[str, Any], key: Mapping[str, str]) -> R
         checks = tuple(Check.from_dict(item) for item in document["checks"])
     except ValueError as error:
         return store.Miss(path, f"is not as kernelhub writes it: {error}")
+    if "running" in document:
+        checks = (*checks, *_of_one_that_ended(document["running"]))
     return Record(Result(document["op"], document["kernel"], checks, document["left_out"]), document["date"])
+
+
+def _of_one_that_ended(running: Mapping[str, Any]) -> tuple[Check, ...]:
+    """The check of a kernel whose verification never ended, though its process has."""
+    holder, at = Holder(**{name: running["holder"][name] for name in _HOLDER}), running["at"]
+    if not 0 < holder.pid < _MOST_PID:
+        return ()
+    gone = holder.ended() is not None if holder.is_here() else abs(time.time() - at) > _LONGEST_S
+    if not gone:
+        return ()
+    figures = f"{holder} ended while it verified the kernel"
+    return (Check("its verification", "crashed", "", math.inf, figures),)

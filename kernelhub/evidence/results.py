@@ -11,6 +11,8 @@ RIGHT, WRONG, NOT_RUN = "right", "wrong", "not run"
 
 # What may be wrong with a kernel, worst first. Of several the one that most checks show is the code of its result.
 CODES = {
+    "crashed": "it ended the process that ran it",
+    "hung": "it did not end",
     "raised": "it raised an error",
     "past_workspace": "it wrote past its workspace",
     "past_output": "it wrote past its output",

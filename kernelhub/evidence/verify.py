@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -16,11 +15,12 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.apart import Child, Ended, goes_apart
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import DeviceLost, Subject
-from kernelhub.evidence.quarantine import keep, kept_of
+from kernelhub.evidence.quarantine import begun, keep, kept_of, now
 from kernelhub.evidence.results import Check, Result, Verification
 from kernelhub.probes.device import facts
 
@@ -44,6 +44,11 @@ def verify(
     outputs between guards, token counts of 0, 1, odd ones and one past a tile, tiny and zero scales, each feature
     toggled, weights packed and unpacked. A kernel that fails any is quarantined: selection rejects it with the code
     ``quarantined`` from then on, in this process and in others that start later, until it passes.
+
+    Kernels of libraries and of third parties run in a child process, so that one that crashes, hangs
+    (KERNELHUB_VERIFY_TIMEOUT_S) or leaves is recorded and ends nothing else; the command runs all of them so. What is
+    registered at run time, and kernelhub's own, run here; that a kernel is being verified is written down before it is
+    launched, so that one which ends this process is quarantined in the next.
 
     Args:
         op: one op, or its name; all of them by default.
@@ -74,23 +79,27 @@ def verify(
     subjects = list(_subjects(op, backend, where))
     limit_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else FULL_BUDGET_S
     results, lifted, unwritten, lost = [], [], "", ""
+    child = Child()
     try:
         for place, subject in enumerate(subjects):
             if progress is not None:
                 progress(f"{subject.kernel.op} {subject.kernel.name}", place, len(subjects))
-            if lost:
+            apart = goes_apart(subject.kernel)
+            if lost and not apart:
                 results.append(Result(subject.kernel.op, subject.kernel.name, why_not=lost))
                 continue
-            result, was_wrong, device_lost = _verified(subject, quick, limit_s)
+            with begun(subject.kernel, facts(where)) as note:
+                result, was_wrong, device_lost = _verified(subject, quick, limit_s, child if apart else None)
+                note.ended = bool(result.checks)  # what came out takes the place of the note
+                if result.checks:
+                    unwritten = keep(subject.kernel, facts(where), result, now()) or unwritten
             results.append(result)
-            if device_lost:
+            if device_lost and not apart:
                 lost = f"{subject.kernel.name} left the device unusable for this process; start it anew"
-            if result.checks:
-                date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                unwritten = keep(subject.kernel, facts(where), result, date) or unwritten
-                if was_wrong and not result.failures:
-                    lifted.append((subject.kernel.op, subject.kernel.name))
+            if result.checks and was_wrong and not result.failures:
+                lifted.append((subject.kernel.op, subject.kernel.name))
     finally:
+        child.close()
         HUB.forget_evidence()
     return Verification(str(facts(where)), tuple(results), tuple(lifted), unwritten)
 
@@ -105,19 +114,23 @@ def count(
     return sum(1 for _ in _subjects(op, backend, device_here(device)))
 
 
-def _verified(subject: Subject, quick: bool, limit_s: float) -> tuple[Result, bool, bool]:
-    """The result of one kernel, whether an earlier one was bad, and whether the device is lost."""
-    begun = time.monotonic()
+def _verified(subject: Subject, quick: bool, limit_s: float, child: Child | None) -> tuple[Result, bool, bool]:
+    """The result of one kernel, whether an earlier one was bad, and whether the device is lost.
+
+    It is asked in `child`, or where there is none in this process.
+    """
+    start = time.monotonic()
     before = kept_of(subject.kernel, facts(subject.device))
     failed = {check.case: check for check in before.result.failures} if before is not None else {}
     checks: dict[str, Check] = {}
     left_out, why_not, lost, first = 0, "", False, ""
-    for case in _in_order(subject.cases.cases(), quick, failed):
-        if checks and time.monotonic() - begun > limit_s:
+    cases = _in_order(subject.cases.cases(), quick, failed)
+    for place, case in enumerate(cases):
+        if checks and time.monotonic() - start > limit_s:
             left_out += 1
             continue
         try:
-            found = subject.check(case)
+            found = subject.check(case) if child is None else child.check(subject, case)
         except Unavailable as error:
             why_not = str(error)
             break
@@ -126,6 +139,10 @@ def _verified(subject: Subject, quick: bool, limit_s: float) -> tuple[Result, bo
             continue
         except DeviceLost as error:
             checks[case.label], lost = error.check, True
+            break
+        except Ended as error:
+            checks[case.label] = error.check
+            left_out += len(cases) - place - 1
             break
         if isinstance(found, Check):
             checks[case.label] = found
@@ -141,7 +158,7 @@ def _verified(subject: Subject, quick: bool, limit_s: float) -> tuple[Result, bo
         tuple(checks.values()),
         left_out,
         why_not or ("" if checks else f"it takes none of the cases: {first}"),
-        time.monotonic() - begun,
+        time.monotonic() - start,
     )
     if checks:
         result = replace(result, checks=(*result.checks, *standing))

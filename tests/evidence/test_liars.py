@@ -57,6 +57,13 @@ class TestOfAttention:
         torch.testing.assert_close(kernelhub.attention(q, k, v), want, rtol=0, atol=1e-4)
 
 
+@pytest.fixture
+def cpu_as_gpu(monkeypatch) -> None:
+    """The CPU stands for a GPU, which can be lost."""
+    monkeypatch.setattr("kernelhub.dispatch.lost._can_be_lost", lambda device: True)
+
+
+@pytest.mark.usefixtures("cpu_as_gpu")
 def test_a_kernel_that_loses_the_device_ends_the_run_and_the_process_is_told_so() -> None:
     liars.attention(liars.LosesTheDevice)
     found = kernelhub.verify("attention", device="cpu", quick=True)
@@ -74,6 +81,7 @@ def test_a_kernel_that_loses_the_device_ends_the_run_and_the_process_is_told_so(
 class TestOfNoKernel:
     """What is not the kernel's doing does not quarantine it."""
 
+    @pytest.mark.usefixtures("cpu_as_gpu")
     def test_a_device_that_was_lost_before(self) -> None:
         liars.attention(liars.LosesTheDevice)
         with pytest.raises(RuntimeError, match="illegal memory access"):

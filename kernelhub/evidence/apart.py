@@ -1,0 +1,215 @@
+"""Cases asked in a child process: a kernel that crashes, hangs or leaves takes that process along, and no other.
+
+One child serves a run. It is started anew after it ended, so that only a kernel that ends it costs another start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.evidence.call import OutOfMemory, Unavailable
+from kernelhub.evidence.cases.case import Case
+from kernelhub.evidence.checks import DeviceLost, Subject
+from kernelhub.evidence.layers import plain_layers
+from kernelhub.evidence.results import Check
+from kernelhub.probes.command import end_group
+
+_START_TIMEOUT_S = 300.0  # torch from a cold, shared disk
+_PAUSE_S = 0.1
+_MOST_BYTES = 1 << 20
+_OURS = ("", "torch", "triton")  # packages whose kernels are kernelhub's own, or torch's
+# sys.path is this process's own: `python -m` would look into the working directory first.
+_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kernelhub.evidence.child import main; main()"
+
+Which = Literal["all", "foreign"]
+_which: ContextVar[Which] = ContextVar("kernels verified in a child", default="foreign")
+
+
+class Ended(Exception):
+    """The kernel ended the child, or had to be ended with it: nothing more is to be asked of it."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        super().__init__(check.figures)
+
+
+@contextlib.contextmanager
+def all_apart() -> Iterator[None]:
+    """Inside the block every kernel is verified in a child, kernelhub's own too."""
+    token = _which.set("all")
+    try:
+        yield
+    finally:
+        _which.reset(token)
+
+
+def goes_apart(kernel: Kernel) -> bool:
+    """Whether a kernel is verified in a child: those of libraries and third parties, on the command line all.
+
+    One that was registered at run time is known in this process alone.
+    """
+    if HUB.is_of_this_process(kernel.backend):
+        return False
+    registered = HUB.registry.backends[kernel.backend]
+    foreign = not registered.origin.startswith("kernelhub.backends.")
+    library = registered.backend is not None and registered.backend.package not in _OURS
+    return foreign or library or _which.get() == "all"
+
+
+class Child:
+    """The process that serves a run; it is started when it is first asked."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._number = 0
+        self._served: set[tuple[str, str]] = set()  # by the process that runs now
+
+    def check(self, subject: Subject, case: Case) -> Check | str:
+        """Ask one case, as `Subject.check` does.
+
+        Raises:
+            Ended: the kernel crashed, hung or left.
+            Unavailable, OutOfMemory, DeviceLost: as `Subject.check`.
+        """
+        key = (subject.kernel.op, subject.kernel.name)
+        others = bool(self._served - {key})
+        try:
+            return self._ask(subject, case)
+        except Ended as ended:
+            if ended.check.code == "hung" or not others:
+                raise
+        return self._ask(subject, case)  # what another kernel did to the process before may have ended it
+
+    def close(self) -> None:
+        """End the process, with all that it started."""
+        process, self._process, self._buffer, self._served = self._process, None, b"", set()
+        if process is not None:
+            end_group(process.pid)
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
+            process.wait()
+
+    def _ask(self, subject: Subject, case: Case) -> Check | str:
+        timeout_s = HUB.settings["KERNELHUB_VERIFY_TIMEOUT_S"]
+        process = self._started()
+        self._number += 1
+        self._served.add((subject.kernel.op, subject.kernel.name))
+        order = {
+            "number": self._number,
+            "op": subject.kernel.op,
+            "kernel": subject.kernel.name,
+            "device": str(subject.device),
+            "case": case.label,
+        }
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+        answer = self._answer(timeout_s)
+        if isinstance(answer, str):
+            code = "hung" if answer.startswith("it did not end") else "crashed"
+            raise Ended(Check(case.label, code, "", math.inf, answer, case.tokens))
+        if answer.get("number") != self._number:
+            self.close()
+            raise Ended(Check(case.label, "crashed", "", math.inf, "it spoiled what its process answers", case.tokens))
+        return self._meant(answer)
+
+    def _meant(self, answer: dict[str, Any]) -> Check | str:
+        """What an answer says."""
+        if "refused" in answer:
+            return str(answer["refused"])
+        if "unavailable" in answer:
+            raise Unavailable(str(answer["unavailable"]))
+        if "memory" in answer:
+            raise OutOfMemory(str(answer["memory"]))
+        check = Check.from_dict(answer["check"])
+        if answer.get("lost"):
+            self.close()  # the next kernel gets a process whose device is well
+        if check.code == "crashed":
+            raise Ended(check)
+        if answer.get("lost"):
+            raise DeviceLost(check)
+        return check
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, json.dumps(sys.path), json.dumps(plain_layers())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a kernel may print anything, without end
+            start_new_session=True,
+        )
+        ready = self._answer(_START_TIMEOUT_S)
+        if isinstance(ready, str):
+            raise Unavailable(f"the process that would ask it does not start: {ready}")
+        return self._process
+
+    def _answer(self, timeout_s: float) -> dict[str, Any] | str:
+        """The next line of the child as an object, or how it ended, as a sentence; then it is gone."""
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        descriptor, ends = process.stdout.fileno(), time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN | select.POLLHUP)
+        while b"\n" not in self._buffer:
+            gone = process.poll() is not None  # asked first: what it wrote before is still read
+            if poll.poll(0 if gone else _PAUSE_S * 1000):
+                part = os.read(descriptor, 1 << 16)
+                self._buffer += part
+                if part and len(self._buffer) < _MOST_BYTES:
+                    continue
+                if part:
+                    self.close()
+                    return "it wrote to what its process answers by"
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
+                gone = True
+            if gone:
+                said = _how_it_ended(process.poll())
+                self.close()
+                return said
+            if time.monotonic() > ends:
+                self.close()
+                return f"it did not end within {timeout_s:g} s (KERNELHUB_VERIFY_TIMEOUT_S)"
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            self.close()
+            return "it wrote to what its process answers by"
+        return answer
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "it closed what its process answers by"
+    if code >= 0:
+        return f"it ended its process with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    memory = ", as the system does for want of memory" if -code == signal.SIGKILL else ""
+    return f"{name} ended its process{memory}"

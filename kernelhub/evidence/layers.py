@@ -1,0 +1,41 @@
+"""What a process was told by `configure` and `use`, as plain values for a child that is to choose as it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.policy import Layer, Wish
+
+_WISHES = ("requests", "prefers", "disables")
+_FLAGS = ("deterministic", "batch_invariant", "strict", "unsafe")
+
+
+def plain_layers() -> list[dict[str, Any]]:
+    """What `configure` said, then each context, outermost first."""
+    return [_plain(layer) for layer in (HUB.configured, *HUB.contexts.get())]
+
+
+def take_over(plain: list[dict[str, Any]]) -> None:
+    """Heed in this process what `plain_layers` gave in another one."""
+    configured, *contexts = [_layer(item) for item in plain]
+    HUB.configure(configured)
+    if contexts:
+        HUB.contexts_used.append(True)
+        HUB.contexts.set(tuple(contexts))
+
+
+def _plain(layer: Layer) -> dict[str, Any]:
+    wishes = {
+        name: [[wish.ops, list(wish.names), wish.source, wish.origin] for wish in getattr(layer, name)]
+        for name in _WISHES
+    }
+    return {**wishes, **{name: getattr(layer, name) for name in _FLAGS}}
+
+
+def _layer(plain: Mapping[str, Any]) -> Layer:
+    def wishes(name: str) -> tuple[Wish, ...]:
+        return tuple(Wish(ops, tuple(names), source, origin) for ops, names, source, origin in plain[name])
+
+    return Layer(wishes("requests"), wishes("prefers"), wishes("disables"), *(plain[name] for name in _FLAGS))
