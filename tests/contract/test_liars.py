@@ -28,7 +28,6 @@ class Lie:
         return None
 
     def launch(self, q: Any, k: Any, v: Any, step: Any, values: Any, out: Any, lse: Any) -> None:
-        self.check_operands(q, k, v)
         q, k, v, values = self.change(q, k, v, values)
         super().launch(q, k, v, step, values, out, lse)  # type: ignore[misc]
         if q.numel():

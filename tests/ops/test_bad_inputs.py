@@ -172,7 +172,7 @@ def test_the_same_holds_once_the_key_is_known(good: dict[str, Any]) -> None:
 
 def test_out_may_not_be_the_memory_of_q() -> None:
     arguments = dense()
-    with pytest.raises(InvalidArgument, match="is the memory of q"):
+    with pytest.raises(InvalidArgument, match="overlaps q in memory"):
         run(arguments | {"out": arguments["q"]})
 
 

@@ -33,7 +33,6 @@ class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
         with on_device_of(q):

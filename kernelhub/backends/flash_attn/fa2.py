@@ -69,7 +69,6 @@ class Dense(FlashAttention2[AttentionProblem, DenseStep]):
         simple = step.cu_seqlens_q is None and values.sinks is None and values.scale > 0 and k.shape[1]
         if not simple or not (is_aligned(q) and is_aligned(k) and is_aligned(v)):
             return super().compute(q, k, v, step, values)
-        self.check_operands(q, k, v)
         made: Tensor = self.made(q, k, v, Ends(), values, False)
         return made.contiguous()
 

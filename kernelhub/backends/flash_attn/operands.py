@@ -66,7 +66,6 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: StepT, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
-        self.check_operands(q, k, v)
         if isinstance(step, PagedStep):
             if self._heads_first:
                 k, v = k.transpose(1, 2), v.transpose(1, 2)

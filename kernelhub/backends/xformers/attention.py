@@ -53,7 +53,6 @@ class Xformers(AttentionAdapter[AttentionProblem, DenseStep]):
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
-        self.check_operands(q, k, v)
         q, scale = positive_scale(q, values.scale)
         values = values._replace(scale=scale)
         with on_device_of(q):

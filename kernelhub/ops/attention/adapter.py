@@ -8,8 +8,10 @@ An adapter is a subclass of `AttentionAdapter`. To write one:
 4. If the kernel plans on the host, do that in `begin`, keep the result in ``step.state``, and say
    ``reads_lengths=True`` in its record.
 
-The op has checked everything its contract says before any of them is called, and brought the values of
-the features into normal form (see `Values`). Operands may have any strides.
+The op has checked everything its contract says before any of them is called, for calls, plans and steps alike, and
+brought the values of the features into normal form (see `Values`). q, k, v and `out` may have any strides and begin
+anywhere; lengths, offsets, sinks and scales are contiguous, and the entries of a row of the block table lie side by
+side. Entries of the block table past a sequence's pages, and pages and tokens that no sequence uses, may hold anything.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from kernelhub.ops.arguments import dtype_name, refuse
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.runtime.host import on_host
@@ -48,15 +49,17 @@ class DenseStep:
         num_seqs: sequences, or 0 for batched tensors.
         max_seqlen_q: an upper bound that the caller gave, or None.
         max_seqlen_k: an upper bound that the caller gave, or None.
+        known_q_offsets: the values of cu_seqlens_q, where they are known on the host.
+        known_k_offsets: the values of cu_seqlens_k, where they are known on the host.
         state: whatever the adapter's `begin` keeps.
         outlives: whether later calls are given this step, too; see `outlive`.
     """
 
     __slots__ = (
-        "_k_offsets",
-        "_q_offsets",
         "cu_seqlens_k",
         "cu_seqlens_q",
+        "known_k_offsets",
+        "known_q_offsets",
         "max_seqlen_k",
         "max_seqlen_q",
         "num_seqs",
@@ -77,31 +80,31 @@ class DenseStep:
         self.cu_seqlens_k = cu_seqlens_k
         self.max_seqlen_q = max_seqlen_q
         self.max_seqlen_k = max_seqlen_k
+        self.known_q_offsets: list[int] | None = q_offsets
+        self.known_k_offsets: list[int] | None = k_offsets
         self.num_seqs = 0 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         self.state: Any = None
         self.outlives = False
-        self._q_offsets = q_offsets
-        self._k_offsets = k_offsets
 
     def outlive(self) -> None:
         """Serve later calls, too, with other values behind the same tensors: what is read on the host is not kept."""
         self.outlives = True
-        self._q_offsets = self._k_offsets = None
+        self.known_q_offsets = self.known_k_offsets = None
 
     def q_offsets(self) -> list[int]:
         """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
-        if (offsets := self._q_offsets) is None:
+        if (offsets := self.known_q_offsets) is None:
             assert self.cu_seqlens_q is not None
             offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
-            self._q_offsets = None if self.outlives else offsets
+            self.known_q_offsets = None if self.outlives else offsets
         return offsets
 
     def k_offsets(self) -> list[int]:
         """The values of cu_seqlens_k on the host; syncs if the caller did not give them."""
-        if (offsets := self._k_offsets) is None:
+        if (offsets := self.known_k_offsets) is None:
             assert self.cu_seqlens_k is not None
             offsets = on_host(self.cu_seqlens_k, "cu_seqlens_k")
-            self._k_offsets = None if self.outlives else offsets
+            self.known_k_offsets = None if self.outlives else offsets
         return offsets
 
 
@@ -115,17 +118,20 @@ class PagedStep:
         num_seqs: sequences.
         max_pages: columns of the block table.
         max_seqlen_q: an upper bound on query tokens per sequence that the caller gave, or None.
+        num_pages: pages of the cache that the block table was checked for, or 0 where its values were not looked at.
+        known_q_offsets: the values of cu_seqlens_q, where they are known on the host.
         state: whatever the adapter's `begin` keeps.
         outlives: whether later calls are given this step, too; see `outlive`.
     """
 
     __slots__ = (
         "_lengths",
-        "_q_offsets",
         "block_table",
         "cu_seqlens_q",
+        "known_q_offsets",
         "max_pages",
         "max_seqlen_q",
+        "num_pages",
         "num_seqs",
         "outlives",
         "seq_lens",
@@ -140,6 +146,7 @@ class PagedStep:
         max_seqlen_q: int | None = None,
         lengths: list[int] | None = None,
         q_offsets: list[int] | None = None,
+        num_pages: int = 0,
     ) -> None:
         self.block_table = block_table
         self.seq_lens = seq_lens
@@ -149,12 +156,13 @@ class PagedStep:
         self.state: Any = None
         self.outlives = False
         self._lengths = lengths
-        self._q_offsets = q_offsets
+        self.known_q_offsets: list[int] | None = q_offsets
+        self.num_pages = num_pages
 
     def outlive(self) -> None:
         """Serve later calls, too, with other values behind the same tensors: what is read on the host is not kept."""
         self.outlives = True
-        self._lengths = self._q_offsets = None
+        self._lengths = self.known_q_offsets = None
 
     def lengths(self) -> list[int]:
         """The values of seq_lens on the host; syncs if the caller did not give them."""
@@ -165,10 +173,10 @@ class PagedStep:
 
     def q_offsets(self) -> list[int]:
         """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
-        if (offsets := self._q_offsets) is None:
+        if (offsets := self.known_q_offsets) is None:
             assert self.cu_seqlens_q is not None
             offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
-            self._q_offsets = None if self.outlives else offsets
+            self.known_q_offsets = None if self.outlives else offsets
         return offsets
 
 
@@ -181,6 +189,7 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
 
     def __init__(self, problem: ProblemT) -> None:
         self.problem = problem
+        # dtype, and the last dimensions, of each operand
         self._q = (getattr(torch, problem.q_dtype), (problem.num_q_heads, problem.head_dim_qk))
         self._k = (getattr(torch, problem.kv_dtype), (*problem.kv_dims, problem.head_dim_qk))
         self._v = (getattr(torch, problem.kv_dtype), (*problem.kv_dims, problem.head_dim_vo))
@@ -215,18 +224,6 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         """Device memory beyond the operands that calls within these bounds take, at most."""
         return 0
-
-    def check_operands(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Hold the operands against the problem: a plan may be run with others than it was prepared for.
-
-        Call it first in `launch`.
-        """
-        for place, tensor, (dtype, dims) in ((0, q, self._q), (1, k, self._k), (2, v, self._v)):
-            if tensor.dtype is not dtype or tensor.shape[-len(dims) :] != dims:
-                parameter = self.problem.operand_names[place]
-                got = f"is {dtype_name(tensor.dtype)} {list(tensor.shape)}"
-                want = f"the plan is for {dtype_name(dtype)} [..., {', '.join(map(str, dims))}]"
-                refuse("a plan's run", parameter, got, want)
 
     @property
     def plans_steps(self) -> bool:

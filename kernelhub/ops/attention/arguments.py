@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,13 +16,25 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.arguments import check_is_tensor, dtype_name, refuse
-from kernelhub.ops.attention.problem import FP8
+from kernelhub.ops.attention.problem import FP8, AttentionProblem
+from kernelhub.ops.operands import check_count, check_destination, check_flag, check_operand
 
 Window = int | tuple[int, int] | None
 Scale = float | Tensor | None
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _FP8 = torch.float8_e4m3fn
+
+# What arguments that are no tensors, or no dense ones, raise while a call's key is read from them.
+RAISED_BY_BAD_ARGUMENTS = (
+    AttributeError,
+    TypeError,
+    ValueError,
+    IndexError,
+    RuntimeError,
+    ZeroDivisionError,
+    OverflowError,
+)
 
 
 def window_pair(op: str, window: Window) -> tuple[int, int]:
@@ -49,6 +62,8 @@ def _scale_kind(op: str, parameter: str, scale: Scale, num_kv_heads: int) -> str
     if scale is None:
         return None
     if isinstance(scale, Tensor):
+        if type(scale) is not Tensor or scale.layout is not torch.strided or scale.is_nested:
+            check_operand(op, parameter, scale)
         if scale.dtype is not torch.float32:
             refuse(op, parameter, f"has dtype {dtype_name(scale.dtype)}", "scales are float32")
         if scale.requires_grad:
@@ -63,7 +78,7 @@ def _scale_kind(op: str, parameter: str, scale: Scale, num_kv_heads: int) -> str
             f"has shape {list(scale.shape)}",
             f"give one element, or [{num_kv_heads}], one per KV head",
         )
-    if not isinstance(scale, float | int) or not math.isfinite(scale):
+    if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
         refuse(op, parameter, f"is {scale!r}", "give a finite float or a float32 tensor")
     return "value"
 
@@ -76,8 +91,8 @@ class Values(NamedTuple):
         window_left: keys before its own position that a query sees; -1 for no limit.
         window_right: keys after its own position that a query sees; -1 for no limit, 0 when causal.
         softcap: bound of the scores; 0.0 for none.
-        sinks: [H] or None.
-        k_scale: None unless KV is fp8; then a float, or float32 of one element or [KH].
+        sinks: [H], contiguous, or None.
+        k_scale: None unless KV is fp8; then a float, or float32 of one element or [KH], contiguous.
         v_scale: as k_scale.
     """
 
@@ -119,30 +134,78 @@ def features_of(
         num_kv_heads: heads of k.
         one_token: every sequence has one query, for which causality and a right side change nothing.
     """
+    if causal is not True and causal is not False:
+        check_flag(op, "causal", causal)
+    if return_lse is not True and return_lse is not False:
+        check_flag(op, "return_lse", return_lse)
     left, right = (-1, -1) if window is None else window_pair(op, window)
-    if softcap is not None and not 0.0 <= softcap < math.inf:
-        refuse(op, "softcap", f"is {softcap!r}", "give a positive number, or None for no cap")
+    if softcap is not None:
+        check_softcap(op, softcap)
     if sinks is not None:
-        if sinks.shape != q_dims[:1]:
-            refuse(op, "sinks", f"has shape {list(sinks.shape)}", f"give [{q_dims[0]}], one per query head")
-        if sinks.requires_grad:
-            refuse_grad(op, ("sinks",), (sinks,))
-    kind = None if k_scale is v_scale is None else kv_scale_kind(op, k_scale, v_scale, num_kv_heads)
+        sinks = check_sinks(op, sinks, q_dims[0])
+    kind = None
+    if k_scale is not None or v_scale is not None:
+        kind = kv_scale_kind(op, k_scale, v_scale, num_kv_heads)
+        if isinstance(k_scale, Tensor) and isinstance(v_scale, Tensor):
+            k_scale, v_scale = k_scale.contiguous(), v_scale.contiguous()
     if one_token:
         causal, right = False, -1
     elif causal:
         right = 0
     features = (
-        bool(causal),
+        causal,
         left >= 0,
         right >= 0 and not causal,
         bool(softcap),
         sinks is not None,
-        bool(return_lse),
+        return_lse,
         kind,
     )
     scale = q_dims[1] ** -0.5 if scale is None else finite_scale(op, scale)
     return features, _values((scale, left, right, softcap or 0.0, sinks, k_scale, v_scale))
+
+
+def check_softcap(op: str, softcap: Any) -> None:
+    """A bound of the scores; 0 for none."""
+    if not isinstance(softcap, float | int) or isinstance(softcap, bool) or not 0.0 <= softcap < math.inf:
+        refuse(op, "softcap", f"is {softcap!r}", "give a positive number, or None for no cap")
+
+
+def check_sinks(op: str, sinks: Any, num_q_heads: int) -> Tensor:
+    """One score per query head, side by side: copied if they are not."""
+    if type(sinks) is not Tensor or sinks.layout is not torch.strided or sinks.dtype not in _FLOATS:
+        check_operand(op, "sinks", sinks)
+        if sinks.dtype not in _FLOATS:
+            refuse(op, "sinks", f"has dtype {dtype_name(sinks.dtype)}", "give float32, float16 or bfloat16")
+    if sinks.shape != (num_q_heads,):
+        refuse(op, "sinks", f"has shape {list(sinks.shape)}", f"give [{num_q_heads}], one per query head")
+    if sinks.requires_grad:
+        refuse_grad(op, ("sinks",), (sinks,))
+    made: Tensor = sinks.contiguous()
+    return made
+
+
+def check_extras(op: str, q: Tensor, values: Values) -> None:
+    """Sinks and scales that are tensors: what the key does not hold of them."""
+    for name, tensor in (("sinks", values.sinks), ("k_scale", values.k_scale), ("v_scale", values.v_scale)):
+        if isinstance(tensor, Tensor):
+            check_operand(op, name, tensor)
+            same_device(op, name, tensor, q)
+
+
+def extras_of(problem: AttentionProblem) -> tuple[int, ...]:
+    """Where in `Values` the tensors stand that a call of the problem has."""
+    sinks = (Values._fields.index("sinks"),) if problem.sinks else ()
+    scaled = problem.kv_scale in ("tensor", "head")
+    return (*sinks, *((Values._fields.index("k_scale"), Values._fields.index("v_scale")) if scaled else ()))
+
+
+def check_kept(op: str, values: Values, sinks: Any, k_scale: Any, v_scale: Any) -> None:
+    """A plan keeps its values: a copy of one that is not contiguous would not follow the tensor that was given."""
+    given = (("sinks", sinks, values.sinks), ("k_scale", k_scale, values.k_scale), ("v_scale", v_scale, values.v_scale))
+    for name, tensor, kept in given:
+        if kept is not tensor:
+            refuse(op, name, f"has stride {list(tensor.stride())}", f"a plan keeps it; give {name}.contiguous()")
 
 
 def check_operands(
@@ -152,13 +215,18 @@ def check_operands(
     k: Tensor,
     v: Tensor,
     num_kv_heads: int,
-    sinks: Tensor | None,
-    softmax_scale: float | None,
-    k_scale: Scale,
-    out: Tensor | None,
+    causal: Any,
+    window: Any,
+    softcap: Any,
+    sinks: Any,
+    softmax_scale: Any,
+    k_scale: Any,
+    v_scale: Any,
+    return_lse: Any,
+    out: Any,
     out_shape: Sequence[int],
 ) -> None:
-    """Dtypes, devices, head counts and widths: all that `attention` and `paged_attention` share.
+    """Dtypes, devices, head counts, widths, features: all that `attention` and `paged_attention` share.
 
     Args:
         op: name for messages.
@@ -189,17 +257,18 @@ def check_operands(
             f"has {num_q_heads} heads, {k_name} has {num_kv_heads}",
             f"the heads of q must be a multiple of those of {k_name}",
         )
+    for name, width in (("q", head_dim), (k_name, k.shape[-1]), (v_name, v.shape[-1])):
+        if width == 0:
+            refuse(op, name, "has head width 0", "give heads of one element or more")
     if k.shape[-1] != head_dim:
         refuse(op, k_name, f"has head width {k.shape[-1]}", f"q has {head_dim}")
-    for name, tensor in (("sinks", sinks), ("k_scale", k_scale), ("out", out)):
-        if isinstance(tensor, Tensor):
-            same_device(op, name, tensor, q)
-    if sinks is not None and sinks.dtype not in _FLOATS:
-        refuse(op, "sinks", f"has dtype {dtype_name(sinks.dtype)}", "give float32, float16 or bfloat16")
-    if softmax_scale is not None:
-        finite_scale(op, softmax_scale)
+    dims = num_q_heads, head_dim
+    features = causal, window, softcap, sinks, softmax_scale, k_scale, v_scale, return_lse
+    _, values = features_of(op, dims, num_kv_heads, False, *features)
+    check_extras(op, q, values)
     if out is not None:
-        check_out(op, out, q, out_shape)
+        read = {"q": q, k_name: k, v_name: v, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
+        check_destination(op, "out", out, out_shape, q.dtype, q.device, read)
     refuse_grad(op, names, (q, k, v))
 
 
@@ -232,7 +301,7 @@ def check_alike(op: str, q: Tensor, kv: tuple[tuple[str, Tensor], tuple[str, Ten
 
 def finite_scale(op: str, scale: Any) -> float:
     """The factor of q k^T, if it is one."""
-    if not isinstance(scale, float | int) or not math.isfinite(scale):
+    if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
         refuse(op, "scale", f"is {scale!r}", "give a finite float, or None for 1 / sqrt(head width)")
     return scale
 
@@ -247,6 +316,7 @@ def check_index(op: str, parameter: str, tensor: Any, ndim: int, shape: str) -> 
     """An int32 tensor of the right rank: block tables, lengths and offsets."""
     if not isinstance(tensor, Tensor):
         refuse(op, parameter, f"is {type(tensor).__name__}", f"give an int32 tensor {shape}")
+    check_operand(op, parameter, tensor)
     if tensor.dtype is not torch.int32:
         refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give int32: {parameter}.to(torch.int32)")
     if tensor.ndim != ndim:
@@ -276,15 +346,50 @@ def check_offsets(
         refuse(op, parameter, f"ends at {offsets[-1]}", f"there are {num_tokens} tokens")
 
 
+def adjacent(op: str, parameter: str, tensor: Tensor, keep: bool) -> Tensor:
+    """Lengths, offsets or a block table as kernels read them: the elements of the last dimension side by side.
+
+    Args:
+        op, parameter: for messages.
+        tensor: that was given.
+        keep: a step keeps it, and reads at each launch what the caller wrote to it: a copy would not follow.
+    """
+    if tensor.is_contiguous() or (tensor.ndim == 2 and (tensor.stride(1) == 1 or tensor.shape[1] < 2)):
+        return tensor
+    if keep:
+        refuse(op, parameter, f"has stride {list(tensor.stride())}", f"a step keeps it; give {parameter}.contiguous()")
+    return tensor.contiguous()
+
+
 def check_bound(op: str, parameter: str, bound: Any) -> None:
     """An upper bound that the caller may give: a Python int."""
-    if bound is not None and (type(bound) is not int or bound < 0):
-        refuse(op, parameter, f"is {bound!r}", "give an int upper bound, or None")
+    if bound is not None:
+        check_count(op, parameter, bound)
 
 
-def host_values(values: Sequence[int] | Tensor | None) -> Sequence[int] | None:
+def host_values(op: str, parameter: str, values: Sequence[int] | Tensor | None) -> list[int] | None:
     """Values that the caller has on the host, as Python ints."""
-    return values.tolist() if isinstance(values, Tensor) else values
+    if values is None:
+        return None
+    if isinstance(values, Tensor):
+        check_operand(op, parameter, values)
+        if not values.is_cpu:
+            refuse(op, parameter, f"is on {values.device}", "give the values on the host: a list, or a CPU tensor")
+        values = values.tolist()
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError:
+        refuse(op, parameter, f"holds {values!r:.60}", "give ints, or an integer tensor of one dimension")
+
+
+def check_same_values(op: str, parameter: str, given: Sequence[int] | None, values: Sequence[int]) -> None:
+    """What the caller says of values on the host is what the tensor holds."""
+    if given is None or list(given) == list(values):
+        return
+    if len(given) != len(values):
+        refuse(op, f"{parameter}_cpu", f"has {len(given)} values", f"{parameter} has {len(values)}")
+    place = next(index for index, (one, other) in enumerate(zip(given, values, strict=True)) if one != other)
+    refuse(op, f"{parameter}_cpu", f"is {given[place]} at {place}", f"{parameter} is {values[place]} there")
 
 
 def any_tensor(op: str, **operands: Any) -> None:

@@ -19,8 +19,18 @@ from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
-from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of, host_values
+from kernelhub.ops.attention.arguments import (
+    RAISED_BY_BAD_ARGUMENTS,
+    Scale,
+    Values,
+    Window,
+    check_bound,
+    check_kept,
+    features_of,
+    host_values,
+)
 from kernelhub.ops.attention.dense_call import NAME, begin, bind, check, problem_of
+from kernelhub.ops.attention.operands import StepOperands
 from kernelhub.ops.attention.problem import (
     ANY,
     FEW,
@@ -79,14 +89,15 @@ class AttentionPlan(Plan):
     out=None)`` is a whole call. `begin` makes a step whose `run` is the launch alone.
     """
 
-    __slots__ = ("_device", "_values")
+    __slots__ = ("_device", "_operands", "_values")
 
     def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
         scale, values = arguments[6], arguments[12] if len(arguments) > 12 else None
         width = bound.selection.problem.head_dim_qk
         self._device: torch.device = arguments[0].device
         self._values: Values = values or Values(width**-0.5 if scale is None else scale)
-        direct = bound.run
+        self._operands = StepOperands(NAME, bound.selection.problem)
+        direct, blame = bound.run, self._operands.blame
 
         def run(
             q: Tensor,
@@ -99,21 +110,25 @@ class AttentionPlan(Plan):
             max_seqlen_k: int | None = None,
             out: Tensor | None = None,
         ) -> Any:
-            return direct(
-                q,
-                k,
-                v,
-                q.shape,
-                k.shape,
-                v.shape,
-                scale,
-                out,
-                cu_seqlens_q,
-                cu_seqlens_k,
-                max_seqlen_q,
-                max_seqlen_k,
-                values,
-            )
+            try:
+                return direct(
+                    q,
+                    k,
+                    v,
+                    q.shape,
+                    k.shape,
+                    v.shape,
+                    scale,
+                    out,
+                    cu_seqlens_q,
+                    cu_seqlens_k,
+                    max_seqlen_q,
+                    max_seqlen_k,
+                    values,
+                )
+            except RAISED_BY_BAD_ARGUMENTS as error:
+                blame(error, q, k, v, out)
+                raise
 
         super().__init__(bound, traced_as(run, self._traced))
 
@@ -152,34 +167,51 @@ class AttentionPlan(Plan):
             cu_seqlens_k,
             max_seqlen_q,
             max_seqlen_k,
-            host_values(cu_seqlens_q_cpu),
-            host_values(cu_seqlens_k_cpu),
+            host_values(NAME, "cu_seqlens_q_cpu", cu_seqlens_q_cpu),
+            host_values(NAME, "cu_seqlens_k_cpu", cu_seqlens_k_cpu),
+            keep=True,
         )
         return AttentionStep(self._runner(step), step)
 
     def _runner(self, step: DenseStep) -> Callable[..., Any]:
         launch, compute, values = self.adapter.launch, self.adapter.compute, self._values
         width = self.selection.problem.head_dim_vo
+        operands = self._operands = self._operands.for_step(step)
+        known, known_out, accept = operands.known, operands.known_out, operands.accept
+        blame = operands.blame
 
         def run(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
             try:  # around all: inside the body it costs Python 3.11 10 ns
                 if out is None:
+                    nested = q.is_nested or k.is_nested or v.is_nested
+                    if (nested or not known.holds(q, k, v)) and not accept(step, q, k, v, None):
+                        return q.new_empty((*q.shape[:-1], width))
                     result: Tensor = compute(q, k, v, step, values)
                     return result
-                launch(q, k, v, step, values, out, None)
+                nested = q.is_nested or k.is_nested or v.is_nested or out.is_nested
+                if (not nested and known_out.holds(q, k, v, out)) or accept(step, q, k, v, out):
+                    launch(q, k, v, step, values, out, None)
                 return out
             except Exception as error:
+                blame(error, q, k, v, out)
                 failed(launch, error)
                 raise
 
         def run_with_lse(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
             try:
                 if out is None:
+                    nested = q.is_nested or k.is_nested or v.is_nested
+                    launches = (not nested and known.holds(q, k, v)) or accept(step, q, k, v, None)
                     out = q.new_empty((*q.shape[:-1], width))
+                else:
+                    nested = q.is_nested or k.is_nested or v.is_nested or out.is_nested
+                    launches = (not nested and known_out.holds(q, k, v, out)) or accept(step, q, k, v, out)
                 lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
-                launch(q, k, v, step, values, out, lse)
+                if launches:
+                    launch(q, k, v, step, values, out, lse)
                 return out, lse
             except Exception as error:
+                blame(error, q, k, v, out)
                 failed(launch, error)
                 raise
 
@@ -329,6 +361,8 @@ def attention(
             _, heads, width = shape
             _, kv_heads, width_k = k_shape
             q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
+            if max_seqlen_q is not None and type(max_seqlen_q) is not int:
+                check_bound(NAME, "max_seqlen_q", max_seqlen_q)
         if (
             cu_seqlens_q is None
             and cu_seqlens_k is None
@@ -337,8 +371,10 @@ def attention(
             and sinks is None
             and k_scale is None
             and v_scale is None
-            and not causal
-            and not return_lse
+            and max_seqlen_q is None
+            and max_seqlen_k is None
+            and causal is False
+            and return_lse is False
         ):
             rest = None
         else:
@@ -357,6 +393,8 @@ def attention(
                 v_scale,
                 return_lse,
             )
+            if isinstance(backend, Ask):
+                check_kept(NAME, values, sinks, k_scale, v_scale)
             rest = (ragged, features)
         key = (
             q.dtype,
@@ -369,15 +407,17 @@ def attention(
             q_len,
             rest,
         )
-    except (AttributeError, TypeError, ValueError, IndexError):
-        check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, scale, k_scale, out)
+    except RAISED_BY_BAD_ARGUMENTS:
+        given = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
         raise
     if backend is None and not (_contexts_used and _contexts()):
         run = _get(key)
     else:
         run = _op.override(key, backend)
     if run is None:
-        check(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, scale, k_scale, out)
+        given = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
         run = _op.decide(key, q.get_device(), backend)
     if rest is None:
         return run(q, k, v, shape, k_shape, v_shape, scale, out)

@@ -6,26 +6,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, contiguous_format, empty_like, is_grad_enabled
+from torch import Tensor, contiguous_format, empty_like
+from torch.autograd import forward_ad
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.adapter import LENT, DenseStep
 from kernelhub.ops.attention.arguments import (
     PLAIN,
-    Scale,
     Values,
-    any_tensor,
-    check_alike,
+    adjacent,
     check_bound,
+    check_extras,
     check_index,
     check_offsets,
     check_operands,
-    check_out,
+    check_same_values,
+    extras_of,
     finite_scale,
-    refuse_grad,
 )
+from kernelhub.ops.attention.operands import check_out, check_run, may_overlap, sizes_of_call
 from kernelhub.ops.attention.problem import AttentionProblem
+from kernelhub.ops.known_form import KnownForm
+from kernelhub.ops.operands import check_operand
+from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
 NAME = "attention"
@@ -57,20 +61,26 @@ def problem_of(key: Any, device: int) -> AttentionProblem:
 
 
 def check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    sinks: Tensor | None,
-    scale: float | None,
-    k_scale: Scale,
-    out: Tensor | None,
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    causal: Any,
+    window: Any,
+    softcap: Any,
+    sinks: Any,
+    scale: Any,
+    k_scale: Any,
+    v_scale: Any,
+    return_lse: Any,
+    out: Any,
 ) -> None:
     """All that a key holds, checked when the key is new."""
-    any_tensor(NAME, q=q, k=k, v=v)
+    for parameter, tensor in (("q", q), ("k", k), ("v", v)):
+        check_operand(NAME, parameter, tensor)
     ragged = cu_seqlens_q is not None
     if ragged != (cu_seqlens_k is not None):
         refuse_half(cu_seqlens_q)
@@ -82,7 +92,8 @@ def check(
     check_bound(NAME, "max_seqlen_k", max_seqlen_k)
     check_shapes(q.shape, k.shape, v.shape)
     out_shape = (*q.shape[:-1], v.shape[-1])
-    check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], sinks, scale, k_scale, out, out_shape)
+    features = causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse
+    check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], *features, out, out_shape)
 
 
 def refuse_half(cu_seqlens_q: Tensor | None) -> None:
@@ -110,19 +121,28 @@ def begin(
     max_seqlen_k: int | None,
     q_offsets: Sequence[int] | None = None,
     k_offsets: Sequence[int] | None = None,
+    keep: bool = False,
 ) -> DenseStep:
-    """Check where the sequences of one call begin and let the kernel plan for it.
+    """Check where sequences begin and let the kernel plan for it.
 
-    Sizes are always checked; values where they are on the host, given or in CPU tensors.
+    Args:
+        num_tokens: rows of q and of k, where they are known.
+        q_offsets: the values of cu_seqlens_q that the caller has on the host.
+        k_offsets: the values of cu_seqlens_k that the caller has on the host.
+        keep: the offsets are read at later launches, too, with what the caller has written to them by then.
     """
+    check_bound(NAME, "max_seqlen_q", max_seqlen_q)
+    check_bound(NAME, "max_seqlen_k", max_seqlen_k)
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         refuse_half(cu_seqlens_q)
     if (cu_seqlens_q is not None) != problem.ragged:
         form = "is missing" if problem.ragged else "is given"
         refuse(NAME, "cu_seqlens_q", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        check_index(NAME, "cu_seqlens_q", cu_seqlens_q, 1, "[num_seqs + 1]")
-        check_index(NAME, "cu_seqlens_k", cu_seqlens_k, 1, "[num_seqs + 1]")
+        for parameter, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+            check_index(NAME, parameter, offsets, 1, "[num_seqs + 1]")
+            if offsets.device != device:
+                refuse(NAME, parameter, f"is on {offsets.device}", f"move it to {device}, where q is")
         num_seqs = cu_seqlens_q.shape[0] - 1
         if cu_seqlens_k.shape[0] != num_seqs + 1:
             refuse(
@@ -133,13 +153,18 @@ def begin(
             )
         if num_seqs < 0:
             refuse(NAME, "cu_seqlens_q", "is empty", "the first offset is 0")
-        for parameter, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-            if offsets.device != device:
-                refuse(NAME, parameter, f"is on {offsets.device}", f"move it to {device}, where q is")
-        if device.type == "cpu":
-            q_offsets = cu_seqlens_q.tolist() if q_offsets is None else q_offsets
-            k_offsets = cu_seqlens_k.tolist() if k_offsets is None else k_offsets
+        cu_seqlens_q = adjacent(NAME, "cu_seqlens_q", cu_seqlens_q, keep)
+        cu_seqlens_k = adjacent(NAME, "cu_seqlens_k", cu_seqlens_k, keep)
+        q_values, k_values = values_to_check(cu_seqlens_q), values_to_check(cu_seqlens_k)
         q_tokens, k_tokens = num_tokens or (None, None)
+        if q_values is not None:
+            held = q_values.tolist()
+            check_same_values(NAME, "cu_seqlens_q", q_offsets, held)
+            q_offsets = held
+        if k_values is not None:
+            held = k_values.tolist()
+            check_same_values(NAME, "cu_seqlens_k", k_offsets, held)
+            k_offsets = held
         if q_offsets is not None:
             check_offsets(NAME, "cu_seqlens_q", q_offsets, num_seqs, q_tokens, max_seqlen_q)
         if k_offsets is not None:
@@ -175,12 +200,12 @@ def bind(
     same_width = head_dim_vo == problem.head_dim_qk
     plain = Values(problem.head_dim_qk**-0.5)
     returns_lse = problem.lse
-    dtype = getattr(torch, problem.q_dtype)
-    kv_dtype = getattr(torch, problem.kv_dtype)
+    extras_at = extras_of(problem)
     # Batched calls have no metadata. Ragged layers share theirs, so it is checked once; in CPU memory the
     # values behind the same tensors may have changed, and are read anew.
-    reusable = not ragged or (problem.device.type != "cpu" and not adapter.plans_steps)
+    reusable = not ragged or (problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices())
     last: DenseStep | None = None
+    known, known_out, known_extras = KnownForm(), KnownForm(), KnownForm()
 
     def run(
         q: Tensor,
@@ -202,8 +227,18 @@ def bind(
             run_there = elsewhere(q.get_device())
             sizes = (max_seqlen_q, max_seqlen_k)
             return run_there(q, k, v, shape, k_shape, v_shape, scale, out, cu_seqlens_q, cu_seqlens_k, *sizes, values)
-        if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            refuse_grad(NAME, ("q", "k", "v"), (q, k, v))
+        if (
+            forward_ad._current_level >= 0
+            or (out is not None and getattr(out, "is_nested", True))
+            or not (known.holds(q, k, v) if out is None else known_out.holds(q, k, v, out))
+        ):
+            check_run(NAME, problem, q, k, v)
+            sizes_held = sizes_of_call(problem, q, k, v)
+            if out is None:
+                known.learn((q, k, v), sizes_held)
+            else:
+                check_out(NAME, out, (*shape[:-1], head_dim_vo), q, {"k": k, "v": v})
+                known_out.learn((q, k, v, out), (*sizes_held, (*sizes_held[0][:-1], head_dim_vo)))
         step = last
         if (
             step is None
@@ -219,18 +254,17 @@ def bind(
                 last = step
         if (k_shape != v_shape and k_shape[:-1] != v_shape[:-1]) or (not ragged and shape[0] != k_shape[0]):
             check_shapes(shape, k_shape, v_shape)
-        if (
-            k.get_device() != device
-            or v.get_device() != device
-            or v.dtype is not kv_dtype
-            or (device < 0 and (k.is_meta or v.is_meta))
-        ):
-            check_alike(NAME, q, (("k", k), ("v", v)))
         if values is None:
             values = plain if scale is None else Values(finite_scale(NAME, scale))
+        elif extras_at:
+            extras: list[Any] = [values[at] for at in extras_at]
+            if not known_extras.holds(*extras):
+                check_extras(NAME, q, values)
+                known_extras.learn(extras, [extra.shape for extra in extras])
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
+        nothing = 0 in shape or (ragged and not step.num_seqs)
         if out is None:
-            if compute is not None and 0 not in shape:
+            if compute is not None and not nothing:
                 tick()
                 try:
                     return compute(q, k, v, step, values)
@@ -238,10 +272,10 @@ def bind(
                     failed(compute, error)
                     raise
             out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
-        elif out.shape != out_shape or out.dtype is not dtype or out.data_ptr() == q.data_ptr():
-            check_out(NAME, out, q, out_shape)
+        elif out.shape != out_shape or may_overlap(out, q, k, v):
+            check_out(NAME, out, out_shape, q, {"k": k, "v": v, **values._asdict()})
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
-        if 0 not in shape:
+        if not nothing:
             tick()
             try:
                 launch(q, k, v, step, values, out, lse)

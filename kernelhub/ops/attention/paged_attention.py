@@ -22,8 +22,17 @@ from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
-from kernelhub.ops.attention.arguments import Scale, Values, Window, features_of
-from kernelhub.ops.attention.paged_call import NAME, NHD, bind, check, problem_of
+from kernelhub.ops.attention.arguments import (
+    RAISED_BY_BAD_ARGUMENTS,
+    Scale,
+    Values,
+    Window,
+    check_bound,
+    check_kept,
+    features_of,
+)
+from kernelhub.ops.attention.operands import StepOperands
+from kernelhub.ops.attention.paged_call import HND, NAME, NHD, bind, check, problem_of
 from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import (
     ANY,
@@ -65,13 +74,14 @@ class PagedAttentionPlan(PagedPlan):
     is a whole call. `begin` makes a step whose ``run(q, k_cache, v_cache, *, out=None)`` is the launch alone.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_operands", "_values")
 
     def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
         k_cache, scale, values = arguments[1], arguments[6], arguments[10] if len(arguments) > 10 else None
         width = bound.selection.problem.head_dim_qk
         self._values: Values = values or Values(width**-0.5 if scale is None else scale)
-        direct = bound.run
+        self._operands = StepOperands(NAME, bound.selection.problem)
+        direct, blame = bound.run, self._operands.blame
 
         def run(
             q: Tensor,
@@ -84,33 +94,51 @@ class PagedAttentionPlan(PagedPlan):
             max_seqlen_q: int | None = None,
             out: Tensor | None = None,
         ) -> Any:
-            return direct(
-                q,
-                k_cache,
-                v_cache,
-                block_table,
-                seq_lens,
-                q.shape,
-                scale,
-                out,
-                cu_seqlens_q,
-                max_seqlen_q,
-                values,
-            )
+            try:
+                return direct(
+                    q,
+                    k_cache,
+                    v_cache,
+                    block_table,
+                    seq_lens,
+                    q.shape,
+                    scale,
+                    out,
+                    cu_seqlens_q,
+                    max_seqlen_q,
+                    values,
+                )
+            except RAISED_BY_BAD_ARGUMENTS as error:
+                blame(error, q, k_cache, v_cache, out)
+                raise
 
         super().__init__(bound, traced_as(run, self._traced), k_cache.shape[0])
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values = self.adapter.launch, self._values
         width = self.selection.problem.head_dim_vo
+        operands = self._operands = self._operands.for_step(step)
+        known, known_out, accept = operands.known, operands.known_out, operands.accept
+        blame = operands.blame
 
         def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Tensor:
             try:  # around all: inside the body it costs Python 3.11 10 ns
                 if out is None:
+                    nested = q.is_nested or k_cache.is_nested or v_cache.is_nested
+                    launches = (not nested and known.holds(q, k_cache, v_cache)) or accept(
+                        step, q, k_cache, v_cache, None
+                    )
                     out = q.new_empty((*q.shape[:-1], width))
-                launch(q, k_cache, v_cache, step, values, out, None)
+                else:
+                    nested = q.is_nested or k_cache.is_nested or v_cache.is_nested or out.is_nested
+                    launches = (not nested and known_out.holds(q, k_cache, v_cache, out)) or accept(
+                        step, q, k_cache, v_cache, out
+                    )
+                if launches:
+                    launch(q, k_cache, v_cache, step, values, out, None)
                 return out
             except Exception as error:
+                blame(error, q, k_cache, v_cache, out)
                 failed(launch, error)
                 raise
 
@@ -119,11 +147,22 @@ class PagedAttentionPlan(PagedPlan):
         ) -> tuple[Tensor, Tensor]:
             try:
                 if out is None:
+                    nested = q.is_nested or k_cache.is_nested or v_cache.is_nested
+                    launches = (not nested and known.holds(q, k_cache, v_cache)) or accept(
+                        step, q, k_cache, v_cache, None
+                    )
                     out = q.new_empty((*q.shape[:-1], width))
+                else:
+                    nested = q.is_nested or k_cache.is_nested or v_cache.is_nested or out.is_nested
+                    launches = (not nested and known_out.holds(q, k_cache, v_cache, out)) or accept(
+                        step, q, k_cache, v_cache, out
+                    )
                 lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
-                launch(q, k_cache, v_cache, step, values, out, lse)
+                if launches:
+                    launch(q, k_cache, v_cache, step, values, out, lse)
                 return out, lse
             except Exception as error:
+                blame(error, q, k_cache, v_cache, out)
                 failed(launch, error)
                 raise
 
@@ -285,7 +324,9 @@ def paged_attention(
             and sinks is None
             and k_scale is None
             and v_scale is None
-            and not return_lse
+            and max_seqlen_q is None
+            and return_lse is False
+            and (causal is True or causal is False)
             and kv_layout == "NHD"
         ):
             rest = None
@@ -295,6 +336,8 @@ def paged_attention(
             if ragged:
                 _, heads, width = shape
                 q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
+                if max_seqlen_q is not None and type(max_seqlen_q) is not int:
+                    check_bound(NAME, "max_seqlen_q", max_seqlen_q)
             elif len(shape) == 3:
                 _, heads, width = shape
                 q_len = ONE
@@ -315,19 +358,26 @@ def paged_attention(
                 v_scale,
                 return_lse,
             )
-            if v_shape != k_shape and (len(v_shape) != 4 or v_shape[:3] != k_shape[:3]):
-                check(q, k_cache, v_cache, ragged, max_seqlen_q, sinks, scale, k_scale, kv_layout, out)
+            if isinstance(backend, Ask):
+                check_kept(NAME, values, sinks, k_scale, v_scale)
+            if (v_shape != k_shape and (len(v_shape) != 4 or v_shape[:3] != k_shape[:3])) or (
+                kv_layout != NHD and kv_layout != HND
+            ):
+                given = q, k_cache, v_cache, ragged, max_seqlen_q, kv_layout
+                check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
             rest = (v_shape[3], kv_layout, ragged, q_len, features)
         key = (q.dtype, k_cache.dtype, heads, width, dim1, dim2, width_k, rest)
-    except (AttributeError, TypeError, ValueError, IndexError):
-        check(q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, sinks, scale, k_scale, kv_layout, out)
+    except RAISED_BY_BAD_ARGUMENTS:
+        given = q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, kv_layout
+        check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
         raise
     if backend is None and not (_contexts_used and _contexts()):
         run = _get(key)
     else:
         run = _op.override(key, backend)
     if run is None:
-        check(q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, sinks, scale, k_scale, kv_layout, out)
+        given = q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, kv_layout
+        check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
         run = _op.decide(key, q.get_device(), backend)
     if rest is None:  # plain decode, the call that engines make most
         return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out)

@@ -6,26 +6,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, contiguous_format, empty_like, is_grad_enabled
+from torch import Tensor, contiguous_format, empty_like
+from torch.autograd import forward_ad
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import (
     PLAIN,
-    Scale,
     Values,
-    any_tensor,
-    check_alike,
+    adjacent,
     check_bound,
+    check_extras,
     check_index,
     check_offsets,
     check_operands,
-    check_out,
+    check_same_values,
+    extras_of,
     finite_scale,
-    refuse_grad,
 )
+from kernelhub.ops.attention.operands import check_out, check_run, may_overlap, refuse_batch, sizes_of_call
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
+from kernelhub.ops.known_form import KnownForm
+from kernelhub.ops.operands import check_operand
+from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
 NAME = "paged_attention"
@@ -61,19 +65,25 @@ def problem_of(key: Any, device: int) -> PagedAttentionProblem:
 
 
 def check(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
     ragged: bool,
-    max_seqlen_q: int | None,
-    sinks: Tensor | None,
-    scale: float | None,
-    k_scale: Scale,
-    kv_layout: str,
-    out: Tensor | None,
+    max_seqlen_q: Any,
+    kv_layout: Any,
+    causal: Any,
+    window: Any,
+    softcap: Any,
+    sinks: Any,
+    scale: Any,
+    k_scale: Any,
+    v_scale: Any,
+    return_lse: Any,
+    out: Any,
 ) -> None:
     """All that a key holds, checked when the key is new."""
-    any_tensor(NAME, q=q, k_cache=k_cache, v_cache=v_cache)
+    for parameter, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        check_operand(NAME, parameter, tensor)
     if kv_layout not in (NHD, HND):
         refuse(NAME, "kv_layout", f"is {kv_layout!r}", "give 'NHD' or 'HND'")
     if q.ndim not in ((3,) if ragged else (3, 4)):
@@ -100,19 +110,9 @@ def check(
     check_bound(NAME, "max_seqlen_q", max_seqlen_q)
     num_kv_heads = k_cache.shape[2 if kv_layout == NHD else 1]
     out_shape = (*q.shape[:-1], v_cache.shape[-1])
-    check_operands(
-        NAME,
-        ("q", "k_cache", "v_cache"),
-        q,
-        k_cache,
-        v_cache,
-        num_kv_heads,
-        sinks,
-        scale,
-        k_scale,
-        out,
-        out_shape,
-    )
+    features = causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse
+    names = "q", "k_cache", "v_cache"
+    check_operands(NAME, names, q, k_cache, v_cache, num_kv_heads, *features, out, out_shape)
 
 
 def begin(
@@ -129,12 +129,20 @@ def begin(
     q_offsets: Sequence[int] | None = None,
     op: str = NAME,
     cache: str = "k_cache",
+    keep: bool = False,
 ) -> PagedStep:
     """Check one step's metadata and let the kernel plan for it.
 
-    Sizes are always checked; values where they are on the host, given or in CPU tensors. Of the problem its
-    `page_size` and `ragged` are read. `op` and `cache`, the parameter that holds the pages, are for messages.
+    Sizes are always checked; values where they are on the host, given or in CPU tensors, or KERNELHUB_CHECK says so.
+
+    Args:
+        problem: of which `page_size` and `ragged` are read.
+        lengths: the values of seq_lens that the caller has on the host.
+        q_offsets: the values of cu_seqlens_q that the caller has on the host.
+        op, cache: for messages; `cache` is the parameter that holds the pages.
+        keep: the metadata is read at later launches, too, with what the caller has written to it by then.
     """
+    check_bound(op, "max_seqlen_q", max_seqlen_q)
     check_index(op, "block_table", block_table, 2, "[num_seqs, max_pages]")
     check_index(op, "seq_lens", seq_lens, 1, "[num_seqs]")
     num_seqs, max_pages = block_table.shape
@@ -160,15 +168,25 @@ def begin(
     ):
         if tensor is not None and tensor.device != device:
             refuse(op, parameter, f"is on {tensor.device}", f"move it to {device}, where q is")
-    on_host = device.type == "cpu"
-    if lengths is None and on_host:
-        lengths = seq_lens.tolist()
-    if q_offsets is None and on_host and cu_seqlens_q is not None:
-        q_offsets = cu_seqlens_q.tolist()
+    block_table = adjacent(op, "block_table", block_table, keep)
+    seq_lens = adjacent(op, "seq_lens", seq_lens, keep)
+    held = values_to_check(seq_lens)
+    if held is not None:
+        values = held.tolist()
+        check_same_values(op, "seq_lens", lengths, values)
+        lengths = values
     if lengths is not None:
         _check_lengths(op, lengths, num_seqs, max_pages, problem.page_size)
-        if on_host:
-            _check_pages(op, cache, block_table, lengths, problem.page_size, num_pages)
+    table = None if held is None or lengths is None else values_to_check(block_table)
+    if table is not None and lengths is not None:
+        _check_pages(op, cache, table, lengths, problem.page_size, num_pages)
+    if cu_seqlens_q is not None:
+        cu_seqlens_q = adjacent(op, "cu_seqlens_q", cu_seqlens_q, keep)
+        held = values_to_check(cu_seqlens_q)
+        if held is not None:
+            values = held.tolist()
+            check_same_values(op, "cu_seqlens_q", q_offsets, values)
+            q_offsets = values
     if q_offsets is not None:
         check_offsets(op, "cu_seqlens_q", q_offsets, num_seqs, num_tokens, max_seqlen_q)
     step = PagedStep(
@@ -178,6 +196,7 @@ def begin(
         max_seqlen_q,
         None if lengths is None else list(lengths),
         None if q_offsets is None else list(q_offsets),
+        0 if table is None else num_pages,
     )
     try:
         adapter.begin(step)
@@ -233,12 +252,12 @@ def bind(
     same_width = head_dim_vo == problem.head_dim_qk
     plain = Values(problem.head_dim_qk**-0.5)
     returns_lse = problem.lse
-    dtype = getattr(torch, problem.q_dtype)
-    kv_dtype = getattr(torch, problem.kv_dtype)
+    extras_at = extras_of(problem)
     # The layers of a step share its tensors, so they are checked once. In CPU memory the values behind the
     # same tensors may have changed, and are read anew.
-    reusable = problem.device.type != "cpu" and not adapter.plans_steps
+    reusable = problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices()
     last: PagedStep | None = None
+    known, known_out, known_extras = KnownForm(), KnownForm(), KnownForm()
 
     def run(
         q: Tensor,
@@ -259,8 +278,18 @@ def bind(
             return run_there(
                 q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values
             )
-        if is_grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
-            refuse_grad(NAME, ("q", "k_cache", "v_cache"), (q, k_cache, v_cache))
+        if (
+            forward_ad._current_level >= 0
+            or (out is not None and getattr(out, "is_nested", True))
+            or not (known.holds(q, k_cache, v_cache) if out is None else known_out.holds(q, k_cache, v_cache, out))
+        ):
+            check_run(NAME, problem, q, k_cache, v_cache)
+            sizes_held = sizes_of_call(problem, q, k_cache, v_cache)
+            if out is None:
+                known.learn((q, k_cache, v_cache), sizes_held)
+            else:
+                check_out(NAME, out, (*shape[:-1], head_dim_vo), q, {"k_cache": k_cache, "v_cache": v_cache})
+                known_out.learn((q, k_cache, v_cache, out), (*sizes_held, (*sizes_held[0][:-1], head_dim_vo)))
         step = last
         if (
             step is None
@@ -283,24 +312,22 @@ def bind(
             if reusable and not LENT.now:
                 step.outlive()
                 last = step
-        if (
-            k_cache.get_device() != device
-            or v_cache.get_device() != device
-            or v_cache.dtype is not kv_dtype
-            or (device < 0 and (k_cache.is_meta or v_cache.is_meta))
-        ):
-            check_alike(NAME, q, (("k_cache", k_cache), ("v_cache", v_cache)))
         if not ragged and shape[0] != step.num_seqs:
-            refuse_batch(shape, step.num_seqs)
+            refuse_batch(shape, step.num_seqs, NAME)
+        if values is None:
+            values = plain if scale is None else Values(finite_scale(NAME, scale))
+        elif extras_at:
+            extras: list[Any] = [values[at] for at in extras_at]
+            if not known_extras.holds(*extras):
+                check_extras(NAME, q, values)
+                known_extras.learn(extras, [extra.shape for extra in extras])
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         if out is None:
             out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
-        elif out.shape != out_shape or out.dtype is not dtype or out.data_ptr() == q.data_ptr():
-            check_out(NAME, out, q, out_shape)
+        elif out.shape != out_shape or may_overlap(out, q, k_cache, v_cache):
+            check_out(NAME, out, out_shape, q, {"k_cache": k_cache, "v_cache": v_cache, **values._asdict()})
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
-        if 0 not in shape:
-            if values is None:
-                values = plain if scale is None else Values(finite_scale(NAME, scale))
+        if 0 not in shape and step.num_seqs:
             tick()
             try:
                 launch(q, k_cache, v_cache, step, values, out, lse)
@@ -310,13 +337,3 @@ def bind(
         return out if lse is None else (out, lse)
 
     return run
-
-
-def refuse_batch(shape: Sequence[int], num_seqs: int, op: str = NAME) -> None:
-    """q has another number of rows than there are sequences."""
-    refuse(
-        op,
-        "q",
-        f"has shape {list(shape)}, and seq_lens has {num_seqs} sequences",
-        "give one row per sequence, or cu_seqlens_q for ragged queries",
-    )

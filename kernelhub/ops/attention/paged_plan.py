@@ -6,6 +6,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
@@ -71,20 +72,22 @@ class PagedPlan(Plan):
         """
         if GATE.lost:
             GATE.check_device(self.bound.device)
+        op, index = self.selection.op, self.bound.device
         step = begin(
             self.selection.problem,
             self.adapter,
-            block_table.device,
+            torch.device("cpu") if index < 0 else torch.device("cuda", index),
             self._num_pages,
             None,
             block_table,
             seq_lens,
             cu_seqlens_q,
             max_seqlen_q,
-            host_values(seq_lens_cpu),
-            host_values(cu_seqlens_q_cpu),
-            op=self.selection.op,
+            host_values(op, "seq_lens_cpu", seq_lens_cpu),
+            host_values(op, "cu_seqlens_q_cpu", cu_seqlens_q_cpu),
+            op=op,
             cache=self.cache,
+            keep=True,
         )
         return EngineStep(self._runner(step), step)
 

@@ -64,7 +64,6 @@ class Planned(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
         shape = (q.shape[1],) if q.ndim == 4 else ()

@@ -58,7 +58,6 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         shape: tuple[int, ...] = ()
         if q.ndim == 4:
             shape = (q.shape[0], q.shape[1], k.shape[1])

@@ -50,7 +50,6 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         sm_scale, factor = split_scale(values.scale)
         if factor != 1.0:
             q = q * factor

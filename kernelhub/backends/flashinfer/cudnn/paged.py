@@ -56,7 +56,6 @@ class Prefill(Pages):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
         with on_device_of(q):
@@ -105,7 +104,6 @@ class Decode(Pages):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         q, scale = positive_scale(q, values.scale)
         number, sequences = step.num_seqs, bound(step.num_seqs)
         most = bound(max(1, step.max_pages) * self.problem.page_size, FEWEST_TOKENS)

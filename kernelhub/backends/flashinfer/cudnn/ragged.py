@@ -33,7 +33,6 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         with on_device_of(q):
             if q.ndim == 4:
                 tokens, keys = q.shape[1], k.shape[1]

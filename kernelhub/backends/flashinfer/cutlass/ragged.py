@@ -73,7 +73,6 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         if q.ndim == 3 and step.num_seqs == 0:  # tokens that belong to no sequence
             return
         made, base2 = self._attend(q, k, v, step, values, lse is not None)
@@ -86,7 +85,6 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
 
     def compute(self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values) -> Tensor:
         """As `launch`; where all queries belong to sequences, the result is what the kernel wrote, not a copy of it."""
-        self.check_operands(q, k, v)
         shape = (*q.shape[:-1], self.problem.head_dim_vo)
         if q.ndim == 3 and step.num_seqs == 0:
             return q.new_empty(shape)

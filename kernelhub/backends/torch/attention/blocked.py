@@ -33,7 +33,6 @@ class Blocked(AttentionAdapter[AttentionProblem, DenseStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         attend = _Attend(values)
         for sequence in dense_sequences(q, k, v, step, out, lse):
             attend.one(*sequence)
@@ -52,7 +51,6 @@ class BlockedPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         attend = _Attend(values)
         k, v = nhd(k, self.problem.kv_layout), nhd(v, self.problem.kv_layout)
         for sequence in paged_sequences(q, k, v, step, values.window_left, out, lse):

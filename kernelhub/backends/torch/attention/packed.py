@@ -55,7 +55,6 @@ class Packed(AttentionAdapter[AttentionProblem, DenseStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         attend = _Attend(self.problem, values)
         if step.cu_seqlens_q is None:
             attend.batch(q, k, v, out, lse)
@@ -77,7 +76,6 @@ class PackedPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         attend = _Attend(self.problem, values)
         k, v = nhd(k, self.problem.kv_layout), nhd(v, self.problem.kv_layout)
         lengths = step.lengths()

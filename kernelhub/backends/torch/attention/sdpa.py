@@ -29,7 +29,6 @@ class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, k, v)
         causal = values.window_right == 0
         blind = max(0, q.shape[1] - k.shape[1]) if causal else (0 if k.shape[1] else q.shape[1])
         out[:, :blind] = 0.0
@@ -40,7 +39,6 @@ class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
         causal = values.window_right == 0
         if not k.shape[1] or (causal and k.shape[1] < q.shape[1]):
             return super().compute(q, k, v, step, values)
-        self.check_operands(q, k, v)
         return self._attend(q, k, v, values.scale, causal).contiguous()
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:

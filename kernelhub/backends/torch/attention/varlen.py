@@ -45,7 +45,6 @@ class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
-        self.check_operands(q, k, v)
         if step.cu_seqlens_q is None or step.cu_seqlens_k is None:
             batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
             offsets = _every(queries, batch, q), _every(keys, batch, q)

@@ -99,7 +99,6 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
-        self.check_operands(q, k, v)
         with device_of(q):
             self.run(q, k, v, self.geometry(q, k, step), values, out, lse)
 

@@ -14,7 +14,8 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, dtype_name, lse_shape
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import any_tensor, check_bound, check_out, refuse_grad, same_device
-from kernelhub.ops.attention.paged_call import begin, refuse_batch
+from kernelhub.ops.attention.operands import refuse_batch
+from kernelhub.ops.attention.paged_call import begin
 from kernelhub.ops.attention.problem import FLOATS, FP8
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
