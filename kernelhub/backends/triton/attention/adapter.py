@@ -42,7 +42,8 @@ class Geometry(NamedTuple):
     Attributes:
         num_seqs: sequences.
         q_tokens: queries per sequence; of all sequences if ragged.
-        kv_tokens: keys per sequence of batched tensors, else 0.
+        kv_tokens: keys per sequence of batched tensors; of all of them if ragged; of pages what a row of the block
+            table has room for.
         kv_bound: no sequence has more keys.
         q_bound: no sequence has more queries.
         cu_seqlens_q, cu_seqlens_k, block_table, seq_lens: those that the form has.
@@ -115,7 +116,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             return Geometry(
                 step.num_seqs,
                 tokens,
-                0,
+                min(step.max_pages * self.page_size, NO_LIMIT),
                 step.max_pages * self.page_size,
                 tokens if step.max_seqlen_q is None else step.max_seqlen_q,
                 step.cu_seqlens_q,
@@ -128,7 +129,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             return Geometry(q.shape[0], q.shape[1], k.shape[1], k.shape[1], q.shape[1])
         kv_bound = k.shape[0] if step.max_seqlen_k is None else step.max_seqlen_k
         q_bound = q.shape[0] if step.max_seqlen_q is None else step.max_seqlen_q
-        return Geometry(step.num_seqs, q.shape[0], 0, kv_bound, q_bound, step.cu_seqlens_q, step.cu_seqlens_k)
+        return Geometry(step.num_seqs, q.shape[0], k.shape[0], kv_bound, q_bound, step.cu_seqlens_q, step.cu_seqlens_k)
 
     def prefill(
         self,

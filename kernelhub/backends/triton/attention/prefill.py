@@ -122,7 +122,7 @@ def prefill_kernel(
     q_start, q_len, kv_start, kv_len = sequence_bounds(
         sequence, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, RAGGED, PAGE
     )
-    if (block * BLOCK_M >= q_len * GROUP) | (q_len * GROUP <= MIN_ROWS):
+    if (block < 0) | (block * BLOCK_M >= q_len * GROUP) | (q_len * GROUP <= MIN_ROWS):
         return
     q += q_start.to(tl.int64) * stride_qt
     out += q_start.to(tl.int64) * stride_ot

@@ -52,7 +52,7 @@ def sequence_of(block, cu_seqlens_q, num_seqs, GROUP: tl.constexpr, BLOCK_M: tl.
             low = middle + 1
         else:
             high = middle
-    sequence = low - 1
+    sequence = tl.maximum(low - 1, 0)
     first = tl.load(cu_seqlens_q + sequence) * GROUP // BLOCK_M + sequence
     return sequence, block - first
 
@@ -68,20 +68,30 @@ def sequence_bounds(
     RAGGED: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """(first query, queries, first key, keys) of a sequence; the firsts are 0 in batched tensors and pages."""
+    """(first query, queries, first key, keys) of a sequence; the firsts are 0 in batched tensors and pages.
+
+    `q_tokens` and `kv_tokens` are those of a sequence in batched tensors, of all of them in ragged ones, and of pages
+    what a row of the block table has room for. Nothing beyond them is given out, whatever offsets and lengths say.
+    """
     q_start = sequence * 0
     kv_start = sequence * 0
     q_len = q_tokens
     kv_len = kv_tokens
     if RAGGED:
-        q_start = tl.load(cu_seqlens_q + sequence)
-        q_len = tl.load(cu_seqlens_q + sequence + 1) - q_start
+        q_start, q_len = within(cu_seqlens_q, sequence, q_tokens)
     if PAGE > 0:
-        kv_len = tl.load(seq_lens + sequence)
+        kv_len = tl.minimum(tl.maximum(tl.load(seq_lens + sequence), 0), kv_tokens)
     elif RAGGED:
-        kv_start = tl.load(cu_seqlens_k + sequence)
-        kv_len = tl.load(cu_seqlens_k + sequence + 1) - kv_start
+        kv_start, kv_len = within(cu_seqlens_k, sequence, kv_tokens)
     return q_start, q_len, kv_start, kv_len
+
+
+@triton.jit
+def within(offsets, sequence, tokens):
+    """(first token, tokens) of a sequence, cut to the tokens that there are."""
+    start = tl.minimum(tl.maximum(tl.load(offsets + sequence), 0), tokens)
+    end = tl.minimum(tl.load(offsets + sequence + 1), tokens)
+    return start, tl.maximum(end - start, 0)
 
 
 @triton.jit
@@ -293,8 +303,9 @@ def store_rows(
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
         m_new = tl.maximum(m, sink)
-        rescale = tl.exp2(m - m_new)
-        total = total * rescale + tl.exp2(sink - m_new)
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2(m - m_finite)
+        total = total * rescale + tl.exp2(sink - m_finite)
         acc = acc * rescale[:, None]
         m = m_new
     acc = acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None]

@@ -285,9 +285,10 @@ def merge_kernel(
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2E
         m_new = tl.maximum(m, sink)
-        rescale = tl.exp2(m - m_new)
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2(m - m_finite)
         acc = acc * rescale
-        total = total * rescale + tl.exp2(sink - m_new)
+        total = total * rescale + tl.exp2(sink - m_finite)
         m = m_new
     seen = total > 0.0
     safe_total = tl.where(seen, total, 1.0)

@@ -1,0 +1,129 @@
+"""Every kernel of attention at its edges: metadata with strides, sequences without keys, offsets that are wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernelhub
+from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
+from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from tests.contract.attention import largest_value, split
+
+pytestmark = pytest.mark.device
+
+MODEL = AttentionModel("small", 4, 2, 32, 32)
+WITH_SINKS = AttentionModel("small, with sinks", 4, 2, 32, 32, sinks=True)
+# torch.packed runs on CPUs alone.
+PACKED = () if torch.cuda.is_available() else ("torch.packed",)
+RAGGED = ("triton.prefill", "torch.blocked", *PACKED)
+PAGED = ("triton.prefill", "triton.split_kv", "triton.split_kv_fixed", "torch.blocked", *PACKED)
+PAGED_RAGGED = ("triton.mixed", "triton.prefill", "torch.blocked", *PACKED)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def spread(tensor: Tensor, step: int = 3) -> Tensor:
+    """The same values, `step` elements apart, with garbage between."""
+    garbage = torch.nan if tensor.is_floating_point() else 1 << 20
+    wide = torch.full((*tensor.shape, step), garbage, dtype=tensor.dtype, device=tensor.device)
+    wide[..., 0] = tensor
+    return wide[..., 0]
+
+
+def ragged(model: AttentionModel = MODEL, **changes: Any) -> dict[str, Any]:
+    """Three sequences, the second without keys."""
+    random = torch.Generator().manual_seed(0)
+    made = {
+        name: torch.randn(rows, heads, 32, generator=random).to(DEVICE, torch.float16)
+        for name, rows, heads in (("q", 12, 4), ("k", 14, 2), ("v", 14, 2))
+    }
+    offsets = {"cu_seqlens_q": [0, 5, 7, 12], "cu_seqlens_k": [0, 8, 8, 14]}
+    made |= {name: torch.tensor(values, dtype=torch.int32, device=DEVICE) for name, values in offsets.items()}
+    if model.sinks:
+        made["sinks"] = torch.randn(4, generator=random).to(DEVICE)
+    return made | changes
+
+
+def paged(model: AttentionModel = MODEL, q_lens: Any = None, **changes: Any) -> dict[str, Any]:
+    """Three sequences, the second without keys."""
+    made = paged_attention_inputs(model, seq_lens=(40, 0, 21), q_lens=q_lens, dtype=torch.float16, device=DEVICE)
+    return made | changes
+
+
+def agrees(function: Any, arguments: dict[str, Any], kernel: str) -> None:
+    args, kwargs = split(arguments)
+    out, lse = function(*args, **kwargs, return_lse=True, backend=kernel)
+    wanted, wanted_lse = function.reference(*args, **kwargs, return_lse=True)
+    assert not out.isnan().any()
+    agreement = compare_out(out, wanted, largest_value(arguments))
+    assert agreement.ok, str(agreement)
+    assert compare_lse(lse, wanted_lse) <= lse_tolerance(torch.float16)
+
+
+FORMS = [
+    *[pytest.param(kernelhub.attention, ragged, kernel, id=f"ragged {kernel}") for kernel in RAGGED],
+    *[pytest.param(kernelhub.paged_attention, paged, kernel, id=f"paged {kernel}") for kernel in PAGED],
+    *[
+        pytest.param(
+            kernelhub.paged_attention,
+            lambda model=MODEL, **changes: paged(model, q_lens=(7, 0, 3), **changes),
+            kernel,
+            id=f"paged ragged {kernel}",
+        )
+        for kernel in PAGED_RAGGED
+    ],
+]
+
+
+@pytest.mark.parametrize(("function", "inputs", "kernel"), FORMS)
+def test_metadata_with_strides_is_read_as_what_it_holds(function: Any, inputs: Any, kernel: str) -> None:
+    arguments = inputs(WITH_SINKS)
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seq_lens", "block_table", "sinks")
+    changed = {name: spread(tensor) for name, tensor in arguments.items() if name in names and tensor is not None}
+    assert changed
+    agrees(function, arguments | changed, kernel)
+
+
+@pytest.mark.parametrize(("function", "inputs", "kernel"), FORMS)
+@pytest.mark.parametrize("sink", [-torch.inf, 1.0])
+def test_a_query_without_keys_gives_zeros_whatever_the_sink(
+    function: Any, inputs: Any, kernel: str, sink: float
+) -> None:
+    """A padded batch: no keys, and with a sink of -inf no denominator either; its LSE is the sink."""
+    sinks = torch.full((4,), sink, device=DEVICE)
+    agrees(function, inputs(WITH_SINKS, sinks=sinks), kernel)
+
+
+class TestWrongOffsets:
+    """On a GPU offsets are not looked at. What lies beyond the rows of q, k and `out` is neither read nor written."""
+
+    def launched(self, q_offsets: list[int], k_offsets: list[int]) -> Tensor:
+        from kernelhub.ops.attention.adapter import DenseStep
+        from kernelhub.ops.attention.arguments import Values
+
+        given = ragged()
+        args, kwargs = split(given)
+        plan = kernelhub.attention.prepare(*args, **kwargs, backend="triton.prefill")
+        step = DenseStep(*(torch.tensor(values, dtype=torch.int32, device=DEVICE) for values in (q_offsets, k_offsets)))
+        around = torch.full((36, 4, 32), 7.0, dtype=torch.float16, device=DEVICE)
+        plan.adapter.launch(given["q"], given["k"], given["v"], step, Values(32**-0.5), around[12:24], None)
+        return around
+
+    @pytest.mark.parametrize(
+        ("q_offsets", "k_offsets"),
+        [
+            ([0, 5, 7, 3000], [0, 8, 8, 3000]),
+            ([0, -5, 7, 12], [0, -8, 8, 14]),
+            ([9, 5, 2, 1], [9, 5, 2, 1]),
+            ([-9000, 5, 7, 12], [-9000, 8, 8, 14]),
+            ([3000, 3000, 3000, 3000], [3000, 4000, 4000, 5000]),
+            ([0], [0]),
+        ],
+    )
+    def test_rows_outside_stay_as_they_are(self, q_offsets: list[int], k_offsets: list[int]) -> None:
+        around = self.launched(q_offsets, k_offsets)
+        assert (around[:12] == 7.0).all()
+        assert (around[24:] == 7.0).all()
