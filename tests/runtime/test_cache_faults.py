@@ -345,3 +345,26 @@ def test_the_prelude_of_these_tests_says_nothing() -> None:
         [sys.executable, "-c", PRELUDE + "answer()"], capture_output=True, text=True, env=clean(), timeout=60
     )
     assert (done.stdout.strip(), done.stderr) == ('{"said": []}', "")
+
+
+@mounting
+@pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: 2 cases")
+@pytest.mark.parametrize(("options", "code"), [("ro,mode=755", "cache_read_only"), ("noexec,mode=700", "cache_noexec")])
+def test_a_slower_kernel_for_want_of_a_place_is_said_with_its_code(tmp_path: Path, options: str, code: str) -> None:
+    """A home and a temporary folder from which no library can be loaded: fp8 runs ten times slower, and says why."""
+    (tmp_path / "home").mkdir()
+    environment = clean(HOME=str(tmp_path / "home"), TMPDIR=str(tmp_path / "home"))
+    program = (
+        "import torch, kernelhub\n"
+        "from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs\n"
+        "given = fp8_gemm_inputs(tokens=2, n=64, k=64)\n"
+        "kernelhub.fp8_gemm(**given)\n"
+        "chosen = kernelhub.fp8_gemm.explain(**given)\n"
+        "refused = [line for line in str(chosen).splitlines() if 'cpp.fp8_gemm' in line]\n"
+        "answer(selected=chosen.selected, refused=refused)\n"
+    )
+    told = child(program, environment, mounts=(f"mount -t tmpfs -o {options} tmpfs {tmp_path}/home",))
+    assert told["selected"] == "torch.dequantized"
+    assert code in told["refused"][0]
+    assert told["said"] == ["cache_unavailable"]
+    assert f"slower ones run: {code}" in told["stderr"]

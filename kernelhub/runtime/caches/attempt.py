@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -75,7 +76,13 @@ def replace(path: Path, text: str, mode: int = FILE_MODE) -> None:
         create(making, text.encode())
         making.chmod(mode)
         synchronise(making)
-        os.replace(making, path)
+        try:
+            os.replace(making, path)
+        except IsADirectoryError:  # which nobody of ours put there
+            aside = path.with_name(f".{path.name}.bad-{uuid.uuid4().hex}")
+            os.rename(path, aside)
+            os.replace(making, path)
+            shutil.rmtree(aside, ignore_errors=True)
         synchronise(path.parent)
     finally:
         with contextlib.suppress(FileNotFoundError):
