@@ -18,8 +18,8 @@ for name in [name for name in os.environ if name.startswith(("KERNELHUB_", "VLLM
 
 torch.set_num_threads(1)
 
-# Hooks that count the faults which tests inject, and print the counts at the end.
-pytest_plugins = ("tests.faults.counting",)
+# Hooks that count the faults and attacks that tests make, and print the counts at the end.
+pytest_plugins = ("tests.faults.counting", "tests.fuzz.counting")
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 

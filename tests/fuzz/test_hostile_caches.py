@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -30,12 +29,14 @@ from kernelhub.runtime.caches.lock import lock
 from kernelhub.runtime.caches.store import Store
 from kernelhub.runtime.caches.trusted import load, tree
 from kernelhub.runtime.caches.variables import set_cache_variables
+from tests.fuzz.counting import Attacks
 from tests.runtime.caches import clean
 
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
-MANY = int(os.environ.get("FUZZ_CASES", "150"))
+MANY = int(os.environ.get("FUZZ_CASES", "90"))
 LONGEST_S = 5.0  # of one use of a cache that was attacked; it takes milliseconds
 OTHER = 65534
+USERS = "with" if os.geteuid() == 0 else "without"
 superuser = pytest.mark.skipif(os.geteuid() != 0, reason="only a superuser gives files to another user: 1 case")
 MADE_FOR = fingerprint("sm_90a", cuda="13.0")
 
@@ -47,15 +48,12 @@ def fresh_notices():
     notices.forget()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def counts(request):
-    """Attacks by what became of them, in one line at the end."""
-    counted: Counter[str] = Counter()
+    """What becomes of attacks, told in one line at the end."""
+    counted = Attacks()
     yield counted
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        told = ", ".join(f"{number} {what}" for what, number in sorted(counted.items()))
-        users = "with" if os.geteuid() == 0 else "without"
-        print(f"\nhostile caches, seed {SEED}, {users} other users: {sum(counted.values())} attacks: {told}")
+    counted.note(request.node, f"hostile caches, seed {SEED}, {USERS} other users")
 
 
 def make(text: str) -> Callable[[Path], object]:
