@@ -127,11 +127,14 @@ def check_own_memory(
         if overlaps_itself(out):
             refuse(op, parameter, f"overlaps itself (strides {list(out.stride())})", _APART)
         end = begin + extent_of(out)
-    for name, operand in zip(names, operands, strict=True):
-        if operand is None:
-            continue
-        if operand.data_ptr() < end and span_of(operand)[1] > begin:
-            check_apart(op, parameter, out, {name: operand})
+    for operand in operands:
+        if operand is not None:
+            start = operand.data_ptr()
+            if start < end and (
+                start >= begin or start + (operand.nbytes if operand.is_contiguous() else extent_of(operand)) > begin
+            ):
+                check_apart(op, parameter, out, dict(zip(names, operands, strict=True)))
+                return
 
 
 def transformed() -> bool:
@@ -140,10 +143,16 @@ def transformed() -> bool:
 
 
 def check_loose(op: str, names: Sequence[str], operands: Sequence[Tensor | None]) -> None:
-    """`check_operand` where a call's form is known, of what may be no plain memory."""
-    for name, operand in zip(names, operands, strict=True):
-        if operand is not None and (not operand.is_contiguous() or operand.is_neg()):
-            check_operand(op, name, operand)
+    """`check_operand` where a call's form is known, of what is not contiguous and so may be no plain memory.
+
+    What is contiguous and negated lazily has one element, and is asked for that by whoever may be given such.
+    """
+    for operand in operands:
+        if operand is not None and not operand.is_contiguous():
+            for name, given in zip(names, operands, strict=True):
+                if given is not None:
+                    check_operand(op, name, given)
+            return
 
 
 def check_flag(op: str, parameter: str, given: Any) -> None:
@@ -160,9 +169,12 @@ def check_count(op: str, parameter: str, given: Any, least: int = 0) -> None:
 
 def extent_of(tensor: Tensor) -> int:
     """Bytes from the first element of a tensor to the end of its last."""
-    return (
-        _reach(list(zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size() if tensor.numel() else 0
-    )
+    reach = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if not size:
+            return 0
+        reach += (size - 1) * stride
+    return reach * tensor.itemsize
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

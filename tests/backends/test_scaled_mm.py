@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.torch.gemm.fp8.scaled_mm import ScaledMmBlockwise
+from kernelhub.backends.torch.gemm.fp8.scaled_mm import ScaledMm, ScaledMmBlockwise, ScaledMmRowwise
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
@@ -28,6 +28,7 @@ def operator(
     (rows, k), n = a.shape, b.shape[1]
     assert (a_recipe, b_recipe, a_swizzle, b_swizzle) == ([4], [5], [0], [0]), "numbers of torch's enumerations"
     assert (bias, contraction, fast) == (None, [], False)
+    assert not any(tensor.data_ptr() % 16 for tensor in (a, b, a_scale, b_scale, out)), "CUBLAS_STATUS_NOT_SUPPORTED"
     assert rows % 4 == 0, "CUBLAS_STATUS_NOT_SUPPORTED"
     assert (a.stride(), b.stride()) == ((k, 1), (1, k))
     assert (out.shape, out.dtype, out.is_contiguous()) == ((rows, n), dtype, True)
@@ -77,3 +78,37 @@ def test_another_torch_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch)
             assert rejection.code == "package_version"
             assert "pip install" in rejection.remedy
             assert version in rejection.reason
+
+
+def off(tensor: torch.Tensor) -> torch.Tensor:
+    """The same from an address that is no multiple of 16 bytes."""
+    raw = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+    memory = raw.new_empty(raw.numel() + 1)
+    memory[1:].view(raw.shape).copy_(raw)
+    return memory[1:].view(raw.shape).view(tensor.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
+def test_addresses_that_libraries_read_are_multiples_of_16_bytes(
+    scaling: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else cuBLASLt ends the call with CUBLAS_STATUS_NOT_SUPPORTED."""
+
+    def older(a, b, a_scale, b_scale, *, bias, out_dtype, use_fast_accum, out):
+        assert not any(tensor.data_ptr() % 16 for tensor in (a, b, a_scale, b_scale, bias, out))
+        out.copy_((a.float() * a_scale) @ (b.float() * b_scale) + bias)
+
+    monkeypatch.setattr(torch, "_scaled_mm", older)
+    made = {"tensor": ScaledMm, "row": ScaledMmRowwise, "block": ScaledMmBlockwise}[scaling]
+    takes_bias = scaling != "block"
+    arguments = fp8_gemm_inputs(tokens=16, n=64, k=256, scaling=scaling, bias=takes_bias, out_dtype=dtype)
+    problem = Fp8GemmProblem(device=simulated("H200"), scaling=scaling, n=64, k=256, out_dtype=str(dtype)[6:])
+    adapter = made(problem)
+    if scaling == "block":
+        adapter._multiply = operator
+    given = {name: off(value) if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+    out = off(torch.zeros(16, 64, dtype=dtype))
+    adapter.launch(*(given.get(name) for name in ("a", "b", "a_scale", "b_scale", "bias")), out)
+    agreement = compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=False)
+    assert agreement.ok, str(agreement)

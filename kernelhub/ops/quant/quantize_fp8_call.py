@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.operands import check_flag, check_loose, check_own_memory, transformed
+from kernelhub.ops.operands import check_flag, check_loose, check_operand, check_own_memory, transformed
 from kernelhub.ops.quant.arguments import (
     FP8_SCALE_DTYPES,
     any_rows,
@@ -121,7 +121,9 @@ def bind_fp8(
                 wanted = "a scale" if static else "no scale"
                 refuse(op, "scale", f"is {'missing' if scale is None else 'given'}", f"the plan is for {wanted}")
         else:
-            check_loose(op, _READ, (x, scale))
+            check_loose(op, _READ[:1], (x,))
+            if scale is not None and scale.is_neg():
+                check_operand(op, "scale", scale)
         if scale is not None:
             if out_scale is not None:
                 refuse(op, "out_scale", "is given beside a scale", "the scale that is given is the result")

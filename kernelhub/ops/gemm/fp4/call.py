@@ -19,7 +19,7 @@ from kernelhub.ops.packed import PackedWeight, layout_of
 from kernelhub.probes.device import facts_of
 
 _READ = ("a", "a_scale", "b_scale", "a_global_scale", "b_global_scale", "bias")
-_LOOSE = ("a", "a_scale", "b_scale", "bias")
+_LOOSE = ("a", "a_scale", "bias")
 
 
 def key_of(
@@ -68,7 +68,9 @@ def bind(
         b_global_scale: Tensor | None,
         bias: Tensor | None,
         out: Tensor | None,
+        checked: bool = False,
     ) -> Tensor:
+        """`checked`: the call was checked."""
         if a.get_device() != device:
             result: Tensor = elsewhere(a.get_device())(
                 a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out
@@ -80,10 +82,14 @@ def bind(
         else:
             form = forms.of((*rest, b))
         if form is None or form not in forms or transformed():
-            check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
+            if not checked:
+                check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
             forms.add(form)
         else:
-            check_loose(NAME, _LOOSE, (a, a_scale, b_scale, bias))
+            check_loose(NAME, _LOOSE, (a, a_scale, bias))
+            for factor in (a_scale, a_global_scale, b_global_scale):
+                if factor is not None and factor.is_neg():
+                    check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
             if out is not None:
                 _check_out(out, rest[:-1], b)
         if bias is not None and not bias.is_contiguous():

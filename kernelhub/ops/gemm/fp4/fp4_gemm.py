@@ -170,6 +170,8 @@ def fp4_gemm(
         run = _op.override(key, backend)
     if run is None:
         check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
-        run = _op.decide(key, a.get_device(), backend)
+        decided = _op.decide(key, a.get_device(), backend)
+        fresh: Tensor = decided(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out, True)
+        return fresh
     result: Tensor = run(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out)
     return result

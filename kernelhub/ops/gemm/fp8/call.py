@@ -102,6 +102,8 @@ def bind(
             seen.add((*form_of_a(a_scale), b_scale.dtype, b_scale.shape, bias is None))
         else:
             check_loose(NAME, _VECTORS, (a_scale, b_scale, bias))
+            if flat and (a_scale.is_neg() or b_scale.is_neg()):
+                check(a, b, a_scale, b_scale, bias, dtype, out)
             if out is not None:
                 check_own_memory(NAME, "out", out, _READ, (a, b, a_scale, b_scale, bias))
         if flat and b_scale.ndim == 2:
@@ -159,6 +161,8 @@ def _bind_weights(
             forms.add(form)
         else:
             check_loose(NAME, ("a", "b_scale", "bias"), (a, b_scale, bias))
+            if b_scale is not None and b_scale.is_neg():
+                check(a, b, a_scale, b_scale, bias, dtype, out)
             if out is not None:
                 check_own_memory(NAME, "out", out, ("a", "bias", *("b",) * len(given)), (a, bias, *given))
         if b_scale is not None and b_scale.ndim == 2:

@@ -41,6 +41,7 @@ _DTYPES = (*_FLOATS, torch.float8_e4m3fn, *PACKED)
 _READ = GroupedOperands._fields
 _VECTORS = tuple(map(_READ.index, ("offsets", "group_sizes", "a_global_scale", "b_global_scale")))
 
+_FLOATING = ("a", "a_scale", "b_scale", "bias")
 _Maybe = Tensor | None
 Operands = tuple[Tensor, Tensor, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
 
@@ -217,9 +218,13 @@ def bind(
     launch, compute = adapter.launch, adapter.compute
     out_dtype, masked = getattr(torch, problem.out_dtype), problem.masked
     lengths_at, lengths_name = (3, "group_sizes") if masked else (2, "offsets")
+    kinds = {4: problem.a_scale == "tensor", 5: problem.b_scale == "tensor"}
+    kinds |= {6: problem.a_global_scale, 7: problem.global_scale}
+    scalars = [at for at, may_be_one in kinds.items() if may_be_one]
     forms, reads = Forms(device), problem.device.type == "cpu" or checks_devices()
 
-    def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None) -> Tensor:
+    def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None, checked: bool = False) -> Tensor:
+        """`checked`: the call was checked, and this function made for it."""
         a, b = operands[:2]
         if a.get_device() != device:
             there: Tensor = elsewhere(a.get_device())(operands, given_dtype, out)
@@ -228,11 +233,15 @@ def bind(
         if given_dtype is None or type(given_dtype) is torch.dtype:
             form = forms.of((*operands, out), given_dtype)
         if form is None or form not in forms or transformed():
-            check(operands, given_dtype, out)
-            _check_plan(operands, out, problem)
+            if not checked:
+                check(operands, given_dtype, out)
+                _check_plan(operands, out, problem)
             forms.add(form)
         else:
-            check_loose(NAME, _READ, operands)
+            check_loose(NAME, _FLOATING, (a, operands[4], operands[5], operands[8]))
+            for scale in scalars:
+                if operands[scale].is_neg():  # type: ignore[union-attr]
+                    check(operands, given_dtype, out)
             if out is not None:
                 check_own_memory(NAME, "out", out, _READ, operands)
             if reads:

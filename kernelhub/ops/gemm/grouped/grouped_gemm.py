@@ -188,6 +188,7 @@ def grouped_gemm(
         run = _op.override(key, backend)
     if run is None:
         check(operands, out_dtype, out)
-        run = _op.decide(key, a.get_device(), backend)
+        fresh: Tensor = _op.decide(key, a.get_device(), backend)(operands, out_dtype, out, True)
+        return fresh
     result: Tensor = run(operands, out_dtype, out)
     return result

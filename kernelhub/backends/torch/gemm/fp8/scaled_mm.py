@@ -1,4 +1,8 @@
-"""torch's operators of scaled products: b is given as a transposed view, which is the layout that they ask for."""
+"""torch's operators of scaled products: b is given as a transposed view, which is the layout that they ask for.
+
+cuBLASLt and CUTLASS read every pointer 16 bytes at a time, those of scales, of the bias and of the result too; torch
+hands them on unchecked, and the call ends in CUBLAS_STATUS_NOT_SUPPORTED. What does not begin so is copied.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from torch import Tensor
 
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, Fp8GemmProblem
+from kernelhub.runtime.operators import lies_plain, plain
 
 
 class ScaledMm(Fp8GemmAdapter):
@@ -14,8 +19,8 @@ class ScaledMm(Fp8GemmAdapter):
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         scales = self.scales(a_scale, b_scale, a.shape[0])
-        bias = None if bias is None else bias.contiguous()
-        made = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+        bias = None if bias is None else plain(bias)
+        made = out if lies_plain(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         torch._scaled_mm(
             _rows(a), _rows(b).t(), *scales, bias=bias, out_dtype=out.dtype, use_fast_accum=False, out=made
         )
@@ -24,7 +29,7 @@ class ScaledMm(Fp8GemmAdapter):
 
     def scales(self, a_scale: Tensor, b_scale: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """As the operator takes them."""
-        return a_scale.reshape(()), b_scale.reshape(())
+        return plain(a_scale.reshape(())), plain(b_scale.reshape(()))
 
 
 class ScaledMmRowwise(ScaledMm):
@@ -32,8 +37,8 @@ class ScaledMmRowwise(ScaledMm):
 
     def scales(self, a_scale: Tensor, b_scale: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         return (
-            a_scale.reshape(-1, 1).expand(tokens, 1).contiguous(),
-            b_scale.reshape(1, -1).expand(1, self.problem.n).contiguous(),
+            plain(a_scale.reshape(-1, 1).expand(tokens, 1)),
+            plain(b_scale.reshape(1, -1).expand(1, self.problem.n)),
         )
 
 
@@ -57,7 +62,7 @@ class ScaledMmBlockwise(Fp8GemmAdapter):
         if more:
             a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, more)).view(a.dtype)
             a_scale = torch.nn.functional.pad(a_scale, (0, 0, 0, more))
-        whole = not more and out.is_contiguous()
+        whole = not more and lies_plain(out)
         made = out if whole else out.new_empty((rows + more, out.shape[1]))
         if self._missing:
             spread = b_scale.new_empty((b_scale.shape[0], b_scale.shape[1] + self._missing))
@@ -83,6 +88,6 @@ class ScaledMmBlockwise(Fp8GemmAdapter):
 
 def _rows(matrix: Tensor) -> Tensor:
     """Row after row. The operator reads strides, and a single row may have any between rows."""
-    if matrix.stride() == (matrix.shape[1], 1):
+    if matrix.stride() == (matrix.shape[1], 1) and not matrix.data_ptr() & 15:
         return matrix
-    return matrix.contiguous().as_strided(matrix.shape, (matrix.shape[1], 1))
+    return plain(matrix)

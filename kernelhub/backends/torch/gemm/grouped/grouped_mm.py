@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.runtime.operators import plain
 from kernelhub.runtime.precision import without_autocast
 
 
@@ -21,7 +22,8 @@ class GroupedMm(GroupedGemmAdapter):
     @without_autocast
     def compute(self, operands: GroupedOperands) -> Tensor:
         weights = _aligned(operands.b).transpose(1, 2)
-        result: Tensor = torch._grouped_mm(_aligned(operands.a), weights, offs=operands.offsets)
+        assert operands.offsets is not None
+        result: Tensor = torch._grouped_mm(_aligned(operands.a), weights, offs=plain(operands.offsets))
         return result
 
 
@@ -33,6 +35,7 @@ class ScaledGroupedMm(GroupedMm):
 
     @without_autocast
     def compute(self, operands: GroupedOperands) -> Tensor:
+        assert operands.offsets is not None
         assert operands.a_scale is not None
         assert operands.b_scale is not None
         groups, n = operands.b.shape[:2]
@@ -40,9 +43,9 @@ class ScaledGroupedMm(GroupedMm):
         result: Tensor = torch._scaled_grouped_mm(
             _aligned(operands.a),
             _aligned(operands.b).transpose(1, 2),
-            operands.a_scale.reshape(-1).expand(operands.a.shape[0]).contiguous(),
-            of_b.expand(groups, n).contiguous(),
-            operands.offsets,
+            plain(operands.a_scale.reshape(-1).expand(operands.a.shape[0])),
+            plain(of_b.expand(groups, n)),
+            plain(operands.offsets),
             out_dtype=torch.bfloat16,
         )
         return result
