@@ -21,6 +21,8 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
+from kernelhub.runtime.precision import at_own_precision
+
 _TORCH_DTYPES = {
     tl.bfloat16: torch.bfloat16,
     tl.float16: torch.float16,
@@ -165,6 +167,7 @@ def _fma_with(original: Callable[..., Any]) -> Callable[..., Any]:
     return create_fma
 
 
+@at_own_precision
 def _dot(self: Any, a: Any, b: Any, d: Any, *_options: Any) -> Any:
     """Products in float32 as tensor cores accumulate them; float64 and integers exactly."""
     dtype = d.dtype.scalar

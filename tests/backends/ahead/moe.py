@@ -104,6 +104,7 @@ _LAYERS: dict[str, dict[str, Any]] = {
     "bf16": _QWEN,
     "bf16, here and there": _QWEN | {"expert_map": True, "residual": True, "activation": "gelu"},
     "fp32": {"dtype": "float32", "activation_dtype": "float32"},
+    "fp16": {"dtype": "float16", "activation_dtype": "float16"},
     "fp8 block": {**_DEEPSEEK, **_FP8, "weights": "fp8_block"},
     "fp8 block ue8m0, bf16 tokens": {**_DEEPSEEK, "weights": "fp8_block_ue8m0"},
     "fp8 channel": {**_FP8, "weights": "fp8_channel"},
@@ -117,7 +118,12 @@ _LAYERS: dict[str, dict[str, Any]] = {
 CASES = [
     *(
         Case(f"routing of {model}", functools.partial(_route, model, dtype))
-        for model, dtype in (("deepseek-v3.2", "float32"), ("deepseek-v2", "bfloat16"), ("gpt-oss-120b", "bfloat16"))
+        for model, dtype in (
+            ("deepseek-v3.2", "float32"),
+            ("deepseek-v2", "bfloat16"),
+            ("gpt-oss-120b", "bfloat16"),
+            ("qwen3-30b-a3b", "float32"),
+        )
     ),
     *(
         Case(f"experts {name}, {tokens} tokens", functools.partial(_experts, tokens, facets))

@@ -5,6 +5,7 @@
 
 Quantised weights are decoded for experts that are hit only, a block of rows at a time that stays in the cache, to a
 dtype that holds codes (and scales that are powers of two) exactly; scales of channels are multiplied in afterwards.
+Float16 has neither the range of products before their scales nor that of small scales: its products are float32's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from kernelhub.ops.moe.experts.problem import (
     FLOATS,
     FOUR_BIT_FORMATS,
     FP8_BLOCK_GATE_UP,
-    MXFP4,
     MXINT4,
     PLAIN,
     ExpertsProblem,
@@ -28,6 +28,7 @@ from kernelhub.ops.moe.experts.problem import (
 from kernelhub.ops.moe.experts.reference import ROUNDED_FIRST, joined, local_ids
 from kernelhub.ops.moe.experts.weights import BLOCK, GROUP, Matrix
 from kernelhub.runtime.host import on_host
+from kernelhub.runtime.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 _MOST_ADDED = 1 << 26  # elements of what experts add, 256 MB; more tokens than that come in several rounds
@@ -40,15 +41,17 @@ class Experts(ExpertsAdapter):
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
         exact = problem.dtype
-        # Codes times float32 scales of activations need more digits, scales of up to 2^127 more range.
-        too_large = problem.weights in (MXFP4, MXINT4) and problem.dtype == "float16"
-        if problem.activation_dtype not in FLOATS or too_large:
+        # Of halves a GPU gives sums in float32.
+        self._sums = problem.weights == PLAIN and problem.device.type == "cuda" and torch.version.hip is None
+        # Codes times float32 scales of activations need more digits than halves have.
+        if problem.activation_dtype not in FLOATS or (exact == "float16" and not self._sums):
             exact = "float32"
         self._dtype: torch.dtype = getattr(torch, exact)
         self._activations = Activations(problem.activation_dtype, problem.weights in BLOCK_FORMATS)
         self._least = inner_least(problem.activation_dtype)
         self._tables: dict[bool, Tensor] = {}
 
+    @at_own_precision
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
@@ -113,7 +116,10 @@ class Experts(ExpertsAdapter):
         """float32 [R, N]: rows by one expert's weights."""
         weight = matrix.weight[expert]
         if self.problem.weights == PLAIN:
-            return torch.mm(rows, weight.t()).float()
+            if self._sums and rows.dtype is torch.float16:
+                return torch.mm(rows, weight.t(), out_dtype=torch.float32)
+            if weight.dtype is rows.dtype:
+                return torch.mm(rows, weight.t()).float()
         step = max(BLOCK, _DECODED // rows.shape[1] // BLOCK * BLOCK) if rows.device.type == "cpu" else weight.shape[0]
         result = torch.empty(rows.shape[0], weight.shape[0], dtype=torch.float32, device=rows.device)
         for start in range(0, weight.shape[0], step):
@@ -126,6 +132,8 @@ class Experts(ExpertsAdapter):
     def _decoded(self, matrix: Matrix, expert: int, rows: slice) -> Tensor:
         """A block of one expert's weights, scales of blocks and groups multiplied in."""
         codes = matrix.weight[expert, rows]
+        if self.problem.weights == PLAIN:
+            return codes.to(self._dtype)
         count = codes.shape[0]
         if codes.device.type == "cpu" or self.problem.weights in FOUR_BIT_FORMATS:
             values = self._looked_up(codes).view(count, -1)

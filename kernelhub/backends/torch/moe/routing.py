@@ -25,7 +25,8 @@ class Routing(RoutingAdapter):
         numbers = logits.float()
         numbers = torch.where(numbers.isnan(), -torch.inf, numbers).clamp_(max=_FLOAT32_MAX)
         scores = numbers
-        if problem.scoring == SOFTMAX:
+        over_chosen = problem.scoring == SOFTMAX_AFTER_TOPK or (problem.scoring == SOFTMAX and problem.renormalize)
+        if problem.scoring == SOFTMAX and (correction_bias is not None or not over_chosen):
             scores = _softmax(numbers)
         elif problem.scoring == SIGMOID:
             scores = numbers.sigmoid()
@@ -37,8 +38,8 @@ class Routing(RoutingAdapter):
         if problem.num_groups > 1:
             keys = self._within_groups(keys, ranked)
         chosen = problem.num_experts - 1 - (keys.topk(problem.top_k, 1).values & 0xFFFFFFFF)
-        found = (numbers if problem.scoring == SOFTMAX_AFTER_TOPK else scores).gather(1, chosen)
-        if problem.scoring == SOFTMAX_AFTER_TOPK:
+        found = (numbers if over_chosen else scores).gather(1, chosen)
+        if over_chosen:
             found = _softmax(found)
         elif problem.renormalize:
             found = found / (found.sum(1, keepdim=True) + 1e-20)

@@ -78,6 +78,8 @@ class Experts(ExpertsAdapter, Configurable):
         super().__init__(problem)
         self._native = has_float8(problem.device)
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
+        # What experts add may be beyond float16 where their sum is not.
+        self._added_dtype = torch.float32 if problem.dtype == "float16" else self._dtype
         self._sorters: dict[tuple[int, bool], Launcher] = {}
         self._products: dict[tuple[Tiles, bool], tuple[Launcher, Launcher]] = {}
         self._measured = [entry for entry in TUNED if entry.fits(problem)]
@@ -120,7 +122,7 @@ class Experts(ExpertsAdapter, Configurable):
 
     def workspace_bytes(self, num_tokens: int) -> int:
         problem, step = self.problem, self._round(num_tokens)
-        pairs, item = step * problem.top_k, self._dtype.itemsize
+        pairs, item = step * problem.top_k, self._added_dtype.itemsize
         inner = problem.intermediate_size * (1 if self._join is None else 2)
         total = pairs * (problem.hidden_size * item + inner * self._inner_dtype.itemsize)
         rows, tiles = self._bounds(pairs, self._choice(step).first.block_m)
@@ -223,7 +225,7 @@ class Experts(ExpertsAdapter, Configurable):
             a, a_scale = self._inner(inner, values.a2_scale)
         else:
             a, a_scale = self._join(inner, values.alpha, values.limit)
-        added = x.new_empty((pairs, problem.hidden_size))
+        added = x.new_empty((pairs, problem.hidden_size), dtype=self._added_dtype)
         self._multiply(round_.second, second, a, a_scale, w2, rows, topk_weights, values, added)
         of_residual = (0, 0) if residual is None else residual.stride()
         of_out = out.stride()
@@ -363,7 +365,7 @@ class Experts(ExpertsAdapter, Configurable):
 
     def _round(self, num_tokens: int) -> int:
         """Tokens at a time."""
-        row_bytes = self.problem.top_k * self.problem.hidden_size * self._dtype.itemsize
+        row_bytes = self.problem.top_k * self.problem.hidden_size * self._added_dtype.itemsize
         return max(1, min(num_tokens, _MOST_ADDED // row_bytes))
 
     def _bounds(self, pairs: int, block_m: int) -> tuple[int, int]:

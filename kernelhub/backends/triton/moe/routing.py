@@ -74,7 +74,9 @@ def routing_kernel(
     )
     numbers = tl.where(numbers == numbers, numbers, float("-inf"))
     numbers = tl.where(numbers > FLOAT32_MAX, FLOAT32_MAX, numbers)
-    if SCORING == "softmax":
+    # Divided by their sum they are a softmax over the chosen, whose sum among all may be next to nothing.
+    over_chosen: tl.constexpr = SCORING == "softmax_after_topk" or (SCORING == "softmax" and RENORMALIZE)
+    if SCORING == "softmax" and (HAS_BIAS or not over_chosen):
         scores = _softmax(numbers)
     elif SCORING == "sigmoid":
         scores = 1.0 / (1.0 + tl.exp2(-numbers * LOG2E))
@@ -113,13 +115,13 @@ def routing_kernel(
     for place in range(TOP_K):
         top = tl.max(keys, 1)
         is_top = keys == top[:, None]
-        score = tl.max(tl.where(is_top, scores, float("-inf")), 1)
+        score = tl.max(tl.where(is_top, numbers if over_chosen else scores, float("-inf")), 1)
         expert_of = last - (top & 0xFFFFFFFF).to(tl.int32)
         chosen = tl.where((k == place)[None, :], expert_of[:, None], chosen)
         found = tl.where((k == place)[None, :], score[:, None], found)
         keys = tl.where(is_top, LOWEST, keys)
     is_choice = (k < TOP_K)[None, :]
-    if SCORING == "softmax_after_topk":
+    if over_chosen:
         found = _softmax(found)
     else:
         found = tl.where(is_choice, found, 0.0)

@@ -23,6 +23,7 @@ from kernelhub.ops.moe.experts.problem import (
     SILU,
 )
 from kernelhub.ops.moe.experts.weights import Matrix, dequantized, format_of, matrix
+from kernelhub.runtime.precision import at_own_precision
 
 # What joins gate and up is rounded to the dtype of the tokens before it is quantised.
 ROUNDED_FIRST = (*FLOATS, FP8, FP8_BLOCK)
@@ -46,6 +47,7 @@ class Part(NamedTuple):
     result: Tensor
 
 
+@at_own_precision
 def fused_moe_reference(
     x: Tensor,
     w13: Tensor,

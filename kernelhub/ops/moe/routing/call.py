@@ -163,9 +163,7 @@ def bind(
         if correction_bias is None:
             if has_bias:
                 return False
-        elif not has_bias or not alike(correction_bias, (experts,), float32, device):
-            return False
-        elif not correction_bias.is_contiguous():
+        elif not (has_bias and alike(correction_bias, (experts,), float32, device) and correction_bias.is_contiguous()):
             return False
         if out_weights is None and out_ids is None:
             return True

@@ -32,7 +32,8 @@ def route_experts_reference(
         ids = order.gather(1, torch.sort(outside.int(), dim=1, stable=True).indices[:, :top_k])
     else:
         ids = _first(ranked, top_k)
-    if scoring == "softmax_after_topk":
+    if scoring == "softmax_after_topk" or (scoring == "softmax" and renormalize):
+        # Of the chosen alone, as their sum may be next to nothing among all.
         weights = _softmax(numbers.gather(1, ids))
     else:
         weights = scores.gather(1, ids)

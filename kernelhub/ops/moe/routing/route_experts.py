@@ -113,7 +113,9 @@ def route_experts(
             best expert, or with a bias whose best two in sum, rank highest. None, 0 and 1 mean no groups.
         topk_groups: groups that a token may go to.
         correction_bias: float32 ``[E]``, added for ranking only.
-        renormalize: divide the chosen weights by their sum; after ``"softmax_after_topk"`` it is one already.
+        renormalize: divide the chosen weights by their sum: after ``"softmax"`` exactly, however small it is; after
+            ``"sigmoid"`` by the sum plus 1e-20, as DeepSeek-V3's own code does; after ``"softmax_after_topk"`` the sum
+            is one already.
         scaling_factor: what weights are multiplied by, last.
         out_weights: destination of the weights, float32 ``[T, top_k]``.
         out_ids: destination of the ids, int32 ``[T, top_k]``.
