@@ -52,7 +52,10 @@ CASES = [
         for name, inner in (("fp8_channel", 40), ("mxfp4", 32), ("mxint4", 32), ("fp8_block", 128))
     ),
     *(Case(name, {"model": BIASED}, {"activation": name}) for name in ACTIVATIONS if name != "silu"),
-    Case("clamped hard", {"model": BIASED}, {"activation": "swiglu_oai", "alpha": 0.5, "limit": 0.25}),
+    *(
+        Case(f"{name} clamped hard", {"model": BIASED}, {"activation": name, "alpha": 0.5, "limit": 0.25})
+        for name in ("swiglu_oai", "swiglu_clamped", "swiglu_step")
+    ),
     Case("router before", {"model": BIASED}, {"apply_router_weight_on_input": True}),
     Case("router before, fp8", {"weights": "fp8_channel"}, {"apply_router_weight_on_input": True}),
     *(Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 2, 17, 90)),

@@ -129,3 +129,26 @@ def test_renormalized_weights_of_a_sigmoid_are_those_of_deepseek(kernel: str) ->
     weights, ids = kernelhub.route_experts(logits, 2, scoring="sigmoid", renormalize=True, backend=kernel)
     scores = logits.double().sigmoid().gather(1, ids.long())
     torch.testing.assert_close(weights.double(), scores / (scores.sum(1, keepdim=True) + 1e-20), rtol=1e-5, atol=0.0)
+
+
+def test_activations_are_what_other_libraries_compute() -> None:
+    both = torch.tensor([[-3.0, 0.5, 4.0, 9.0, 2.0, -8.0, 0.25, 3.0]])
+    gate, up = both.chunk(2, 1)
+    limit, silu = 2.5, torch.nn.functional.silu
+    clamped = up.clamp(-limit, limit)
+    want = {
+        "swiglu_oai": gate.clamp(max=limit) * torch.sigmoid(1.5 * gate.clamp(max=limit)) * (clamped + 1),
+        "swiglu_clamped": gate.clamp(max=limit) * torch.sigmoid(1.5 * gate.clamp(max=limit)) * clamped,
+        "swiglu_step": silu(gate).clamp(max=limit) * clamped,
+    }
+    eye = torch.eye(8).unsqueeze(0)
+    down = torch.eye(8)[:, :4].unsqueeze(0)
+    ids, one = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1)
+    for activation, result in want.items():
+        for kernel in ("torch.experts", "triton.experts"):
+            tensors = [tensor.to(DEVICE) for tensor in (both, eye, down, one, ids)]
+            more = {"activation": activation, "alpha": 1.5, "limit": limit, "backend": kernel}
+            out = kernelhub.fused_moe(*tensors, **more)
+            torch.testing.assert_close(out[:, :4].cpu(), result, rtol=1e-5, atol=1e-6)
+    plain = kernelhub.fused_moe(*tensors, activation="swiglu_clamped", alpha=1.0, limit=1e9)
+    torch.testing.assert_close(plain[:, :4].cpu(), silu(gate) * up)

@@ -117,6 +117,8 @@ def _features() -> dict[str, Arguments]:
         "activation gelu": {"activation": "gelu"},
         "activation gelu_tanh": {"activation": "gelu_tanh"},
         "activation swiglu_oai": {"activation": "swiglu_oai"},
+        "activation swiglu_clamped": {"activation": "swiglu_clamped", "alpha": 1.0, "limit": 0.5},
+        "activation swiglu_step": {"activation": "swiglu_step", "limit": 0.5},
         "w13_bias": {"w13_bias": None},
         "w2_bias": {"w2_bias": None},
         "apply_router_weight_on_input": {"apply_router_weight_on_input": True},

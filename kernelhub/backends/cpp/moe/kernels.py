@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.cpp.requirements import MACHINE
 from kernelhub.dispatch.constraint import OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.ops.moe.experts.problem import FORMATS, FP8, FP8_BLOCK, MXINT4, PLAIN, asked_formats_fit
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FORMATS, FP8, FP8_BLOCK, MXINT4, PLAIN, asked_formats_fit
 from kernelhub.ops.moe.routing.problem import FLOATS
 
 KERNELS = (
@@ -29,8 +29,8 @@ KERNELS = (
         ),
         features=frozenset(
             {
-                *("activation=gelu", "activation=gelu_tanh", "activation=swiglu_oai", "w13_bias", "w2_bias"),
-                *("static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
+                *(f"activation={name}" for name in ACTIVATIONS[1:]),
+                *("w13_bias", "w2_bias", "static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
             }
         ),
         deterministic=True,

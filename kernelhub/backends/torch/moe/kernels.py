@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS, FP8, asked_formats_fit
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS, ASKED_FORMATS, FORMATS, FP8, asked_formats_fit
 from kernelhub.ops.moe.routing.problem import FLOATS
 
 _ROUTING = frozenset(
@@ -13,8 +13,8 @@ _ROUTING = frozenset(
 )
 _EXPERTS = frozenset(
     {
-        *("activation=gelu", "activation=gelu_tanh", "activation=swiglu_oai", "w13_bias", "w2_bias"),
-        *("static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
+        *(f"activation={name}" for name in ACTIVATIONS[1:]),
+        *("w13_bias", "w2_bias", "static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
     }
 )
 

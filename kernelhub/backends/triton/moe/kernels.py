@@ -6,6 +6,7 @@ from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.moe.experts.problem import (
+    ACTIVATIONS,
     ASKED_FORMATS,
     FORMATS,
     FP8,
@@ -76,8 +77,8 @@ KERNELS = (
         ),
         features=frozenset(
             {
-                *("activation=gelu", "activation=gelu_tanh", "activation=swiglu_oai", "w13_bias", "w2_bias"),
-                *("static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
+                *(f"activation={name}" for name in ACTIVATIONS[1:]),
+                *("w13_bias", "w2_bias", "static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
             }
         ),
         graph=GraphLevel.FULL,

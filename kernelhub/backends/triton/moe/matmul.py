@@ -131,8 +131,13 @@ def _activated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
         # (1 + tanh(z)) / 2 is sigmoid(2 z)
         twice = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
         return gate / (1.0 + tl.exp2(-twice * LOG2E)) * up
-    gate = tl.where(gate > limit, limit, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    if ACTIVATION == "swiglu_step":
+        gate = gate / (1.0 + tl.exp2(-gate * LOG2E))
+        return tl.where(gate > limit, limit, gate) * up
+    gate = tl.where(gate > limit, limit, gate)
+    if ACTIVATION == "swiglu_clamped":
+        return gate / (1.0 + tl.exp2(-alpha * gate * LOG2E)) * up
     return gate / (1.0 + tl.exp2(-alpha * gate * LOG2E)) * (up + 1.0)
 
 

@@ -21,8 +21,8 @@ class Values(NamedTuple):
     Attributes:
         a1_scale: float32 of one element, the scale of the quantised tokens; None if it is found for each row.
         a2_scale: the same of what the activation gives.
-        alpha: of ``swiglu_oai``.
-        limit: of ``swiglu_oai``.
+        alpha: of ``swiglu_oai`` and ``swiglu_clamped``.
+        limit: of these and of ``swiglu_step``.
         expert_map: int32 [E_global], local ids by global ones, or None.
         residual: [T, H] in the dtype of the tokens, or None.
     """

@@ -22,7 +22,14 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.moe.experts.activations import MOVES, Activations, inner_least
-from kernelhub.ops.moe.experts.problem import FP8_BLOCK, FP8_BLOCK_GATE_UP, SILU, SWIGLU_OAI
+from kernelhub.ops.moe.experts.problem import (
+    FP8_BLOCK,
+    FP8_BLOCK_GATE_UP,
+    SILU,
+    SWIGLU_CLAMPED,
+    SWIGLU_OAI,
+    SWIGLU_STEP,
+)
 from kernelhub.ops.moe.experts.reference import activations_of, joined, layer_of, local_ids
 from kernelhub.ops.moe.experts.weights import dequantized
 
@@ -133,6 +140,10 @@ def _joined(both: Doubtful, arguments: dict[str, Any]) -> Doubtful:
     up, one = both.value[:, half:], torch.ones_like(value)
     if activation == SWIGLU_OAI:
         up, one = up.clamp(-limit, limit) + 1.0, torch.zeros_like(value)
+    elif activation in (SWIGLU_CLAMPED, SWIGLU_STEP):
+        up, one = up.clamp(-limit, limit), one.clamp(max=limit)
     gate = joined(torch.cat([both.value[:, :half], one], 1), activation, alpha, limit)
+    if activation != SWIGLU_OAI:
+        gate = torch.where(one > 0.0, gate / one, 0.0)
     of_gate, of_up = (part.square() for part in both.std.chunk(2, 1))
     return Doubtful(value, (_STEEPEST**2 * of_gate * (up.square() + of_up) + gate.square() * of_up).sqrt())

@@ -187,7 +187,9 @@ def fused_moe(
         topk_weights: float32 ``[T, top_k]``.
         topk_ids: int32 ``[T, top_k]``; a choice outside of the experts (-1, say) is left out.
         activation: ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, of the gate; or ``"swiglu_oai"``:
-            ``g * sigmoid(alpha * g) * (u + 1)`` with g = min(gate, limit) and u = clamp(up, -limit, limit).
+            ``g * sigmoid(alpha * g) * (u + 1)`` with g = min(gate, limit) and u = clamp(up, -limit, limit) (gpt-oss);
+            ``"swiglu_clamped"``: the same times u, without the one (vLLM's SiluAndMulWithClamp has ``alpha=1.0``); or
+            ``"swiglu_step"``: ``min(silu(gate), limit) * u`` (its SwigluStepAndMul).
         activation_dtype: what weights are multiplied by: torch.float8_e4m3fn, or the dtype of x for weights that are
             only stored small. By default fp8 for fp8 weights, as DeepSeek-V3 and vLLM run them, else that of x.
             Quantised activations have a scale per 1 x 128 if weights have blocks, else per row: the largest magnitude,
@@ -208,8 +210,8 @@ def fused_moe(
             activation scales, only with fp8_tensor and fp8_channel weights; or the second scale of x in nvfp4, which
             it cannot do without. Multiplies (``input_scale`` of checkpoints, the largest of a layer's experts).
         a2_scale: the same of what the activation gives.
-        alpha: of ``"swiglu_oai"``.
-        limit: of ``"swiglu_oai"``.
+        alpha: of ``"swiglu_oai"`` and ``"swiglu_clamped"``.
+        limit: of these and of ``"swiglu_step"``, 0 or more.
         apply_router_weight_on_input: multiply by w before the activation instead (Llama 4): gate and up are then
             ``w * (x @ w13.T) + w13_bias``.
         expert_map: int32 ``[E_global]``, for experts spread over ranks: ids are global, the map gives their place in

@@ -35,7 +35,14 @@ ASKED_FORMATS = {
     NVFP4: (NVFP4,),
 }
 
-SILU, GELU, GELU_TANH, SWIGLU_OAI = ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu_oai")
+SILU, GELU, GELU_TANH, SWIGLU_OAI, SWIGLU_CLAMPED, SWIGLU_STEP = ACTIVATIONS = (
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "swiglu_oai",
+    "swiglu_clamped",
+    "swiglu_step",
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class ExpertsProblem:
     hidden_size: int = facet("width of a token", default=2048)
     intermediate_size: int = facet("width of an expert", default=768)
     weight_layout: str = weight_layout()
-    activation: str = feature("what joins gate and up", SILU, (GELU, GELU_TANH, SWIGLU_OAI))
+    activation: str = feature("what joins gate and up", SILU, ACTIVATIONS[1:])
     w13_bias: bool = feature("a bias of gate and up", False)
     w2_bias: bool = feature("a bias of the down projection", False)
     static_scales: bool = feature("activations have scales of their own, known beforehand", False)

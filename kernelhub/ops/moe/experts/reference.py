@@ -21,6 +21,8 @@ from kernelhub.ops.moe.experts.problem import (
     GELU,
     GELU_TANH,
     SILU,
+    SWIGLU_OAI,
+    SWIGLU_STEP,
 )
 from kernelhub.ops.moe.experts.weights import Matrix, dequantized, format_of, matrix
 from kernelhub.runtime.precision import at_own_precision
@@ -205,5 +207,8 @@ def joined(both: Tensor, activation: str, alpha: float, limit: float) -> Tensor:
         return gate * gate.sigmoid() * up
     if activation in (GELU, GELU_TANH):
         return gelu(gate, approximate="tanh" if activation == GELU_TANH else "none") * up
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * (alpha * gate).sigmoid() * (up + 1.0)
+    up = up.clamp(-limit, limit)
+    if activation == SWIGLU_STEP:
+        return (gate * gate.sigmoid()).clamp(max=limit) * up
+    gate = gate.clamp(max=limit)
+    return gate * (alpha * gate).sigmoid() * (up + 1.0 if activation == SWIGLU_OAI else up)
