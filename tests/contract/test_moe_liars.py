@@ -12,7 +12,7 @@ from kernelhub.backends.torch.moe.routing import Routing
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.moe.experts.activations import Activations
-from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS, ExpertsProblem
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 from tests.contract.experts import ExpertsContract
 from tests.contract.routing import RoutingContract
@@ -254,12 +254,24 @@ class OtherBitsEachTime(Experts):
 
 
 class SiluForGelu(Experts):
+    named = ("gelu", "silu")
+
     def launch(self, x, w13, w2, topk_weights, topk_ids, values, out):
         problem = self.problem
-        if problem.activation == "gelu":
-            self.problem = dataclasses.replace(problem, activation="silu")
-        super().launch(x, w13, w2, topk_weights, topk_ids, values, out)
+        if problem.activation == self.named[0]:
+            self.problem = dataclasses.replace(problem, activation=self.named[1])
+        Experts.launch(self, x, w13, w2, topk_weights, topk_ids, values, out)
         self.problem = problem
+
+
+class AddsOneToUpThatIsClamped(Experts):
+    named = ("swiglu_clamped", "swiglu_oai")
+    launch = SiluForGelu.launch
+
+
+class ClampsTheGateBeforeItsStep(Experts):
+    named = ("swiglu_step", "swiglu_clamped")
+    launch = SiluForGelu.launch
 
 
 def _wide(matrix):
@@ -276,8 +288,8 @@ def _narrow(matrix, parts):
 def test_experts_that_lie_are_caught(lie) -> None:
     features = frozenset(
         {
-            *("activation=gelu", "activation=gelu_tanh", "activation=swiglu_oai", "w13_bias", "w2_bias"),
-            *("static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
+            *(f"activation={name}" for name in ACTIVATIONS[1:]),
+            *("w13_bias", "w2_bias", "static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
         }
     )
     _register("fused_moe", lie, ExpertsProblem, features)
