@@ -11,6 +11,7 @@ Every name is loaded at its first use; importing kernelhub imports nothing else.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -117,14 +118,38 @@ __all__ = ["__version__", "errors", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        value: Any = importlib.import_module("kernelhub.errors")
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    else:
+    if name != "errors" and name not in _HOMES:
         raise AttributeError(f"module 'kernelhub' has no attribute {name!r}")
+    try:
+        if name == "errors":
+            value: Any = importlib.import_module("kernelhub.errors")
+        else:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+    except (ImportError, AttributeError) as error:
+        raise _still_loading(name) or error from error
     globals()[name] = value
     return value
+
+
+def _still_loading(name: str) -> Exception | None:
+    """The error of a name that is asked for from inside its own first use: half of what it needs is imported."""
+    half = [
+        other
+        for other, module in list(sys.modules.items())
+        if other.startswith("kernelhub.") and getattr(getattr(module, "__spec__", None), "_initializing", False)
+    ]
+    if not half:
+        return None
+    said = (
+        f"kernelhub.{name} is asked for while {half[-1]} is still being imported, from inside of that: from a signal "
+        "handler, a logging handler or a finaliser; call it once that is done, or use the name once before such code "
+        "may run"
+    )
+    try:
+        from kernelhub.errors import KernelhubError
+    except ImportError:  # it is the very module that is being imported
+        return ImportError(said)
+    return KernelhubError(said)
 
 
 def __dir__() -> list[str]:

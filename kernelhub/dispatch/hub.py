@@ -29,7 +29,7 @@ from kernelhub.dispatch.ledger import Ledger, caller_on_stack
 from kernelhub.dispatch.lineup import lineup_of
 from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
 from kernelhub.dispatch.machine import Machine
-from kernelhub.dispatch.making import Making, at_fork, drop_half_imported, loading_registry
+from kernelhub.dispatch.making import Making, at_fork, check_not_importing, drop_half_imported, loading_registry
 from kernelhub.dispatch.policy import Layer, Names, Policy
 from kernelhub.dispatch.refusal import no_kernel, unavailable
 from kernelhub.dispatch.registry import Registered, Registry
@@ -89,6 +89,7 @@ class Hub:
     def settings(self) -> Settings:
         """The environment and config file; reading them also loads the registry."""
         if self._settings is None:
+            check_not_importing()
             with loading_registry(), self.lock:
                 if self._settings is None:
                     self._load()
@@ -117,6 +118,7 @@ class Hub:
 
     def select(self, op: str, problem: Any, policy: Policy, machine: Machine | None = None) -> Selection[Any]:
         """The verdict on one problem. `explain` and every call get theirs here."""
+        check_not_importing()
         _ = self.settings
         contract = self.registry.contracts[op]
         candidates, regime = self.registry.candidates(op), contract.regime(problem)
@@ -336,6 +338,7 @@ class Hub:
         settings = set_up(registry, contracts, self._added.values())
         self.machine.heeds_evidence = settings["KERNELHUB_EVIDENCE"]
         self.machine.tables = settings["KERNELHUB_TUNED"]
+        self.machine.load()
         JOURNAL.compile_timeout_s = settings["KERNELHUB_COMPILE_TIMEOUT_S"]
         self.patience_s = max(settings["KERNELHUB_LOAD_TIMEOUT_S"], settings["KERNELHUB_COMPILE_TIMEOUT_S"])
         self._missing_said = False

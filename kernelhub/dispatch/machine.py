@@ -34,6 +34,7 @@ ABSENT: dict[str, tuple[str, str, str]] = {
 # Gives, for the facts of a device, what speaks against each (op, kernel) that was found wrong on it. Imported with the
 # first decision about a device that is here, and only where evidence is asked for.
 _QUARANTINE = "kernelhub.evidence.quarantine:quarantined"
+_READ_WITH = ("packaging.specifiers", "packaging.version", "kernelhub.probes.distributions")
 _QUARANTINED = "quarantined"  # where `Machine.on` keeps them
 _NOBODY: Mapping[tuple[str, str], Rejection] = MappingProxyType({})
 # Give, for the facts of a device, what was measured on it: here, or on the first rank of a group. Imported likewise.
@@ -71,6 +72,14 @@ class Machine:
         self._on_devices: dict[DeviceFacts, dict[Any, Any]] = {}
         self.load_failures: Mapping[tuple[str, str], Rejection] = {}
         self._of_first_rank: Mapping[str, Any] | None = None
+
+    def load(self) -> None:
+        """Import all that answers of this machine are read with, so that no decision begins by importing it."""
+        for name in _READ_WITH:
+            importlib.import_module(name)
+        if self.heeds_evidence:
+            for target in (_QUARANTINE, _MEASURED):
+                importlib.import_module(target.partition(":")[0])
 
     def as_it_is(self) -> Machine:
         """The same facts, which neither `forget` nor a failure to load changes later.

@@ -12,18 +12,22 @@ compilers, libraries) is done under a lock of its own, by these rules:
 
 from __future__ import annotations
 
+import _imp
 import contextlib
 import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 from kernelhub.dispatch.load import IMPORTING
 from kernelhub.errors import KernelhubError, KernelUnavailable
 
 _inside: ContextVar[tuple[Hashable, ...]] = ContextVar("kernelhub loads", default=())
+_OURS = tuple(f"kernelhub.{room}" for room in ("backends", "dispatch", "evidence", "ops", "probes", "runtime"))
+_NO_LOCKS: dict[str, Any] = {}
 _NESTED = (
     2  # a signal handler may ask once more for what its thread is loading; a load that asks for itself does not end
 )
@@ -134,6 +138,42 @@ def loading_registry() -> Iterator[None]:
         yield
     finally:
         _inside.reset(token)
+
+
+def check_not_importing() -> None:
+    """Refuse a choice from inside an import of what makes choices, or of a search for a module.
+
+    Only code that interrupts this thread, such as a signal handler, comes from there. What it would load, in a thread
+    of its own, could wait for that very import until its time limit.
+
+    Raises:
+        KernelhubError: naming what this thread is importing.
+    """
+    if _imp.lock_held() and _searches(sys._getframe(1)):
+        raise _from_inside("a search for a module")
+    locks: dict[str, Any] = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", _NO_LOCKS)
+    if not locks:
+        return
+    here = threading.get_ident()
+    for name, reference in list(locks.items()):
+        if name.startswith(_OURS) and getattr(reference(), "owner", None) == here and not _inside.get():
+            raise _from_inside(f"an import of {name}")
+
+
+def _searches(frame: FrameType | None) -> bool:
+    """Whether a stack is inside of importlib's search for a module, during which no other thread can import."""
+    while frame is not None:
+        if frame.f_code.co_name == "_find_spec" and frame.f_globals.get("__name__") == "importlib._bootstrap":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _from_inside(what: str) -> KernelhubError:
+    return KernelhubError(
+        f"this call of kernelhub comes from inside of {what}, in the same thread: from a signal handler, a logging "
+        "handler or a finaliser; call kernelhub once that is done, or load it early with kernelhub.reload()"
+    )
 
 
 def drop_half_imported() -> None:
