@@ -18,7 +18,8 @@ _VALUES = (-1, -2, 0, 1, 77, 10_000, 0x7FFFFFFF, -0x80000000)
 
 def metadata(op: str, base: Base, random: Random) -> Asked | None:
     """One number of an index is another one."""
-    given = copied(base.arguments)
+    given = {name: _without_nan(value) if name.endswith("_cache") else value for name, value in base.arguments.items()}
+    given = copied(given)
     fit = [
         name
         for name, value in given.items()
@@ -36,6 +37,16 @@ def metadata(op: str, base: Base, random: Random) -> Asked | None:
     asked = Asked(given, copied(given), {}, [], (name,), f"{name}{list(at)} is {value}")
     asked.partners = True
     return asked
+
+
+def _without_nan(cache: Tensor | None) -> Tensor | None:
+    """The cache with numbers in its unused slots, which another number may make used."""
+    if cache is None or cache.dtype is torch.uint8:
+        return cache
+    if cache.itemsize > 1:
+        return cache.nan_to_num()
+    raw = cache.view(torch.uint8)
+    return torch.where(raw & 0x7F == 0x7F, 0, raw).view(cache.dtype)
 
 
 def _all(arguments: Arguments) -> list[Tensor]:

@@ -5,6 +5,8 @@ All of it is float32. Nothing is done in a lower precision, and no step is left 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -152,7 +154,7 @@ def quantize_fp8_reference(
 ) -> tuple[Tensor, Tensor]:
     """`quantize_fp8`; destinations are ignored, scales lie row by row."""
     block = granularity == BLOCK
-    rows = x.reshape(-1, *x.shape[-2:]) if block else x.reshape(1, -1, x.shape[-1])
+    rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) if block else x.reshape(1, -1, x.shape[-1])
     if scale is not None:
         wide, nan = clean(rows)
         factor = scale.reshape(1, 1, 1) if scale.numel() == 1 else scale.reshape(1, -1, 1)
