@@ -164,6 +164,21 @@ class TestPlaces:
         assert sorted(folders.glob("named/**/*")) == before
 
     @superuser
+    def test_roots_folder_that_this_user_cannot_enter_stops_nothing(self, folders, environment) -> None:
+        """An image that root filled, run as another user: without `chmod -R a+rX` nothing in it is found."""
+        child(keep(), environment)
+        (folders / "named").chmod(0o700)
+        os.chown(folders / "xdg", STRANGER, STRANGER)
+        code = keep() + 'from kernelhub.runtime.caches.documents import holds_any\nholds_any("kind", "sm_90a")\n'
+        code += (
+            'root.keeps("kind", executable=True)\nlist(ours.caches())\nlist(store.every())\n'
+            + "answer(path=first.path)"
+        )
+        told = child(code, environment, user=STRANGER)
+        assert told["path"].startswith(str(folders / "xdg"))
+        assert told["said"] == ["cache_other_user"]
+
+    @superuser
     def test_a_folder_of_another_user_is_read_and_not_written_where_that_is_said(self, folders, environment) -> None:
         child(keep(), environment)
         for path in (folders / "named", *(folders / "named").rglob("*")):

@@ -182,7 +182,7 @@ def holds_any(kind: str, sm: str) -> bool:
     with _memory_guard:
         if any(key[0] == kind and key[1].startswith(f"{checked(sm)}/") for key in _memory):
             return True
-    return any((place.path / checked(kind) / checked(sm)).is_dir() for place in readable())
+    return any(os.path.isdir(place.path / checked(kind) / checked(sm)) for place in readable())
 
 
 def forget_memory(kind: str) -> None:

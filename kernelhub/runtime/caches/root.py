@@ -240,7 +240,8 @@ def keeps(kind: str, *, executable: bool = False) -> Finding:
         None
         if finding.ok
         else next(
-            (place for place in places() if place.trusted(executable=executable) and (place.path / kind).is_dir()), None
+            (place for place in places() if place.trusted(executable=executable) and os.path.isdir(place.path / kind)),
+            None,
         )
     )
     if filled is None:
