@@ -127,3 +127,52 @@ class TestWrongOffsets:
         around = self.launched(q_offsets, k_offsets)
         assert (around[:12] == 7.0).all()
         assert (around[24:] == 7.0).all()
+
+
+class TestAutocast:
+    """Kernels state their own precision: autocast and the process's matmul precision change no bit."""
+
+    @pytest.mark.parametrize("kernel", ["torch.sdpa", "torch.blocked", *PACKED])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_results_are_the_same_bits(self, kernel: str, dtype: torch.dtype) -> None:
+        q, k, v = (torch.randn(2, 24, 4, 32, device=DEVICE) for _ in range(3))
+        plain = kernelhub.attention(q, k, v, causal=True, backend=kernel)
+        with torch.autocast(DEVICE, dtype=dtype):
+            assert kernelhub.attention(q, k, v, causal=True, backend=kernel).equal(plain)
+        torch.set_float32_matmul_precision("medium")
+        try:
+            again = kernelhub.attention(q, k, v, causal=True, backend=kernel)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        if kernel != "torch.sdpa":  # whose products are torch's own
+            assert again.equal(plain)
+
+
+class TestSdpa:
+    """torch chooses among its kernels without looking where a tensor begins, or how it is strided."""
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+    @pytest.mark.parametrize("shape", [(3, 1, 1, 16, 8, 64), (2, 40, 50, 4, 2, 64), (2, 50, 20, 4, 4, 256)])
+    def test_operands_that_begin_anywhere_and_have_any_strides(self, shape: Any, dtype: torch.dtype) -> None:
+        batch, queries, keys, heads, kv_heads, width = shape
+
+        def view(rows: int, count: int, gap: int) -> Tensor:
+            wide = torch.randn(1 + batch * rows * count * (width + gap), device=DEVICE).to(dtype)
+            return wide[1:].view(batch, rows, count, width + gap)[..., :width]
+
+        for gap in (0, 1, 3):
+            q, k, v = view(queries, heads, gap), view(keys, kv_heads, gap), view(keys, kv_heads, gap)
+            for causal in (False, True):
+                out = kernelhub.attention(q, k, v, causal=causal, backend="torch.sdpa")
+                want = kernelhub.attention.reference(q, k, v, causal=causal)
+                agreement = compare_out(out, want, float(v.abs().max()))
+                assert agreement.ok, str(agreement)
+
+    def test_more_queries_than_keys_under_a_causal_mask(self) -> None:
+        """On an H200 the first row that sees a key, and all after it, were NaN."""
+        random = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(2, rows, 4, 256, generator=random).to(DEVICE, torch.float16) for rows in (276, 127, 127))
+        out = kernelhub.attention(q, k, v, causal=True, backend="torch.sdpa")
+        want = kernelhub.attention.reference(q, k, v, causal=True)
+        agreement = compare_out(out, want, float(v.abs().max()))
+        assert agreement.ok, str(agreement)

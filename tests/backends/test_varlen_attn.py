@@ -46,6 +46,9 @@ def forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, scale,
     check_bounds(cu_q, max_q, cu_k, max_k)
     assert max_q > 1, "heads are taken for queries"
     assert not (causal and window_size_left >= 0)
+    left, right = (-1 if side >= max_k else side for side in (window_size_left, window_size_right))
+    if not causal and max(left, right) >= 0:  # as the operator reads a side without a limit
+        window_size_left, window_size_right = (max_k if side < 0 else side for side in (left, right))
     out = q.new_full(q.shape, math.nan)
     window = (window_size_left, -1 if causal else window_size_right)
     lse = run(q, k, v, scale, causal, window, 0.0, None, math.inf, out, cu_q, cu_k, None, None, False)
@@ -85,6 +88,17 @@ def test_tokens_past_the_last_sequence_are_left_as_they_are(on_the_cpu) -> None:
         want = kernelhub.attention.reference(**arguments)
         assert compare_out(out[:20], want[:20], largest_value(arguments)).ok
         assert (out[20:] == 3.0).all()
+
+
+@pytest.mark.parametrize("window", [(3, -1), (-1, 2), (3, 2), (40, 30), (0, -1)])
+@pytest.mark.parametrize("bounds", [{}, {"max_seqlen_q": 12, "max_seqlen_k": 8}])
+def test_windows_of_sequences_of_more_queries_than_keys(on_the_cpu, window, bounds) -> None:
+    """The operator reads an open side of a window as the bound on keys, which does not reach that far."""
+    arguments = attention_inputs(AttentionModel("grouped", 4, 2, 64, 64), q_lens=(12, 3, 1), kv_lens=(4, 8, 0))
+    sizes = {name: value for name, value in arguments.items() if not name.startswith("max_seqlen")} | bounds
+    out = kernelhub.attention(**sizes, window=window, backend="fake.varlen_attn")
+    want = kernelhub.attention.reference(**sizes, window=window)
+    assert compare_out(out, want, largest_value(sizes)).ok
 
 
 @pytest.mark.parametrize("version", SCHEMAS)

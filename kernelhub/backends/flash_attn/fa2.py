@@ -52,7 +52,7 @@ class FlashAttention2(FlashAdapter[ProblemT, StepT]):
             cu_seqlens_q=ends.cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
             max_seqlen_q=bound_of_queries(ends, q.shape[0], wants_lse),
-            max_seqlen_k=ends.max_seqlen_k,
+            max_seqlen_k=bound_of_keys(ends.max_seqlen_q, ends.max_seqlen_k, values),
             return_attn_probs=wants_lse,
             block_table=ends.page_table,
             **_features(values),
@@ -98,6 +98,16 @@ class Paged(FlashAttention2[PagedAttentionProblem, PagedStep]):
         made = self.ragged(q, k, v, ends, values, wants_lse, cu_seqlens_k)
         forget(blind, *(made[:2] if wants_lse else (made, None)))
         return made
+
+
+def bound_of_keys(queries: int | None, keys: int | None, values: Values) -> int | None:
+    """A bound on the keys of a sequence that is none below the one on queries, where a window has an open side.
+
+    A side that is no narrower than the bound on keys counts as one without a limit, and that as the bound: both are
+    wrong for sequences of more queries than that.
+    """
+    opens = values.window_right != 0 and max(values.window_left, values.window_right) >= 0
+    return max(queries, keys) if opens and queries is not None and keys is not None else keys
 
 
 def _features(values: Values) -> dict[str, Any]:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.attention.arguments import Scale, Window, window_pair
+from kernelhub.runtime.precision import at_own_precision
 
 
+@at_own_precision
 def attention_reference(
     q: Tensor,
     k: Tensor,
@@ -50,6 +52,7 @@ def attention_reference(
     return (out, lse) if return_lse else out
 
 
+@at_own_precision
 def paged_attention_reference(
     q: Tensor,
     k_cache: Tensor,

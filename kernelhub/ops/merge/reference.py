@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E4M3_MAX
+from kernelhub.runtime.precision import at_own_precision
 
 
+@at_own_precision
 def merge_attention_states_reference(
     outs: Sequence[Tensor] | Tensor,
     lses: Sequence[Tensor] | Tensor,

@@ -16,6 +16,7 @@ from kernelhub.backends.torch.attention.sequences import dense_sequences, nhd, p
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+from kernelhub.runtime.precision import at_own_precision
 
 _SCORES_PER_BLOCK = 1 << 24  # 64 MB of float32
 
@@ -23,6 +24,7 @@ _SCORES_PER_BLOCK = 1 << 24  # 64 MB of float32
 class Blocked(AttentionAdapter[AttentionProblem, DenseStep]):
     """`attention` anywhere."""
 
+    @at_own_precision
     def launch(
         self,
         q: Tensor,
@@ -41,6 +43,7 @@ class Blocked(AttentionAdapter[AttentionProblem, DenseStep]):
 class BlockedPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
     """`paged_attention` anywhere, over gathered pages."""
 
+    @at_own_precision
     def launch(
         self,
         q: Tensor,

@@ -30,6 +30,7 @@ from kernelhub.backends.torch.attention.sequences import (
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+from kernelhub.runtime.precision import at_own_precision
 
 # Query tokens per block: 128 to 512 are within 10 % of each other for prefill of 512 and 2048 tokens with
 # 32/8 heads of 128 in bfloat16 and float32; 32 is 25 % slower (2 cores, torch 2.13).
@@ -45,6 +46,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 class Packed(AttentionAdapter[AttentionProblem, DenseStep]):
     """`attention` on the CPU."""
 
+    @at_own_precision
     def launch(
         self,
         q: Tensor,
@@ -66,6 +68,7 @@ class Packed(AttentionAdapter[AttentionProblem, DenseStep]):
 class PackedPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
     """`paged_attention` on the CPU: pages are gathered, or taken in place where they are adjacent."""
 
+    @at_own_precision
     def launch(
         self,
         q: Tensor,

@@ -3,7 +3,9 @@
 The operator is called itself. `varlen_attn` may take cuDNN instead from torch 2.14 on, has an argument for grouped
 heads only from 2.13 on, and goes through a custom operator that fills memory of random numbers' state in each call.
 
-It takes the largest score before it scales, reads 16 bytes at once without checking, gives an LSE of +inf where a row
+It takes a side of a window that is no narrower than the bound on keys for one without a limit, and that for the bound:
+both are wrong for sequences of more queries than that, so no bound on keys is below the one on queries. It takes the
+largest score before it scales, reads 16 bytes at once without checking, gives an LSE of +inf where a row
 sees no key, and, for a bound of one query, takes heads for queries.
 """
 
@@ -17,6 +19,7 @@ from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.runtime.operators import mismatch, positive_scale, readable
+from kernelhub.runtime.precision import without_autocast
 
 _NAME = "_flash_attention_forward"
 # As torch 2.11, 2.13 and 2.14 declare it, up to what is passed.
@@ -42,6 +45,7 @@ class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
         if other is not None:
             raise ImportError(f"{other} has been activated in torch, and answers in place of FlashAttention-2")
 
+    @without_autocast
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
@@ -75,13 +79,14 @@ class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
         """Result [T, H, D] and LSE [H, T] of ragged operands."""
         q, scale = positive_scale(q, values.scale)
         left, right = (min(side, _NO_LIMIT) for side in (values.window_left, values.window_right))
+        queries = max(2, bounds[0])
         made, found, *_ = self._forward(
             readable(q),
             readable(k),
             readable(v),
             *offsets,
-            max(2, bounds[0]),
-            bounds[1],
+            queries,
+            max(queries, bounds[1]) if right != 0 and max(left, right) >= 0 else bounds[1],
             0.0,
             left < 0 and right == 0,
             False,
