@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
-from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.hub import HUB, keep
 from kernelhub.dispatch.policy import Layer, Names, Wish
 from kernelhub.errors import ConfigurationError
 
@@ -164,7 +164,11 @@ def _layer(
     layer = Layer(*parts, *flags)
     _ = HUB.settings
     HUB.registry.check_layer(layer)
-    return _interned.setdefault((*parts, *flags), layer)
+    with HUB.lock:
+        known = _interned.get((*parts, *flags))
+        if known is None:
+            keep(_interned, (*parts, *flags), layer)
+        return known or layer
 
 
 def _names(said: NamesLike) -> Names:

@@ -43,7 +43,7 @@ from kernelhub.dispatch.words import Agreed, Layers, policy_for
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import ConfigurationError
 
-_KEPT = 4096  # entries of a table that grows with what users write, not with what they compute
+_KEPT = 2048  # entries of a table that grows with what users write, not with what they compute
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
