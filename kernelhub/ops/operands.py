@@ -20,6 +20,7 @@ _MOST_INDEX = 2**31 - 1
 _APART = "give one whose elements lie apart"
 tracing_state = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def check_operand(op: str, parameter: str, given: Any) -> None:
@@ -36,7 +37,7 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
         refuse(op, parameter, f"has layout {tensor.layout}", f"give a dense tensor: {parameter}.to_dense()")
     if tensor.is_quantized:
         refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", "give codes and scales as tensors of their own")
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if _is_wrapped(tensor):
         refuse(op, parameter, "is inside a torch.func transform", "call outside of vmap, grad, jvp and the like")
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         refuse(op, parameter, "has a forward gradient", "kernels are for inference; call outside of dual_level")
@@ -44,6 +45,14 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
         refuse(op, parameter, "is traced by torch.jit.trace", "use torch.compile or torch.export")
     check_has_memory(op, parameter, tensor)
     check_bits(op, parameter, tensor)
+
+
+def check_untransformed(op: str, operands: Mapping[str, Any]) -> None:
+    """What `check_operand` asks while torch transforms or traces something: kernels of torch operators run there."""
+    if transformed():
+        for name, operand in operands.items():
+            if operand is not None:
+                check_operand(op, name, operand)
 
 
 def check_bits(op: str, parameter: str, tensor: Tensor) -> None:
@@ -112,7 +121,20 @@ def is_plain_view(tensor: Tensor) -> bool:
 def may_overlap(out: Tensor, operands: Iterable[Tensor | None]) -> bool:
     """Whether a destination may share memory with an operand: then only `check_apart` tells."""
     start, end = span_of(out)
-    return any(operand is not None and operand.data_ptr() < end and span_of(operand)[1] > start for operand in operands)
+    for operand in operands:
+        if operand is not None:
+            begin = operand.data_ptr()
+            if begin < end:
+                finish = begin + operand.nbytes if operand.is_contiguous() else _end_of_storage(operand)
+                if finish > start:
+                    return True
+    return False
+
+
+def _end_of_storage(tensor: Tensor) -> int:
+    """Past the last byte of what a view is of, which is found faster than the view's own end."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() + storage.nbytes()
 
 
 def check_own_memory(

@@ -83,7 +83,6 @@ BAD = (
             (paged, "weights", z(4, 4), r"\[4, 4\]"),
             (paged, "block_table", i(3, 3), r"\[3, 3\]"),
             (paged, "block_table", i(2), r"\[2\]"),
-            (paged, "block_table", i(3, 2).T, "strides"),
             (paged, "block_table", z(2, 3), "float32"),
             (paged, "seq_lens", i(3), r"\[3\]"),
             (paged, "max_seq_len", -1, "is -1"),

@@ -27,7 +27,7 @@ def ragged(**changes: Any) -> dict[str, Any]:
 
 
 def pooled(**changes: Any) -> dict[str, Any]:
-    return batched(state=z(5, 4, 8, 6), state_indices=i(2)) | changes
+    return batched(state=z(5, 4, 8, 6), state_indices=torch.tensor([3, 1]).int()) | changes
 
 
 BAD = [

@@ -6,16 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
 
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, dtype_name
-
-
-def any_tensor(op: str, parameter: str, given: Any) -> None:
-    """It is a tensor, with memory."""
-    check_is_tensor(op, parameter, given)
-    check_has_memory(op, parameter, given)
+from kernelhub.ops.arguments import check_wants_no_gradient, dtype_name
+from kernelhub.ops.operands import check_operand
 
 
 def check_tensor(
@@ -27,10 +21,7 @@ def check_tensor(
     device: torch.device,
 ) -> None:
     """A tensor of this shape, on this device, of one of these dtypes, that wants no gradient."""
-    right = type(given) is Tensor and given.shape == shape and given.dtype in dtypes and given.device == device
-    if right and not (given.requires_grad and is_grad_enabled()):
-        return
-    any_tensor(op, parameter, given)
+    check_operand(op, parameter, given)
     if given.dtype not in dtypes:
         allowed = " or ".join(map(dtype_name, dtypes))
         raise InvalidArgument(op, parameter, f"has dtype {dtype_name(given.dtype)}", f"give {allowed}")

@@ -22,15 +22,11 @@ def split_cache(k_cache: Tensor, k_scale_cache: Tensor | None, head_dim: int) ->
     if not is_fused(k_cache):
         return k_cache, k_scale_cache
     pages, page_size = k_cache.shape[:2]
-    apart = k_cache.stride(0)
-    values = k_cache.view(torch.float8_e4m3fn).as_strided((pages, page_size, head_dim), (apart, head_dim, 1))
-    words = k_cache.view(torch.float32)
-    scales = words.as_strided(
-        (pages, page_size),
-        (apart // SCALE_BYTES, 1),
-        words.storage_offset() + page_size * head_dim // SCALE_BYTES,
-    )
-    return values, scales
+    # One row of bytes per page: strides of dimensions of one element, which may be anything, are left out.
+    width = page_size * (head_dim + SCALE_BYTES)
+    rows = k_cache.as_strided((pages, width), (k_cache.stride(0) if pages > 1 else width, 1))
+    values = rows[:, : page_size * head_dim].view(torch.float8_e4m3fn).unflatten(1, (page_size, head_dim))
+    return values, rows[:, page_size * head_dim :].view(torch.float32)
 
 
 def fuse_cache(values: Tensor, scales: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def mqa_logits(
     try:
         _, heads, width = q.shape
         key = (q.dtype, heads, width, k_scale is not None)
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
         raise
     if backend is None and not (_contexts_used and _contexts()):

@@ -11,8 +11,9 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
-from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
+from kernelhub.ops.indexer.arguments import check_tensor
 from kernelhub.ops.indexer.problem import DTYPES, LogitsProblem
+from kernelhub.ops.operands import check_destination, check_operand, is_plain_view, may_overlap
 from kernelhub.probes.device import facts_of
 
 NAME = "mqa_logits"
@@ -39,12 +40,12 @@ def problem_of(key: Any, device: int) -> LogitsProblem:
 
 def check(q: Any, k: Any, k_scale: Any, weights: Any, cu_seqlen_ks: Any, cu_seqlen_ke: Any, out: Any) -> None:
     """Everything that the contract says of a call."""
-    any_tensor(NAME, "q", q)
+    check_operand(NAME, "q", q)
     if q.ndim != 3 or 0 in q.shape[1:]:
         refuse("q", f"has shape {list(q.shape)}", "give [T, H, D]")
     tokens, heads, width = q.shape
     check_tensor(NAME, "q", q, q.shape, _DTYPES, q.device)
-    any_tensor(NAME, "k", k)
+    check_operand(NAME, "k", k)
     if k.ndim != 2:
         refuse("k", f"has shape {list(k.shape)}", f"give [S, {width}]")
     keys = k.shape[0]
@@ -55,7 +56,9 @@ def check(q: Any, k: Any, k_scale: Any, weights: Any, cu_seqlen_ks: Any, cu_seql
     check_tensor(NAME, "cu_seqlen_ks", cu_seqlen_ks, (tokens,), _INT32, q.device)
     check_tensor(NAME, "cu_seqlen_ke", cu_seqlen_ke, (tokens,), _INT32, q.device)
     if out is not None:
-        check_tensor(NAME, "out", out, (tokens, keys), _FLOAT32, q.device)
+        read = {"q": q, "k": k, "k_scale": k_scale, "weights": weights}
+        bounds = {"cu_seqlen_ks": cu_seqlen_ks, "cu_seqlen_ke": cu_seqlen_ke}
+        check_destination(NAME, "out", out, (tokens, keys), torch.float32, q.device, read | bounds)
 
 
 def bind(
@@ -85,15 +88,26 @@ def bind(
             return False
         tokens, heads, width = q.shape
         keys, columns = k.shape
-        return (
+        if not (
             heads == num_heads
             and width == columns == head_dim
             and (alike(k_scale, (keys,), float32, device) if has_scale else k_scale is None)
             and alike(weights, (tokens, heads), float32, device)
             and alike(cu_seqlen_ks, (tokens,), int32, device)
             and alike(cu_seqlen_ke, (tokens,), int32, device)
-            and (out is None or alike(out, (tokens, keys), float32, device))
-        )
+            and (cu_seqlen_ks.is_contiguous() or is_plain_view(cu_seqlen_ks))
+            and (cu_seqlen_ke.is_contiguous() or is_plain_view(cu_seqlen_ke))
+            and ((q.is_contiguous() and heads * width > 1) or is_plain_view(q))
+            and ((k.is_contiguous() and keys > 1) or is_plain_view(k))
+            and (not has_scale or (k_scale.is_contiguous() and keys > 1) or is_plain_view(k_scale))  # type: ignore[union-attr,arg-type]
+            and ((weights.is_contiguous() and tokens * heads > 1) or is_plain_view(weights))
+        ):
+            return False
+        if out is None:
+            return True
+        if not (alike(out, (tokens, keys), float32, device) and out.is_contiguous()):
+            return False
+        return not may_overlap(out, (q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke))
 
     def run(
         q: Tensor,
@@ -107,7 +121,11 @@ def bind(
         if q.get_device() != device:
             result: Tensor = elsewhere(q.get_device())(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
             return result
-        if not known(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out):
+        try:
+            right = known(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+        except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
+            right = False
+        if not right:
             check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
             if (q.dtype, *q.shape[1:], k_scale is not None) != form:
                 wanted = f"the plan is for {problem.dtype} [T, {num_heads}, {head_dim}]"
@@ -121,6 +139,7 @@ def bind(
                 launch(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
             except Exception as error:
                 failed(launch, error)
+                check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
                 raise
         return out
 

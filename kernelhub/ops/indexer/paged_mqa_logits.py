@@ -102,7 +102,8 @@ def paged_mqa_logits(
         weights: float32 ``[B * next_n, H]``; scales of q, of the heads and of the softmax belong in it.
         block_table: int32 ``[B, max_pages]``: the pages of each sequence; what lies beyond its length is not read.
         seq_lens: int32 ``[B]``: keys of each sequence, its `next_n` last tokens among them.
-        max_seq_len: columns of the result; no sequence may be longer.
+        max_seq_len: columns of the result; no sequence may be longer. Lengths and pages of tensors on a GPU are
+            checked with ``KERNELHUB_CHECK=1`` only.
         out: destination, float32 ``[B * next_n, max_seq_len]``; it must overlap no operand.
         backend: this backend or kernel, or the first of these that can, or an error with all reasons.
 
@@ -134,7 +135,7 @@ def paged_mqa_logits(
     try:
         _, _, heads, width = q.shape
         key = (q.dtype, heads, width, k_cache.shape[1], k_scale_cache is not None or is_fused(k_cache))
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
         raise
     if backend is None and not (_contexts_used and _contexts()):

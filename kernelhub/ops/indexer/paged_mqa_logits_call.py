@@ -11,9 +11,18 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
-from kernelhub.ops.indexer.arguments import any_tensor, check_tensor
+from kernelhub.ops.indexer.arguments import check_tensor
 from kernelhub.ops.indexer.layout import SCALE_BYTES, is_fused, split_cache
 from kernelhub.ops.indexer.problem import DTYPES, FP8, PagedLogitsProblem
+from kernelhub.ops.operands import (
+    check_count,
+    check_destination,
+    check_operand,
+    check_untransformed,
+    is_plain_view,
+    may_overlap,
+)
+from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
 NAME = "paged_mqa_logits"
@@ -50,29 +59,59 @@ def check(
     out: Any,
 ) -> None:
     """Everything that the contract says of a call."""
-    any_tensor(NAME, "q", q)
+    check_operand(NAME, "q", q)
     if q.ndim != 4 or 0 in q.shape[1:]:
         refuse("q", f"has shape {list(q.shape)}", "give [B, next_n, H, D]")
     batch, next_n, heads, _ = q.shape
     check_tensor(NAME, "q", q, q.shape, _DTYPES, q.device)
     _check_cache(q, k_cache, k_scale_cache)
     check_tensor(NAME, "weights", weights, (batch * next_n, heads), _FLOAT32, q.device)
-    any_tensor(NAME, "block_table", block_table)
+    check_operand(NAME, "block_table", block_table)
     if block_table.ndim != 2:
         refuse("block_table", f"has shape {list(block_table.shape)}", f"give [{batch}, max_pages]")
     check_tensor(NAME, "block_table", block_table, (batch, block_table.shape[1]), _INT32, q.device)
-    if block_table.shape[1] > 1 and block_table.stride(1) != 1:
-        refuse("block_table", f"has strides {block_table.stride()}", "give rows without gaps: .contiguous()")
     check_tensor(NAME, "seq_lens", seq_lens, (batch,), _INT32, q.device)
-    if not isinstance(max_seq_len, int) or isinstance(max_seq_len, bool) or max_seq_len < 0:
-        refuse("max_seq_len", f"is {max_seq_len!r}", "give an int from 0 up")
+    check_count(NAME, "max_seq_len", max_seq_len)
     if out is not None:
-        check_tensor(NAME, "out", out, (batch * next_n, max_seq_len), _FLOAT32, q.device)
+        read = {"q": q, "k_cache": k_cache, "k_scale_cache": k_scale_cache, "weights": weights}
+        metadata = {"block_table": block_table, "seq_lens": seq_lens}
+        wanted = (batch * next_n, max_seq_len)
+        check_destination(NAME, "out", out, wanted, torch.float32, q.device, read | metadata)
+    check_values(block_table, seq_lens, k_cache.shape[1], k_cache.shape[0], max_seq_len)
+
+
+def check_values(block_table: Tensor, seq_lens: Tensor, page_size: int, num_pages: int, max_seq_len: int) -> None:
+    """Lengths have room, and pages are the cache's; on a GPU that is looked at with KERNELHUB_CHECK=1 only."""
+    lengths, table = values_to_check(seq_lens), values_to_check(block_table)
+    if lengths is None or table is None or not lengths.numel():
+        return
+    room = table.shape[1] * page_size
+    least, most = (int(value) for value in torch.aminmax(lengths))
+    if least < 0 or most > min(room, max_seq_len):
+        wrong = (lengths < 0) | (lengths > min(room, max_seq_len))
+        sequence = int(wrong.int().argmax())
+        length = int(lengths[sequence])
+        if 0 <= length <= room:
+            wanted = f"max_seq_len is {max_seq_len}"
+        else:
+            wanted = f"block_table has room for {room} ({table.shape[1]} pages of {page_size})"
+        refuse("seq_lens", f"is {length} for sequence {sequence}", wanted)
+    if not table.numel():
+        return
+    least, most = (int(value) for value in torch.aminmax(table))
+    if least >= 0 and most < num_pages:
+        return
+    used = torch.arange(table.shape[1], device=lengths.device) * page_size < lengths[:, None]
+    foreign = used & ((table < 0) | (table >= num_pages))
+    if foreign.any():
+        row, column = foreign.nonzero()[0].tolist()
+        named = f"names page {int(table[row, column])} at [{row}, {column}]"
+        refuse("block_table", named, f"k_cache has {num_pages} pages")
 
 
 def _check_cache(q: Tensor, k_cache: Any, k_scale_cache: Any) -> None:
     width = q.shape[-1]
-    any_tensor(NAME, "k_cache", k_cache)
+    check_operand(NAME, "k_cache", k_cache)
     if is_fused(k_cache):
         _check_fused(q, k_cache)
         if k_scale_cache is not None:
@@ -97,11 +136,16 @@ def _check_fused(q: Tensor, k_cache: Tensor) -> None:
             "k_cache", f"is uint8 of shape {shape}", f"give [pages, page_size, {row}] or [pages, page_size, 1, {row}]"
         )
     check_tensor(NAME, "k_cache", k_cache, k_cache.shape, (torch.uint8,), q.device)
-    whole = k_cache.stride(-1) == 1 and k_cache.stride(1) == row
-    if not whole or k_cache.stride(0) % SCALE_BYTES or k_cache.data_ptr() % SCALE_BYTES:
+    whole = k_cache.stride(-1) == 1 and (k_cache.stride(1) == row or shape[1] == 1)
+    if not whole or (k_cache.stride(0) % SCALE_BYTES and shape[0] > 1) or k_cache.data_ptr() % SCALE_BYTES:
         refuse(
             "k_cache", f"has strides {k_cache.stride()}", "give pages without gaps that start at multiples of 4 bytes"
         )
+
+
+def _adjacent(block_table: Tensor) -> Tensor:
+    """With the entries of a row side by side, as kernels take them; the rows may lie apart."""
+    return block_table if block_table.stride(1) == 1 else block_table.contiguous()
 
 
 def bind(
@@ -122,6 +166,7 @@ def bind(
     )
     dtype, num_heads, head_dim, page_size, has_scale = form
     float32, int32, row = torch.float32, torch.int32, head_dim + SCALE_BYTES
+    looks = problem.device.type == "cpu" or checks_devices()
     fusable = has_scale and dtype is torch.float8_e4m3fn and row % SCALE_BYTES == 0
 
     def known(
@@ -140,18 +185,26 @@ def bind(
         batch, next_n, heads, width = q.shape
         if heads != num_heads or width != head_dim or not next_n or block_table.ndim != 2:
             return False
-        rows, most_pages = block_table.shape
+        rows = block_table.shape[0]
         tokens = batch * next_n
-        return (
+        if not (
             rows == batch
-            and (most_pages < 2 or block_table.stride()[1] == 1)
             and type(max_seq_len) is int
             and max_seq_len >= 0
             and known_cache(k_cache, k_scale_cache)
             and alike(weights, (tokens, heads), float32, device)
             and alike(seq_lens, (batch,), int32, device)
-            and (out is None or alike(out, (tokens, max_seq_len), float32, device))
-        )
+            and (block_table.is_contiguous() or is_plain_view(block_table))
+            and (seq_lens.is_contiguous() or is_plain_view(seq_lens))
+            and ((q.is_contiguous() and heads * width > 1) or is_plain_view(q))
+            and ((weights.is_contiguous() and tokens * heads > 1) or is_plain_view(weights))
+        ):
+            return False
+        if out is None:
+            return True
+        if not (alike(out, (tokens, max_seq_len), float32, device) and out.is_contiguous()):
+            return False
+        return not may_overlap(out, (q, k_cache, k_scale_cache, weights, block_table, seq_lens))
 
     def known_cache(k_cache: Tensor, k_scale_cache: Tensor | None) -> bool:
         if not isinstance(k_cache, Tensor):
@@ -173,7 +226,16 @@ def bind(
             and len(shape) == 3
             and shape[1] == page_size
             and shape[2] == head_dim
-            and (alike(k_scale_cache, (shape[0], page_size), float32, device) if has_scale else k_scale_cache is None)
+            and (k_cache.is_contiguous() or is_plain_view(k_cache))
+            and (
+                (
+                    alike(k_scale_cache, (shape[0], page_size), float32, device)
+                    and k_scale_cache is not None
+                    and ((k_scale_cache.is_contiguous() and shape[0] * page_size > 1) or is_plain_view(k_scale_cache))
+                )
+                if has_scale
+                else k_scale_cache is None
+            )
         )
 
     def run(
@@ -191,7 +253,15 @@ def bind(
                 q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out
             )
             return result
-        if known(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out):
+        try:
+            right = known(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
+        except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
+            right = False
+        given = (k_cache, k_scale_cache)
+        if right:
+            if looks:
+                check_untransformed(NAME, {"q": q, "k_cache": k_cache, "weights": weights})
+                check_values(block_table, seq_lens, page_size, k_cache.shape[0], max_seq_len)
             k_cache, k_scale_cache = split_cache(k_cache, k_scale_cache, head_dim)
         else:
             check(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
@@ -209,9 +279,11 @@ def bind(
         if out.numel():
             tick()
             try:
-                launch(q, k_cache, k_scale_cache, weights, block_table, seq_lens, out)
+                pages = block_table if block_table.is_contiguous() else _adjacent(block_table)
+                launch(q, k_cache, k_scale_cache, weights, pages, seq_lens, out)
             except Exception as error:
                 failed(launch, error)
+                check(q, *given, weights, block_table, seq_lens, max_seq_len, out)
                 raise
         return out
 

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.indexer.layout import split_cache
+from kernelhub.runtime.precision import at_own_precision
 
 
+@at_own_precision
 def mqa_logits_reference(
     q: Tensor,
     k: Tensor,
@@ -28,6 +30,7 @@ def mqa_logits_reference(
     return torch.where(seen, logits, -torch.inf)
 
 
+@at_own_precision
 def paged_mqa_logits_reference(
     q: Tensor,
     k_cache: Tensor,

@@ -120,7 +120,7 @@ def topk_indices(
             run: Callable[..., Any] | None = _get(key)
         else:
             run = _op.override(key, backend)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         check(logits, k, row_starts, row_ends, out)
         raise
     if run is None:

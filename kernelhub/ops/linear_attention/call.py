@@ -7,20 +7,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import (
-    Forms,
-    check_has_memory,
-    check_is_tensor,
-    check_wants_no_gradient,
-    describe,
-    dtype_name,
-)
+from kernelhub.ops.arguments import Forms, check_wants_no_gradient, describe, dtype_name
+from kernelhub.ops.attention.arguments import check_offsets
 from kernelhub.ops.linear_attention.adapter import States
 from kernelhub.ops.linear_attention.problem import ANY, FLOATS, MANY, ONE, LinearProblem
+from kernelhub.ops.operands import (
+    check_destination,
+    check_flag,
+    check_operand,
+    check_untransformed,
+    is_plain_view,
+    may_overlap,
+)
+from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
 NAME = "linear_attention"
@@ -65,16 +68,16 @@ def check(
     state_indices: Any,
     out: Any,
     out_state: Any,
+    return_state: Any = True,
 ) -> None:
     """Everything that the contract says of a call."""
-    check_is_tensor(NAME, "q", q)
+    check_operand(NAME, "q", q)
     dtype, shape = q.dtype, q.shape
     if dtype not in _DTYPES:
         refuse("q", f"has dtype {dtype_name(dtype)}", f"give {', '.join(FLOATS)}")
     if len(shape) not in (3, 4) or 0 in shape[-2:]:
         refuse("q", f"has shape {list(shape)}", "give [B, S, H, D], or [T, H, D] with cu_seqlens")
-    check_has_memory(NAME, "q", q)
-    check_is_tensor(NAME, "v", v)
+    check_operand(NAME, "v", v)
     value_shape = v.shape
     if value_shape[:-1] != shape[:-1] or value_shape[-1] == 0:
         refuse("v", f"has shape {list(value_shape)}", f"give {[*shape[:-1]]} and a width")
@@ -86,6 +89,7 @@ def check(
     sequences = _check_offsets(q, cu_seqlens)
     if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
         refuse("scale", f"is {scale!r}", "give a finite float")
+    check_flag(NAME, "return_state", return_state)
     one_state = (heads, width, value_width)
     if state_indices is not None:
         _operand("state_indices", state_indices, (sequences,), torch.int32, q)
@@ -94,8 +98,77 @@ def check(
     for parameter, given in (("state", state), ("out_state", out_state)):
         if given is not None:
             _check_states(parameter, given, None if state_indices is not None else sequences, one_state, q)
+    _check_destinations(q, k, v, decay, state, cu_seqlens, state_indices, out, out_state)
+    check_values(q, decay, state, cu_seqlens, state_indices, out_state)
+
+
+def _check_destinations(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    state_indices: Tensor | None,
+    out: Any,
+    out_state: Any,
+) -> None:
+    """They share memory with nothing that is read; out_state may be state itself, to go on in place."""
+    read: dict[str, Any] = {"q": q, "k": k, "v": v, "decay": decay}
+    read |= {"cu_seqlens": cu_seqlens, "state_indices": state_indices}
     if out is not None:
-        _operand("out", out, value_shape, dtype, q)
+        beside = read | {"state": state, "out_state": out_state}
+        check_destination(NAME, "out", out, v.shape, q.dtype, q.device, beside)
+    if out_state is not None:
+        beside = read if is_same(out_state, state) else read | {"state": state}
+        check_destination(NAME, "out_state", out_state, out_state.shape, torch.float32, q.device, beside)
+
+
+def is_same(out_state: Tensor, state: Tensor | None) -> bool:
+    """The states are written where they are read."""
+    return state is out_state or (
+        state is not None
+        and state.data_ptr() == out_state.data_ptr()
+        and state.shape == out_state.shape
+        and state.stride() == out_state.stride()
+    )
+
+
+def check_values(
+    q: Tensor,
+    decay: Tensor,
+    state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    state_indices: Tensor | None,
+    out_state: Tensor | None,
+) -> None:
+    """Decays, offsets and slots; on a GPU they are looked at with KERNELHUB_CHECK=1 only."""
+    decays = values_to_check(decay)
+    if decays is None:
+        return
+    rates: list[float] = decays.tolist()
+    if not (min(rates) >= 0 and sum(rates) < math.inf):  # the sum is NaN if one is
+        head, rate = next((head, rate) for head, rate in enumerate(rates) if not 0 <= rate < math.inf)
+        refuse("decay", f"is {rate} for head {head}", "give finite numbers from 0 up")
+    offsets = None if cu_seqlens is None else values_to_check(cu_seqlens)
+    if offsets is not None:
+        check_offsets(NAME, "cu_seqlens", offsets.tolist(), len(offsets) - 1, q.shape[0], None)
+    slots = None if state_indices is None else values_to_check(state_indices)
+    if slots is not None:
+        _check_slots(slots.tolist(), (("state", state), ("out_state", out_state)))
+
+
+def _check_slots(slots: Sequence[int], pools: Sequence[tuple[str, Tensor | None]]) -> None:
+    """Each is in every pool, and no two are one; those below 0 stand for none."""
+    used = [slot for slot in slots if slot >= 0]
+    for parameter, pool in pools:
+        if pool is not None and used and max(used) >= pool.shape[0]:
+            sequence = slots.index(max(used))
+            refuse("state_indices", f"is {max(used)} for sequence {sequence}", f"{parameter} has {pool.shape[0]} slots")
+    if len(set(used)) < len(used):
+        slot = next(slot for slot in used if used.count(slot) > 1)
+        first, second = [sequence for sequence, other in enumerate(slots) if other == slot][:2]
+        refuse("state_indices", f"is {slot} for sequences {first} and {second}", "give each sequence a slot of its own")
 
 
 def _check_offsets(q: Tensor, cu_seqlens: Any) -> int:
@@ -104,7 +177,7 @@ def _check_offsets(q: Tensor, cu_seqlens: Any) -> int:
         if cu_seqlens is not None:
             refuse("cu_seqlens", f"is given with a q of shape {list(q.shape)}", "give [T, H, D]")
         return q.shape[0]
-    check_is_tensor(NAME, "cu_seqlens", cu_seqlens)
+    check_operand(NAME, "cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
         refuse("cu_seqlens", f"has shape {list(cu_seqlens.shape)}", "give [sequences + 1]")
     _operand("cu_seqlens", cu_seqlens, cu_seqlens.shape, torch.int32, q)
@@ -113,7 +186,7 @@ def _check_offsets(q: Tensor, cu_seqlens: Any) -> int:
 
 def _check_states(parameter: str, given: Any, count: int | None, one: tuple[int, ...], q: Tensor) -> None:
     """A state for each of `count` sequences, or for any number of them in a pool."""
-    check_is_tensor(NAME, parameter, given)
+    check_operand(NAME, parameter, given)
     shape = given.shape
     if len(shape) != 4 or shape[1:] != one or (count is not None and shape[0] != count):
         wanted = ", ".join(map(str, ("slots" if count is None else count, *one)))
@@ -123,10 +196,7 @@ def _check_states(parameter: str, given: Any, count: int | None, one: tuple[int,
 
 def _operand(parameter: str, given: Any, shape: Sequence[int], dtype: torch.dtype, q: Tensor) -> None:
     """A tensor of this shape and dtype, where q is."""
-    right = type(given) is Tensor and given.shape == shape and given.dtype is dtype and given.device == q.device
-    if right and not (given.requires_grad and is_grad_enabled()):
-        return
-    check_is_tensor(NAME, parameter, given)
+    check_operand(NAME, parameter, given)
     if given.dtype is not dtype:
         refuse(parameter, f"has dtype {dtype_name(given.dtype)}", f"give {dtype_name(dtype)}")
     if given.shape != torch.Size(shape):
@@ -149,6 +219,21 @@ def bind(
     shape = (problem.num_heads, problem.head_dim, problem.value_dim)
     wanted = (getattr(torch, problem.dtype), *shape, problem.q_len, problem.state, problem.state_indices)
     forms = Forms(device)
+    looks = problem.device.type == "cpu" or checks_devices()
+
+    def memory_is_plain(
+        reads: tuple[Tensor | None, ...], state: Tensor | None, out: Tensor | None, out_state: Tensor | None
+    ) -> bool:
+        """What a form does not hold: elements where they are read, and destinations apart from all else."""
+        for tensor in (*reads, state):
+            if tensor is not None and not (tensor.is_contiguous() or is_plain_view(tensor)):
+                return False
+        if out is not None and (not out.is_contiguous() or may_overlap(out, (*reads, state, out_state))):
+            return False
+        if out_state is None:
+            return True
+        apart = not may_overlap(out_state, (*reads, None if out_state is state else state))
+        return apart and out_state.is_contiguous()
 
     def run(
         q: Tensor,
@@ -165,13 +250,22 @@ def bind(
         if q.get_device() != device:
             there = elsewhere(q.get_device())
             return there(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
-        form = forms.of((q, k, v, decay, state, cu_seqlens, state_indices, out, out_state))
-        if form is None or form not in forms or type(scale) is not float or not math.isfinite(scale):
+        try:
+            form = forms.of((q, k, v, decay, state, cu_seqlens, state_indices, out, out_state))
+            plain = form in forms and memory_is_plain(
+                (q, k, v, decay, cu_seqlens, state_indices), state, out, out_state
+            )
+        except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
+            form, plain = None, False
+        if not plain or type(scale) is not float or not math.isfinite(scale):
             check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
             check_form(q, v, state is not None, state_indices is not None)
             if out_state is not None and not keeps:
                 refuse("out_state", "is given to a plan without it", "prepare it with return_state=True")
             forms.add(form)
+        elif looks:
+            check_untransformed(NAME, {"q": q, "k": k, "v": v, "decay": decay, "state": state})
+            check_values(q, decay, state, cu_seqlens, state_indices, out_state)
         if out is None:
             out = v.new_empty(tuple(v.shape))
         sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -185,6 +279,7 @@ def bind(
                 launch(q, k, v, decay, scale, cu_seqlens, States(state, state_indices, out_state, after_at), out)
             except Exception as error:
                 failed(launch, error)
+                check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
                 raise
         return (out, out_state) if keeps else out
 

@@ -18,6 +18,7 @@ from kernelhub.ops.linear_attention.adapter import LinearAdapter
 from kernelhub.ops.linear_attention.call import NAME, bind, check, problem_of, q_len_of
 from kernelhub.ops.linear_attention.problem import DECODE, PREFILL, LinearProblem, regime
 from kernelhub.ops.linear_attention.reference import linear_attention_reference
+from kernelhub.ops.operands import check_flag
 
 _op: Op[LinearProblem] = Op(
     Contract(
@@ -115,11 +116,13 @@ def linear_attention(
         scale: factor of the result.
         state_indices: int32 ``[N]``, the slot of each sequence in `state` and `out_state`, no two alike. A sequence
             at a negative one starts from zero, and its state is not kept.
-        out: destination of the result, in the shape and dtype of v.
+        out: destination of the result, in the shape and dtype of v; it must overlap no operand.
         out_state: destination of the states after the last tokens, as `state`; it may be `state` itself, to go on in
             place. Other slots stay as they are. Given, it is returned.
         return_state: also return the states; without `out_state` new ones, ``[N, H, D, Dv]`` whatever the indices.
         backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+
+    Decays, offsets and slots of tensors on a GPU are checked with ``KERNELHUB_CHECK=1`` only.
 
     Returns:
         The result in the shape and dtype of v; with `return_state` or `out_state` also the states, float32.
@@ -156,17 +159,19 @@ def linear_attention(
             v.shape[-1],
             q_len_of(shape),
             state is not None,
-            bool(return_state) or out_state is not None,
+            return_state or out_state is not None,
             state_indices is not None,
         )
-    except (AttributeError, TypeError, ValueError, IndexError):
-        check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+        if type(return_state) is not bool:  # 1 would be taken for the key's True
+            check_flag(NAME, "return_state", return_state)
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
+        check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, return_state)
         raise
     if backend is None and not (_contexts_used and _contexts()):
         run: Callable[..., Any] | None = _get(key)
     else:
         run = _op.override(key, backend)
     if run is None:
-        check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+        check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, return_state)
         run = _op.decide(key, q.get_device(), backend)
     return run(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)

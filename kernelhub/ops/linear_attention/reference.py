@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.runtime.precision import at_own_precision
 
+
+@at_own_precision
 def linear_attention_reference(
     q: Tensor,
     k: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from kernelhub.ops.indexer.adapter import LogitsAdapter, PagedLogitsAdapter
+from kernelhub.runtime.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 _SCORES = 1 << 20  # of a block, 4 MB in float32, which a cache may hold: those of all keys may be gigabytes
@@ -20,6 +21,7 @@ _ROWS = 4096  # queries times heads that a block of keys is decoded for
 class Logits(LogitsAdapter):
     """`mqa_logits` anywhere."""
 
+    @at_own_precision
     def launch(
         self,
         q: Tensor,
@@ -56,6 +58,7 @@ class Logits(LogitsAdapter):
 class PagedLogits(PagedLogitsAdapter):
     """`paged_mqa_logits` anywhere: sequence by sequence on a CPU, elsewhere all of them, whose lengths stay there."""
 
+    @at_own_precision
     def launch(
         self,
         q: Tensor,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernelhub.ops.linear_attention.adapter import LinearAdapter, States
 from kernelhub.runtime.host import on_host
+from kernelhub.runtime.precision import at_own_precision
 
 _CHUNK = 64
 
@@ -22,6 +23,7 @@ _CHUNK = 64
 class Chunked(LinearAdapter):
     """`linear_attention` anywhere."""
 
+    @at_own_precision
     def launch(
         self,
         q: Tensor,

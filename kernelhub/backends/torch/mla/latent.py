@@ -22,6 +22,7 @@ from kernelhub.backends.torch.attention.sequences import gathered, widened
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.runtime.precision import at_own_precision
 
 _SCORES_PER_BLOCK = 1 << 24  # 64 MB of float32
 _GATHERED_PER_BLOCK = 1 << 24  # elements of rows that queries name for themselves
@@ -35,6 +36,7 @@ class Gathered(MlaAdapter):
         narrow = problem.device.type == "cpu" and problem.q_dtype == "bfloat16"
         self._weights = torch.bfloat16 if narrow else torch.float32
 
+    @at_own_precision
     def launch(
         self,
         q: Tensor,
@@ -127,7 +129,8 @@ class Gathered(MlaAdapter):
             hidden = (listed < 0) | (listed >= limit[some, None])
             # What is not seen repeats what is, so that no row is read that no list names.
             seen = listed.gather(1, _first_seen(hidden)) if listed.shape[1] else listed
-            positions = torch.where(hidden, seen, listed).clamp(min=0).long()
+            positions = torch.where(hidden, seen, listed).long()
+            positions.masked_fill_(hidden.all(1, keepdim=True), 0)  # what none names may be anything
             cached = self._named(kv_cache, step.block_table, sequence[some], positions)
             keys = cached.float()
             scores = torch.bmm(rows[some].float() * factor, keys.transpose(1, 2))
@@ -147,7 +150,8 @@ class Gathered(MlaAdapter):
         if block_table.shape[1] == 0 or kv_cache.shape[0] == 0:
             shape = (*positions.shape, kv_cache.shape[-1])
             return torch.zeros(shape, dtype=self._weights, device=kv_cache.device)
-        pages = block_table[sequence[:, None], positions // page_size].long().clamp(min=0)
+        # A sequence without tokens has no page: what its table holds may be anything.
+        pages = block_table[sequence[:, None], positions // page_size].long().clamp(0, kv_cache.shape[0] - 1)
         raw = kv_cache.view(torch.uint8) if kv_cache.dtype.itemsize == 1 else kv_cache  # torch 2.8: no float8 indexing
         place = positions % page_size
         if raw.is_contiguous():
@@ -197,7 +201,8 @@ def _softmax(scores: Tensor, values: MlaValues, hidden: Tensor | None) -> tuple[
         weights.masked_fill_(nothing[:, :, None], 0.0)
     if values.sinks is not None:
         whole = torch.logaddexp(row_lse, values.sinks.float())
-        weights.mul_((row_lse - whole).exp()[:, :, None])
+        # Sinks of -inf beside no key: both are -inf, and weights are 0 already.
+        weights.mul_(torch.where(row_lse == -torch.inf, 0.0, (row_lse - whole).exp())[:, :, None])
         row_lse = whole
     return weights, row_lse
 

@@ -35,7 +35,7 @@ def _part(row, split, splits, starts, ends, stride_starts, stride_ends, columns,
     if HAS_STARTS:
         start = tl.maximum(tl.load(starts + row * stride_starts), 0)
     if HAS_ENDS:
-        end = tl.minimum(tl.load(ends + row * stride_ends), columns)
+        end = tl.maximum(tl.minimum(tl.load(ends + row * stride_ends), columns), 0)  # the difference stays an int32
     length = tl.maximum(end - start, 0)
     share = tl.cdiv(tl.cdiv(length, BLOCK), splits) * BLOCK
     first = split * share

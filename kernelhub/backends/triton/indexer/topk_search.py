@@ -65,7 +65,8 @@ def select_kernel(
     if HAS_STARTS:
         start = tl.maximum(tl.load(starts + row * stride_starts), 0)
     if HAS_ENDS:
-        end = tl.minimum(tl.load(ends + row * stride_ends), columns if not LISTED else NOWHERE)
+        # Not below 0, so that the difference to `start` stays an int32.
+        end = tl.maximum(tl.minimum(tl.load(ends + row * stride_ends), columns if not LISTED else NOWHERE), 0)
     length = columns
     if not LISTED:
         length = tl.maximum(end - start, 0)

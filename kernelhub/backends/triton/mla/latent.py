@@ -14,7 +14,9 @@ has keys of its own: a tile holds rows of one token, and its keys are the positi
 Tiles are counted over the whole batch, so that the parts take no more memory than there are rows: sequence by
 sequence, or with RAGGED in a grid whose size the host knows without the lengths (`sequence_of`). Lengths are read
 on the device. e4m3 is computed as in `kernelhub.backends.triton.attention.softmax`: in float16, and so are bfloat16
-queries that meet it (HALF), each row divided by a power of two first.
+queries that meet it (HALF), each row divided by a power of two first. float16 ends at 2^-24, so where values are in it
+weights are multiplied by WEIGHT_UNIT, 2^15, which the factor of the result makes up for: those down to 2^-39 of the
+largest count.
 """
 
 from __future__ import annotations
@@ -216,6 +218,7 @@ def latent_kernel(
     HALF: tl.constexpr,
     SCALE_ON_DEVICE: tl.constexpr,
     APART: tl.constexpr,
+    WEIGHT_UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One program per split of a tile.
@@ -313,6 +316,8 @@ def latent_kernel(
         p = tl.exp2(s - m_finite[:, None])
         rescale = tl.exp2(m - m_finite)
         total = total * rescale + tl.sum(p, 1)
+        if WEIGHT_UNIT > 1:
+            p *= WEIGHT_UNIT
         acc = tl.dot(p.to(latent.dtype), tl.trans(latent), acc=acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     if used == 1:
@@ -402,9 +407,10 @@ def merge_latent_kernel(
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2E
         m_new = tl.maximum(m, sink)
-        rescale = tl.exp2(m - m_new)
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2(m - m_finite)
         acc = acc * rescale
-        total = total * rescale + tl.exp2(sink - m_new)
+        total = total * rescale + tl.exp2(sink - m_finite)
         m = m_new
     any_key = total > 0.0
     safe_total = tl.where(any_key, total, 1.0)

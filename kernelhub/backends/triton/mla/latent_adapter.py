@@ -34,6 +34,7 @@ CHUNK = 128
 MOST_SPLITS = 64
 FIXED_SPLITS = 16
 PARTS = 16
+_HALF_UNIT = 2.0**15  # of weights in float16, whose largest is then half of what it holds
 _MOST_CUTS = 1024  # of calls, kept per adapter
 
 
@@ -59,6 +60,8 @@ class SplitKV(MlaAdapter):
         device = problem.device
         fp8 = problem.kv_dtype == FP8
         native = fp8 and has_float8(device)
+        in_half = problem.q_dtype == "float16" or (fp8 and problem.q_dtype == "bfloat16")
+        self._weight_unit = _HALF_UNIT if in_half else 1.0
         self._code_unit = 256.0 if fp8 and not native else 1.0  # e4m3_scaled
         self._shape = {
             "HEADS": problem.num_heads,
@@ -82,6 +85,7 @@ class SplitKV(MlaAdapter):
             # Triton miscompiles two products into one accumulator on sm_10x, silently
             # (https://github.com/linkedin/Liger-Kernel/pull/1413, seen with Triton 3.7.1 on sm_103).
             "APART": device.family == "blackwell",
+            "WEIGHT_UNIT": self._weight_unit,
             "PRECISION": "ieee",
         }
         self._launchers: dict[Tiles, tuple[Launcher, Launcher]] = {}
@@ -108,7 +112,7 @@ class SplitKV(MlaAdapter):
         parts = grid.tiles * grid.sizes.block_m * grid.splits if grid.splits > 1 else 0
         part_out = torch.empty(parts, self._shape["V_PAD"], dtype=torch.float32, device=q.device)
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
-        score_scale, value_scale = values.scale * _LOG2E * self._code_unit, self._code_unit
+        score_scale, value_scale = values.scale * _LOG2E * self._code_unit, self._code_unit / self._weight_unit
         if isinstance(values.kv_scale, float | int):
             score_scale, value_scale = score_scale * values.kv_scale, value_scale * values.kv_scale
         kv_cache = kv_cache.view(torch.uint8) if self._scores["FP8"] else kv_cache

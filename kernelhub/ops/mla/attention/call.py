@@ -7,18 +7,27 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import alike, dtype_name, lse_shape
+from kernelhub.ops.arguments import alike, describe, dtype_name, lse_shape, usable
 from kernelhub.ops.attention.adapter import LENT, PagedStep
-from kernelhub.ops.attention.arguments import any_tensor, check_bound, check_out, refuse_grad, same_device
+from kernelhub.ops.attention.arguments import check_bound, refuse_grad, same_device
 from kernelhub.ops.attention.operands import refuse_batch
 from kernelhub.ops.attention.paged_call import begin
-from kernelhub.ops.attention.problem import FLOATS, FP8
+from kernelhub.ops.attention.problem import FLOATS, FP8, ONE, q_len_bucket
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.ops.operands import (
+    check_destination,
+    check_flag,
+    check_operand,
+    check_untransformed,
+    is_plain_view,
+    may_overlap,
+)
+from kernelhub.ops.values import checks_devices
 from kernelhub.probes.device import facts_of
 
 NAME = "mla_attention"
@@ -60,20 +69,24 @@ def check(
     value_dim: Any,
     ragged: bool,
     max_seqlen_q: Any,
+    causal: Any,
     topk_indices: Any,
     sinks: Any,
     kv_scale: Any,
+    return_lse: Any,
     out: Any,
+    block_table: Any,
+    seq_lens: Any,
+    cu_seqlens_q: Any,
 ) -> None:
-    """All that a key holds, and the shapes beside it, checked when the key is new."""
-    any_tensor(NAME, q=q, kv_cache=kv_cache)
+    """All that a key holds, and the tensors beside it, checked when the key is new; `begin` checks metadata."""
+    check_operand(NAME, "q", q)
+    check_operand(NAME, "kv_cache", kv_cache)
     if q.ndim not in ((3,) if ragged else (3, 4)):
         wanted = "[T, H, D] with cu_seqlens_q" if ragged else "[num_seqs, H, D] or [num_seqs, tokens, H, D]"
         refuse("q", f"has shape {list(q.shape)}", f"give {wanted}")
     if q.dtype not in _FLOATS:
         refuse("q", f"has dtype {dtype_name(q.dtype)}", f"give {', '.join(FLOATS)}")
-    if q.is_meta:
-        refuse_meta()
     heads, width = q.shape[-2:]
     if 0 in (heads, width):
         refuse("q", f"has shape {list(q.shape)}", "give at least one head and one element of each")
@@ -89,6 +102,8 @@ def check(
     if type(value_dim) is not int or not 0 < value_dim <= width:
         refuse("value_dim", f"is {value_dim!r}", f"give the width of the latent, from 1 to {width}, that of a row")
     check_scale(scale)
+    check_flag(NAME, "causal", causal)
+    check_flag(NAME, "return_lse", return_lse)
     check_bound(NAME, "max_seqlen_q", max_seqlen_q)
     kv_scale_kind(kv_scale)
     if kv_cache.dtype is _FP8 and kv_scale is None:
@@ -99,24 +114,21 @@ def check(
         check_sinks(sinks, heads)
     if topk_indices is not None:
         check_topk(topk_indices, q.shape)
-    given = (("kv_cache", kv_cache), ("topk_indices", topk_indices), ("sinks", sinks), ("kv_scale", kv_scale))
-    for name, tensor in (*given, ("out", out)):
+    beside = {"topk_indices": topk_indices, "sinks": sinks, "kv_scale": kv_scale}
+    for name, tensor in {"kv_cache": kv_cache, **beside}.items():
         if isinstance(tensor, Tensor):
+            check_operand(NAME, name, tensor)
             same_device(NAME, name, tensor, q)
-    if out is not None:
-        any_tensor(NAME, out=out)
-        check_out(NAME, out, q, (*q.shape[:-1], value_dim))
     refuse_grad(NAME, ("q", "kv_cache"), (q, kv_cache))
-
-
-def refuse_meta() -> NoReturn:
-    """q has no memory."""
-    refuse("q", "is on meta", "give a tensor with memory, or a fake one under torch.compile")
+    if out is not None:
+        metadata = {"block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
+        operands = {"q": q, "kv_cache": kv_cache, **beside, **metadata}
+        check_destination(NAME, "out", out, (*q.shape[:-1], value_dim), q.dtype, q.device, operands)
 
 
 def check_scale(scale: Any) -> None:
     """The factor of q k^T, which has no default: the width of q does not tell it."""
-    if not isinstance(scale, float | int) or not math.isfinite(scale):
+    if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
         refuse("scale", f"is {scale!r}", "give a finite float: one over the root of a head's width before absorption")
 
 
@@ -125,20 +137,23 @@ def kv_scale_kind(kv_scale: Any) -> str | None:
     if kv_scale is None:
         return None
     if isinstance(kv_scale, Tensor):
+        if not is_plain_view(kv_scale):
+            check_operand(NAME, "kv_scale", kv_scale)
         if kv_scale.dtype is not torch.float32 or kv_scale.numel() != 1:
             form = f"is {dtype_name(kv_scale.dtype)} {list(kv_scale.shape)}"
             refuse("kv_scale", form, "give a float, or float32 of one element")
         if kv_scale.requires_grad:
             refuse_grad(NAME, ("kv_scale",), (kv_scale,))
         return "tensor"
-    if not isinstance(kv_scale, float | int) or not math.isfinite(kv_scale):
+    if not isinstance(kv_scale, float | int) or isinstance(kv_scale, bool) or not math.isfinite(kv_scale):
         refuse("kv_scale", f"is {kv_scale!r}", "give a finite float, or float32 of one element")
     return "value"
 
 
 def check_sinks(sinks: Any, heads: int) -> None:
     """One per head."""
-    any_tensor(NAME, sinks=sinks)
+    if not isinstance(sinks, Tensor) or not sinks.is_contiguous() or sinks.is_nested or heads == 1:
+        check_operand(NAME, "sinks", sinks)
     if sinks.shape != (heads,):
         refuse("sinks", f"has shape {list(sinks.shape)}", f"give [{heads}], one per head")
     if sinks.dtype not in _FLOATS:
@@ -149,7 +164,8 @@ def check_sinks(sinks: Any, heads: int) -> None:
 
 def check_topk(topk_indices: Any, shape: Sequence[int]) -> None:
     """A list of positions for each token of q."""
-    any_tensor(NAME, topk_indices=topk_indices)
+    if not isinstance(topk_indices, Tensor) or not topk_indices.is_contiguous() or topk_indices.is_nested:
+        check_operand(NAME, "topk_indices", topk_indices)
     if topk_indices.dtype is not torch.int32:
         refuse("topk_indices", f"has dtype {dtype_name(topk_indices.dtype)}", "give int32: .to(torch.int32)")
     if topk_indices.shape[:-1] != tuple(shape[:-2]):
@@ -167,6 +183,91 @@ def flat(topk_indices: Tensor | None) -> Tensor | None:
     return topk_indices.flatten(0, 1) if topk_indices is not None and topk_indices.ndim == 3 else topk_indices
 
 
+def fits_of(problem: MlaProblem, device: int) -> Callable[[Any, Any], bool]:
+    """Whether a layer's queries and cache are what a kernel was made for, with nothing that `check` would refuse.
+
+    A plan may be run with others than it was prepared for, and so may a step.
+    """
+    dtype, kv_dtype = getattr(torch, problem.q_dtype), getattr(torch, problem.kv_dtype)
+    heads, width, page_size = problem.num_heads, problem.head_dim, problem.page_size
+    ragged, q_len = problem.ragged, problem.q_len
+
+    def fits(q: Any, kv_cache: Any) -> bool:
+        if not usable(q, dtype, device) or not usable(kv_cache, kv_dtype, device):
+            return False
+        if not ((q.is_contiguous() or is_plain_view(q)) and (kv_cache.is_contiguous() or is_plain_view(kv_cache))):
+            return False
+        shape, pages = q.shape, kv_cache.shape
+        if len(shape) == 3:
+            known: bool = shape[1] == heads and shape[2] == width and (ragged or q_len == ONE)
+        else:
+            known = not ragged and len(shape) == 4 and shape[2:] == (heads, width) and q_len_bucket(shape[1]) == q_len
+        return (
+            known
+            and pages[1] == page_size
+            and pages[-1] == width
+            and (len(pages) == 3 or (len(pages) == 4 and pages[2] == 1))
+        )
+
+    return fits
+
+
+def check_form(problem: MlaProblem, q: Tensor, kv_cache: Tensor) -> None:
+    """Name the difference between a call that is right in itself and what a plan was prepared for."""
+    dims = (problem.num_heads, problem.head_dim)
+    if dtype_name(q.dtype) != problem.q_dtype or q.shape[-2:] != dims:
+        refuse("q", f"is {describe(q)}", f"the plan is for {problem.q_dtype} [..., {dims[0]}, {dims[1]}]")
+    q_len = problem.q_len if problem.ragged else ONE if q.ndim == 3 else q_len_bucket(q.shape[1])
+    if q_len != problem.q_len:
+        tokens = f"{problem.q_len} query tokens per sequence"
+        refuse("q", f"is {describe(q)}", f"the plan is for {tokens}; prepare one for this form")
+    pages = (problem.page_size, problem.head_dim)
+    if dtype_name(kv_cache.dtype) != problem.kv_dtype or (*kv_cache.shape[1:2], *kv_cache.shape[-1:]) != pages:
+        wanted = f"the plan is for {problem.kv_dtype} [..., {pages[0]}, {pages[1]}]"
+        refuse("kv_cache", f"is {describe(kv_cache)}", wanted)
+
+
+def recheck(
+    problem: MlaProblem, q: Any, kv_cache: Any, max_seqlen_q: Any, topk_indices: Any, values: MlaValues
+) -> None:
+    """Refuse by name a layer's operands that do not fit, or that a launch could not take."""
+    check_operand(NAME, "q", q)
+    check_operand(NAME, "kv_cache", kv_cache)
+    check_form(problem, q, kv_cache)
+    given = (q, kv_cache, values.scale, problem.value_dim, problem.ragged, max_seqlen_q, problem.causal, topk_indices)
+    check(*given, values.sinks, values.kv_scale, problem.lse, None, None, None, None)
+
+
+def destination_of(problem: MlaProblem, device: int) -> Callable[..., Tensor]:
+    """The function that makes `out`, or checks the one that is given."""
+    dtype, value_dim = getattr(torch, problem.q_dtype), problem.value_dim
+
+    def destination(
+        out: Any, q: Tensor, kv_cache: Tensor, topk_indices: Tensor | None, values: MlaValues, step: PagedStep
+    ) -> Tensor:
+        shape = q.shape
+        wanted = (shape[0], shape[1], value_dim) if len(shape) == 3 else (*shape[:-1], value_dim)
+        if out is None:
+            return q.new_empty(wanted)
+        beside = (topk_indices, values.sinks, step.block_table, step.seq_lens, step.cu_seqlens_q)
+        if not (
+            alike(out, wanted, dtype, device) and out.is_contiguous() and not may_overlap(out, (q, kv_cache, *beside))
+        ):
+            names = ("topk_indices", "sinks", "block_table", "seq_lens", "cu_seqlens_q")
+            operands = {"q": q, "kv_cache": kv_cache, **dict(zip(names, beside, strict=True))}
+            check_destination(NAME, "out", out, wanted, dtype, q.device, operands)
+        made: Tensor = out
+        return made
+
+    return destination
+
+
+def with_plain_sinks(values: MlaValues) -> MlaValues:
+    """Sinks side by side, as kernels read them; a copy is made by every launch, so that it is never an old one."""
+    sinks = values.sinks
+    return values if sinks is None or sinks.is_contiguous() else values._replace(sinks=sinks.contiguous())
+
+
 def bind(
     adapter: Any,
     problem: MlaProblem,
@@ -174,13 +275,13 @@ def bind(
     tick: Callable[[], int],
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """The function that a direct call runs: the step's metadata, the destination, the launch."""
+    """The function that a direct call runs: the checks, the step's metadata, the destination, the launch."""
     launch = adapter.launch
-    ragged, value_dim, returns_lse = problem.ragged, problem.value_dim, problem.lse
-    dtype = getattr(torch, problem.q_dtype)
+    ragged, returns_lse = problem.ragged, problem.lse
+    fits, destination = fits_of(problem, device), destination_of(problem, device)
     # The layers of a step share its tensors, so they are checked once. In CPU memory the values behind the
     # same tensors may have changed, and are read anew.
-    reusable = problem.device.type != "cpu" and not adapter.plans_steps
+    reusable = problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices()
     last: PagedStep | None = None
 
     def run(
@@ -198,11 +299,10 @@ def bind(
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             return run_there(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
-        if device < 0 and q.is_meta:
-            refuse_meta()
-        if is_grad_enabled() and (q.requires_grad or kv_cache.requires_grad):
-            refuse_grad(NAME, ("q", "kv_cache"), (q, kv_cache))
-        shape = q.shape
+        if not fits(q, kv_cache):
+            recheck(problem, q, kv_cache, max_seqlen_q, topk_indices, values)
+        elif device < 0:
+            check_untransformed(NAME, {"q": q, "kv_cache": kv_cache})
         step = last
         if (
             step is None
@@ -216,7 +316,7 @@ def bind(
                 adapter,
                 q.device,
                 kv_cache.shape[0],
-                shape[0],
+                q.shape[0],
                 block_table,
                 seq_lens,
                 cu_seqlens_q,
@@ -227,24 +327,18 @@ def bind(
             if reusable and not LENT.now:
                 step.outlive()
                 last = step
-        if kv_cache.device != q.device:
-            same_device(NAME, "kv_cache", kv_cache, q)
         if topk_indices is not None:
-            check_topk(topk_indices, shape)
+            check_topk(topk_indices, q.shape)
             same_device(NAME, "topk_indices", topk_indices, q)
         if values.sinks is not None:
             same_device(NAME, "sinks", values.sinks, q)
+            values = with_plain_sinks(values)
         if isinstance(values.kv_scale, Tensor):
             same_device(NAME, "kv_scale", values.kv_scale, q)
+        shape = q.shape
         if not ragged and shape[0] != step.num_seqs:
             refuse_batch(shape, step.num_seqs, NAME)
-        wanted = (shape[0], shape[1], value_dim) if len(shape) == 3 else (*shape[:-1], value_dim)
-        if out is None:
-            out = q.new_empty(wanted)
-        elif not alike(out, wanted, dtype, device) or out.data_ptr() == q.data_ptr():
-            any_tensor(NAME, out=out)
-            check_out(NAME, out, q, wanted)
-            same_device(NAME, "out", out, q)
+        out = destination(out, q, kv_cache, topk_indices, values, step)
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape:
             tick()
@@ -252,6 +346,7 @@ def bind(
                 launch(q, rows_of(kv_cache), flat(topk_indices), step, values, out, lse)
             except Exception as error:
                 failed(launch, error)
+                recheck(problem, q, kv_cache, max_seqlen_q, topk_indices, values)
                 raise
         return out if lse is None else (out, lse)
 

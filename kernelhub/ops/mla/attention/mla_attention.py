@@ -21,6 +21,8 @@ from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.arguments import check_bound, same_device
+from kernelhub.ops.attention.operands import refuse_batch
 from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import ANY, ONE, q_len_bucket
 from kernelhub.ops.mla.attention import library
@@ -32,11 +34,15 @@ from kernelhub.ops.mla.attention.call import (
     check_scale,
     check_sinks,
     check_topk,
+    destination_of,
+    fits_of,
     flat,
     kv_scale_kind,
     problem_of,
+    recheck,
     refuse,
     rows_of,
+    with_plain_sinks,
 )
 from kernelhub.ops.mla.attention.problem import REGIMES, MlaProblem, complete, contradiction, regime
 from kernelhub.ops.mla.attention.reference import mla_attention_reference
@@ -95,20 +101,28 @@ class MlaAttentionPlan(PagedPlan):
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values, problem = self.adapter.launch, self._values, self.selection.problem
-        value_dim, sparse, returns_lse = problem.value_dim, problem.sparse, problem.lse
+        sparse, returns_lse = problem.sparse, problem.lse
+        fits, destination = fits_of(problem, self.bound.device), destination_of(problem, self.bound.device)
+        check_rows, strided = _rows_check(problem, step, self._num_pages), values is not with_plain_sinks(values)
 
         def run(q: Tensor, kv_cache: Tensor, topk_indices: Tensor | None = None, *, out: Tensor | None = None) -> Any:
             try:  # around all: inside the body it costs Python 3.11 10 ns
                 _check_listed(sparse, topk_indices)
+                if not fits(q, kv_cache):
+                    recheck(problem, q, kv_cache, None, topk_indices, values)
+                check_rows(q, kv_cache)
                 if topk_indices is not None:
                     check_topk(topk_indices, q.shape)
-                if out is None:
-                    out = q.new_empty((*q.shape[:-1], value_dim))
+                    same_device(NAME, "topk_indices", topk_indices, q)
+                out = destination(out, q, kv_cache, topk_indices, values, step)
                 lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32) if returns_lse else None
-                launch(q, rows_of(kv_cache), flat(topk_indices), step, values, out, lse)
+                if 0 not in q.shape:
+                    plain = with_plain_sinks(values) if strided else values
+                    launch(q, rows_of(kv_cache), flat(topk_indices), step, plain, out, lse)
                 return out if lse is None else (out, lse)
             except Exception as error:
                 failed(launch, error)
+                recheck(problem, q, kv_cache, None, topk_indices, values)
                 raise
 
         def traced(
@@ -165,6 +179,25 @@ def _check_listed(sparse: bool, topk_indices: Tensor | None) -> None:
     if (topk_indices is not None) != sparse:
         form = "is missing" if sparse else "is given"
         refuse("topk_indices", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
+
+
+def _rows_check(problem: MlaProblem, step: PagedStep, num_pages: int) -> Callable[[Tensor, Tensor], None]:
+    """The rows of q and the pages of the cache that a step's metadata speaks of."""
+    num_seqs, ragged = step.num_seqs, problem.ragged
+    offsets = step.known_q_offsets if ragged else None
+    needed = num_seqs if not ragged else offsets[-1] if offsets else 0
+
+    def check_rows(q: Tensor, kv_cache: Tensor) -> None:
+        rows = q.shape[0]
+        if rows != needed and (not ragged or rows < needed):
+            if not ragged:
+                refuse_batch(q.shape, num_seqs, NAME)
+            refuse("q", f"has {rows} rows", f"cu_seqlens_q of the step ends at {needed}")
+        if kv_cache.shape[0] < num_pages:
+            wanted = f"the plan was prepared for {num_pages}, and the step's block_table may name any of them"
+            refuse("kv_cache", f"has {kv_cache.shape[0]} pages", wanted)
+
+    return check_rows
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MlaAttentionPlan:
@@ -267,7 +300,8 @@ def mla_attention(
             backend=backend,
         )
     ragged = cu_seqlens_q is not None
-    given = (q, kv_cache, scale, value_dim, ragged, max_seqlen_q, topk_indices, sinks, kv_scale, out)
+    features = (causal, topk_indices, sinks, kv_scale, return_lse)
+    given = (q, kv_cache, scale, value_dim, ragged, max_seqlen_q, *features, out, block_table, seq_lens, cu_seqlens_q)
     try:
         *_, heads, width = shape = q.shape
         _, page_size, *one, row = kv_cache.shape
@@ -275,22 +309,25 @@ def mla_attention(
             q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
         else:
             q_len = ONE if len(shape) == 3 else q_len_bucket(shape[1])
-        features = (
+        kinds = (
             ragged,
-            bool(causal) and (ragged or q_len != ONE),
+            causal and (ragged or q_len != ONE),
             topk_indices is not None,
             sinks is not None,
-            bool(return_lse),
+            return_lse,
             None if kv_scale is None else kv_scale_kind(kv_scale),
         )
         rows = (row, len(shape), *one)
-        key = (q.dtype, kv_cache.dtype, heads, width, page_size, rows, value_dim, q_len, features)
+        key = (q.dtype, kv_cache.dtype, heads, width, page_size, rows, value_dim, q_len, kinds)
         if sinks is not None:
             check_sinks(sinks, heads)
         check_scale(scale)
-        if type(value_dim) is not int:  # 512.0 would be taken for the key's 512
+        # 512.0 would be taken for the key's 512, and 1 for its True
+        if not (type(value_dim) is int and type(causal) is bool and type(return_lse) is bool):
             check(*given)
-    except (AttributeError, TypeError, ValueError, IndexError):
+        if max_seqlen_q is not None:
+            check_bound(NAME, "max_seqlen_q", max_seqlen_q)
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(*given)
         raise
     if backend is None and not (_contexts_used and _contexts()):

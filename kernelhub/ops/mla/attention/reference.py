@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.runtime.precision import at_own_precision
 
+
+@at_own_precision
 def mla_attention_reference(
     q: Tensor,
     kv_cache: Tensor,

@@ -11,22 +11,17 @@ from torch import Tensor
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import (
-    alike,
-    check_has_memory,
-    check_is_tensor,
-    check_wants_no_gradient,
-    describe,
-    dtype_name,
-    usable,
-)
+from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
 from kernelhub.ops.attention.problem import FLOATS, FP8
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
+from kernelhub.ops.operands import check_apart, check_operand, is_plain_view, may_overlap, overlaps_itself
+from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
 NAME = "write_mla_cache"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _FP8 = getattr(torch, FP8)
+_FEW_SLOTS = 64  # that are compared faster as ints than by a sort
 
 
 def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
@@ -57,13 +52,12 @@ def check(kv_c: Any, k_rope: Any, kv_cache: Any, slot_mapping: Any, kv_scale: An
     """Everything that the contract says of a call."""
     given = [("kv_c", kv_c), ("k_rope", k_rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping)]
     for parameter, tensor in given:
-        check_is_tensor(NAME, parameter, tensor)
+        check_operand(NAME, parameter, tensor)
     if kv_c.ndim != 2:
         refuse("kv_c", f"has shape {list(kv_c.shape)}", "give [T, V], the latents")
     tokens, latent_dim = kv_c.shape
     if kv_c.dtype not in _FLOATS:
         refuse("kv_c", f"has dtype {dtype_name(kv_c.dtype)}", f"give {', '.join(FLOATS)}")
-    check_has_memory(NAME, "kv_c", kv_c)
     if latent_dim == 0:
         refuse("kv_c", f"has shape {list(kv_c.shape)}", "give at least one element of each token")
     if k_rope.ndim not in (2, 3) or k_rope.shape[0] != tokens or (k_rope.ndim == 3 and k_rope.shape[1] != 1):
@@ -94,15 +88,30 @@ def check(kv_c: Any, k_rope: Any, kv_cache: Any, slot_mapping: Any, kv_scale: An
     slots = kv_cache.shape[0] * kv_cache.shape[1]
     if slots == 0 and tokens:
         refuse("kv_cache", f"has shape {list(kv_cache.shape)}", "give at least one page")
-    if kv_c.device.type == "cpu":
-        check_slots(slot_mapping, slots)
+    if overlaps_itself(kv_cache):
+        refuse("kv_cache", f"overlaps itself (strides {list(kv_cache.stride())})", "give rows that lie apart")
+    check_apart(NAME, "kv_cache", kv_cache, {name: tensor for name, tensor in given if name != "kv_cache"})
+    check_slots(slot_mapping, slots)
 
 
 def check_slots(slot_mapping: Tensor, slots: int) -> None:
-    """Each lies in the cache; on a GPU nothing reads them for that."""
-    if slot_mapping.numel() and int(slot_mapping.max()) >= slots:
-        token = int(slot_mapping.argmax())
-        refuse("slot_mapping", f"is {int(slot_mapping[token])} for token {token}", f"kv_cache has {slots} slots")
+    """Each lies in the cache, and no two are one; on a GPU that is looked at with KERNELHUB_CHECK=1 only."""
+    given = values_to_check(slot_mapping)
+    if given is None or not given.numel():
+        return
+    if int(given.max()) >= slots:
+        token = int(given.argmax())
+        refuse("slot_mapping", f"is {int(given[token])} for token {token}", f"kv_cache has {slots} slots")
+    written = given[given >= 0]
+    if len(written) <= _FEW_SLOTS:
+        different = len(set(written.tolist()))
+    else:
+        different = len(written.unique())
+    if different < len(written):
+        values, counts = written.unique(return_counts=True)
+        slot = int(values[counts > 1][0])
+        tokens = (given == slot).nonzero().flatten().tolist()
+        refuse("slot_mapping", f"is {slot} for tokens {tokens[0]} and {tokens[1]}", "give each token a slot of its own")
 
 
 def _check_scale(kv_cache: Tensor, kv_scale: Any) -> None:
@@ -114,9 +123,15 @@ def _check_scale(kv_cache: Tensor, kv_scale: Any) -> None:
     elif kv_scale is None:
         refuse("kv_scale", "is None with an fp8 kv_cache", "give 1.0 to store values as they are")
     elif isinstance(kv_scale, Tensor):
+        check_operand(NAME, "kv_scale", kv_scale)
         if kv_scale.dtype is not torch.float32 or kv_scale.numel() != 1:
             refuse("kv_scale", f"is {describe(kv_scale)}", "give a float, or float32 of one element")
-    elif not isinstance(kv_scale, float | int) or not math.isfinite(kv_scale) or kv_scale == 0:
+    elif (
+        not isinstance(kv_scale, float | int)
+        or isinstance(kv_scale, bool)
+        or not math.isfinite(kv_scale)
+        or kv_scale == 0
+    ):
         refuse("kv_scale", f"is {kv_scale!r}", "give a finite float other than 0, or float32 of one element")
 
 
@@ -132,11 +147,9 @@ def bind(
     form = (problem.dtype, problem.kv_dtype, problem.latent_dim, problem.rope_dim, problem.page_size, problem.kv_scale)
     dtype, kv_dtype = getattr(torch, problem.dtype), getattr(torch, problem.kv_dtype)
     latent_dim, rope_dim, page_size, kind = form[2:]
-    width, on_host = latent_dim + rope_dim, problem.device.type == "cpu"
+    width, looks = latent_dim + rope_dim, problem.device.type == "cpu" or checks_devices()
 
-    def known(
-        kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
-    ) -> bool:
+    def known(kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Any) -> bool:
         """Nothing that `check` would refuse but slots, and what the kernel was made for."""
         if not usable(kv_c, dtype, device) or not usable(kv_cache, kv_dtype, device) or kv_c.ndim != 2:
             return False
@@ -152,10 +165,16 @@ def bind(
             return False
         if not alike(slot_mapping, (tokens,), torch.int64, device):
             return False
+        if not (kv_cache.is_contiguous() and slot_mapping.is_contiguous()):  # its own overlaps take a longer look
+            return False
+        if not (is_plain_view(kv_c) and is_plain_view(k_rope)):  # both are views, as a rule
+            return False
+        if may_overlap(kv_cache, (kv_c, k_rope, slot_mapping, kv_scale if kind == "tensor" else None)):
+            return False
         if kind is None:
             return kv_scale is None
         if kind == "tensor":
-            return isinstance(kv_scale, Tensor) and usable(kv_scale, torch.float32, device) and kv_scale.numel() == 1
+            return usable(kv_scale, torch.float32, device) and kv_scale.numel() == 1 and is_plain_view(kv_scale)
         return type(kv_scale) is float and math.isfinite(kv_scale) and kv_scale != 0
 
     def run(
@@ -164,8 +183,12 @@ def bind(
         if kv_c.get_device() != device:
             result: Tensor = elsewhere(kv_c.get_device())(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
             return result
-        if known(kv_c, k_rope, kv_cache, slot_mapping, kv_scale):
-            if on_host:
+        try:
+            right = known(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+        except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
+            right = False
+        if right:
+            if looks:
                 check_slots(slot_mapping, kv_cache.shape[0] * page_size)
         else:
             check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
@@ -177,6 +200,7 @@ def bind(
                 launch(kv_c, k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope, rows, slot_mapping, kv_scale)
             except Exception as error:
                 failed(launch, error)
+                check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
                 raise
         return kv_cache
 

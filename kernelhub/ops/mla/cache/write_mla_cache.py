@@ -92,7 +92,8 @@ def write_mla_cache(
         kv_cache: ``[num_pages, page_size, V + R]`` or ``[num_pages, page_size, 1, V + R]`` in the same dtype, or
             float8_e4m3fn with `kv_scale`; it is written to, the latent before the rotary part.
         slot_mapping: int64 ``[T]``, where each token goes: ``page * page_size + place in the page``. Negative for a
-            token that is not written. Slots differ from each other; on a GPU they are not checked.
+            token that is not written. Slots differ from each other; on a GPU that is checked with ``KERNELHUB_CHECK=1``
+            only.
         kv_scale: factor of an fp8 cache, a float or float32 of one element: ``value / kv_scale`` is stored, rounded
             to nearest even and saturating at 448, so that stored times kv_scale is the value.
         backend: this backend or kernel, or the first of these that can, or an error with all reasons.
@@ -126,7 +127,7 @@ def write_mla_cache(
             kv_cache.shape[1],
             scale_kind(kv_scale),
         )
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
         raise
     if backend is None and not (_contexts_used and _contexts()):

@@ -10,16 +10,9 @@ from torch import Tensor
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import (
-    alike,
-    check_has_memory,
-    check_is_tensor,
-    check_wants_no_gradient,
-    describe,
-    dtype_name,
-    usable,
-)
+from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
 from kernelhub.ops.mla.concat.problem import DTYPES, ConcatProblem
+from kernelhub.ops.operands import check_destination, check_operand, is_plain_view, may_overlap
 from kernelhub.probes.device import facts_of
 
 NAME = "concat_mla_k"
@@ -45,14 +38,13 @@ def problem_of(key: Any, device: int) -> ConcatProblem:
 
 def check(k_nope: Any, k_rope: Any, out: Any) -> None:
     """Everything that the contract says of a call."""
-    given = (("k_nope", k_nope), ("k_rope", k_rope), *([] if out is None else [("out", out)]))
+    given = (("k_nope", k_nope), ("k_rope", k_rope))
     for parameter, tensor in given:
-        check_is_tensor(NAME, parameter, tensor)
+        check_operand(NAME, parameter, tensor)
     if k_nope.ndim != 3:
         refuse("k_nope", f"has shape {list(k_nope.shape)}", "give [T, H, N]")
     if k_nope.dtype not in _DTYPES:
         refuse("k_nope", f"has dtype {dtype_name(k_nope.dtype)}", f"give {', '.join(DTYPES)}")
-    check_has_memory(NAME, "k_nope", k_nope)
     tokens, heads, width = k_nope.shape
     if 0 in (heads, width):
         refuse("k_nope", f"has shape {list(k_nope.shape)}", "give at least one head and one element of each")
@@ -60,15 +52,17 @@ def check(k_nope: Any, k_rope: Any, out: Any) -> None:
         refuse("k_rope", f"has shape {list(k_rope.shape)}", f"give [{tokens}, R] or [{tokens}, 1, R]")
     if k_rope.shape[-1] == 0:
         refuse("k_rope", f"has shape {list(k_rope.shape)}", "give at least one element")
-    whole = [tokens, heads, width + k_rope.shape[-1]]
-    if out is not None and list(out.shape) != whole:
-        refuse("out", f"has shape {list(out.shape)}", f"give {whole}")
     for parameter, tensor in given:
         if tensor.dtype is not k_nope.dtype:
             refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", f"k_nope has {dtype_name(k_nope.dtype)}")
         if tensor.device != k_nope.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {k_nope.device}, where k_nope is")
         check_wants_no_gradient(NAME, parameter, tensor)
+    if out is not None:
+        whole = (tokens, heads, width + k_rope.shape[-1])
+        in_place = isinstance(out, Tensor) and stands_in(k_nope, out)
+        operands = {"k_rope": k_rope} if in_place else {"k_nope": k_nope, "k_rope": k_rope}
+        check_destination(NAME, "out", out, whole, k_nope.dtype, k_nope.device, operands)
 
 
 def stands_in(k_nope: Tensor, out: Tensor) -> bool:
@@ -94,18 +88,28 @@ def bind(
         if not usable(k_nope, dtype, device) or k_nope.ndim != 3 or type(k_rope) is not Tensor:
             return False
         tokens, heads, columns = k_nope.shape
-        return (
-            heads == num_heads
-            and columns == nope_dim
-            and alike(k_rope, (tokens, rope_dim) if k_rope.ndim == 2 else (tokens, 1, rope_dim), dtype, device)
-            and (out is None or alike(out, (tokens, heads, width), dtype, device))
-        )
+        if (
+            heads != num_heads
+            or columns != nope_dim
+            or not alike(k_rope, (tokens, rope_dim) if k_rope.ndim == 2 else (tokens, 1, rope_dim), dtype, device)
+            or not (is_plain_view(k_nope) and is_plain_view(k_rope))  # views, as a rule
+        ):
+            return False
+        if out is None:
+            return True
+        if not alike(out, (tokens, heads, width), dtype, device) or not out.is_contiguous():
+            return False
+        return not may_overlap(out, (None if stands_in(k_nope, out) else k_nope, k_rope))
 
     def run(k_nope: Tensor, k_rope: Tensor, out: Tensor | None) -> Tensor:
         if k_nope.get_device() != device:
             result: Tensor = elsewhere(k_nope.get_device())(k_nope, k_rope, out)
             return result
-        if not known(k_nope, k_rope, out):
+        try:
+            right = known(k_nope, k_rope, out)
+        except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
+            right = False
+        if not right:
             check(k_nope, k_rope, out)
             if (k_nope.dtype, *k_nope.shape[1:], k_rope.shape[-1]) != form:
                 wanted = f"the plan is for {problem.dtype} [T, {num_heads}, {nope_dim}] and [T, {rope_dim}]"
@@ -120,6 +124,7 @@ def bind(
                 )
             except Exception as error:
                 failed(launch, error)
+                check(k_nope, k_rope, out)
                 raise
         return out
 

@@ -90,7 +90,7 @@ def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, back
     try:
         _, heads, width = k_nope.shape
         key = (k_nope.dtype, heads, width, k_rope.shape[-1])
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(k_nope, k_rope, out)
         raise
     if backend is None and not (_contexts_used and _contexts()):
