@@ -75,5 +75,5 @@ def scratch(tag: str, shape: Sequence[int], dtype: torch.dtype, device: torch.de
         buffers = _threads.buffers = {}
     buffer = buffers.get(tag)
     if buffer is None or buffer.numel() < num_bytes:
-        buffer = buffers[tag] = torch.empty(1 << max(num_bytes - 1, 1).bit_length(), dtype=torch.uint8)
+        buffer = buffers[tag] = torch.empty(1 << max(num_bytes - 1, 1).bit_length(), dtype=torch.uint8, device="cpu")
     return buffer[:num_bytes].view(dtype).view(*shape)

@@ -75,6 +75,15 @@ def packed(kernel: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: item for name, item in arguments.items() if name not in LAYER} | {"w13": w13, "w2": w2}
 
 
+def one_element_on(tensor: Tensor) -> Tensor:
+    """A copy that begins an element past an address of whole 16 bytes."""
+    buffer = torch.zeros(tensor.nbytes + 2 * tensor.itemsize, dtype=torch.uint8).view(tensor.dtype)
+    place = buffer[1 : 1 + tensor.numel()].view(tensor.shape)
+    place.copy_(tensor)
+    assert place.data_ptr() % 16
+    return place
+
+
 def run(kernel: str, arguments: dict[str, Any], **more: Any) -> Tensor:
     return kernelhub.fused_moe(**packed(kernel, arguments), **more, backend=kernel)
 
@@ -100,6 +109,15 @@ class TestPackedExperts(Experts):
                 same(got, arguments.get(name))
             if side == "w13" or kernel not in PLAIN_W2:
                 assert mine[side].tensors["weight"].data_ptr() != arguments[side].data_ptr()
+
+    def test_packed_weights_may_lie_anywhere_in_memory(self, kernel) -> None:
+        arguments = packed(kernel, inputs(kernel))
+        want = kernelhub.fused_moe(**arguments, backend=kernel)
+        for side in ("w13", "w2"):
+            weight = arguments[side]
+            moved = {name: None if of is None else one_element_on(of) for name, of in weight.tensors.items()}
+            arguments[side] = dataclasses.replace(weight, tensors=moved)
+        assert torch.equal(kernelhub.fused_moe(**arguments, backend=kernel), want)
 
     def test_a_plan_runs_a_checkpoint_s_weights_and_packed_ones(self, kernel) -> None:
         arguments = inputs(kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -152,3 +153,22 @@ def test_activations_are_what_other_libraries_compute() -> None:
             torch.testing.assert_close(out[:, :4].cpu(), result, rtol=1e-5, atol=1e-6)
     plain = kernelhub.fused_moe(*tensors, activation="swiglu_clamped", alpha=1.0, limit=1e9)
     torch.testing.assert_close(plain[:, :4].cpu(), silu(gate) * up)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("setting", ["device", "dtype"])
+def test_defaults_that_a_program_sets_change_nothing(kernel: str, setting: str) -> None:
+    arguments = experts("fp8_block", torch.bfloat16) | {"activation_dtype": torch.float8_e4m3fn}
+    logits = routing_inputs("glm-5", tokens=4, device=DEVICE)
+    router = "torch.routing" if kernel == "torch.experts" else "triton.routing"
+    kernelhub.reload()  # kernels are made with the setting on
+    with torch.device("meta") if setting == "device" else contextlib.nullcontext():
+        torch.set_default_dtype(torch.float16 if setting == "dtype" else torch.float32)
+        try:
+            out = kernelhub.fused_moe(**arguments, backend=kernel)
+            routed = kernelhub.route_experts(**logits, backend=router)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(out, right(kernel, arguments))
+    for found, want in zip(routed, kernelhub.route_experts(**logits, backend=router), strict=True):
+        assert torch.equal(found, want)

@@ -73,8 +73,8 @@ class Experts(ExpertsAdapter):
     ) -> None:
         problem, (tokens, top_k) = self.problem, topk_ids.shape
         table, on_input = values.expert_map, problem.apply_router_weight_on_input
-        places = torch.empty(2, tokens * top_k, dtype=torch.int32)
-        starts = torch.empty(problem.num_experts + 1, dtype=torch.int64)
+        places = torch.empty(2, tokens * top_k, dtype=torch.int32, device="cpu")
+        starts = torch.empty(problem.num_experts + 1, dtype=torch.int64, device="cpu")
         of_row, of_pair = places.data_ptr(), places.data_ptr() + 4 * tokens * top_k
         mapped = (0, 0) if table is None else (table.shape[0], table.stride(0))
         sizes = (tokens, top_k, problem.num_experts, *topk_ids.stride(), *mapped)
@@ -106,7 +106,7 @@ class Experts(ExpertsAdapter):
         lines = count * max(1, self._terms) * _padded(width)
         into = scratch(tag, (lines * self._element_bytes,), torch.uint8, rows.device)
         group = BLOCK if self.problem.activation_groups else width
-        scales = None if self._terms else torch.empty(count, -(-width // group))
+        scales = None if self._terms else torch.empty(count, -(-width // group), dtype=torch.float32, device="cpu")
         sizes = (count, width, rows.stride(0), KINDS[self.problem.dtype], self._terms, group)
         self._prepare(
             rows.data_ptr(), _address(known), into.data_ptr(), _address(scales), _array(sizes), torch.get_num_threads()

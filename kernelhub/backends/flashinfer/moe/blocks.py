@@ -80,7 +80,7 @@ class ExpertsBlocks(Experts):
 
         def matrix(rows: int) -> Matrix:
             codes = torch.zeros(experts, rows, BLOCK, dtype=self.weight_dtype, device="cuda")
-            return Matrix(codes, torch.ones(experts, rows // BLOCK, 1, device="cuda"), None, None)
+            return Matrix(codes, torch.ones(experts, rows // BLOCK, 1, dtype=torch.float32, device="cuda"), None, None)
 
         x = torch.zeros(1, BLOCK, dtype=torch.bfloat16, device="cuda")
         self.launch(x, matrix(2 * BLOCK), matrix(BLOCK), ids.float(), ids, Values(), torch.empty_like(x))
@@ -124,7 +124,7 @@ class TrtllmBlocks(TrtllmExperts):
 
     def of_zeros(self, side: str, rows: int) -> Matrix:
         codes = torch.zeros(FEW, rows, SMALLEST, dtype=torch.float8_e4m3fn, device="cuda")
-        scale = torch.ones(FEW, rows // BLOCK, SMALLEST // BLOCK, device="cuda")
+        scale = torch.ones(FEW, rows // BLOCK, SMALLEST // BLOCK, dtype=torch.float32, device="cuda")
         return Matrix(codes, scale, None, None)
 
 

@@ -22,6 +22,7 @@ from kernelhub.ops.moe.experts.adapter import W13, ExpertsAdapter, PackingExpert
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.ops.packed import PackedWeight, Tensors
+from kernelhub.runtime.operators import on_device_of
 
 _SMALLEST = 128  # width of the layer by which the module is loaded
 
@@ -56,19 +57,20 @@ class Experts(ExpertsAdapter, PackingExperts):
         direct = lies_whole(out) and out.data_ptr() != x.data_ptr() and out.shape[1] == width
         made = whole(out) if direct else out.new_empty((out.shape[0], width))
         tokens, with_them = self._given(x, values)
-        cutlass_fused_moe(
-            whole(tokens),
-            ids,
-            weights,
-            w13.weight,
-            w2.weight,
-            self._dtype,
-            self._scales(w13, w2, values),
-            output=made,
-            use_fused_finalize=False,
-            **self._more(w13, w2, values),
-            **with_them,
-        )
+        with on_device_of(x):
+            cutlass_fused_moe(
+                whole(tokens),
+                ids,
+                weights,
+                whole(w13.weight),
+                whole(w2.weight),
+                self._dtype,
+                self._scales(w13, w2, values),
+                output=made,
+                use_fused_finalize=False,
+                **self._more(w13, w2, values),
+                **with_them,
+            )
         if not direct:
             out.copy_(made[:, : out.shape[1]])
 
@@ -114,10 +116,10 @@ class Experts(ExpertsAdapter, PackingExperts):
         experts = self.problem.num_experts
 
         def matrix(rows: int) -> Matrix:
-            channel = torch.ones(experts, rows, device="cuda") if self.weight_dtype else None
+            channel = torch.ones(experts, rows, dtype=torch.float32, device="cuda") if self.weight_dtype else None
             return Matrix(torch.zeros(experts, rows, width, dtype=dtype, device="cuda"), None, channel, None)
 
-        one = torch.ones((), device="cuda")
+        one = torch.ones((), dtype=torch.float32, device="cuda")
         ids = torch.zeros(1, self.problem.top_k, dtype=torch.int32, device="cuda")
         x = torch.zeros(1, width, dtype=self._dtype, device="cuda")
         self.launch(x, matrix(2 * width), matrix(width), ids.float(), ids, Values(one, one), torch.empty_like(x))

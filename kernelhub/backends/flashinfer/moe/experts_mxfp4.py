@@ -82,13 +82,14 @@ class ExpertsMxfp4(Experts):
     def _more(self, w13: Matrix, w2: Matrix, values: Values) -> dict[str, Any]:
         given: dict[str, Any] = {
             self.way: True,
-            "fc1_expert_biases": w13.bias,
-            "fc2_expert_biases": w2.bias,
+            "fc1_expert_biases": None if w13.bias is None else whole(w13.bias),
+            "fc2_expert_biases": None if w2.bias is None else whole(w2.bias),
         }
         if self.problem.activation == SWIGLU_OAI:
             numbers = {"swiglu_alpha": values.alpha, "swiglu_beta": 1.0, "swiglu_limit": values.limit}
             shape, device = (w13.weight.shape[0],), w13.weight.device
-            given |= {name: torch.full(shape, number, device=device) for name, number in numbers.items()}
+            made = {name: torch.full(shape, of, dtype=torch.float32, device=device) for name, of in numbers.items()}
+            given |= made
         return given
 
     def _load(self) -> None:
@@ -97,7 +98,9 @@ class ExpertsMxfp4(Experts):
         for side, rows in ((W13, 2 * WIDE), (W2, WIDE)):
             codes = torch.zeros(_FEW, rows, WIDE // 2, dtype=torch.uint8, device="cuda")
             scale = codes.new_full((_FEW, rows, WIDE // FP4_GROUP["mxfp4"]), ONE_E8M0)
-            tensors, _ = self.pack(side, codes, scale, None, torch.zeros(_FEW, rows, device="cuda"))
+            tensors, _ = self.pack(
+                side, codes, scale, None, torch.zeros(_FEW, rows, dtype=torch.float32, device="cuda")
+            )
             weight = tensors["weight"]
             assert weight is not None
             matrices[side] = matrix("mxfp4", weight, tensors["scale"], None, tensors["bias"])

@@ -91,7 +91,7 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
         x = torch.zeros(1, SMALLEST, dtype=torch.bfloat16, device="cuda")
         ids = torch.zeros(1, 1, dtype=torch.int32, device="cuda")
         w13, w2 = small.of_zeros(W13, 2 * wide), small.of_zeros(W2, wide)
-        one = torch.ones(1, device="cuda")
+        one = torch.ones(1, dtype=torch.float32, device="cuda")
         small.launch(x, w13, w2, ids.float(), ids, Values(one, one), torch.empty_like(x))
 
     def of_zeros(self, side: str, rows: int) -> Matrix:

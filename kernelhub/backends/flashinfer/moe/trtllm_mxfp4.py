@@ -71,11 +71,11 @@ class TrtllmMxfp4(TrtllmExperts):
             scale,
             whole(w13.weight),
             whole(w13.scale).view(E4M3),  # bytes of e8m0, which the library knows by their number
-            w13.bias,
+            None if w13.bias is None else whole(w13.bias),
             *self._clamp(x, w13.weight.shape[0], values),
             whole(w2.weight),
             whole(w2.scale).view(E4M3),
-            w2.bias,
+            None if w2.bias is None else whole(w2.bias),
             None,
             None,
             None,
@@ -92,7 +92,8 @@ class TrtllmMxfp4(TrtllmExperts):
         """The activation's alpha, what is added to up, and the limit, each for every expert."""
         if self.problem.activation != SWIGLU_OAI:
             return None, None, None
-        alpha, one, limit = (torch.full((experts,), of, device=x.device) for of in (values.alpha, 1.0, values.limit))
+        numbers = (values.alpha, 1.0, values.limit)
+        alpha, one, limit = (torch.full((experts,), of, dtype=torch.float32, device=x.device) for of in numbers)
         return alpha, one, limit
 
 

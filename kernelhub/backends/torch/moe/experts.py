@@ -164,7 +164,7 @@ class Experts(ExpertsAdapter):
         two = 2 * per_byte * self._dtype.itemsize <= 8 and raw.numel() % 2 == 0 and raw.storage_offset() % 2 == 0
         table = self._tables.get(two)
         if table is None:
-            every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+            every = torch.arange(256, dtype=torch.int32, device="cpu").to(torch.uint8)
             if per_byte == 2:
                 decode = from_int4 if self.problem.weights == MXINT4 else from_e2m1
                 one = decode(every.unsqueeze(1), self._dtype)

@@ -66,7 +66,7 @@ class ExpertsMxfp8(ExpertsMxfp4):
 
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
         first, second = (scale.view(torch.int32) for scale in super()._scales(w13, w2, values))
-        one = torch.ones(w13.weight.shape[0], device=first.device)  # MXFP4 has no second scales
+        one = torch.ones(w13.weight.shape[0], dtype=torch.float32, device=first.device)  # MXFP4 has none
         return [first, one, second, one]
 
 

@@ -93,9 +93,9 @@ class ExpertsNvfp4(Experts):
         def zeros(rows: int) -> Matrix:
             codes = torch.zeros(_FEW, rows, _WIDE // 2, dtype=torch.uint8, device="cuda")
             scale = codes.new_zeros(_FEW, rows, _WIDE // FP4_GROUP[NVFP4])
-            return matrix(NVFP4, codes, scale, torch.ones(_FEW, device="cuda"), None)
+            return matrix(NVFP4, codes, scale, torch.ones(_FEW, dtype=torch.float32, device="cuda"), None)
 
-        one = torch.ones((), device="cuda")
+        one = torch.ones((), dtype=torch.float32, device="cuda")
         ids = torch.zeros(1, self.problem.top_k, dtype=torch.int32, device="cuda")
         x = torch.zeros(1, _WIDE, dtype=self._dtype, device="cuda")
         self.launch(x, zeros(2 * _WIDE), zeros(_WIDE), ids.float(), ids, Values(one, one), torch.empty_like(x))

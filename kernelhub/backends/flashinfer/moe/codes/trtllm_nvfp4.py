@@ -86,7 +86,7 @@ class TrtllmNvfp4(TrtllmExperts):
     def of_zeros(self, side: str, rows: int) -> Matrix:
         codes = torch.zeros(FEW, rows, SMALLEST // 2, dtype=torch.uint8, device="cuda")
         scale = codes.new_zeros(FEW, rows, SMALLEST // FP4_GROUP[NVFP4])
-        return matrix(NVFP4, codes, scale, torch.ones(FEW, device="cuda"), None)
+        return matrix(NVFP4, codes, scale, torch.ones(FEW, dtype=torch.float32, device="cuda"), None)
 
 
 def unpack(packed: PackedWeight) -> Tensors:
