@@ -153,7 +153,13 @@ def _below(where: str, name: str) -> str:
 
 def shown(value: Any) -> str:
     """A value as a message shows it: short, and on one line."""
-    words = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else _WORDS[type(value)]
+    words = (
+        "null"
+        if value is None
+        else repr(value)
+        if isinstance(value, (str, int, float, bool, type(None)))
+        else _WORDS[type(value)]
+    )
     return words if len(words) <= 60 else f"{words[:57]}..."
 
 

@@ -297,7 +297,7 @@ class TestFiles:
         [
             (None, "No such file"),
             ("{", "not JSON"),
-            ("[]", "its format is None"),
+            ("[]", "its format is null"),
             (json.dumps({"format": "kernelhub lock, version 9"}), "version 9', not"),
             (json.dumps({"format": FORMAT, "decisions": []}), "lacks a part"),
             (

@@ -236,7 +236,7 @@ class TestTableFiles:
             (lambda text: text.replace('"us": 10.0', '"us": 1.0'), "was changed after it was written, or is damaged"),
             (lambda text: text.replace(CPU.name, "another"), "was measured for device another, not"),
             (lambda text: text.replace("version 1", "version 7"), "has the format 'kernelhub tuned, version 7'"),
-            (lambda text: "[]", "has the format None"),
+            (lambda text: "[]", "has the format null"),
             (lambda text: '{"format": "kernelhub tuned, version 1"}', "is not as kernelhub writes it"),
         ],
     )

@@ -26,6 +26,7 @@ from kernelhub.evidence.store import Miss
 from kernelhub.evidence.tuning import tables
 from kernelhub.evidence.tuning.lookup import MeasuredTable
 from kernelhub.ops.models.problems import problems_of
+from kernelhub.ops.models.published import CONFIGS
 from kernelhub.probes import document
 from kernelhub.probes.device import facts
 from kernelhub.probes.document import CODE, DocumentError
@@ -218,6 +219,13 @@ class TestFilesThatAreNamed:
         path.write_text("prefer = " + "[" * 5000 + "]" * 5000)
         with pytest.raises(ConfigurationError, match=r"kernelhub\.toml"):
             read_file(path)
+
+    @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3", "gpt-oss-120b"])
+    def test_a_bad_config_json_of_a_model_is_an_error_with_its_path(self, tmp_path, counts, model) -> None:
+        path = tmp_path / "config.json"
+        for raw in mutants(Random(SEED), CONFIGS[model], MANY):
+            path.write_bytes(raw)
+            counts[outcome(lambda: problems_of(path), ConfigurationError)] += 1
 
     @pytest.mark.parametrize("variable", ["KERNELHUB_CONFIG", "KERNELHUB_LOCK", "KERNELHUB_TUNED"])
     def test_what_is_no_file_keeps_nobody_waiting(self, tmp_path, monkeypatch, variable, counts) -> None:

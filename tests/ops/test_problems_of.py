@@ -269,7 +269,7 @@ class TestCheckpoints:
             ({"model_type": "qwen4"}, r"did you mean qwen\d"),
             (
                 {"hidden_size": None, "head_dim": None, "num_attention_heads": None},
-                "of a llama has a figure that is none",
+                "hidden_size is null, not an integer",
             ),
             ({"quantization_config": {"quant_method": "awq"}}, "weights quantised by 'awq'"),
             ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, r"blocks of \[64, 64\]"),

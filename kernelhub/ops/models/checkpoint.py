@@ -27,8 +27,28 @@ from kernelhub.ops.models.description import (
     Indexer,
     LatentAttention,
 )
+from kernelhub.probes.document import difference
 
 Config = Mapping[str, Any]
+
+_FIGURES = (
+    "first_k_dense_replace", "head_dim", "hidden_size", "index_head_dim", "index_n_heads", "index_topk",
+    "intermediate_size", "kv_lora_rank", "moe_intermediate_size", "n_group", "n_routed_experts", "n_shared_experts",
+    "num_attention_heads", "num_experts", "num_experts_per_tok", "num_key_value_heads", "num_local_experts",
+    "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "shared_expert_intermediate_size", "sliding_window",
+    "topk_group", "v_head_dim",
+)  # fmt: skip
+_NEVER_NULL = (
+    "hidden_size", "kv_lora_rank", "num_attention_heads", "num_experts_per_tok", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim",
+)  # fmt: skip
+_SCHEMA = {f"{name}?": (None, int) for name in _FIGURES} | {
+    **dict.fromkeys((f"{name}?" for name in _NEVER_NULL), int),
+    "model_type?": (None, str),
+    "layer_types?": (None, [str]),
+    "quantization_config?": (None, {str: Any}),
+    "routed_scaling_factor?": (None, float),
+}
 
 
 def description_of(name: str, config: Config) -> Description:
@@ -42,6 +62,9 @@ def description_of(name: str, config: Config) -> Description:
         ConfigurationError: an architecture that is not known here, a field that is missing, a quantisation that no
             op takes.
     """
+    wrong = difference(config, _SCHEMA, "config.json")
+    if wrong:
+        raise ConfigurationError(f"{name}: {wrong}; take the file as it was published")
     kind = config.get("model_type")
     if kind is None and isinstance(config.get("architectures"), list):
         raise ConfigurationError(f"{name}: config.json has no model_type; its architectures are not enough")
@@ -56,7 +79,7 @@ def description_of(name: str, config: Config) -> Description:
         return _READERS[kind](name, config)
     except KeyError as error:
         raise ConfigurationError(f"{name}: config.json of a {kind} lacks {error}") from None
-    except TypeError as error:  # a figure that is null, or text
+    except (TypeError, AttributeError, ValueError) as error:  # a figure that is null, or a table that is none
         raise ConfigurationError(f"{name}: config.json of a {kind} has a figure that is none: {error}") from None
 
 
@@ -119,6 +142,8 @@ def _latent(name: str, config: Config) -> Description:
     """DeepSeek-V2 and after, Kimi K2, GLM-5: latent attention, dense layers first, then experts beside a shared one."""
     linear, experts_held = _formats(name, config)
     indexer = None
+    if config.get("index_topk") and config["q_lora_rank"] is None:
+        raise TypeError("q_lora_rank is null, and its indexer reads queries of that rank")
     if config.get("index_topk"):
         indexer = Indexer(config["index_n_heads"], config["index_head_dim"], config["index_topk"])
     sigmoid = config.get("scoring_func", "sigmoid" if config["model_type"] != "deepseek_v2" else "softmax") == "sigmoid"
