@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import IO
 
 import kernelhub
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import op_named, ops
+from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.apart import all_apart
 from kernelhub.evidence.results import NOT_RUN, Result, Verification
 from kernelhub.evidence.verify import FULL_BUDGET_S, QUICK_BUDGET_S, count
@@ -28,11 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         type=seconds,
         help=f"most time for each kernel (default: {FULL_BUDGET_S:g}, with --quick {QUICK_BUDGET_S:g})",
     )
+    parser.add_argument(
+        "--plugins",
+        choices=("yes", "no"),
+        default="yes",
+        help="with no, backends of third parties are neither imported nor run (default: yes)",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Verify and print what came out; 1 if a kernel is wrong, or none could be asked."""
+    if arguments.plugins == "no":
+        os.environ["KERNELHUB_PLUGINS"] = "none"  # children that run kernels read it too
+        kernelhub.reload()
+    _say_what_runs(sys.stderr)
     asked = {"backend": arguments.backend, "device": arguments.device}
     with all_apart(), steps(count(arguments.op, **asked), sys.stderr) as step:
         found = kernelhub.verify(
@@ -47,6 +60,17 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     else:
         _show(found, console)
     return 0 if found.ok and any(result.checks for result in found.results) else 1
+
+
+def _say_what_runs(stream: IO[str]) -> None:
+    """Verifying runs code: that of every kernel, as its record names it, also where a third party wrote the record."""
+    _ = HUB.settings
+    foreign = [item for item in HUB.registry.backends.values() if not item.builtin and not item.error]
+    told = "verify imports and runs what the kernels' records name"
+    if foreign:
+        names = ", ".join(f"{item.name} ({item.distribution or item.origin})" for item in foreign)
+        told += f", also of third parties: {names}; --plugins=no leaves these out"
+    print(told, file=stream)
 
 
 def _show(found: Verification, console: Console) -> None:

@@ -226,9 +226,7 @@ def check_lock(lock: Lock, contracts: Mapping[str, Contract[Any]]) -> None:
             if wrong:
                 raise ConfigurationError(f"{where}: {item.op}: {name} is {value!r}; {wrong}; {anew}")
         if item.kernel and not _KERNEL.fullmatch(item.kernel):
-            raise ConfigurationError(
-                f"{where}: {item.kernel!r} is not the name of one kernel, as 'triton.prefill'; {anew}"
-            )
+            raise ConfigurationError(f"{where}: {item.kernel!r} is not the name of one kernel; {anew}")
         key = item.op, whole_problem(contract, item.problem)
         unsaid = [name for name, value in key[1] if value is dataclasses.MISSING]
         if unsaid:

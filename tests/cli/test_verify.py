@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+import kernelhub
+from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence import quarantine, store
+from tests.dispatch.test_registry import install
 from tests.evidence import liars
 
 
@@ -83,3 +88,17 @@ def test_wrong_usage_gives_2_and_says_what_would_be_right(ask, words, message):
     answer = ask("verify", *words)
     assert answer.code == 2
     assert message in answer.err
+
+
+def test_it_says_whose_code_runs_and_leaves_third_parties_out_where_asked(ask, tmp_path, monkeypatch):
+    text = "from kernelhub.dispatch.kernel import Backend\nBACKEND = Backend('acme', 'a plugin')\nKERNELS = ()\n"
+    install(tmp_path, "acme", "acme = acme_verified", {"acme_verified.py": text})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("KERNELHUB_PLUGINS", "all")
+    for choice in ("yes", "no"):
+        sys.modules.pop("acme_verified", None)
+        kernelhub.reload()
+        answer = ask("verify", "merge_attention_states", "--backend", "torch", f"--plugins={choice}", *QUICK)
+        assert "verify imports and runs what the kernels' records name" in answer.err
+        assert ("also of third parties: acme (acme 1.0)" in answer.err) == (choice == "yes")
+    assert "acme" not in HUB.registry.backends

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import InvalidArgument
 from tests.dispatch.backends import Ones, record, register
 
@@ -150,3 +151,15 @@ def test_a_plan_refuses_by_name_what_is_no_tensor() -> None:
         with pytest.raises(InvalidArgument) as caught:
             plan.run(*arguments, TABLE, LENGTHS)
         assert caught.value.parameter == parameter
+
+
+def test_a_report_counts_the_launches_of_steps() -> None:
+    paged = (torch.zeros(2, 4, 16), *torch.zeros(2, 4, 16, 2, 16), torch.zeros(2, 4, dtype=torch.int32))
+    lengths = torch.full((2,), 9, dtype=torch.int32)
+    HUB.forget_report()
+    step = kernelhub.paged_attention.prepare(*paged, lengths).begin(paged[3], lengths)
+    for _ in range(3):
+        step.run(*paged[:3])
+        step.run(*paged[:3], out=torch.empty(2, 4, 16))
+    (row,) = kernelhub.report().rows
+    assert row.calls == 6

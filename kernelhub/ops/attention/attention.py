@@ -178,7 +178,7 @@ class AttentionPlan(Plan):
         width = self.selection.problem.head_dim_vo
         operands = self._operands = self._operands.for_step(step)
         known, known_out, accept = operands.known, operands.known_out, operands.accept
-        blame = operands.blame
+        blame, tick = operands.blame, self.bound.counter.__next__
 
         def run(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
             try:  # around all: inside the body it costs Python 3.11 10 ns
@@ -186,10 +186,12 @@ class AttentionPlan(Plan):
                     nested = q.is_nested or k.is_nested or v.is_nested
                     if (nested or not known.holds(q, k, v)) and not accept(step, q, k, v, None):
                         return q.new_empty((*q.shape[:-1], width))
+                    tick()
                     result: Tensor = compute(q, k, v, step, values)
                     return result
                 nested = q.is_nested or k.is_nested or v.is_nested or out.is_nested
                 if (not nested and known_out.holds(q, k, v, out)) or accept(step, q, k, v, out):
+                    tick()
                     launch(q, k, v, step, values, out, None)
                 return out
             except Exception as error:
@@ -208,6 +210,7 @@ class AttentionPlan(Plan):
                     launches = (not nested and known_out.holds(q, k, v, out)) or accept(step, q, k, v, out)
                 lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
                 if launches:
+                    tick()
                     launch(q, k, v, step, values, out, lse)
                 return out, lse
             except Exception as error:
