@@ -6,17 +6,17 @@ from fnmatch import fnmatch
 
 # Globs of op, kernel and kind, and the item of the issue.
 OPEN: tuple[tuple[str, str, str, str], ...] = (
-    ("*", "*", "alias", "1.9: destinations that alias operands or themselves"),
-    ("*", "*", "bits", "1.10: tensors with the negative bit"),
-    ("*", "*", "context", "1.9c: autocast and global precision"),
-    ("*", "*", "wrong", "2: bad input"),
-    ("*", "*", "metadata", "1.9e: wrong metadata on a CPU"),
-    ("*", "*", "plan_sizes", "1.9f: checks on every call"),
-    ("*", "*", "step_sizes", "1.3: shapes in step.run"),
-    ("*", "*", "plan", "1.10, through plans"),
-    ("*", "*", "packed", "1.10 and 1.1, beside packed weights"),
-    ("*attention", "*", "*", "1.1, 1.3, 1.5: strides of metadata, sinks of -inf, steps"),
-    ("dequantize_fp8", "*", "*", "1.9"),
+    ("mla_attention", "*", "alias", "1.9: destinations that alias operands or themselves"),
+    ("mla_attention", "*", "context", "1.9c: autocast"),
+    ("mla_attention", "*", "step_sizes", "1.3: shapes in step.run"),
+    ("write_mla_cache", "*", "wrong", "2: nested tensors"),
+    ("concat_mla_k", "*", "alias", "1.9"),
+    ("paged_mqa_logits", "*", "alias", "1.9"),
+    ("paged_mqa_logits", "*", "context", "1.9c"),
+    ("paged_mqa_logits", "*", "metadata", "1.9e: wrong metadata on a CPU"),
+    ("topk_indices", "*", "alias", "1.9"),
+    ("linear_attention", "*", "alias", "1.9"),
+    ("linear_attention", "*", "metadata", "1.9e"),
 )
 
 

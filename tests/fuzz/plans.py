@@ -131,6 +131,7 @@ def packed(vary: Vary, kernel: str) -> Vary:
     """A varied call whose weight is packed for the kernel beforehand; what of it is varied is packed no more."""
 
     def varied(op: str, base: Base, random: Random) -> Asked | None:
+        _ = HUB.settings  # loads the records
         packs = [record.name for record in HUB.registry.candidates(op).kernels if record.packs_to]
         if kernel not in packs:
             return None
