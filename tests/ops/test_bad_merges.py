@@ -14,6 +14,7 @@ z = torch.zeros
 
 
 _SHARED = z(128)
+_COMPRESSED = z(4, 2, 8).to_sparse_csr()
 
 
 def _negative(*shape: int) -> torch.Tensor:
@@ -54,6 +55,8 @@ BAD = [
     ("outs", states(outs=[z(4, 2, 8), _negative(4, 2, 8)]), "negative bit"),
     ("lses", states(lses=[_negative(2, 4), z(2, 4)]), "negative bit"),
     ("outs", states(outs=[z(4, 2, 8).to_sparse(), z(4, 2, 8)]), "layout torch.sparse"),
+    ("outs", states(outs=[_COMPRESSED, z(4, 2, 8)]), "layout torch.sparse_csr"),
+    ("out_lse", states(out_lse=z(2, 4).to_sparse_csr()), "layout torch.sparse_csr"),
     ("return_lse", states(return_lse="no"), "is 'no'"),
     ("return_lse", states(return_lse=1), "is 1"),
     ("out_scale", states(out_scale=0.0), "is 0.0"),

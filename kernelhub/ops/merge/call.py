@@ -140,12 +140,15 @@ def bind(
         if type(outs) is not type(lses) or len(lses) != count:
             return False
         wanted = (num_heads, shape[0]) if ndim == 3 else (shape[0], num_heads, shape[1])
-        for tensor in outs:
-            if not alike(tensor, shape, dtype, device) or not tensor.is_contiguous():
-                return False
-        for tensor in lses:  # noqa: SIM110 - a generator costs more than all of this
-            if not alike(tensor, wanted, float32, device) or not tensor.is_contiguous():
-                return False
+        try:
+            for tensor in outs:
+                if not alike(tensor, shape, dtype, device) or not tensor.is_contiguous():
+                    return False
+            for tensor in lses:
+                if not alike(tensor, wanted, float32, device) or not tensor.is_contiguous():
+                    return False
+        except RuntimeError:  # compressed rows have no such question
+            return False
         return True
 
     def run(
@@ -199,7 +202,10 @@ def lies_apart(out: Tensor, like: Sequence[Tensor] | Tensor, others: Sequence[Te
         like: tensors of the shape of `out`.
         others: tensors none of which is larger than the first of them.
     """
-    if not out.is_contiguous():
+    try:
+        if not out.is_contiguous():
+            return False
+    except RuntimeError:  # compressed rows have no such question
         return False
     start, size, dtype = out.data_ptr(), out.nbytes, out.dtype
     least = -size if like[0].dtype is dtype else -like[0].nbytes

@@ -26,7 +26,9 @@ def _launch(facets: dict[str, Any], stacked: bool, device: DeviceFacts) -> None:
     lse = torch.empty(lse_shape(shape), dtype=torch.float32, device="cuda") if problem.lse else None
     if not stacked:
         outs, lses = outs.unbind(0), lses.unbind(0)
-    Merge(problem).launch(outs, lses, torch.empty(shape, dtype=dtype, device="cuda"), lse)
+    scale = torch.empty(1, device="cuda") if problem.out_scale == "tensor" else 0.5 if problem.out_scale else None
+    out_dtype = dtype if scale is None else torch.float8_e4m3fn
+    Merge(problem).launch(outs, lses, torch.empty(shape, dtype=out_dtype, device="cuda"), lse, scale)
 
 
 CASES = [
@@ -37,6 +39,11 @@ CASES = [
         )
         for parts, stacked in (("two", False), ("many", False), ("many", True))
         for dtype in ("bfloat16", "float32")
+    ),
+    *(
+        Case(f"merge of {parts} to float8, scale by {kind}", functools.partial(_launch, facets, False))
+        for parts, kind in (("two", "value"), ("many", "tensor"))
+        for facets in ({"parts": parts, "out_scale": kind, "lse": True},)
     ),
     Case("merge, 192 wide", functools.partial(_launch, {"head_dim": 192, "batched": True}, False)),
 ]

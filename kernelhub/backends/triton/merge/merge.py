@@ -4,6 +4,8 @@
     for each part: m' = max(m, lse); acc = acc * 2^(m - m') + out * 2^(lse - m'), and so for the sum
     store acc / sum and m + log(sum)
 
+With SCALE the result is stored over a scale as float8_e4m3fn bytes: 1 for a number, 2 for one in memory.
+
 A part without keys weighs nothing, and what stands in its place is not let in. Every element is read before any
 is written by the program that reads it, so the result may take the place of a part.
 """
@@ -39,15 +41,6 @@ def absorb(top, total, acc, outs, lses, there, mask):
     weight = tl.exp2(lse - finite)
     acc = acc * kept[:, None] + tl.where((weight == 0.0)[:, None], 0.0, value * weight[:, None])
     return higher, total * kept + weight, acc
-
-
-@triton.jit
-def rounded(acc, scale_value, scale_at, dtype: tl.constexpr, SCALE: tl.constexpr):
-    """A result as it is stored: in `dtype`, or over a scale (1: a number, 2: in memory) as float8_e4m3fn bytes."""
-    if SCALE == 0:
-        return acc.to(dtype)
-    scale = scale_value if SCALE == 1 else tl.load(scale_at)
-    return float_to_e4m3(acc / scale)
 
 
 # Not the strides of results, whose divisibility by 16 lets 16 bytes be loaded at once: without it a merge takes three
@@ -121,7 +114,12 @@ def merge_states_kernel(
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
     at_out = batch * stride_ob + head * stride_oh + token[:, None] * stride_ot + d[None, :] * stride_od
-    tl.store(out + at_out, rounded(acc, scale_value, scale_at, out.dtype.element_ty, SCALE), mask)
+    if SCALE == 0:
+        tl.store(out + at_out, acc.to(out.dtype.element_ty), mask)
+    elif SCALE == 1:
+        tl.store(out + at_out, float_to_e4m3(acc / scale_value), mask)
+    else:
+        tl.store(out + at_out, float_to_e4m3(acc / tl.load(scale_at)), mask)
     if HAS_LSE:
         merged = tl.where(total == 0.0, float("-inf"), top + tl.log2(total)) * LN2
         tl.store(lse_out + batch * stride_lob + head * stride_loh + token * stride_lot, merged, there)
@@ -208,7 +206,12 @@ def merge_apart_kernel(
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
     at_out = batch * stride_ob + head * stride_oh + token[:, None] * stride_ot + d[None, :] * stride_od
-    tl.store(out + at_out, rounded(acc, scale_value, scale_at, out.dtype.element_ty, SCALE), mask)
+    if SCALE == 0:
+        tl.store(out + at_out, acc.to(out.dtype.element_ty), mask)
+    elif SCALE == 1:
+        tl.store(out + at_out, float_to_e4m3(acc / scale_value), mask)
+    else:
+        tl.store(out + at_out, float_to_e4m3(acc / tl.load(scale_at)), mask)
     if HAS_LSE:
         merged = tl.where(total == 0.0, float("-inf"), top + tl.log2(total)) * LN2
         tl.store(lse_out + batch * stride_lob + head * stride_loh + token * stride_lot, merged, there)
