@@ -31,7 +31,7 @@ _START_TIMEOUT_S = 300.0  # torch from a cold, shared disk
 _PAUSE_S = 0.1
 _MOST_BYTES = 1 << 20
 _OURS = ("", "torch", "triton")  # packages whose kernels are kernelhub's own, or torch's
-# sys.path is this process's own: `python -m` would look into the working directory first.
+# sys.path is this process's own: `python -m` and `-c` without -I look into the working directory first.
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kernelhub.evidence.child import main; main()"
 
 Which = Literal["all", "foreign"]
@@ -152,7 +152,7 @@ class Child:
             return self._process
         self.close()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, json.dumps(sys.path), json.dumps(plain_layers())],
+            [sys.executable, "-I", "-c", _CODE, json.dumps(sys.path), json.dumps(plain_layers())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a kernel may print anything, without end
