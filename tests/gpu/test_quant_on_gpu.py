@@ -133,3 +133,38 @@ class TestSteps:
         for rows in (1, 2, 3, 17, 100, 1000):
             dequantize(*quantize(activations(rows, 2048, device="cuda"), **options, backend="triton"), backend="triton")
         assert compiled() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("granularity", ["tensor", "token"])
+def test_a_given_scale_of_any_value_quantises_any_number_as_the_reference(
+    granularity: str, backend: str, dtype: torch.dtype
+) -> None:
+    """NaN and infinity, in x and in the scale: codes are those of the reference on a CPU, bit for bit."""
+    inf, nan, largest = torch.inf, torch.nan, torch.finfo(dtype).max
+    values = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        inf,
+        -inf,
+        nan,
+        -nan,
+        largest,
+        -largest,
+        torch.finfo(dtype).tiny,
+        3.14,
+        448.0,
+        465.0,
+    ]
+    scales = [0.0, -0.0, 1.0, -1.0, inf, -inf, nan, 1e-38, 1e-40, 1e-45, -1e-40, 3.4e38]
+    scales += [2.0**exponent for exponent in (-91, -90, -89, 89, 90, 91, 120)]
+    x = torch.tensor([values * 5]).to(dtype)
+    for value in scales:
+        scale = torch.tensor([[value]]) if granularity == "token" else torch.tensor([value])
+        want, _ = kernelhub.quantize_fp8.reference(x, granularity, scale=scale)
+        made, _ = kernelhub.quantize_fp8(x.cuda(), granularity, scale=scale.cuda(), backend=backend)
+        wrong = (made.cpu().view(torch.uint8) != want.view(torch.uint8)).nonzero()[:, 1].tolist()
+        assert not wrong, f"scale {value}: {[(x[0, at].item(), made.view(torch.uint8)[0, at].item()) for at in wrong]}"

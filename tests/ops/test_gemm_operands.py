@@ -172,3 +172,13 @@ def test_transforms_are_refused_by_name_whether_or_not_the_form_is_known(op: str
         with pytest.raises(InvalidArgument, match=words) as caught:
             way()
         assert caught.value.parameter is not None
+
+
+def test_the_largest_mxfp4_weight_is_a_number() -> None:
+    """6 x 2^127 is beyond float32, but times 0 it is 0, and times -1 minus infinity, not NaN."""
+    b = torch.full((32, 16), 0x77, dtype=torch.uint8)  # 6 and 6
+    scale = torch.full((32, 1), 254, dtype=torch.uint8)
+    a = torch.zeros(3, 32, dtype=torch.bfloat16)
+    a[1, 3], a[2, 5] = -1.0, 2.0**-20
+    made = kernelhub.fp4_gemm(a, b, b_scale=scale, out_dtype=torch.float32, backend="torch")
+    assert made[:, 0].tolist() == [0.0, -torch.inf, 6 * 2.0**107]

@@ -140,7 +140,8 @@ def fp4_gemm(
         backend: this backend or kernel, or the first of these that can, or an error with all reasons.
 
     Returns:
-        ``[..., N]`` in `out_dtype`, accumulated in float32.
+        ``[..., N]`` in `out_dtype`, accumulated in float32. Elements of MXFP4 and MXFP8 of 2^128 and more, which no
+        float32 holds, count as infinite in some kernels; 0 times such is NaN there.
 
     Raises:
         InvalidArgument: an argument breaks this contract; the parameter is named.

@@ -1,6 +1,7 @@
 """`fp4_gemm` by dequantising rows of the weight, a block that stays in the cache of a CPU, and multiplying in float32.
 
-Global scales and scales of rows of a are put in after the product, which is exact in everything but its sums.
+Global scales and scales of rows of a are put in after the product, which is exact in everything but its sums. Of what
+e8m0 scales, up to 2^127, a power of two is left for then too, or the largest values would be infinite, and times 0 NaN.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from torch import Tensor
 
 from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
-from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, NVFP4
+from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4
 from kernelhub.runtime.precision import at_own_precision
 
 # Of a block in float32, 4 MB; on a GPU 256 MB.
 _ELEMENTS = {"cpu": 1 << 20}
 _ELEMENTS_ON_GPU = 1 << 26
+
+
+# So that 6 or 448 times 2^127 is finite; the least value times it is still a number of float32.
+_LEFT = {MXFP4: 2.0**3, MXFP8: 2.0**9}
 
 
 @functools.cache
@@ -27,10 +32,10 @@ def _pairs(device: torch.device) -> Tensor:
 
 
 def _grouped(codes: Tensor, scale: Tensor, form: str) -> Tensor:
-    """float32 [rows, K] of codes and the scales of their groups."""
+    """float32 [rows, K] of codes and the scales of their groups, over what is left."""
     fp4 = form in (NVFP4, MXFP4)
     plain: Tensor = _pairs(codes.device)[codes.int()].flatten(-2) if fp4 else codes.float()
-    factor = scale.float() if form == NVFP4 else from_e8m0(scale)
+    factor = scale.float() if form == NVFP4 else from_e8m0(scale) / _LEFT[form]
     groups: Tensor = plain.unflatten(-1, (-1, GROUP[form]))
     return groups.mul_(factor.unsqueeze(-1)).flatten(-2)
 
@@ -46,10 +51,13 @@ class Dequantised(Fp4GemmAdapter):
         else:
             left = _grouped(a.codes, a.scale, form)
         after = [factor for factor in (a.global_scale, b.global_scale) if factor is not None]
+        left_over = _LEFT.get(form, 1.0) * _LEFT.get(self.problem.b_format, 1.0)
         rows = max(1, _ELEMENTS.get(out.device.type, _ELEMENTS_ON_GPU) // self.problem.k)
         for start in range(0, out.shape[1], rows):
             part = slice(start, start + rows)
             product = left @ _grouped(b.codes[part], b.scale[part], self.problem.b_format).t()
+            if left_over != 1.0:
+                product *= left_over
             for factor in after:
                 product *= factor.reshape(())
             if form == FP8:
