@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernelhub.ops.formats import E4M3, to_e4m3
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
+from kernelhub.runtime.precision import without_autocast
 
 
 class Scatter(MlaCacheAdapter):
@@ -16,6 +17,7 @@ class Scatter(MlaCacheAdapter):
     of the first one that is; where there is none, all store what already stands in the first row.
     """
 
+    @without_autocast
     def launch(
         self, kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
     ) -> None:
