@@ -8,17 +8,21 @@ from collections.abc import Iterator, Sequence
 from kernelhub.cli import machine_facts
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
+from kernelhub.cli.probe_plugins import probed
 from kernelhub.errors import KernelhubError
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
+    parser.add_argument(
+        "--probe-plugins", action="store_true", help="import each plugin in a child first, and none that ends it"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print every finding; 1 if one is a problem, which keeps calls from running."""
-    facts = list(_facts())
+    facts = [*(probed() if arguments.probe_plugins else ()), *_facts()]
     problems = sum(fact.status == PROBLEM for fact in facts)
     if arguments.json:
         console.json({"ok": not problems, "facts": [fact.to_dict() for fact in facts]})

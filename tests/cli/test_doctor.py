@@ -353,3 +353,18 @@ class TestAsAProcess:
         monkeypatch.setattr(machine_facts, "_own_metadata", lambda: {"requires-python": [">=3.10,<3.14"]})
         fact = machine_facts.python()
         assert (fact.status, fact.what) == ("note", "Python 3.99.0")
+
+
+@pytest.mark.parametrize("text", ["import os; os._exit(0)", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"])
+def test_a_plugin_that_ends_the_process_is_found_out_in_a_child(ask, tmp_path, monkeypatch, text):
+    info = tmp_path / "deadly-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: deadly\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kernelhub.backends]\ndeadly = deadly_kernels\n")
+    (tmp_path / "deadly_kernels.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("KERNELHUB_PLUGINS", "all")
+    fact = about(ask("doctor", "--probe-plugins", "--json"), "plugin deadly (deadly 1.0")
+    assert fact["status"] == "note"
+    assert "importing it ended it" in fact["meaning"]

@@ -101,6 +101,7 @@ class MlaAttentionPlan(PagedPlan):
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values, problem = self.adapter.launch, self._values, self.selection.problem
+        tick = self.bound.counter.__next__
         sparse, returns_lse = problem.sparse, problem.lse
         fits, destination = fits_of(problem, self.bound.device), destination_of(problem, self.bound.device)
         check_rows, strided = _rows_check(problem, step, self._num_pages), values is not with_plain_sinks(values)
@@ -118,6 +119,7 @@ class MlaAttentionPlan(PagedPlan):
                 lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32) if returns_lse else None
                 if 0 not in q.shape:
                     plain = with_plain_sinks(values) if strided else values
+                    tick()
                     launch(q, rows_of(kv_cache), flat(topk_indices), step, plain, out, lse)
                 return out if lse is None else (out, lse)
             except Exception as error:
