@@ -278,6 +278,13 @@ class MlaContract:
             assert torch.equal(self.run(headed), want)
             assert torch.equal(self.run(headed, return_lse=True)[1], want_lse)
 
+    def test_tables_hold_anything_behind_a_sequence(self) -> None:
+        (arguments,) = self.taken(Case("empty and not", {"seq_lens": (40, 0, 77)}))
+        want, table = self.run(arguments), arguments["block_table"]
+        for garbage in (2**31 - 1, -(2**31)):
+            filled = torch.where(table < 0, garbage, table).T.contiguous().T
+            assert torch.equal(self.run(arguments | {"block_table": filled}), want)
+
     def test_no_tokens_give_an_empty_result(self) -> None:
         (arguments,) = self.taken(PLAIN)
         for name in ("q", *METADATA, "topk_indices"):

@@ -33,7 +33,7 @@ class DeviceLatent(MlaAdapter):
             table = torch.zeros(1, 1, dtype=torch.int32, device="cuda")
             cache, out = q.new_zeros(1, *self._kv[1]), q.new_empty(1, 1, dims[0], problem.value_dim)
             with on_device_of(q):
-                self._run(q, cache, self._pages(table), table[0] + 1, 1.0, out)
+                self._run(q, cache, self._pages(table, table[0] + 1), table[0] + 1, 1.0, out)
 
     def launch(
         self,
@@ -56,7 +56,7 @@ class DeviceLatent(MlaAdapter):
         made = out if direct else out.new_empty(out.shape)
         seq_lens = step.seq_lens.contiguous()
         with on_device_of(q):  # the library asks for the properties of the device that is current
-            table = self._pages(step.block_table)
+            table = self._pages(step.block_table, seq_lens)
             self._run(aligned(q.contiguous()), aligned(kv_cache), table, seq_lens, sm_scale, made)
         last = torch.arange(1 - tokens, 1, dtype=torch.int32, device=q.device)
         blind = seq_lens[:, None] + last <= 0  # a query's position is that of the last one, or before it
@@ -68,10 +68,11 @@ class DeviceLatent(MlaAdapter):
         """Scratch, shared by the kernels of a stream."""
         return RECOMMENDED_BYTES
 
-    def _pages(self, block_table: Tensor) -> Tensor:
-        """The block table, wide enough, without the -1 behind a sequence's pages: its first page stands there."""
-        first = block_table[:, :1].clamp(min=0)
-        table = torch.where(block_table < 0, first, block_table)
+    def _pages(self, block_table: Tensor, seq_lens: Tensor) -> Tensor:
+        """The block table, wide enough, without what stands behind a sequence's pages: its first page stands there."""
+        page = torch.arange(block_table.shape[1], dtype=torch.int32, device=block_table.device)
+        first = torch.where(seq_lens[:, None] > 0, block_table[:, :1], 0)
+        table = torch.where(page * self.problem.page_size < seq_lens[:, None], block_table, first).contiguous()
         missing = -table.shape[1] % max(1, _ROWS_AT_ONCE // self.problem.page_size)
         return torch.cat([table, first.expand(-1, missing)], 1) if missing else table
 
