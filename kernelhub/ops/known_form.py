@@ -11,6 +11,7 @@ tensors (2 cores, torch 2.13). They end the process when they meet a nested tens
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class KnownForm:
             sizes: of each tensor the sizes that are held, None for one that may differ.
             strided: places of the tensors of which the strides are held, too.
         """
-        self.holds = _form_of(tensors, sizes, strided)
+        self.holds = _form_maker()(tensors, sizes, strided)
 
 
 def _nothing(*tensors: Any) -> bool:
@@ -103,6 +104,7 @@ def _state() -> tuple[Any, ...]:
     )
 
 
+@functools.cache
 def _form_maker() -> Callable[[Sequence[Tensor], Sequence[Sizes], Collection[int]], Callable[..., bool]]:
     """torch's guards, if they tell what is wanted of them."""
     one = torch.empty(2, 3)
@@ -112,6 +114,3 @@ def _form_maker() -> Callable[[Sequence[Tensor], Sequence[Sizes], Collection[int
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return _compared
     return _guards_of if fits else _compared
-
-
-_form_of = _form_maker()

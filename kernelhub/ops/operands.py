@@ -189,6 +189,28 @@ def check_count(op: str, parameter: str, given: Any, least: int = 0) -> None:
         refuse(op, parameter, f"is {given!r}", f"give an int from {least} to {_MOST_INDEX}")
 
 
+def spans_meet(out: Tensor, *operands: Tensor) -> bool:
+    """Whether a destination may overlap itself or an operand in memory; `check_destination` tells for sure."""
+    start = out.data_ptr()
+    if out.is_contiguous():
+        end = start + out.nbytes
+    elif overlaps_itself(out):
+        return True
+    else:
+        end = _end_of(out)
+    for operand in operands:
+        at = operand.data_ptr()
+        if at < end and (at + operand.nbytes if operand.is_contiguous() else _end_of(operand)) > start:
+            return True
+    return False
+
+
+def _end_of(tensor: Tensor) -> int:
+    """Where the memory ends that it is a view of."""
+    memory = tensor.untyped_storage()
+    return memory.data_ptr() + memory.nbytes()
+
+
 def extent_of(tensor: Tensor) -> int:
     """Bytes from the first element of a tensor to the end of its last."""
     reach = 1

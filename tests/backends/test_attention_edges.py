@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import kernelhub
+from kernelhub.errors import InvalidArgument
 from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from tests.contract.attention import largest_value, split
@@ -176,3 +177,26 @@ class TestSdpa:
         want = kernelhub.attention.reference(q, k, v, causal=True)
         agreement = compare_out(out, want, float(v.abs().max()))
         assert agreement.ok, str(agreement)
+
+
+@pytest.mark.parametrize("kernel", PACKED)
+def test_weights_down_to_e_to_the_minus_86_count_in_packed(kernel: str) -> None:
+    """The bound that its docstring states: below, the CPU's operator gives 0."""
+    q, k, v = torch.ones(1, 1, 1, 16), torch.zeros(1, 64, 1, 16), torch.zeros(1, 64, 1, 16)
+    k[0, 1:], v[0, 1] = -86 / 16, 1.0
+    out = kernelhub.attention(q, k, v, scale=1.0, backend=kernel)
+    torch.testing.assert_close(out, kernelhub.attention.reference(q, k, v, scale=1.0), rtol=1e-4, atol=0.0)
+
+
+def test_out_may_not_be_the_memory_of_metadata() -> None:
+    given = paged()
+    table = torch.zeros(4096, dtype=torch.int32, device=DEVICE)
+    rows, columns = given["block_table"].shape
+    inside = table[: rows * columns].view(rows, columns).copy_(given["block_table"])
+    args, kwargs = split(given | {"block_table": inside})
+    for _ in range(2):  # the second time with a form that is known
+        kernelhub.paged_attention(*args, **kwargs, out=torch.empty_like(args[0]))
+        with pytest.raises(InvalidArgument, match="overlaps block_table"):
+            kernelhub.paged_attention(
+                *args, **kwargs, out=table.view(torch.float16)[: args[0].numel()].view_as(args[0])
+            )

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.runtime.precision import own_precision
+
 _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
 
 
@@ -42,7 +44,8 @@ class Launcher:
         if compiled is not None:
             compiled[(programs, 1, 1)](*arguments, *self._static)
             return
-        compiled = self._kernel[(programs,)](*arguments, **self._named)
+        with own_precision():  # of the interpreter, whose products are torch's
+            compiled = self._kernel[(programs,)](*arguments, **self._named)
         if compiled is not None and variant is not None:  # the interpreter compiles nothing
             if len(self._compiled) >= _MOST_VARIANTS:
                 self._compiled.clear()

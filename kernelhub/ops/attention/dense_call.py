@@ -25,10 +25,10 @@ from kernelhub.ops.attention.arguments import (
     extras_of,
     finite_scale,
 )
-from kernelhub.ops.attention.operands import check_out, check_run, may_overlap, sizes_of_call
+from kernelhub.ops.attention.operands import check_out, check_run, sizes_of_call
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.known_form import KnownForm
-from kernelhub.ops.operands import check_operand
+from kernelhub.ops.operands import check_operand, spans_meet
 from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
@@ -272,8 +272,15 @@ def bind(
                     failed(compute, error)
                     raise
             out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
-        elif out.shape != out_shape or may_overlap(out, q, k, v):
-            check_out(NAME, out, out_shape, q, {"k": k, "v": v, **values._asdict()})
+        else:
+            read: list[Any] = [q, k, v]
+            if cu_seqlens_q is not None and cu_seqlens_k is not None:
+                read += [cu_seqlens_q, cu_seqlens_k]
+            if extras_at:
+                read += [values[at] for at in extras_at]
+            if out.shape != out_shape or spans_meet(out, *read):
+                metadata = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+                check_out(NAME, out, out_shape, q, {"k": k, "v": v, **metadata, **values._asdict()})
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if not nothing:
             tick()

@@ -17,7 +17,9 @@ from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import refuse_grad, same_device
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
 from kernelhub.ops.known_form import KnownForm, Sizes
-from kernelhub.ops.operands import check_destination, check_operand, overlaps_itself
+from kernelhub.ops.operands import check_destination, check_operand
+
+_METADATA = ("block_table", "seq_lens", "cu_seqlens_q", "cu_seqlens_k")
 
 
 def check_run(op: str, problem: AttentionProblem, q: Any, k: Any, v: Any) -> None:
@@ -90,28 +92,6 @@ def check_out(op: str, out: Any, shape: Sequence[int], q: Tensor, operands: Mapp
     check_destination(op, "out", out, shape, q.dtype, q.device, {"q": q, **operands})
 
 
-def may_overlap(out: Tensor, *operands: Tensor) -> bool:
-    """Whether a destination may overlap itself or an operand in memory; `check_out` tells for sure."""
-    start = out.data_ptr()
-    if out.is_contiguous():
-        end = start + out.nbytes
-    elif overlaps_itself(out):
-        return True
-    else:
-        end = _end_of(out)
-    for operand in operands:
-        at = operand.data_ptr()
-        if at < end and (at + operand.nbytes if operand.is_contiguous() else _end_of(operand)) > start:
-            return True
-    return False
-
-
-def _end_of(tensor: Tensor) -> int:
-    """Where the memory ends that it is a view of."""
-    memory = tensor.untyped_storage()
-    return memory.data_ptr() + memory.nbytes()
-
-
 class StepOperands:
     """q, k, v and `out` of a step's runs: checked where their form is new.
 
@@ -153,7 +133,8 @@ class StepOperands:
         if out is not None:
             shape = (*q.shape[:-1], problem.head_dim_vo)
             names = problem.operand_names
-            check_out(op, out, shape, q, {names[1]: k, names[2]: v})
+            metadata = {name: getattr(step, name, None) for name in _METADATA}
+            check_out(op, out, shape, q, {names[1]: k, names[2]: v, **metadata})
         if 0 in q.shape or (problem.ragged and not step.num_seqs):
             return False
         if out is None:

@@ -25,10 +25,10 @@ from kernelhub.ops.attention.arguments import (
     extras_of,
     finite_scale,
 )
-from kernelhub.ops.attention.operands import check_out, check_run, may_overlap, refuse_batch, sizes_of_call
+from kernelhub.ops.attention.operands import check_out, check_run, refuse_batch, sizes_of_call
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
 from kernelhub.ops.known_form import KnownForm
-from kernelhub.ops.operands import check_operand
+from kernelhub.ops.operands import check_operand, spans_meet
 from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
@@ -230,12 +230,14 @@ def _check_pages(
     low, high = torch.aminmax(block_table)
     if low >= 0 and high < num_pages:
         return
-    used = (torch.tensor(lengths).reshape(-1, 1) + page_size - 1) // page_size
-    foreign = ((block_table < 0) | (block_table >= num_pages)) & (torch.arange(block_table.shape[1]) < used)
+    used = (torch.tensor(lengths, device="cpu").reshape(-1, 1) + page_size - 1) // page_size
+    foreign = ((block_table < 0) | (block_table >= num_pages)) & (
+        torch.arange(block_table.shape[1], device="cpu") < used
+    )
     if foreign.any():
-        row, column = foreign.nonzero()[0].tolist()
-        page = int(block_table[row, column])
-        refuse(op, "block_table", f"names page {page} at [{row}, {column}]", f"{cache} has {num_pages} pages")
+        row, page_column = foreign.nonzero()[0].tolist()
+        page = int(block_table[row, page_column])
+        refuse(op, "block_table", f"names page {page} at [{row}, {page_column}]", f"{cache} has {num_pages} pages")
 
 
 def bind(
@@ -324,8 +326,16 @@ def bind(
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         if out is None:
             out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
-        elif out.shape != out_shape or may_overlap(out, q, k_cache, v_cache):
-            check_out(NAME, out, out_shape, q, {"k_cache": k_cache, "v_cache": v_cache, **values._asdict()})
+        else:
+            read: list[Any] = [q, k_cache, v_cache, block_table, seq_lens]
+            if cu_seqlens_q is not None:
+                read.append(cu_seqlens_q)
+            if extras_at:
+                read += [values[at] for at in extras_at]
+            if out.shape != out_shape or spans_meet(out, *read):
+                metadata = {"block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
+                caches = {"k_cache": k_cache, "v_cache": v_cache}
+                check_out(NAME, out, out_shape, q, {**caches, **metadata, **values._asdict()})
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape and step.num_seqs:
             tick()

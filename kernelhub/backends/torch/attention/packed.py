@@ -11,6 +11,8 @@ instead, row = (token, head in group), and KV is read once, in place:
 A sink is one more term of the softmax denominator, applied to finished rows:
 o *= sigmoid(lse - sink), lse = log(exp(lse) + exp(sink)).
 
+The operator takes the weight of a score that is 87 or more below the largest of its row, less than 1.7e-38, for 0.
+
 float16 and fp8 are computed in float32, since the CPU's float16 products are several times slower.
 """
 
@@ -186,14 +188,14 @@ class _Attend:
         cut_left = self.left >= 0 and position + tokens - 1 - self.left > low
         if not (cut_right or cut_left):
             return None
-        at = torch.arange(position, position + tokens)[:, None]
-        key = torch.arange(low, high)[None, :]
-        hidden = torch.zeros(tokens, high - low, dtype=torch.bool)
+        at = torch.arange(position, position + tokens, device="cpu")[:, None]
+        key = torch.arange(low, high, device="cpu")[None, :]
+        hidden = torch.zeros(tokens, high - low, dtype=torch.bool, device="cpu")
         if cut_right:
             hidden |= key > at + self.right
         if cut_left:
             hidden |= key < at - self.left
-        mask = torch.zeros(tokens, high - low, dtype=self.dtype).masked_fill_(hidden, -torch.inf)
+        mask = torch.zeros(tokens, high - low, dtype=self.dtype, device="cpu").masked_fill_(hidden, -torch.inf)
         return mask.repeat_interleave(group, 0)[None, None]
 
 
