@@ -1,8 +1,7 @@
 """A process that compiles items for another one: it reads items, makes them ready, and tells how, a line of JSON each.
 
-    python -m kernelhub.warming.child
-
-Answers go to the standard output that the process was started with; whatever libraries print goes to standard error.
+`warming.jobs` starts it, with the module search path of the process that asks. Answers go to the standard output that
+it was started with; whatever libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -49,7 +48,3 @@ def main() -> None:
 
 def _pairs(plain: list[list[Any]]) -> tuple[tuple[str, Any], ...]:
     return tuple((name, value) for name, value in plain)
-
-
-if __name__ == "__main__":
-    main()

@@ -24,6 +24,8 @@ from kernelhub.warming.outcome import FAILED
 from kernelhub.warming.ready import WANT_OF_MEMORY, Sizing
 from kernelhub.warming.wanted import Item
 
+# Isolated, with this process's own sys.path: `python -m` would look into the working directory first.
+_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kernelhub.warming.child import main; main()"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 Done = Callable[[Item, dict[str, Any]], None]
@@ -151,7 +153,7 @@ class _Crew:
         if not environment[MAX_JOBS]:
             environment[MAX_JOBS] = str(ninja_jobs)
         child = subprocess.Popen(
-            [sys.executable, "-m", "kernelhub.warming.child"],
+            [sys.executable, "-I", "-c", _CODE, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

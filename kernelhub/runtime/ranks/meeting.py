@@ -24,6 +24,7 @@ SILENT_S = 30.0  # an import of a large library may keep a process from beating 
 LINGER_S = 3.0  # for others to read the decision from a store that this process may hold
 _PAUSE_S = (0.002, 0.1)  # between looks at the store: at first, and after a while
 _PIECE_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20  # of a statement, which is some hundred kilobytes
 _AGREED = "agreed"
 _OF_DEAF_RANKS = ("rank_dead", "rank_silent", "rank_slow")  # the ranks that these are about do not look at the store
 
@@ -292,10 +293,19 @@ class Meeting:
         try:
             for number in range(1, int(count)):
                 data += bytes(self.store.get(self._key(f"{word}#{number}")))
-            return json.loads(zlib.decompress(data))
+            return json.loads(_decompressed(data))
         except (ValueError, zlib.error) as error:
             message = f"what rank {word.rpartition('/')[2]} said did not reach rank {self.rank} whole ({word}: {error})"
             self.give_up(Failure("message_damaged", f"{message}; agree again", (self.rank,)))
+
+
+def _decompressed(data: bytes) -> bytes:
+    """What `_set` compressed, up to a bound that no statement reaches."""
+    stream = zlib.decompressobj()
+    plain = stream.decompress(data, _MOST_BYTES)
+    if not stream.eof:
+        raise ValueError(f"it is cut off, or longer than {_MOST_BYTES >> 20} MiB")
+    return plain
 
 
 class _AgreedMeanwhile(Exception):
