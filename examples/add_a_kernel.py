@@ -51,7 +51,6 @@ class Naive(AttentionAdapter[Any, Any]):
     """Imported only once the kernel has been chosen."""
 
     def launch(self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Any, out: Tensor, lse: Tensor | None) -> None:
-        self.check_operands(q, k, v)
         scores = torch.einsum("bshd,blhd->bhsl", q, k) * values.scale
         if values.window_right == 0:
             tokens, length = q.shape[1], k.shape[1]

@@ -43,7 +43,7 @@ _FINAL = (
     *("cudaerrorassert", "cuda_error_assert", "cudaerrorlaunchtimeout", "cuda_error_launch_timeout"),
 )
 # What those who report such an error write beside it: "CUDA error:", "Triton Error [CUDA]:", "cudaErrorAssert".
-_OF_DEVICES = re.compile(r"\b(?:cuda|hip|rocm|nvlink|cublas|cudnn|nccl|rccl)(?:_error|error)?\w*\b")
+_OF_DEVICES = re.compile(r"\b(?:cu(?:da|blas|dnn)|hip|rocm|nvlink|nccl|rccl)(?:_error|error)?\w*\b")
 _ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", ())  # torch 2.8 and later
 _NOT_OF_DEVICES = (KernelhubError, NotImplementedError, RecursionError, torch.OutOfMemoryError)
 _OUT_OF_MEMORY = ("out of memory", "cudaerrormemoryallocation", "cuda_error_out_of_memory")
