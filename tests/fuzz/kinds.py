@@ -157,16 +157,15 @@ def bits(op: str, base: Base, random: Random) -> Asked | None:
     given, chosen = copied(base.arguments), _some(fit, random)
     for name in chosen:
         tensor = tensors_of(given)[name]
-        if tensor.dtype is torch.float32 and random.random() < 0.5:
-            negated = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
-        else:
-            negated = torch._neg_view(-tensor)
-        given = replaced(given, name, negated)
+        # `torch._neg_view` would make contiguous ones, and is private.
+        part = torch.complex32 if tensor.dtype is torch.float16 else torch.complex64
+        pairs = torch.stack((torch.zeros_like(tensor), -tensor), -1).contiguous()
+        given = replaced(given, name, pairs.view(part).squeeze(-1).conj().imag)
     note = f"negative bit: {', '.join(chosen)}"
     return Asked(base.arguments, given, _places(op, base.arguments, random), [], tuple(chosen), note)
 
 
-_NEGATED = (torch.float32, torch.float16, torch.bfloat16)
+_NEGATED = (torch.float32, torch.float16)  # there are no complex numbers of bfloat16
 
 
 def context(op: str, base: Base, random: Random) -> Asked | None:

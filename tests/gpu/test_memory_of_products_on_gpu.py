@@ -25,8 +25,9 @@ from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
-ROWS = (1, 3, 16, 100, 129)
-SIZES = ((256, 512), (16, 256), (64, 256), (272, 528))
+SIZES = ((256, 512), (16, 256))
+# Rows, N, K: each of them was met where a library said no, or is odd.
+SHAPES = ((1, 256, 512), (3, 272, 528), (16, 64, 256), (100, 256, 512), (129, 16, 256))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -65,11 +66,14 @@ LAYOUTS = (one_off, wider, every_third, transposed)
 
 
 def kernels_of(op: str, call: dict[str, Any]) -> Iterator[str | None]:
-    """The kernel that is chosen, and every other that says it can run this here."""
+    """The kernel that is chosen, and every other of a library that says it can run this here.
+
+    Ours are compiled for each layout; `tests.fuzz` draws theirs.
+    """
     yield None
     function = getattr(kernelhub, op)
     for kernel in function.kernels():
-        if function.explain(**call, backend=kernel).selected is not None:
+        if not kernel.startswith("triton.") and function.explain(**call, backend=kernel).selected is not None:
             yield kernel
 
 
@@ -97,7 +101,7 @@ def check_layouts(op: str, call: dict[str, Any], right: Callable[[Tensor], bool]
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
 def test_fp8_gemm(scaling: str, dtype: torch.dtype, bias: bool) -> None:
-    for tokens, (n, k) in itertools.product(ROWS, SIZES):
+    for tokens, n, k in SHAPES:
         how = {"tokens": tokens, "n": n, "k": k, "scaling": scaling, "bias": bias, "out_dtype": dtype}
         call = fp8_gemm_inputs(**how, device=DEVICE)
         check_layouts("fp8_gemm", call, lambda out, of=call: agrees(out, of))
@@ -106,7 +110,7 @@ def test_fp8_gemm(scaling: str, dtype: torch.dtype, bias: bool) -> None:
 @pytest.mark.parametrize("each", [False, True], ids=["all", "each"])
 def test_bmm_fp8(each: bool) -> None:
     scaling = "batch" if each else "tensor"
-    for tokens, (n, k) in itertools.product((1, 16, 100), SIZES[:2]):
+    for tokens, (n, k) in itertools.product((1, 100), SIZES):
         how = {"batch": 3, "tokens": tokens, "n": n, "k": k, "a_scaling": scaling, "b_scaling": scaling}
         call = bmm_fp8_inputs(**how, device=DEVICE)
         reference = kernelhub.bmm_fp8.reference(**call)
@@ -117,7 +121,7 @@ def test_bmm_fp8(each: bool) -> None:
 @pytest.mark.parametrize("b_format", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("a_format", ["bfloat16", "float16", "fp8"])
 def test_fp4_gemm(a_format: str, b_format: str, dtype: torch.dtype) -> None:
-    for tokens in (1, 16, 100, 600):
+    for tokens in (1, 100):
         how = {"tokens": tokens, "n": 96, "k": 256, "a_format": a_format, "b_format": b_format, "bias": True}
         call = fp4_gemm_inputs(**how, out_dtype=dtype, device=DEVICE)
         reference = kernelhub.fp4_gemm.reference(**call)

@@ -87,3 +87,16 @@ def test_what_no_kernel_can_do_is_refused_with_reasons() -> None:
     wide: dict[str, Any] = {"q": z(1, 3, 1, 512), "k": z(1, 3, 1, 512), "v": z(1, 3, 1, 16), "decay": z(1)}
     with pytest.raises(NoKernel, match="head_dim is 512, outside 1 to 256"):
         kernelhub.linear_attention(**{name: value.to(DEVICE) for name, value in wide.items()}, backend="triton")
+
+
+def test_a_state_may_have_any_strides() -> None:
+    q, k, v = (torch.randn(4, 70, 2, 64) for _ in range(3))
+    decay, state = torch.rand(2), torch.randn(4, 2, 64, 64)
+    moved = torch.empty_strided((4, 2, 64, 64), (64, 16384, 1, 256)).copy_(state)
+    want = kernelhub.linear_attention(q, k, v, decay, state=state, return_state=True)
+    for name in kernelhub.linear_attention.kernels():
+        verdict = kernelhub.explain(kernelhub.linear_attention, q, k, v, decay, state=moved, backend=name)
+        if verdict.selected is not None:
+            got = kernelhub.linear_attention(q, k, v, decay, state=moved, return_state=True, backend=name)
+            for one, other in zip(got, want, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)

@@ -54,18 +54,21 @@ class Chunked(LinearAdapter):
         if states.before is None:
             return decay.new_zeros(count, problem.num_heads, problem.head_dim, problem.value_dim)
         if states.before_at is None:
-            return states.before[sequences].clone()
+            return states.before[sequences].clone(memory_format=torch.contiguous_format)
         slots = states.before_at[sequences].long()
         if states.before.shape[0] == 0:
             return decay.new_zeros(count, *states.before.shape[1:])
-        found, nowhere = states.before[slots.clamp(min=0)], slots < 0
+        found, nowhere = states.before[slots.clamp(min=0)].contiguous(), slots < 0
         if nowhere.any():
             found.masked_fill_(nowhere[:, None, None, None], 0.0)
         return found
 
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, scale: float, state: Tensor, out: Tensor) -> Tensor:
-    """The state [N, H, D, Dv] after q, k, v [N, S, H, ...], whose result goes to out; the one given is used up."""
+    """The state [N, H, D, Dv] after q, k, v [N, S, H, ...], whose result goes to out.
+
+    The one given, contiguous, is used up: it is written by a view of it.
+    """
     token = torch.arange(min(_CHUNK, q.shape[1]), device=q.device)
     gap = (token[:, None] - token[None, :]).float()
     between = torch.where(gap >= 0, (-decay[:, None, None] * gap.clamp(min=0)).exp(), 0.0)
@@ -79,7 +82,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, scale: float, state:
         out[:, rows] = result.mul_(scale).transpose(1, 2)
         until = (-decay[:, None] * (size - 1 - token[:size])).exp()[..., None]
         state.mul_(since[:, size - 1, :, None])
-        state.flatten(0, 1).baddbmm_((ks * until).transpose(2, 3).flatten(0, 1), vs.flatten(0, 1))
+        state.view(-1, *state.shape[2:]).baddbmm_((ks * until).transpose(2, 3).flatten(0, 1), vs.flatten(0, 1))
     return state
 
 

@@ -21,7 +21,7 @@ def encoded(values, scale, FP8: tl.constexpr):
     return result
 
 
-@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slot_mapping", "kv_scale"])
+@triton.jit(do_not_specialize=["tokens", "slots"], do_not_specialize_on_alignment=["slot_mapping", "kv_scale"])
 def write_cache_kernel(
     kv_c,
     k_rope,
@@ -30,6 +30,7 @@ def write_cache_kernel(
     kv_scale,
     scale,
     tokens,
+    slots,
     stride_ct,
     stride_cd,
     stride_rt,
@@ -47,10 +48,13 @@ def write_cache_kernel(
     FP8: tl.constexpr,
     SCALE_ON_DEVICE: tl.constexpr,
 ):
-    """R may be 0. SCALE_ON_DEVICE: the scale is at `kv_scale`, else it is `scale`."""
+    """R may be 0. For a slot from `slots` on, which is past the cache, nothing is written.
+
+    SCALE_ON_DEVICE: the scale is at `kv_scale`, else it is `scale`.
+    """
     token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     slot = tl.load(slot_mapping + token * stride_s, mask=token < tokens, other=-1).to(tl.int64)
-    there = (slot >= 0)[:, None]
+    there = ((slot >= 0) & (slot < slots))[:, None]
     row = kv_cache + (slot // PAGE * stride_kp + slot % PAGE * stride_kt)[:, None]
     if SCALE_ON_DEVICE:
         scale = tl.load(kv_scale)

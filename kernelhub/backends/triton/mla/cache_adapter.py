@@ -61,5 +61,6 @@ class Write(MlaCacheAdapter):
                 kv_scale if isinstance(kv_scale, Tensor) else None,
                 float(kv_scale) if isinstance(kv_scale, float | int) else 1.0,
                 tokens,
+                kv_cache.shape[0] * self.problem.page_size,
                 *strides,
             )
