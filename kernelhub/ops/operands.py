@@ -141,8 +141,12 @@ def check_own_memory(
     op: str, parameter: str, out: Tensor, names: Sequence[str], operands: Sequence[Tensor | None]
 ) -> None:
     """What `check_destination` asks of memory, where a call's form is known: 0.1 us an operand that lies elsewhere."""
-    begin = out.data_ptr()
-    if out.is_contiguous():
+    try:
+        begin, dense = out.data_ptr(), out.is_contiguous()
+    except RuntimeError:  # a sparse tensor has no memory of its own
+        check_operand(op, parameter, out)
+        raise
+    if dense:
         end = begin + out.nbytes
     else:
         check_operand(op, parameter, out)

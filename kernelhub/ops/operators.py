@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nested._internal.nested_tensor import NestedTensor
 
 from kernelhub.dispatch.op import Backend
 from kernelhub.ops.arguments import check_wants_no_gradient
+from kernelhub.ops.operands import check_operand
 
 _LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
 
@@ -27,6 +29,22 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] | None
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     _LIBRARY.impl(name, _without_gradient(name), "Autograd", with_keyset=True)
     torch.library.register_fake(f"kernelhub::{name}", fake or _nothing, lib=_LIBRARY)
+    torch.library.register_torch_dispatch(f"kernelhub::{name}", NestedTensor, _without_nested(name), lib=_LIBRARY)
+
+
+def _without_nested(name: str) -> Callable[..., Any]:
+    """The operator where it meets a jagged tensor, which is a class of its own in torch: it refuses it by name."""
+
+    def refuse_nested(mode: Any, function: Any, types: Any, arguments: Sequence[Any], named: Any = None) -> NoReturn:
+        schema = function._schema.arguments
+        given = {argument.name: value for argument, value in zip(schema, arguments, strict=False)} | (named or {})
+        for parameter, value in given.items():
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, Tensor) and tensor.is_nested:
+                    check_operand(name.removesuffix("_out"), parameter, tensor)
+        raise NotImplementedError(function)
+
+    return refuse_nested
 
 
 def _without_gradient(name: str) -> Callable[..., Any]:

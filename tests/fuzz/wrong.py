@@ -40,6 +40,10 @@ def wrong(op: str, base: Base, random: Random) -> Asked | None:
     label, wrong_value, never = random.choice(values)
     asked = Asked(base.arguments, given | {name: wrong_value}, {}, [], (name,), f"{name} is {label}")
     asked.judged = base.arguments if name in destinations else given | {name: wrong_value}
+    if op == "grouped_gemm" and name == "out" and getattr(wrong_value, "is_floating_point", bool)():
+        asked.judged = base.arguments | {
+            "out_dtype": wrong_value.dtype
+        }  # the destination says it where nothing else does
     asked.written = (name,)
     asked.must_refuse = never
     asked.partners = True

@@ -182,3 +182,76 @@ def test_the_largest_mxfp4_weight_is_a_number() -> None:
     a[1, 3], a[2, 5] = -1.0, 2.0**-20
     made = kernelhub.fp4_gemm(a, b, b_scale=scale, out_dtype=torch.float32, backend="torch")
     assert made[:, 0].tolist() == [0.0, -torch.inf, 6 * 2.0**107]
+
+
+@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("dtype", [[1], {}, torch.int32, "bfloat16", 16])
+def test_a_dtype_of_the_result_that_is_none_is_refused(op: str, dtype: Any) -> None:
+    call = CALLS[op]()
+    for _ in range(2):
+        with pytest.raises(InvalidArgument) as caught:
+            run(op, "torch", **{**call, "out_dtype": dtype})
+        assert caught.value.parameter == "out_dtype"
+        run(op, "torch", **call)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", CALLS)
+def test_a_destination_without_memory_of_its_own_is_refused(op: str) -> None:
+    call = CALLS[op]()
+    want = run(op, "torch", **call)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="layout") as caught:
+            run(op, "torch", **call, out=torch.zeros(want.shape, dtype=want.dtype).to_sparse())
+        assert caught.value.parameter == "out"
+        run(op, "torch", **call)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("state", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("op", CALLS)
+def test_jagged_tensors_are_refused_by_name(op: str, state: Callable[[], Any]) -> None:
+    call = CALLS[op]()
+    jagged = torch.nested.nested_tensor([torch.randn(2, 64), torch.randn(3, 64)], layout=torch.jagged)
+    with state(), pytest.raises(InvalidArgument, match=f"{op}: a is a nested tensor") as caught:
+        run(op, "torch", **{**call, "a": jagged})
+    assert caught.value.parameter == "a"
+
+
+ONE_NUMBER: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    "a scale of a row": ("a_scale", lambda: fp8_gemm_inputs(tokens=1, n=144, k=128, scaling="block")),
+    "a scale of a block": ("b_scale", lambda: fp8_gemm_inputs(tokens=5, n=128, k=128, scaling="block")),
+    "a bias": (
+        "bias",
+        lambda: fp8_gemm_inputs(tokens=5, n=1, k=128, scaling="row", bias=True, out_dtype=torch.float32),
+    ),
+    "a scale of rows": ("a_scale", lambda: grouped_gemm_inputs(sizes=(1,), n=80, k=128, format="block", spare=0)),
+    "a scale of weights": ("b_scale", lambda: grouped_gemm_inputs(sizes=(3,), n=80, k=128, format="block", spare=0)),
+}
+
+
+@pytest.mark.parametrize("what", ONE_NUMBER)
+def test_one_number_with_the_negative_bit_is_refused_though_it_is_contiguous(what: str) -> None:
+    name, make = ONE_NUMBER[what]
+    call = make()
+    op = "grouped_gemm" if "offsets" in call else "fp8_gemm"
+    assert call[name].numel() == 1
+    lazy = torch.complex(torch.zeros_like(call[name]), -call[name]).conj().imag
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="negative bit") as caught:
+            run(op, "torch", **{**call, name: lazy})
+        assert caught.value.parameter == name
+        run(op, "torch", **call)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_destination_of_groups_says_the_dtype_where_nothing_else_does(dtype: torch.dtype) -> None:
+    call = grouped_gemm_inputs(sizes=(3, 6), n=80, k=128, format="bfloat16", spare=0)
+    call.pop("out_dtype", None)
+    want = run("grouped_gemm", "torch", **call, out_dtype=dtype)
+    for _ in range(2):
+        out = run("grouped_gemm", "torch", **call, out=torch.empty(9, 80, dtype=dtype))
+        assert torch.equal(out, want)
+        with pytest.raises(InvalidArgument) as caught:
+            run("grouped_gemm", "torch", **call, out=torch.empty(9, 80, dtype=torch.float64))
+        assert caught.value.parameter == "out"

@@ -220,3 +220,38 @@ def test_a_padded_batch_gives_its_tokens_what_they_get_alone(kernel: str) -> Non
     out = kernelhub.fused_moe(**good | padded, backend=kernel)
     torch.testing.assert_close(out[:4], want, rtol=2**-7, atol=1e-3)
     assert torch.equal(out[5], x[5])
+
+
+def test_groups_of_experts_are_ints_whether_or_not_the_form_is_known() -> None:
+    good = {"logits": torch.randn(4, 8), "top_k": 2}
+    for grouped in ({}, {"num_groups": 1, "topk_groups": 1}, {"num_groups": 4, "topk_groups": 2}):
+        for name in ("num_groups", "topk_groups"):
+            for wrong in (True, 1.0, 2.0, 4.0, "2", torch.tensor(2)):
+                kernelhub.route_experts(**good, **grouped)
+                refused(lambda: kernelhub.route_experts(**good | grouped | {name: wrong}), name)  # noqa: B023
+
+
+@pytest.mark.parametrize("kernel", ROUTERS)
+def test_a_router_of_one_expert_refuses_the_negative_bit(kernel: str) -> None:
+    good = {"logits": torch.full((1, 1), 2.0), "top_k": 1, "scoring": "sigmoid"}
+    plan = kernelhub.route_experts.prepare(**good, backend=kernel)
+    for _ in range(2):
+        lazy = good | {"logits": negated(good["logits"])}
+        refused(lambda lazy=lazy: kernelhub.route_experts(**lazy, backend=kernel), "logits", "negative bit")
+        refused(lambda lazy=lazy: plan.run(lazy["logits"]), "logits", "negative bit")
+        kernelhub.route_experts(**good, backend=kernel)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_one_number_with_the_negative_bit_is_refused_though_it_is_contiguous(kernel: str) -> None:
+    sizes = {"num_experts": 1, "top_k": 1, "hidden_size": 128, "intermediate_size": 128}
+    good = moe_inputs(tokens=1, weights="nvfp4", **sizes) | {"activation_dtype": torch.bfloat16}
+    plan = kernelhub.fused_moe.prepare(**good, backend=kernel)
+    step = {name: good[name] for name in ("x", "topk_weights", "topk_ids")}
+    for name in ("topk_weights", "w13_global_scale", "w2_global_scale"):
+        assert good[name].numel() == 1
+        for _ in range(2):
+            lazy = good | {name: negated(good[name])}
+            refused(lambda lazy=lazy: kernelhub.fused_moe(**lazy, backend=kernel), name, "negative bit")
+            kernelhub.fused_moe(**good, backend=kernel)
+    refused(lambda: plan.run(**step | {"topk_weights": negated(good["topk_weights"])}), "topk_weights", "negative bit")

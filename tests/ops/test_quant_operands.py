@@ -128,3 +128,79 @@ def test_a_flag_is_true_or_false(flag: Any) -> None:
             kernelhub.quantize_fp8(torch.randn(2, 128), ue8m0=flag)
         assert caught.value.parameter == "ue8m0"
         kernelhub.quantize_fp8(torch.randn(2, 128), ue8m0=True)
+
+
+def negated(tensor: Tensor) -> Tensor:
+    """The same numbers, held by memory that holds their opposites."""
+    return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
+
+
+@pytest.mark.parametrize("op", ["quantize_fp8", "quantize_mxfp8"])
+def test_one_number_with_the_negative_bit_is_refused_though_it_is_contiguous(op: str) -> None:
+    one = torch.full((1, 1), 3.0)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="negative bit") as caught:
+            run(op, x=negated(one))
+        assert caught.value.parameter == "x"
+        run(op, x=one)
+
+
+@pytest.mark.parametrize("size", [b"no", 1.5, 128.0, True, 0, -128, "128", torch.tensor(128)])
+def test_a_group_size_is_an_int_whether_or_not_it_is_used(size: Any) -> None:
+    codes = torch.randn(4, 256).to(torch.float8_e4m3fn)
+    calls: list[Callable[..., Any]] = [
+        lambda size, how=how: kernelhub.quantize_fp8(torch.randn(4, 256), how, size)  # type: ignore[misc]
+        for how in ("tensor", "token", "group", "block")
+    ]
+    calls += [
+        lambda size, shape=shape: kernelhub.dequantize_fp8(codes, torch.ones(shape), size)  # type: ignore[misc]
+        for shape in ((1,), (4, 1), (4, 2), (1, 2))
+    ]
+    for call in calls:
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match="give a positive int") as caught:
+                call(size)
+            assert caught.value.parameter == "group_size"
+            call(128)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", CALLS)
+def test_a_destination_without_memory_of_its_own_is_refused(op: str) -> None:
+    call = CALLS[op]()
+    want = run(op, **call)[0]
+    for _ in range(2):
+        made = [
+            torch.zeros(want.shape).to_sparse().to(want.dtype),
+            torch.zeros(want.shape).to_sparse_csr().to(want.dtype),
+        ]
+        for out in made if want.dtype not in (torch.uint8, torch.float8_e4m3fn) else made[:1]:
+            with pytest.raises(InvalidArgument, match="layout") as caught:
+                run(op, **call, out=out)
+            assert caught.value.parameter == "out"
+        run(op, **call)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("state", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("op", [op for op in CALLS if op.startswith("q")])
+def test_jagged_tensors_are_refused_by_name(op: str, state: Callable[[], Any]) -> None:
+    call = CALLS[op]()
+    jagged = torch.nested.nested_tensor([call["x"][:2], call["x"][2:]], layout=torch.jagged)
+    for _ in range(2):
+        for more in ({}, {"out": run(op, **call)[0]}):
+            with state(), pytest.raises(InvalidArgument, match=f"{op}: x is a nested tensor") as caught:
+                run(op, **{**call, "x": jagged}, **more)
+            assert caught.value.parameter == "x"
+        run(op, **call)
+
+
+def test_a_destination_of_a_global_scale_has_one_dimension_at_most() -> None:
+    x = torch.randn(6, 128)
+    plan = kernelhub.quantize_nvfp4.prepare(x)
+    for place in (torch.empty(1), torch.empty(())):
+        assert plan.run(x, out_global_scale=place)[2] is place
+    for call in (plan.run, kernelhub.quantize_nvfp4):
+        with pytest.raises(InvalidArgument, match=r"give float32 \[1\]") as caught:
+            call(x, out_global_scale=torch.empty(1, 1))
+        assert caught.value.parameter == "out_global_scale"

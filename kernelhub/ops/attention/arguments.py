@@ -62,7 +62,7 @@ def _scale_kind(op: str, parameter: str, scale: Scale, num_kv_heads: int) -> str
     if scale is None:
         return None
     if isinstance(scale, Tensor):
-        if type(scale) is not Tensor or scale.layout is not torch.strided or scale.is_nested:
+        if type(scale) is not Tensor or scale.layout is not torch.strided or scale.is_nested or scale.is_neg():
             check_operand(op, parameter, scale)
         if scale.dtype is not torch.float32:
             refuse(op, parameter, f"has dtype {dtype_name(scale.dtype)}", "scales are float32")
@@ -173,7 +173,8 @@ def check_softcap(op: str, softcap: Any) -> None:
 
 def check_sinks(op: str, sinks: Any, num_q_heads: int) -> Tensor:
     """One score per query head, side by side: copied if they are not."""
-    if type(sinks) is not Tensor or sinks.layout is not torch.strided or sinks.dtype not in _FLOATS:
+    plain = type(sinks) is Tensor and sinks.layout is torch.strided and sinks.dtype in _FLOATS
+    if not plain or (num_q_heads == 1 and sinks.is_neg()):  # one element is contiguous whatever it is a view of
         check_operand(op, "sinks", sinks)
         if sinks.dtype not in _FLOATS:
             refuse(op, "sinks", f"has dtype {dtype_name(sinks.dtype)}", "give float32, float16 or bfloat16")

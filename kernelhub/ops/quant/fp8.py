@@ -179,6 +179,8 @@ def quantize_fp8(
         hash(key)
         if scale_layout not in ("row", "column") or type(ue8m0) is not bool:
             raise ValueError(scale_layout)
+        if type(group_size) is not int or group_size < 1:
+            raise ValueError(group_size)
     except (AttributeError, TypeError, ValueError, RuntimeError):
         check_fp8(x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout)
         raise
@@ -236,7 +238,7 @@ def dequantize_fp8(
         form = granularity_of(x.shape, scale.shape, group_size)
         key = (out_dtype, form, group_size if form == GROUP else 128, scale.dtype)
         hash(key)
-        if not form:
+        if not form or type(group_size) is not int or group_size < 1:
             raise ValueError(form)
     except (AttributeError, TypeError, ValueError, IndexError, ZeroDivisionError, RuntimeError):
         check_dequantize_fp8(x, scale, group_size, out_dtype)

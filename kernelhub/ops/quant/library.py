@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhub.dispatch.op import Backend
 from kernelhub.ops.arguments import plain
 from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.operands import check_operand
 from kernelhub.ops.operators import define, names_of
 from kernelhub.ops.quant.arguments import fp8_scale_shape, new_scale
 from kernelhub.ops.quant.problem import BLOCK, MX_GROUP, NVFP4_GROUP
@@ -20,6 +21,12 @@ Names = list[str] | None
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else plain(tensor)
+
+
+def _check_rows(op: str, x: Tensor) -> None:
+    """Where memory for results is made, or an operator has a name of its own, before the operator looks at x."""
+    if x.is_nested:
+        check_operand(op, "x", x)
 
 
 # quantize_fp8
@@ -38,6 +45,7 @@ def quantize_fp8(
     backend: Backend = None,
 ) -> tuple[Tensor, Tensor]:
     """`kernelhub.quantize_fp8` through its operator."""
+    _check_rows("quantize_fp8", x)
     form = (granularity, group_size, scale, ue8m0, scale_dtype == E8M0, scale_layout, names_of(backend))
     ops = torch.ops.kernelhub
     if out is None and out_scale is None:
@@ -118,6 +126,7 @@ def quantize_nvfp4(
     backend: Backend = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`kernelhub.quantize_nvfp4` through its operator."""
+    _check_rows("quantize_nvfp4", x)
     names, ops = names_of(backend), torch.ops.kernelhub
     if out is None and out_scale is None and out_global_scale is None:
         codes, scale, made = ops.quantize_nvfp4.default(x, global_scale, names)
@@ -193,6 +202,7 @@ def quantize_mxfp8(
 def _through_mx(
     x: Tensor, fp4: bool, rounding: str, out: Tensor | None, out_scale: Tensor | None, backend: Backend
 ) -> tuple[Tensor, Tensor]:
+    _check_rows("quantize_mxfp4" if fp4 else "quantize_mxfp8", x)
     form, ops = (fp4, rounding, names_of(backend)), torch.ops.kernelhub
     if out is None and out_scale is None:
         made: tuple[Tensor, Tensor] = ops.quantize_mx.default(x, *form)
@@ -287,6 +297,7 @@ def _back(
     out: Tensor | None,
     backend: Backend,
 ) -> Tensor:
+    _check_rows(f"dequantize_{name}", x)
     form, ops = (name, x, scale, global_scale, group_size, out_dtype, names_of(backend)), torch.ops.kernelhub
     if out is None:
         made: Tensor = ops.dequantize.default(*form)

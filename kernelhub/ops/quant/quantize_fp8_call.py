@@ -122,6 +122,8 @@ def bind_fp8(
                 refuse(op, "scale", f"is {'missing' if scale is None else 'given'}", f"the plan is for {wanted}")
         else:
             check_loose(op, _READ[:1], (x,))
+            if shape[-1] == 1 and x.is_neg():  # one element is contiguous whatever it is a view of
+                check_operand(op, "x", x)
             if scale is not None and scale.is_neg():
                 check_operand(op, "scale", scale)
         if scale is not None:

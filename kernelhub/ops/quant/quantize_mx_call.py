@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.operands import check_loose, transformed
+from kernelhub.ops.operands import check_loose, check_operand, transformed
 from kernelhub.ops.quant.arguments import any_rows, as_rows, check_x, destination, shape_of
 from kernelhub.ops.quant.problem import MX_GROUP, QuantizeMxProblem
 from kernelhub.probes.device import facts_of
@@ -55,6 +55,8 @@ def bind_mx(op: str) -> Callable[..., Run]:
                     refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"the plan is for {problem.dtype}")
             else:
                 check_loose(op, ("x",), (x,))
+                if shape[-1] == 1 and x.is_neg():  # one element is contiguous whatever it is a view of
+                    check_operand(op, "x", x)
             *lead, width = shape
             scales = (*lead, -(-width // MX_GROUP))
             out = destination(op, "out", out, (*lead, width // per_byte), codes_dtype, device, ("x",), (x,))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.lost import failed
-from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
+from kernelhub.ops.arguments import alike, describe, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.quant.arguments import any_rows, as_rows, check_one, check_x, destination, shape_of
@@ -79,6 +79,8 @@ def bind_nvfp4(
                 global_scale = out_global_scale
                 if not alike(global_scale, (1,), float32, device):
                     check_one(op, "out_global_scale", global_scale, x)
+                    if global_scale.ndim > 1:
+                        refuse(op, "out_global_scale", f"is {describe(global_scale)}", "give float32 [1]")
                 check_own_memory(op, "out_global_scale", global_scale, ("x",), (x,))
         elif out_global_scale is not None:
             refuse(op, "out_global_scale", "is given beside global_scale", "the one that is given is the result")

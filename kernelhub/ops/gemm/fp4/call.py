@@ -87,7 +87,7 @@ def bind(
             forms.add(form)
         else:
             check_loose(NAME, _LOOSE, (a, a_scale, bias))
-            for factor in (a_scale, a_global_scale, b_global_scale):
+            for factor in (a_scale, a_global_scale, b_global_scale, bias if n == 1 else None):
                 if factor is not None and factor.is_neg():
                     check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
             if out is not None:

@@ -12,7 +12,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.checks import NAME, check, check_form, form_of_a, refuse
-from kernelhub.ops.gemm.fp8.problem import E8M0, FEW, FLOAT, MANY, ROW, TENSOR, Fp8GemmProblem
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FEW, FLOAT, GROUP, MANY, ROW, TENSOR, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import by_rows, of_a_tensor, scaling_of_form
 from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.packed import PackedWeight
@@ -59,6 +59,7 @@ def bind(
     n, k = problem.n, problem.k
     dtype = getattr(torch, problem.out_dtype)
     flat = problem.scaling in (TENSOR, ROW)
+    single = flat or k <= GROUP[BLOCK]  # then scales may have one element, contiguous whatever they are a view of
     seen: set[Any] = set()  # forms of scales that the problem means: a few, whatever the number of rows
 
     def known(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor | None) -> bool:
@@ -102,7 +103,9 @@ def bind(
             seen.add((*form_of_a(a_scale), b_scale.dtype, b_scale.shape, bias is None))
         else:
             check_loose(NAME, _VECTORS, (a_scale, b_scale, bias))
-            if flat and (a_scale.is_neg() or b_scale.is_neg()):
+            if single and (a_scale.is_neg() or b_scale.is_neg()):
+                check(a, b, a_scale, b_scale, bias, dtype, out)
+            if n == 1 and bias is not None and bias.is_neg():
                 check(a, b, a_scale, b_scale, bias, dtype, out)
             if out is not None:
                 check_own_memory(NAME, "out", out, _READ, (a, b, a_scale, b_scale, bias))
@@ -161,8 +164,9 @@ def _bind_weights(
             forms.add(form)
         else:
             check_loose(NAME, ("a", "b_scale", "bias"), (a, b_scale, bias))
-            if b_scale is not None and b_scale.is_neg():
-                check(a, b, a_scale, b_scale, bias, dtype, out)
+            for factor in (b_scale, a if problem.k == 1 else None, bias if n == 1 else None):
+                if factor is not None and factor.is_neg():
+                    check(a, b, a_scale, b_scale, bias, dtype, out)
             if out is not None:
                 check_own_memory(NAME, "out", out, ("a", "bias", *("b",) * len(given)), (a, bias, *given))
         if b_scale is not None and b_scale.ndim == 2:

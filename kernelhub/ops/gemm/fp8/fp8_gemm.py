@@ -186,13 +186,13 @@ def fp8_gemm(
             a.shape[0] > MOST_FEW,
             layout,
         )
+        if backend is None and not (_contexts_used and _contexts()):
+            run: Callable[..., Any] | None = _get(key)
+        else:
+            run = _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError):
         check(a, b, a_scale, b_scale, bias, out_dtype, out)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
     if run is None:
         check(a, b, a_scale, b_scale, bias, out_dtype, out)
         fresh: Tensor = _op.decide(key, a.get_device(), backend)(a, b, a_scale, b_scale, bias, out, True)

@@ -218,8 +218,11 @@ def bind(
     launch, compute = adapter.launch, adapter.compute
     out_dtype, masked = getattr(torch, problem.out_dtype), problem.masked
     lengths_at, lengths_name = (3, "group_sizes") if masked else (2, "offsets")
-    kinds = {4: problem.a_scale == "tensor", 5: problem.b_scale == "tensor"}
-    kinds |= {6: problem.a_global_scale, 7: problem.global_scale}
+    # What may have one element, which is contiguous whatever it is a view of.
+    one, one_row = problem.num_groups == 1, problem.num_groups == 1 and problem.n == 1
+    kinds = {0: problem.k == 1, 1: one_row and problem.k == 1, 4: problem.a_scale is not None}
+    kinds |= {5: problem.b_scale is not None and (one or problem.b_scale == "tensor")}
+    kinds |= {6: problem.a_global_scale, 7: problem.global_scale, 8: one_row and problem.bias}
     scalars = [at for at, may_be_one in kinds.items() if may_be_one]
     forms, reads = Forms(device), problem.device.type == "cpu" or checks_devices()
 

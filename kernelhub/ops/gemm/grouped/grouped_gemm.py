@@ -116,7 +116,7 @@ def grouped_gemm(
         a_global_scale: float32 ``[]`` or ``[G]``, one more factor of NVFP4 rows.
         b_global_scale: float32 ``[]`` or ``[G]``, one more factor of NVFP4 weights.
         bias: ``[G, N]`` in float32, float16 or bfloat16.
-        out_dtype: float32, float16 or bfloat16; by default that of a, bfloat16 for float8 and fp4.
+        out_dtype: float32, float16 or bfloat16; by default that of out, else that of a, bfloat16 for float8 and fp4.
         out: destination ``[M, N]`` or ``[G, M_max, N]``; rows of no group keep what it holds. It overlaps no operand.
         backend: this backend or kernel, or the first of these that can, or an error with all reasons.
 
@@ -179,13 +179,13 @@ def grouped_gemm(
         )
         if b.ndim != 3:
             raise ValueError
+        if backend is None and not (_contexts_used and _contexts()):
+            run: Callable[..., Any] | None = _get(key)
+        else:
+            run = _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(operands, out_dtype, out)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
     if run is None:
         check(operands, out_dtype, out)
         fresh: Tensor = _op.decide(key, a.get_device(), backend)(operands, out_dtype, out, True)

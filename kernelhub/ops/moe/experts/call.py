@@ -202,6 +202,7 @@ def _fits_of(problem: ExpertsProblem, device: int) -> Callable[[Any, Any, Any, A
     """What tells that `check` would refuse nothing of the tensors of tokens."""
     dtype, hidden, top_k = getattr(torch, problem.dtype), problem.hidden_size, problem.top_k
     has_residual, int32, float32 = problem.residual, torch.int32, torch.float32
+    single = 1 in (top_k, hidden)  # then a token has one element, which is contiguous whatever it is a view of
 
     def fits(x: Any, topk_weights: Any, topk_ids: Any, residual: Any, out: Any) -> bool:
         if not usable(x, dtype, device):
@@ -225,6 +226,12 @@ def _fits_of(problem: ExpertsProblem, device: int) -> Callable[[Any, Any, Any, A
             views = [tensor for tensor in (x, topk_ids, topk_weights, residual) if tensor is not None]
             if not all(tensor.is_contiguous() or is_plain_view(tensor) for tensor in views):
                 return False
+        if (
+            shape[0] == 1
+            and single
+            and any(tensor is not None and tensor.is_neg() for tensor in (x, topk_weights, residual))
+        ):
+            return False
         if out is None:
             return True
         if not alike(out, shape, dtype, device) or not out.is_contiguous():
@@ -326,6 +333,8 @@ def _form_of_layer(given: Operands, device: int, start: int, size: int) -> tuple
         add(part.dtype)
         add(part.shape)
         if part.is_contiguous():
+            if part.numel() == 1 and part.is_neg():  # one element is contiguous whatever it is a view of
+                return None
             add(None)
             if size:
                 begin = part.data_ptr()

@@ -160,6 +160,8 @@ def bind(
         dense = logits.is_contiguous()
         if not dense and not is_plain_view(logits):
             return False
+        if experts == 1 and (logits.is_neg() or (correction_bias is not None and correction_bias.is_neg())):
+            return False  # one element is contiguous whatever it is a view of
         if correction_bias is None:
             if has_bias:
                 return False

@@ -32,6 +32,7 @@ _op: Op[RoutingProblem] = Op(
     )
 )
 _get = _op.table.get
+_GROUPS = (int, type(None))
 _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
@@ -165,6 +166,8 @@ def route_experts(
         )
         hash(key)
         if type(renormalize) is not bool or type(top_k) is not int:
+            raise TypeError
+        if type(num_groups) not in _GROUPS or type(topk_groups) not in _GROUPS:
             raise TypeError
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         rest = (correction_bias, scaling_factor, out_weights, out_ids, renormalize)

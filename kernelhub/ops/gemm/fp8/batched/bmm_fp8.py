@@ -111,13 +111,13 @@ def bmm_fp8(
             b_scale.ndim != 0 and b_scale.shape[0] != 1,
             out_dtype,
         )
+        if backend is None and not (_contexts_used and _contexts()):
+            run: Callable[..., Any] | None = _get(key)
+        else:
+            run = _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(a, b, a_scale, b_scale, out_dtype, out)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
     if run is None:
         check(a, b, a_scale, b_scale, out_dtype, out)
         run = _op.decide(key, a.get_device(), backend)
