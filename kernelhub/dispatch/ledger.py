@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernelhub.dispatch.bound import Bound, calls_of
 from kernelhub.dispatch.gate import GATE, Caller
@@ -24,20 +24,21 @@ _REASONS = 64  # for one problem; what else was said for it is counted together
 _MORE = "asked for in many other ways, counted together"
 
 
-class _Counted(NamedTuple):
-    """A selection made ready whose calls are read from its counter.
+class _Counted(weakref.ref[Bound]):
+    """A selection made ready, whose calls are read from its counter.
 
     Attributes:
-        place: how many were made ready before it.
+        place: how many were made ready before it; -1 where nobody counts it.
         selection: what was selected.
         counter: of its calls.
-        bound: the selection made ready.
+        adapter: identity of its adapter.
     """
 
+    __slots__ = ("adapter", "counter", "place", "selection")
     place: int
     selection: Selection[Any]
     counter: Any
-    bound: weakref.ref[Bound]
+    adapter: int
 
 
 @dataclass(eq=False)
@@ -72,13 +73,13 @@ class Ledger:
         self.plans: weakref.WeakSet[Any] = weakref.WeakSet()
         self._guard = threading.RLock()
         self._unreported = _Unreported()
-        self._alive: weakref.WeakValueDictionary[int, Bound] = weakref.WeakValueDictionary()
+        self._alive: dict[int, _Counted] = {}  # by the identity of the adapter
+        self._ended: deque[_Counted] = deque()  # noted by the garbage collector, which takes no lock
         self._start()
 
     def _start(self) -> None:
         self._met: dict[tuple[str, Any], _Met] = {}  # of selections that nothing holds any more
-        self._counted: dict[int, _Counted] = {}
-        self._ended: deque[int] = deque()  # keys of `_counted`, noted by the garbage collector, which takes no lock
+        self._counted: dict[int, _Counted] = {}  # by place
         self._place = 0
         self._fallbacks: dict[tuple[str, str, str], Fallback] = {}
 
@@ -88,24 +89,28 @@ class Ledger:
 
     def add(self, bound: Bound) -> None:
         """Note a selection made ready."""
-        self._alive[id(bound.adapter)] = bound
-        if self._unreported.now:
-            return
+        made = _Counted(bound, self._ended.append)
+        made.selection, made.counter, made.adapter = bound.selection, bound.counter, id(bound.adapter)
         with self._guard:
-            self._settle()
-            ended, key = self._ended, id(bound)
-            end = weakref.ref(bound, lambda _: ended.append(key))
-            self._counted[key] = _Counted(self._place, bound.selection, bound.counter, end)
+            if self._ended:
+                self._settle()
+            self._alive[made.adapter] = made
+            if self._unreported.now:
+                made.place = -1
+                return
+            made.place = self._place
+            self._counted[made.place] = made
             self._place += 1
 
     def _settle(self) -> None:
         """Add up the calls of selections that nothing holds any more."""
         while self._ended:
-            key = self._ended.popleft()
-            counted = self._counted.get(key)
-            if counted is not None and counted.bound() is None:  # its place in memory may be another's by now
-                del self._counted[key]
-                _add_up(self._met, counted)
+            ended = self._ended.popleft()
+            if self._alive.get(ended.adapter) is ended:  # its place in memory may be another's by now
+                del self._alive[ended.adapter]
+            if self._counted.get(ended.place) is ended:
+                del self._counted[ended.place]
+                _add_up(self._met, ended)
 
     def _all_met(self) -> dict[tuple[str, Any], _Met]:
         """Every problem that was met since the report began, with the calls up to now."""
@@ -127,13 +132,14 @@ class Ledger:
 
     def bound_of(self, adapter: Any) -> Bound | None:
         """The selection that an adapter was made for."""
-        bound = self._alive.get(id(adapter))
+        made = self._alive.get(id(adapter))
+        bound = None if made is None else made()
         return bound if bound is not None and bound.adapter is adapter else None
 
     @property
     def alive(self) -> list[Bound]:
         """Every selection made ready that something still holds, oldest first."""
-        return list(self._alive.values())
+        return [bound for made in list(self._alive.values()) if (bound := made()) is not None]
 
     def verdicts(self) -> list[Selection[Any]]:
         """The last verdict on every problem that was met since the report began."""

@@ -36,6 +36,7 @@ ABSENT: dict[str, tuple[str, str, str]] = {
 _QUARANTINE = "kernelhub.evidence.quarantine:quarantined"
 _READ_WITH = ("packaging.specifiers", "packaging.version", "kernelhub.probes.distributions")
 _QUARANTINED = "quarantined"  # where `Machine.on` keeps them
+_ASSUMED = "assumed"  # and what `Machine.assumed` says
 _NOBODY: Mapping[tuple[str, str], Rejection] = MappingProxyType({})
 # Give, for the facts of a device, what was measured on it: here, or on the first rank of a group. Imported likewise.
 _MEASURED = "kernelhub.evidence.tuning.lookup:table_of"
@@ -189,8 +190,16 @@ class Machine:
 
     def assumed(self, device: DeviceFacts) -> str:
         """What an answer for a device that is not here takes for granted; empty for a device that is here."""
-        if not device.simulated:
-            return ""
+        return self._assumed_once(device) if device.simulated else ""
+
+    def _assumed_once(self, device: DeviceFacts) -> str:
+        kept = self.on(device)
+        said: str | None = kept.get(_ASSUMED)
+        if said is None:
+            said = kept[_ASSUMED] = self._taken_for_granted(device)
+        return said
+
+    def _taken_for_granted(self, device: DeviceFacts) -> str:
         build, here = self.torch_for(device), torch_build()
         return f"{build}{'' if build == here else f' (here: {here})'}; packages, toolkit and variables are those here"
 
@@ -250,6 +259,9 @@ class SimulatedMachine(Machine):
         return build if given and "+" in given else build.assumed_for(device.vendor)
 
     def assumed(self, device: DeviceFacts) -> str:
+        return self._assumed_once(device)
+
+    def _taken_for_granted(self, device: DeviceFacts) -> str:
         packages = [f"{name} {version}" for name, version in self._packages.items() if name != "torch"]
         lacks = f", without {' or '.join(sorted(self._lacks))}" if self._lacks else ""
         return f"{self.torch_for(device)}; {', '.join(packages) or 'nothing'} installed beside it{lacks}"

@@ -43,7 +43,7 @@ def torch_build() -> TorchBuild:
     """The build of this process."""
     import torch
 
-    return TorchBuild(torch.__version__, torch.version.cuda, torch.version.hip)
+    return TorchBuild(str(torch.__version__), torch.version.cuda, torch.version.hip)
 
 
 def torch_build_of(version: str | None) -> TorchBuild:

@@ -15,6 +15,7 @@ import torch
 import kernelhub
 from kernelhub.backends.triton.attention.adapter import SplitKV
 from kernelhub.dispatch.constraint import OnDevice
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
 from kernelhub.errors import ConfigurationError, InvalidArgument, KernelUnavailable, NoKernel
 from tests.dispatch.backends import Ones, Twos, qkv, record, register
@@ -238,6 +239,14 @@ class TestReport:
         with pytest.raises(InvalidArgument, match="out"):
             kernelhub.attention(*ones_and_twos, out=ones_and_twos[0])
         assert [row.calls for row in kernelhub.report().rows] == [1]
+
+    def test_a_report_begun_anew_counts_what_is_made_ready_after_it_and_nothing_older(self, ones_and_twos) -> None:
+        kernelhub.attention(*ones_and_twos)
+        HUB.forget_report()
+        kernelhub.attention(*ones_and_twos, backend="twos")
+        kernelhub.attention.op._forget()
+        kernelhub.attention(*ones_and_twos, backend="ones")
+        assert {row.kernel: row.calls for row in kernelhub.report().rows} == {"twos.k": 1, "ones.k": 1}
 
     def test_problems_that_differ_are_told_apart(self) -> None:
         register("ones", record("ones.k", "Ones"))
