@@ -29,7 +29,8 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
     Raises:
         InvalidArgument: it is no tensor, or a sparse, nested, quantised, meta, functorch or lazily negated one.
     """
-    check_is_tensor(op, parameter, given)
+    if not isinstance(given, Tensor):
+        check_is_tensor(op, parameter, given)
     tensor: Tensor = given
     if tensor.is_nested:
         refuse(op, parameter, "is a nested tensor", "give its values with cu_seqlens, or a padded tensor")
@@ -43,8 +44,10 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
         refuse(op, parameter, "has a forward gradient", "kernels are for inference; call outside of dual_level")
     if tracing_state() is not None:
         refuse(op, parameter, "is traced by torch.jit.trace", "use torch.compile or torch.export")
-    check_has_memory(op, parameter, tensor)
-    check_bits(op, parameter, tensor)
+    if tensor.is_meta:
+        check_has_memory(op, parameter, tensor)
+    if tensor.is_neg() or tensor.is_conj():
+        check_bits(op, parameter, tensor)
 
 
 def check_untransformed(op: str, operands: Mapping[str, Any]) -> None:
@@ -85,25 +88,39 @@ def check_destination(
     """
     check_operand(op, parameter, given)
     out: Tensor = given
-    if tuple(out.shape) != tuple(shape):
+    if out.shape != tuple(shape):
         refuse(op, parameter, f"has shape {list(out.shape)}", f"give {list(shape)}")
     if out.dtype is not dtype:
         refuse(op, parameter, f"has dtype {dtype_name(out.dtype)}", f"give {dtype_name(dtype)}")
     if out.device != device:
         refuse(op, parameter, f"is on {out.device}", f"give one on {device}")
-    check_wants_no_gradient(op, parameter, out)
-    if overlaps_itself(out):
+    if out.requires_grad:
+        check_wants_no_gradient(op, parameter, out)
+    start = out.data_ptr()
+    if out.is_contiguous():
+        end = start + out.nbytes
+    elif overlaps_itself(out):
         refuse(op, parameter, f"overlaps itself (strides {list(out.stride())})", _APART)
-    check_apart(op, parameter, out, operands)
+    else:
+        end = start + extent_of(out)
+    _check_apart(op, parameter, out, start, end, operands)
 
 
 def check_apart(op: str, parameter: str, out: Tensor, operands: Mapping[str, Any]) -> None:
     """A destination shares no memory with an operand."""
     start, end = span_of(out)
+    _check_apart(op, parameter, out, start, end, operands)
+
+
+def _check_apart(op: str, parameter: str, out: Tensor, start: int, end: int, operands: Mapping[str, Any]) -> None:
     for name, operand in operands.items():
         if isinstance(operand, Tensor):
             begin = operand.data_ptr()
-            if begin < end and span_of(operand)[1] > start and share_memory(out, operand):
+            if (
+                begin < end
+                and begin + (operand.nbytes if operand.is_contiguous() else extent_of(operand)) > start
+                and share_memory(out, operand)
+            ):
                 refuse(op, parameter, f"overlaps {name} in memory", "give memory of its own")
 
 

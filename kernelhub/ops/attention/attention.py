@@ -422,6 +422,10 @@ def attention(
         given = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
         run = _op.decide(key, q.get_device(), backend)
+        if rest is None:
+            return run(q, k, v, shape, k_shape, v_shape, scale, out, None, None, None, None, None, True)
+        sizes = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        return run(q, k, v, shape, k_shape, v_shape, scale, out, *sizes, values, True)
     if rest is None:
         return run(q, k, v, shape, k_shape, v_shape, scale, out)
     return run(

@@ -221,13 +221,15 @@ def bind(
         max_seqlen_q: int | None = None,
         max_seqlen_k: int | None = None,
         values: Values | None = None,
+        checked: bool = False,
     ) -> Any:
+        """`checked`: the call was checked, and this function made for it; the next one's form is learned."""
         nonlocal last
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             sizes = (max_seqlen_q, max_seqlen_k)
             return run_there(q, k, v, shape, k_shape, v_shape, scale, out, cu_seqlens_q, cu_seqlens_k, *sizes, values)
-        if (
+        if not checked and (
             forward_ad._current_level >= 0
             or (out is not None and getattr(out, "is_nested", True))
             or not (known.holds(q, k, v) if out is None else known_out.holds(q, k, v, out))
@@ -258,7 +260,7 @@ def bind(
             values = plain if scale is None else Values(finite_scale(NAME, scale))
         elif extras_at:
             extras: list[Any] = [values[at] for at in extras_at]
-            if not known_extras.holds(*extras):
+            if not checked and not known_extras.holds(*extras):
                 check_extras(NAME, q, values)
                 known_extras.learn(extras, [extra.shape for extra in extras])
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)

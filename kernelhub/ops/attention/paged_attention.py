@@ -381,6 +381,8 @@ def paged_attention(
         given = q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, kv_layout
         check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
         run = _op.decide(key, q.get_device(), backend)
+        rows = (None, None, None) if rest is None else (cu_seqlens_q, max_seqlen_q, values)
+        return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, *rows, True)
     if rest is None:  # plain decode, the call that engines make most
         return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out)
     return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values)

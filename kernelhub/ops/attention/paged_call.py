@@ -273,14 +273,16 @@ def bind(
         cu_seqlens_q: Tensor | None = None,
         max_seqlen_q: int | None = None,
         values: Values | None = None,
+        checked: bool = False,
     ) -> Any:
+        """`checked`: the call was checked, and this function made for it; the next one's form is learned."""
         nonlocal last
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             return run_there(
                 q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values
             )
-        if (
+        if not checked and (
             forward_ad._current_level >= 0
             or (out is not None and getattr(out, "is_nested", True))
             or not (known.holds(q, k_cache, v_cache) if out is None else known_out.holds(q, k_cache, v_cache, out))
@@ -320,7 +322,7 @@ def bind(
             values = plain if scale is None else Values(finite_scale(NAME, scale))
         elif extras_at:
             extras: list[Any] = [values[at] for at in extras_at]
-            if not known_extras.holds(*extras):
+            if not checked and not known_extras.holds(*extras):
                 check_extras(NAME, q, values)
                 known_extras.learn(extras, [extra.shape for extra in extras])
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)

@@ -99,15 +99,16 @@ def check_slots(slot_mapping: Tensor, slots: int) -> None:
     given = values_to_check(slot_mapping)
     if given is None or not given.numel():
         return
+    if given.numel() <= _FEW_SLOTS:
+        few = given.tolist()
+        named = [slot for slot in few if slot >= 0]
+        if max(few) < slots and len(set(named)) == len(named):
+            return
     if int(given.max()) >= slots:
         token = int(given.argmax())
         refuse("slot_mapping", f"is {int(given[token])} for token {token}", f"kv_cache has {slots} slots")
     written = given[given >= 0]
-    if len(written) <= _FEW_SLOTS:
-        different = len(set(written.tolist()))
-    else:
-        different = len(written.unique())
-    if different < len(written):
+    if len(written.unique()) < len(written):
         values, counts = written.unique(return_counts=True)
         slot = int(values[counts > 1][0])
         tokens = (given == slot).nonzero().flatten().tolist()
