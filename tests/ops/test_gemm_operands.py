@@ -255,3 +255,24 @@ def test_a_destination_of_groups_says_the_dtype_where_nothing_else_does(dtype: t
         with pytest.raises(InvalidArgument) as caught:
             run("grouped_gemm", "torch", **call, out=torch.empty(9, 80, dtype=torch.float64))
         assert caught.value.parameter == "out"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("op", CALLS)
+def test_compressed_rows_are_refused_whether_or_not_the_form_is_known(op: str) -> None:
+    call = CALLS[op]()
+    rows = [name for name, given in call.items() if isinstance(given, Tensor) and given.ndim > 1 and given.itemsize > 1]
+    for name in rows:
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match="layout") as caught:
+                run(op, "torch", **{**call, name: call[name].to_sparse_csr()})
+            assert caught.value.parameter == name
+            run(op, "torch", **call)
+    weights = {"a": torch.randn(5, 64).bfloat16(), "b": torch.randn(80, 64).to(torch.float8_e4m3fn)}
+    if op == "fp8_gemm":
+        scale = torch.rand(80, 1)
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match="layout") as caught:
+                kernelhub.fp8_gemm(**weights, b_scale=scale.to_sparse_csr())
+            assert caught.value.parameter == "b_scale"
+            kernelhub.fp8_gemm(**weights, b_scale=scale)

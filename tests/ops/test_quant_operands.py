@@ -100,6 +100,7 @@ def test_destinations_share_no_memory(op: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("op", [op for op in CALLS if op.startswith("q")])
 def test_what_memory_does_not_hold_is_refused(op: str) -> None:
     call = CALLS[op]()
@@ -108,6 +109,7 @@ def test_what_memory_does_not_hold_is_refused(op: str) -> None:
     for x, words in (
         (lazy, "negative bit"),
         (call["x"].to_sparse(), "sparse"),
+        (call["x"].to_sparse_csr(), "layout"),
         (torch.nested.nested_tensor([call["x"]]), "nested"),
     ):
         with pytest.raises(InvalidArgument, match=words) as caught:
