@@ -40,7 +40,6 @@ class Dense(MlaAdapter):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, kv_cache)
         if q.ndim == 3:
             q = q.unsqueeze(1)
         if not is_aligned(q):

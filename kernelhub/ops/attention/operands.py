@@ -60,7 +60,8 @@ def check_run(op: str, problem: AttentionProblem, q: Any, k: Any, v: Any) -> Non
 
 
 def check_rows(op: str, problem: AttentionProblem, step: DenseStep | PagedStep, q: Tensor, k: Tensor) -> None:
-    """q has a row for every query that the step speaks of, and k one for every key."""
+    """q has a row for every query that the step speaks of, and k one for every key, all on the step's device."""
+    check_step_device(op, q, step.block_table if isinstance(step, PagedStep) else step.cu_seqlens_q)
     if step.cu_seqlens_q is not None:
         offsets = step.known_q_offsets
         if offsets and offsets[-1] > q.shape[0]:
@@ -75,6 +76,12 @@ def check_rows(op: str, problem: AttentionProblem, step: DenseStep | PagedStep, 
         name = problem.operand_names[1]
         told = f"the pages of block_table were checked for a cache of {step.num_pages}"
         refuse(op, name, f"has {k.shape[0]} pages", f"{told}; prepare a plan with this cache")
+
+
+def check_step_device(op: str, q: Tensor, metadata: Tensor | None) -> None:
+    """q lies where the step's metadata does."""
+    if metadata is not None and q.device != metadata.device:
+        refuse(op, "q", f"is on {q.device}", f"move it to {metadata.device}, where the step's metadata is")
 
 
 def refuse_batch(shape: Sequence[int], num_seqs: int, op: str) -> None:

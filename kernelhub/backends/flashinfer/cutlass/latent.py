@@ -52,7 +52,6 @@ class Latent(MlaAdapter):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, kv_cache)
         if q.ndim == 4:
             q, out = q.squeeze(1), out.squeeze(1)
         if 0 in (kv_cache.shape[0], step.max_pages):

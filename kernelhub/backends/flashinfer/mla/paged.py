@@ -61,7 +61,6 @@ class Latent(MlaAdapter):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, kv_cache)
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
         width = self.problem.value_dim

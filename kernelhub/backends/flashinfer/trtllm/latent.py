@@ -45,7 +45,6 @@ class DeviceLatent(MlaAdapter):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, kv_cache)
         if q.ndim == 3:
             q, out = q.unsqueeze(1), out.unsqueeze(1)
         sm_scale, factor = split_scale(values.scale)

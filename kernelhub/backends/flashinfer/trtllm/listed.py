@@ -55,7 +55,6 @@ class Listed(MlaAdapter):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, kv_cache)
         assert topk_indices is not None
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return

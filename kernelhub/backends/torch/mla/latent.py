@@ -47,7 +47,6 @@ class Gathered(MlaAdapter):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, kv_cache)
         if topk_indices is not None:
             self._listed(q, kv_cache, topk_indices, step, values, out, lse)
             return

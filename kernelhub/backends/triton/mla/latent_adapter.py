@@ -101,7 +101,6 @@ class SplitKV(MlaAdapter):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        self.check_operands(q, kv_cache)
         problem, ragged = self.problem, self.problem.ragged
         tokens = 1 if q.ndim == 3 else q.shape[1]
         topk = 0 if topk_indices is None else topk_indices.shape[1]

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, dtype_name
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.problem import MlaProblem
 
@@ -32,7 +30,7 @@ class MlaAdapter(abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static: tiles, branches, a library's handle.
-    2. In `launch`, after `check_operands`, run the kernel into `out` (and `lse`, if it is given) and return nothing.
+    2. In `launch` run the kernel into `out` (and `lse`, if it is given) and return nothing.
     3. If the kernel plans on the host, do that in `begin`, keep the result in ``step.state``, and say
        ``reads_lengths=True`` in its record.
 
@@ -77,13 +75,6 @@ class MlaAdapter(abc.ABC):
         `max_kv_len` is topk if the problem is sparse.
         """
         return 0
-
-    def check_operands(self, q: Tensor, kv_cache: Tensor) -> None:
-        """Hold the operands against the problem: a plan may be run with others than it was prepared for."""
-        for parameter, tensor, (dtype, dims) in (("q", q, self._q), ("kv_cache", kv_cache, self._kv)):
-            if tensor.dtype is not dtype or tensor.shape[-2:] != dims:
-                want = f"the plan is for {dtype_name(dtype)} [..., {dims[0]}, {dims[1]}]"
-                raise InvalidArgument("a plan's run", parameter, f"is {describe(tensor)}", want)
 
     @property
     def plans_steps(self) -> bool:

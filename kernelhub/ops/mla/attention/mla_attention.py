@@ -21,8 +21,7 @@ from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep
-from kernelhub.ops.attention.arguments import check_bound, same_device
-from kernelhub.ops.attention.operands import refuse_batch
+from kernelhub.ops.attention.arguments import check_bound
 from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import ANY, ONE, q_len_bucket
 from kernelhub.ops.mla.attention import library
@@ -33,17 +32,13 @@ from kernelhub.ops.mla.attention.call import (
     check,
     check_scale,
     check_sinks,
-    check_topk,
-    destination_of,
-    fits_of,
     flat,
     kv_scale_kind,
     problem_of,
-    recheck,
-    refuse,
     rows_of,
     with_plain_sinks,
 )
+from kernelhub.ops.mla.attention.operands import StepOperands, check_listed
 from kernelhub.ops.mla.attention.problem import REGIMES, MlaProblem, complete, contradiction, regime
 from kernelhub.ops.mla.attention.reference import mla_attention_reference
 
@@ -76,12 +71,13 @@ class MlaAttentionPlan(PagedPlan):
     alone.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_operands", "_values")
     cache = "kv_cache"
 
     def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
         self._values: MlaValues = arguments[7]
         direct, values, sparse = bound.run, self._values, bound.selection.problem.sparse
+        self._operands = StepOperands(bound.selection.problem, bound.device, values, arguments[1].shape[0])
 
         def run(
             q: Tensor,
@@ -94,37 +90,47 @@ class MlaAttentionPlan(PagedPlan):
             topk_indices: Tensor | None = None,
             out: Tensor | None = None,
         ) -> Any:
-            _check_listed(sparse, topk_indices)
+            check_listed(sparse, topk_indices)
             return direct(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
 
         super().__init__(bound, traced_as(run, self._traced), arguments[1].shape[0])
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values, problem = self.adapter.launch, self._values, self.selection.problem
-        tick = self.bound.counter.__next__
-        sparse, returns_lse = problem.sparse, problem.lse
-        fits, destination = fits_of(problem, self.bound.device), destination_of(problem, self.bound.device)
-        check_rows, strided = _rows_check(problem, step, self._num_pages), values is not with_plain_sinks(values)
+        tick, returns_lse, value_dim = self.bound.counter.__next__, problem.lse, problem.value_dim
+        operands = self._operands = self._operands.for_step(step)
+        known, known_out, accept = operands.known, operands.known_out, operands.accept
+        known_listed, known_listed_out = operands.known_listed, operands.known_listed_out
+        strided = values is not with_plain_sinks(values)
 
         def run(q: Tensor, kv_cache: Tensor, topk_indices: Tensor | None = None, *, out: Tensor | None = None) -> Any:
             try:  # around all: inside the body it costs Python 3.11 10 ns
-                _check_listed(sparse, topk_indices)
-                if not fits(q, kv_cache):
-                    recheck(problem, q, kv_cache, None, topk_indices, values)
-                check_rows(q, kv_cache)
-                if topk_indices is not None:
-                    check_topk(topk_indices, q.shape)
-                    same_device(NAME, "topk_indices", topk_indices, q)
-                out = destination(out, q, kv_cache, topk_indices, values, step)
+                if topk_indices is None:
+                    if out is None:
+                        nested = q.is_nested or kv_cache.is_nested
+                        launches = not nested and known.holds(q, kv_cache)
+                    else:
+                        nested = q.is_nested or kv_cache.is_nested or out.is_nested
+                        launches = not nested and known_out.holds(q, kv_cache, out)
+                else:
+                    nested = q.is_nested or kv_cache.is_nested or topk_indices.is_nested
+                    if out is None:
+                        launches = not nested and known_listed.holds(q, kv_cache, topk_indices)
+                    else:
+                        nested = nested or out.is_nested
+                        launches = not nested and known_listed_out.holds(q, kv_cache, topk_indices, out)
+                launches = launches or accept(step, q, kv_cache, topk_indices, out)
+                if out is None:
+                    out = q.new_empty((*q.shape[:-1], value_dim))
                 lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32) if returns_lse else None
-                if 0 not in q.shape:
+                if launches:
                     plain = with_plain_sinks(values) if strided else values
                     tick()
                     launch(q, rows_of(kv_cache), flat(topk_indices), step, plain, out, lse)
                 return out if lse is None else (out, lse)
             except Exception as error:
                 failed(launch, error)
-                recheck(problem, q, kv_cache, None, topk_indices, values)
+                operands.blame(error, step, q, kv_cache, topk_indices, out)
                 raise
 
         def traced(
@@ -174,32 +180,6 @@ class MlaAttentionPlan(PagedPlan):
             out=out,
             backend=self.kernel,
         )
-
-
-def _check_listed(sparse: bool, topk_indices: Tensor | None) -> None:
-    """A plan is for all tokens of a sequence or for those that are listed."""
-    if (topk_indices is not None) != sparse:
-        form = "is missing" if sparse else "is given"
-        refuse("topk_indices", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
-
-
-def _rows_check(problem: MlaProblem, step: PagedStep, num_pages: int) -> Callable[[Tensor, Tensor], None]:
-    """The rows of q and the pages of the cache that a step's metadata speaks of."""
-    num_seqs, ragged = step.num_seqs, problem.ragged
-    offsets = step.known_q_offsets if ragged else None
-    needed = num_seqs if not ragged else offsets[-1] if offsets else 0
-
-    def check_rows(q: Tensor, kv_cache: Tensor) -> None:
-        rows = q.shape[0]
-        if rows != needed and (not ragged or rows < needed):
-            if not ragged:
-                refuse_batch(q.shape, num_seqs, NAME)
-            refuse("q", f"has {rows} rows", f"cu_seqlens_q of the step ends at {needed}")
-        if kv_cache.shape[0] < num_pages:
-            wanted = f"the plan was prepared for {num_pages}, and the step's block_table may name any of them"
-            refuse("kv_cache", f"has {kv_cache.shape[0]} pages", wanted)
-
-    return check_rows
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MlaAttentionPlan:
