@@ -43,21 +43,21 @@ from kernelhub.probes.device import SIMULATED, simulated
 from kernelhub.probes.finding import Finding, found
 
 ROUNDS = 100
-# Nanoseconds of a call, on a machine whose empty call takes 33 ns; more where there are many tensors to look at.
-GOAL_NS = 2_500
+# Nanoseconds of a call, on a machine whose empty call takes 33 ns; more where there are many tensors to look at. Half
+# of it is what memory safety costs: each operand is asked for its form and whether it is contiguous, each destination
+# whether it lies apart from all that is read. Before those checks the goals were half of these.
+GOAL_NS = 4_500
 GOALS_NS = {
-    **dict.fromkeys(
-        ("merge_attention_states", "mla_attention", "paged_mqa_logits", "linear_attention", "fp8_gemm", "grouped_gemm"),
-        3_000,
-    ),
-    "fp4_gemm": 4_000,
-    "fused_moe": 6_000,
+    **dict.fromkeys(("write_mla_cache", "concat_mla_k", "mqa_logits", "quantize_nvfp4", "bmm_fp8"), 5_500),
+    **dict.fromkeys(("mla_attention", "paged_mqa_logits", "linear_attention", "fp8_gemm", "grouped_gemm"), 6_500),
+    "fp4_gemm": 8_500,
+    "fused_moe": 12_000,
 }
 # Of a miss and the slowest verdict together, which is more than any new call takes.
-GOAL_MISS_NS = 40_000
+GOAL_MISS_NS = 50_000
 # More where there are many operands, each of which is looked at.
 _MANY = ("paged_attention", "mla_attention", "fp8_gemm", "fp4_gemm", "grouped_gemm", "fused_moe")
-GOALS_MISS_NS = dict.fromkeys(_MANY, 50_000)
+GOALS_MISS_NS = dict.fromkeys(_MANY, 60_000) | {"grouped_gemm": 80_000, "fused_moe": 120_000}
 SMALL: dict[str, dict[str, Any]] = {
     "attention": {"q_tokens": 8},
     "paged_attention": {"seq_lens": (8, 7)},

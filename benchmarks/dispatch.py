@@ -23,7 +23,7 @@ step, and costs 300 ns more where they are new views.
 
 `--check` is a gate that a busy machine passes too: it exits with 1 if a goal is missed by more than a quarter in
 each of three measurements, nanoseconds being scaled to a machine on which an empty call takes as long as on the one
-that the goals were set on. Of `ops` it asks only that none takes twice its goal.
+that the goals were set on. Of `ops` it asks only that none takes one and a half times its goal.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ GOALS: dict[str, dict[str, float]] = {
     "cached_call": {"ns": 1_000, "ratio": 30},
     "override_call": {"ns": 1_300, "ratio": 40},
     "plan_run": {"ns": 800, "ratio": 26},
-    "miss": {"ns": 35_000},
+    "miss": {"ns": 40_000},
     "import": {"ns": 50_000_000},
 }
 TABLE_KEYS = 100_000
 ATTEMPTS = 3
 SLACK = 1.25
-SLACK_OF_OPS = 2.0
+SLACK_OF_OPS = 1.5
 USUAL_EMPTY_CALL_NS = 33.0
 
 
@@ -225,6 +225,8 @@ def missed_goals(result: dict[str, Any], slack: float = 1.0) -> dict[str, str]:
             if result[name][unit] > limit * slack * (slower if unit == "ns" else 1.0):
                 missed[f"{name}, {unit}"] = f"{name}: {result[name][unit]:g} {unit}, goal at most {limit:g}"
     for op, cost in result["ops"].items():
+        if slack > 1.0:  # clocks change within a run: each op has an empty call of its own
+            slower = max(1.0, cost["ns"] / cost["ratio"] / USUAL_EMPTY_CALL_NS)
         first = cost["miss_ns"] + cost["verdict_ns"]
         for figure, ns, limit in (("ns", cost["ns"], goal_ns(op)), ("miss_ns", first, goal_miss_ns(op))):
             if ns > limit * (SLACK_OF_OPS if slack > 1.0 else 1.0) * slower:
