@@ -206,3 +206,28 @@ def test_a_destination_of_a_global_scale_has_one_dimension_at_most() -> None:
         with pytest.raises(InvalidArgument, match=r"give float32 \[1\]") as caught:
             call(x, out_global_scale=torch.empty(1, 1))
         assert caught.value.parameter == "out_global_scale"
+
+
+ONE = torch.ones(1)
+NO_MEMORY_OF_THEIR_OWN = {
+    "sparse": ONE.to_sparse(),
+    "compressed": torch.ones(1, 1).to_sparse_csr(),
+    "nested": torch.nested.nested_tensor([torch.ones(1)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", NO_MEMORY_OF_THEIR_OWN)
+def test_a_global_scale_is_dense_after_a_right_call_too(kind: str) -> None:
+    codes, scale, factor = kernelhub.quantize_nvfp4(torch.randn(3, 32), ONE)
+    for function, arguments in (
+        (kernelhub.quantize_nvfp4, (torch.randn(3, 32),)),
+        (kernelhub.dequantize_nvfp4, (codes, scale)),
+    ):
+        function(*arguments, ONE if len(arguments) == 1 else factor)
+        with pytest.raises(InvalidArgument, match="global_scale"):
+            function(*arguments, NO_MEMORY_OF_THEIR_OWN[kind])
+    plain = kernelhub.quantize_fp8(torch.randn(3, 32), granularity="token")
+    kernelhub.dequantize_fp8(*plain)
+    with pytest.raises(InvalidArgument, match="scale"):
+        kernelhub.dequantize_fp8(plain[0], plain[1].reshape(3, 1).to_sparse_csr())

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, describe, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.operands import check_operand, transformed
+from kernelhub.ops.operands import check_loose, check_operand, transformed
 from kernelhub.ops.quant.arguments import (
     E8M0_BYTES,
     FLOAT_DTYPES,
@@ -148,8 +148,9 @@ def bind_dequantize(op: str) -> Callable[..., Run]:
                 if fp4:
                     x = x.view(torch.uint8)
             else:
-                factor = global_scale if nvfp4 else scale
-                if factor is not None and factor.is_neg():
+                check_loose(op, _READ, (x, scale, global_scale))
+                factor = global_scale if nvfp4 else scale  # which may have one element, and then is always contiguous
+                if factor is not None and (factor.is_neg() or factor.is_nested):
                     check_operand(op, "global_scale" if nvfp4 else "scale", factor)
             wide = (*shape[:-1], shape[-1] * 2) if fp4 else shape
             out = destination(op, "out", out, wide, out_dtype, device, _READ, (x, scale, global_scale))

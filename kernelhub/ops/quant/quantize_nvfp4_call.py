@@ -69,8 +69,8 @@ def bind_nvfp4(
                 wanted = "a global scale" if static else "no global scale"
                 refuse(op, "global_scale", f"is {'missing' if static else 'given'}", f"the plan is for {wanted}")
         else:
-            check_loose(op, ("x",), (x,))
-            if global_scale is not None and global_scale.is_neg():
+            check_loose(op, ("x", "global_scale"), (x, global_scale))
+            if global_scale is not None and (global_scale.is_neg() or global_scale.is_nested):
                 check_nvfp4(x, global_scale)
         if global_scale is None:
             if out_global_scale is None:
