@@ -232,7 +232,6 @@ class TestPagedLogits(PagedLogitsContract):
             *(IndexerCase(f"lengths of {lens}", {"seq_lens": lens, "fused": True})
               for lens in ((64, 65), (63, 1), (3000, 3, 0, 700))),
             IndexerCase("columns beyond every length", {"max_seq_len": 270, "fused": True}),
-            IndexerCase("fewer columns than keys", {"max_seq_len": 100, "fused": True, "next_n": 2}),
             IndexerCase("32 heads", {"model": shaped(32, 128), "fused": True}),
         ]  # fmt: skip
 
