@@ -100,7 +100,7 @@ def _anywhere(kernel: Kernel) -> Kernel:
         constraints=(Anything(tuple(schema.structural)),),
         features=frozenset(schema.features),
         layouts=(CHECKPOINT,),  # a weight is packed once an adapter is there
-        packs_to=None,
+        packs_to="",
     )
 
 
