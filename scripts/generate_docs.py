@@ -278,7 +278,7 @@ def cost() -> str:
             ratio = ns / column["empty_call"]["ns"]
             cells.append(f"{ns / 1e6:.0f} ms" if ns > 1e6 else f"{ns / 1e3:.2g} µs" if ns > 1e4 else f"{ns:.0f} ns")
             if ns < 1e4:
-                cells[-1] += f" = {ratio:.2g} empty calls"
+                cells[-1] += f" = {ratio:.0f} empty calls" if ratio >= 10 else f" = {ratio:.2g} empty calls"
         rows.append((label, *cells))
     entries = [str(column["table"]["entries"]) for column in columns]
     rows.append(("entries in the table of plans after 100,000 different lengths", *entries))
