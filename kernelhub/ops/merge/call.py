@@ -185,7 +185,10 @@ def bind(
         if out.numel():
             tick()
             try:
-                launch(outs, lses, out, out_lse, out_scale)
+                if out_scale is None:  # a kernel without the feature need not take it
+                    launch(outs, lses, out, out_lse)
+                else:
+                    launch(outs, lses, out, out_lse, out_scale)
             except Exception as error:
                 failed(launch, error)
                 raise
