@@ -327,9 +327,7 @@ class TestWhereNothingIs:
             "import sys, torch, kernelhub\n"
             "assert not [name for name in sys.modules if name.startswith('kernelhub.')]\n"
             "kernelhub.explain('attention', device='B200')\n"
-            "assert 'kernelhub.evidence.quarantine' not in sys.modules\n"
             "kernelhub.attention(*torch.zeros(3, 1, 4, 2, 16))\n"
-            "assert 'kernelhub.evidence.quarantine' in sys.modules\n"
             "assert 'kernelhub.evidence.cases' not in sys.modules\n"
         )
         answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
