@@ -163,15 +163,15 @@ class TestPacking:
 
 
 class TestSyncs:
-    """A tensor without memory stands for one on a device: reading it on the host would wait."""
+    """Lengths on a device: reading them on the host would wait."""
 
     @pytest.mark.fault("sync_after_seal")
+    @pytest.mark.gpu
     def test_lengths_that_are_on_the_device_are_not_read(self) -> None:
         register("reads", record("reads.k", "tests.runtime.test_seal:ReadsLengths", op="paged_attention"))
-        cache = torch.zeros(4, 16, 2, 16)
-        table, lengths = torch.zeros(2, 4, dtype=torch.int32), torch.full((2,), 9, dtype=torch.int32)
-        plan = kernelhub.paged_attention.prepare(torch.zeros(2, 4, 16), cache, cache, table, lengths)
-        there = (table.to("meta"), lengths.to("meta"))
+        cache = torch.zeros(4, 16, 2, 16, device="cuda")
+        there = (torch.zeros(2, 4, dtype=torch.int32).cuda(), torch.full((2,), 9, dtype=torch.int32).cuda())
+        plan = kernelhub.paged_attention.prepare(torch.zeros(2, 4, 16, device="cuda"), cache, cache, *there)
         with kernelhub.seal():
             with pytest.raises(NotWarmed, match="wait for the device to read seq_lens") as refused:
                 plan.begin(*there)
