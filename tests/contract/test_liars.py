@@ -190,42 +190,47 @@ class TrueMerge(Merge):
 
 
 class AddsPartsUp(Merge):
-    def launch(self, outs, lses, out, lse):
-        super().launch(outs, [torch.zeros_like(part) for part in lses], out, None)
+    def launch(self, outs, lses, out, lse, out_scale=None):
+        super().launch(outs, [torch.zeros_like(part) for part in lses], out, None, out_scale)
         if lse is not None:
             lse.copy_(torch.logsumexp(torch.stack(list(lses)), 0))
 
 
 class TakesLseForBaseTwo(Merge):
-    def launch(self, outs, lses, out, lse):
-        super().launch(outs, [part * math.log(2) for part in lses], out, lse)
+    def launch(self, outs, lses, out, lse, out_scale=None):
+        super().launch(outs, [part * math.log(2) for part in lses], out, lse, out_scale)
 
 
 class ReadsPartsWithoutKeys(Merge):
-    def launch(self, outs, lses, out, lse):
-        super().launch(outs, [part.nan_to_num(neginf=-80.0, posinf=-80.0) for part in lses], out, lse)
+    def launch(self, outs, lses, out, lse, out_scale=None):
+        super().launch(outs, [part.nan_to_num(neginf=-80.0, posinf=-80.0) for part in lses], out, lse, out_scale)
 
 
 class ForgetsTheLastPart(Merge):
-    def launch(self, outs, lses, out, lse):
-        super().launch(outs[: max(2, len(outs) - 1)], lses[: max(2, len(outs) - 1)], out, lse)
+    def launch(self, outs, lses, out, lse, out_scale=None):
+        super().launch(outs[: max(2, len(outs) - 1)], lses[: max(2, len(outs) - 1)], out, lse, out_scale)
 
 
 class WritesBeforeItReads(Merge):
-    def launch(self, outs, lses, out, lse):
+    def launch(self, outs, lses, out, lse, out_scale=None):
         out.copy_(outs[0])
-        super().launch(outs, lses, out, lse)
+        super().launch(outs, lses, out, lse, out_scale)
 
 
 class LeavesTheLse(Merge):
-    def launch(self, outs, lses, out, lse):
-        super().launch(outs, lses, out, None)
+    def launch(self, outs, lses, out, lse, out_scale=None):
+        super().launch(outs, lses, out, None, out_scale)
+
+
+class ForgetsTheScale(Merge):
+    def launch(self, outs, lses, out, lse, out_scale=None):
+        super().launch(outs, lses, out, lse, None if out_scale is None else 1.0)
 
 
 @pytest.mark.parametrize("lie", Merge.__subclasses__(), ids=lambda lie: lie.__name__)
 def test_merges_that_lie_are_caught(lie) -> None:
     target = f"{__name__}:{lie.__name__}"
     constraints = (anything("device", "dtype", "num_heads", "head_dim", "parts"),)
-    features = frozenset({"batched", "lse"})
+    features = frozenset({"batched", "lse", "out_scale=value", "out_scale=tensor"})
     register("liar", Kernel("merge_attention_states", "liar.k", target, "lies", Band.PLUGIN, constraints, features))
     assert bool(failures(MergeLie, "liar.k", "cpu")) == (lie is not TrueMerge)
