@@ -6,6 +6,7 @@ To add a kernel, write one record in the `kernels.py` of its backend and one ada
 2. Say all its limits: `features`, and `constraints` that together mention every structural facet of the
    op's problem, if only with `anything(...)`. What is not listed is not supported.
 3. Say what it promises: `band`, `graph`, `deterministic`, `batch_invariant`, `reads_lengths`.
+4. Say on which families of devices it ran: `standings`. Elsewhere `kernelhub verify` has to pass before it is chosen.
 
 Records are light to import; `target` is imported only once the kernel has been chosen.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 from kernelhub.dispatch.constraint import Constraint
 from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.dispatch.standing import Standing, standing_on
 
 
 class Band(enum.IntEnum):
@@ -58,6 +60,7 @@ class Kernel:
         reads_lengths: `begin` needs sequence lengths on the host, and syncs when they are not given.
         configurable: its adapter is a `Configurable`: `kernelhub tune` tries other sizes of it than its own.
         source: where the algorithm or library comes from.
+        standings: what is known of the kernel on each family of devices; on a family that none names it is untested.
     """
 
     op: str
@@ -75,6 +78,7 @@ class Kernel:
     reads_lengths: bool = False
     configurable: bool = False
     source: str = ""
+    standings: tuple[Standing, ...] = ()
 
     @property
     def needs_packing(self) -> bool:
@@ -84,6 +88,10 @@ class Kernel:
     @property
     def backend(self) -> str:
         return self.name.partition(".")[0]
+
+    def standing_on(self, family: str) -> Standing:
+        """What is known of the kernel on a family of devices."""
+        return standing_on(self.standings, family)
 
     def matches(self, pattern: str) -> bool:
         """Does the user's word mean this kernel? A backend, a kernel's name, or a glob over names."""
@@ -113,6 +121,8 @@ class Backend:
         package: import name of the library behind it, or "" for kernelhub itself.
         homepage: where to read about the library.
         watches: what tells of the library's work besides launching.
+        portable: its kernels are the same program on every device that their constraints admit, and are what runs where
+            nothing else is trusted: trust does not ask for evidence about them.
     """
 
     name: str
@@ -120,6 +130,7 @@ class Backend:
     package: str = ""
     homepage: str = ""
     watches: tuple[Watch, ...] = ()
+    portable: bool = False
 
 
 @dataclass(frozen=True)

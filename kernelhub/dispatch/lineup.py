@@ -21,7 +21,7 @@ _DEVICE = frozenset({"device"})
 _MEND = "mend the backend that the kernel is from, or disable it"
 
 
-class Standing(NamedTuple):
+class OnDevice(NamedTuple):
     """What of a record's constraints stands for every problem on a device of a machine.
 
     Attributes:
@@ -38,11 +38,11 @@ class Lineup:
     """An op's kernels on one device of a machine.
 
     Attributes:
-        standings: by kernel.
+        on_device: by kernel.
     """
 
     def __init__(self, candidates: Candidates, problem: Any, machine: Machine) -> None:
-        self.standings = {kernel: _standing(kernel, problem, machine) for kernel in candidates.kernels}
+        self.on_device = {kernel: _on_device(kernel, problem, machine) for kernel in candidates.kernels}
         self._candidates = candidates
         self._device = problem.device
         self._rankings: dict[str, tuple[Line | None, tuple[Kernel, ...]]] = {}
@@ -85,7 +85,7 @@ def _words(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
-def _standing(kernel: Kernel, problem: Any, machine: Machine) -> Standing:
+def _on_device(kernel: Kernel, problem: Any, machine: Machine) -> OnDevice:
     parts: dict[Rejection | int, Rejection | Constraint] = {}  # what several probes say of one library is said once
     for place, constraint in enumerate(kernel.constraints):
         if isinstance(constraint, Anything):
@@ -97,4 +97,4 @@ def _standing(kernel: Kernel, problem: Any, machine: Machine) -> Standing:
     against = [part for part in parts.values() if isinstance(part, Rejection)]
     elsewhere = any(rejection.code in OF_DEVICES for rejection in against)
     refused = any(rejection.code != NOT_BUILT for rejection in against)
-    return Standing(tuple(against) if elsewhere else tuple(parts.values()), refused)
+    return OnDevice(tuple(against) if elsewhere else tuple(parts.values()), refused)

@@ -24,12 +24,14 @@ class Line:
         regime: a regime of the op's contract, or ``"*"``.
         kernels: names, best first.
         evidence: a measurement with device, versions and date, or a source.
+        expected: the order is what others publish, or what is expected of the hardware: nobody measured it here.
     """
 
     family: str
     regime: str
     kernels: tuple[str, ...]
     evidence: str
+    expected: bool = False
 
 
 def line_for(lines: Iterable[Line], device: DeviceFacts, regime: str) -> Line | None:

@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 def can_run(asked: Question, kernel: Kernel) -> bool:
     """Is there no reason against a kernel?"""
-    if asked.lineup.standings[kernel].refused and not forced_past_limits(asked, kernel):
+    if asked.lineup.on_device[kernel].refused and not forced_past_limits(asked, kernel):
         return False
     return next(reasons(asked, kernel), None) is None
 
@@ -63,7 +63,7 @@ def reasons(asked: Question, kernel: Kernel) -> Iterator[Rejection]:
         if failure is not None:  # what cannot be loaded cannot be run past anything
             yield failure
         return
-    for part in asked.lineup.standings[kernel].parts:
+    for part in asked.lineup.on_device[kernel].parts:
         rejection = part if isinstance(part, Rejection) else said_by(part, asked.problem, machine)
         if rejection is not None and (rejection.code != NOT_BUILT or not _named(asked, kernel)):
             yield rejection

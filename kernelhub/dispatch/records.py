@@ -26,12 +26,23 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad, Watch
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema
 from kernelhub.dispatch.settings import did_you_mean
+from kernelhub.dispatch.standing import NEEDS_EVIDENCE, WORDS, Standing
 from kernelhub.errors import RegistrationError
+from kernelhub.probes.device import FAMILIES
 from kernelhub.probes.signature import Call
 
 _Kinds = Mapping[str, type | tuple[type, ...]]
 
-_BACKEND: _Kinds = {"name": str, "summary": str, "package": str, "homepage": str, "watches": (tuple, list)}
+_BACKEND: _Kinds = {
+    **dict.fromkeys(("name", "summary", "package", "homepage"), str),
+    "watches": (tuple, list),
+    "portable": bool,
+}
+_STANDING: _Kinds = {
+    **dict.fromkeys(("word", "evidence", "figure"), str),
+    "families": (tuple, list),
+    "seconds": (int, float),
+}
 _WATCH: _Kinds = {"module": str, "target": str}
 _KERNEL: _Kinds = {
     **dict.fromkeys(("op", "name", "target", "summary", "packs_to", "source"), str),
@@ -41,6 +52,7 @@ _KERNEL: _Kinds = {
     "constraints": (tuple, list),
     "features": (frozenset, set, tuple, list),
     "layouts": (tuple, list),
+    "standings": (tuple, list),
 }
 _KNOWN_BAD: _Kinds = {
     **dict.fromkeys(("kernel", "op", "symptom", "issue", "remedy"), str),
@@ -100,6 +112,8 @@ def _checked(module: Any, contracts: Mapping[str, Contract[Any]], builtin: bool)
     except AttributeError as error:
         raise RegistrationError(f"a backend module needs BACKEND and KERNELS ({error})") from None
     _check_backend(backend)
+    if backend.portable and not builtin:
+        raise RegistrationError("BACKEND: portable is for kernelhub's own fallbacks; give each record its standings")
     records = Records(
         backend,
         _all("KERNELS", kernels, Kernel),
@@ -152,6 +166,7 @@ def check_record(kernel: Kernel, backend: Backend, schema: Schema, *, builtin: b
         raise RegistrationError(f"{where}: packs to {kernel.packs_to!r}, which is not among its layouts")
     if layouts != (CHECKPOINT,) and WEIGHT_LAYOUT not in schema.facets:
         raise RegistrationError(f"{where}: names layouts of weights, but {kernel.op} takes no packed weights")
+    _check_standings(where, kernel)
     if not builtin and kernel.band is not Band.PLUGIN:
         raise RegistrationError(f"{where}: a third-party kernel has band PLUGIN, not {kernel.band.name}")
 
@@ -168,6 +183,31 @@ def _check_backend(backend: Any) -> None:
         _check_types("BACKEND: a watch", watch, _WATCH)
         if not _MODULE.fullmatch(watch.module) or not _TARGET.fullmatch(watch.target):
             raise RegistrationError(f"BACKEND: watch {watch!r} names no 'module' and 'module:function'")
+
+
+def _check_standings(where: str, kernel: Kernel) -> None:
+    """Refuse a standing that says nothing, or that speaks of a family twice or of none."""
+    spoken: set[str] = set()
+    for standing in _all(f"{where}: standings", kernel.standings, Standing):
+        _check_types(f"{where}: a standing", standing, _STANDING)
+        if standing.word not in WORDS:
+            known = did_you_mean(standing.word, WORDS)
+            raise RegistrationError(f"{where}: {standing.word!r} is no standing{known}; give {', '.join(WORDS)}")
+        wanted = NEEDS_EVIDENCE.get(standing.word)
+        if wanted and not standing.evidence:
+            raise RegistrationError(f"{where}: its standing {standing.word} gives no evidence; say {wanted}")
+        families = _all(f"{where}: families of its standing {standing.word}", standing.families, str)
+        for family in families:
+            if family not in (*FAMILIES, "*"):
+                known = did_you_mean(family, FAMILIES)
+                raise RegistrationError(
+                    f"{where}: {family!r} is no family of devices{known}; give {', '.join(FAMILIES)}"
+                )
+            if family in spoken:
+                raise RegistrationError(f"{where}: two standings speak of {family}")
+            spoken.add(family)
+        if not families:
+            raise RegistrationError(f"{where}: its standing {standing.word} names no family of devices")
 
 
 def _check_known_bad(

@@ -103,7 +103,8 @@ def _soft_source(
     if tuned is not None and chosen.name in tuned.because:
         return TUNED, tuned.because[chosen.name]
     if line is not None and chosen.name in line.kernels:
-        return "order", f"first able in the order for {line.family}/{line.regime}: {line.evidence}"
+        said = "expected, not measured: " if line.expected else ""
+        return "order", f"first able in the order for {line.family}/{line.regime}: {said}{line.evidence}"
     return "band", f"highest band: {chosen.band.name.lower()}"
 
 

@@ -23,7 +23,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.evidence import store
 from kernelhub.evidence.results import RIGHT, Check, Result
-from kernelhub.evidence.standing import difference, key_of, made_for, name_of
+from kernelhub.evidence.validity import difference, key_of, made_for, name_of
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import difference as difference_of_form
 from kernelhub.runtime.caches.holder import Holder, myself

@@ -59,6 +59,7 @@ class DeviceFacts:
 _NVIDIA_FAMILIES = {(8, 9): "ada"}
 _NVIDIA_GENERATIONS = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 11: "thor", 12: "blackwell_rtx"}
 _AMD_FAMILIES = {"gfx942": "cdna3", "gfx950": "cdna4"}
+FAMILIES = ("cpu", *dict.fromkeys((*_NVIDIA_GENERATIONS.values(), *_NVIDIA_FAMILIES.values(), *_AMD_FAMILIES.values())))
 
 # Most opt-in shared memory per block, by compute capability: "Technical Specifications per Compute
 # Capability" of the CUDA C++ Programming Guide. A capability not listed gets the smallest of them.

@@ -19,6 +19,7 @@ BACKEND = Backend(
     "operators of PyTorch itself",
     package="torch",
     homepage="https://pytorch.org",
+    portable=True,
     watches=(Watch("torch._dynamo.callback", "kernelhub.backends.torch.watch:watch"),),
 )
 

@@ -19,6 +19,7 @@ BACKEND = Backend(
     "our portable kernels in Triton",
     package="triton",
     homepage="https://triton-lang.org",
+    portable=True,
     watches=(Watch("triton", "kernelhub.backends.triton.watch:watch"),),
 )
 
