@@ -120,7 +120,7 @@ def measure_calls() -> dict[str, dict[str, float]]:
     plan = op.prepare(*operands)
     assert plan.kernel == "nothing.launch"
     step = plan.begin(names["bt"], names["sl"])
-    names |= {"run": _serving_run(op, plan), "launch": plan.adapter.launch, "step": step, "values": plan._values}
+    names |= {"run": serving_run(op, plan), "launch": plan.adapter.launch, "step": step, "values": plan._values}
     names["metadata"] = step.metadata
     step.run(q, names["k"], names["v"], names["out"])
     ns = time_statements(
@@ -153,7 +153,7 @@ def measure_calls() -> dict[str, dict[str, float]]:
     }
 
 
-def _serving_run(op: Any, plan: Any) -> Any:
+def serving_run(op: Any, plan: Any) -> Any:
     """The function in the table, as it is on a GPU.
 
     In CPU memory a step's metadata is read anew at each call, since values may change behind the same tensors;

@@ -4,6 +4,9 @@
 
     op      a warm call of `kernelhub.attention`
     run     `plan.run` of the same
+    paged   a warm call of `kernelhub.paged_attention` as on a GPU, each thread with a block table of its own; its
+            kernel does no more than clear `out`, so that the interpreter's lock changes hands in it as in a launch
+    step    `step.run` of the same, each thread with a step of its own
     torch   `scaled_dot_product_attention` on the same tensors
     add     `torch.add` of two small tensors: the least that a call of torch does
     python  a loop that calls nothing: what the interpreter's lock leaves
@@ -18,13 +21,41 @@ import argparse
 import json
 import threading
 import time
+import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from dispatch import Nothing, serving_run
 
 import kernelhub
+from kernelhub.dispatch.constraint import anything
+from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.ops.attention.problem import PagedAttentionProblem
 
 SECONDS, ATTEMPTS = 0.5, 3
+
+
+class Clears(Nothing):
+    """A kernel that clears `out`."""
+
+    def launch(self, q: Any, k: Any, v: Any, step: Any, values: Any, out: Any, lse: Any) -> None:
+        out.zero_()
+
+
+CLEARS = types.SimpleNamespace(
+    BACKEND=Backend("clears", "a kernel that clears its destination"),
+    KERNELS=(
+        Kernel(
+            op="paged_attention",
+            name="clears.out",
+            target=f"{__name__}:Clears",
+            summary="clears out",
+            band=Band.PLUGIN,
+            constraints=(anything(*PagedAttentionProblem.__dataclass_fields__),),
+        ),
+    ),
+)
 
 
 def rate(call: Callable[[], object], threads: int) -> float:
@@ -56,9 +87,9 @@ def _rate(call: Callable[[], object], threads: int) -> float:
 def calls() -> dict[str, Callable[[], object]]:
     """What is called, by name."""
     torch.set_num_threads(1)
-    q = torch.randn(1, 4, 8, 64)
-    across = q.transpose(1, 2)
-    plan = kernelhub.attention.prepare(q, q, q)
+    q, k, v = torch.randn(3, 1, 4, 8, 64)
+    across = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+    plan = kernelhub.attention.prepare(q, k, v)
 
     def python() -> int:
         count = 0
@@ -67,12 +98,47 @@ def calls() -> dict[str, Callable[[], object]]:
         return count
 
     return {
-        "op": lambda: kernelhub.attention(q, q, q),
-        "run": lambda: plan.run(q, q, q),
-        "torch": lambda: torch.nn.functional.scaled_dot_product_attention(across, across, across),
+        "op": lambda: kernelhub.attention(q, k, v),
+        "run": lambda: plan.run(q, k, v),
+        **paged_calls(),
+        "torch": lambda: torch.nn.functional.scaled_dot_product_attention(*across),
         "add": lambda: torch.add(q, q),
         "python": python,
     }
+
+
+def paged_calls() -> dict[str, Callable[[], object]]:
+    """Decode over pages, with metadata of each thread's own."""
+    kernelhub.register_backend(CLEARS)
+    q, own = torch.zeros(8, 32, 128, dtype=torch.bfloat16), threading.local()
+    k_cache, v_cache = torch.zeros(2, 64, 16, 8, 128, dtype=torch.bfloat16)
+    op = kernelhub.paged_attention
+
+    def metadata() -> tuple[Any, ...]:
+        return torch.zeros(8, 64, dtype=torch.int32), torch.ones(8, dtype=torch.int32)
+
+    op(q, k_cache, v_cache, *metadata())
+    plan = op.prepare(q, k_cache, v_cache, *metadata())
+    assert plan.kernel == "clears.out"
+    serving_run(op, plan)
+
+    def of_thread() -> tuple[Any, ...]:
+        try:
+            held: tuple[Any, ...] = own.held
+        except AttributeError:
+            given = metadata()
+            held = own.held = (*given, torch.empty_like(q), plan.begin(*given).run)
+        return held
+
+    def paged() -> object:
+        block_table, seq_lens, out, _ = of_thread()
+        return op(q, k_cache, v_cache, block_table, seq_lens, out=out)
+
+    def step() -> object:
+        _, _, out, run = of_thread()
+        return run(q, k_cache, v_cache, out)
+
+    return {"paged": paged, "step": step}
 
 
 def main() -> None:

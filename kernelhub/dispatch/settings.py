@@ -199,7 +199,8 @@ VARIABLES = {
             parse_bool,
             False,
             "0 or 1",
-            "Check lengths, offsets, page and token numbers on a GPU, too; each call then waits for the GPU.",
+            "Check lengths, offsets, page and token numbers on a GPU, too (each call then waits for it), "
+            "and each run of a step whole.",
         ),
         Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run what `kernelhub lock` wrote down, or fail."),
         Variable(

@@ -73,6 +73,17 @@ def test_strides_are_held_where_asked() -> None:
     assert not learned(tensor, strided=(0,)).holds(torch.zeros(3, 2).T)
 
 
+def test_a_tensor_that_is_given_twice_is_let_through_and_held_as_strictly() -> None:
+    """As keys that are the values, too."""
+    one, other = torch.zeros(2, 3), torch.zeros(2, 3)
+    form = KnownForm()
+    form.learn((other, one, one), [(None, 3), (None, 3), (2, None)], strided=(2,))
+    assert form.holds(other, one, one)
+    for wrong in (torch.zeros(5, 3), torch.zeros(2, 4), torch.zeros(3, 2).T, one.double(), None):
+        assert not form.holds(other, wrong, wrong)
+        assert not form.holds(other, one, wrong)
+
+
 def test_autocast_and_inference_mode_ask_for_a_form_of_their_own() -> None:
     """So that what was checked outside of them is not taken for checked inside."""
     tensor = torch.zeros(2, 3)

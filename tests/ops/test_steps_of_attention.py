@@ -10,6 +10,7 @@ import torch
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.attention import operands
 from tests.dispatch.backends import Ones, record, register
 
 i32 = torch.int32
@@ -48,6 +49,10 @@ BAD_OF_STEP = [
     ("q", {"q": z(2, 4, 32, device="meta")}, "meta"),
     ("q", {"q": z(2, 4, 32).to_sparse()}, "layout"),
     ("q", {"q": torch.nested.nested_tensor([z(4, 32), z(4, 32)])}, "nested"),
+    ("q", {"q": torch.nested.nested_tensor([z(4, 32), z(4, 32)], layout=torch.jagged)}, "nested"),
+    ("k_cache", {"k": torch.nested.nested_tensor([z(4, 2, 32)] * 5)}, "nested"),
+    ("k_cache", {"k": torch.nested.nested_tensor([z(4, 2, 32)] * 5, layout=torch.jagged)}, "nested"),
+    ("v_cache", {"v": torch.nested.nested_tensor([z(4, 2, 32)] * 5)}, "nested"),
     ("q", {"q": torch._neg_view(z(2, 4, 32))}, "negative bit"),
     ("q", {"q": z(2, 4, 32).requires_grad_()}, "requires grad"),
     ("k_cache", {"k": z(3, 4, 2, 32), "v": z(3, 4, 2, 32)}, "3 pages"),
@@ -60,6 +65,8 @@ BAD_OF_STEP = [
     ("out", {"out": z(2, 4, 32).requires_grad_()}, "requires grad"),
     ("out", {"out": 3}, "int"),
     ("out", {"out": torch.nested.nested_tensor([z(4, 32), z(4, 32)])}, "nested"),
+    ("out", {"out": torch.nested.nested_tensor([z(4, 32), z(4, 32)], layout=torch.jagged)}, "nested"),
+    ("out", {"out": Q}, "overlaps q"),
 ]
 
 
@@ -89,6 +96,16 @@ def test_out_may_not_be_the_memory_of_q_or_of_the_cache() -> None:
         step.run(Q, inside, CACHE, out=inside.flatten()[: Q.numel()].view_as(Q))
 
 
+def test_a_view_of_an_operand_is_no_out_on_any_run_where_runs_are_checked_whole(monkeypatch) -> None:
+    """Without KERNELHUB_CHECK its memory is looked at where its form is new."""
+    monkeypatch.setenv("KERNELHUB_CHECK", "1")
+    kernelhub.reload()
+    step = paged_step()
+    step.run(Q, CACHE, CACHE.clone(), out=torch.empty_like(Q))
+    with pytest.raises(InvalidArgument, match="overlaps q"):
+        step.run(Q, CACHE, CACHE.clone(), out=Q.view_as(Q))
+
+
 def test_a_ragged_step_has_rows_for_all_its_sequences() -> None:
     step = ragged_step()
     step.run(z(6, 4, 32), z(6, 2, 32), z(6, 2, 32))
@@ -96,6 +113,24 @@ def test_a_ragged_step_has_rows_for_all_its_sequences() -> None:
         with pytest.raises(InvalidArgument, match="has 5 tokens") as caught:
             step.run(q, k, k)
         assert caught.value.parameter == parameter
+
+
+@pytest.mark.parametrize("out", [None, torch.empty_like(Q)], ids=["made", "given"])
+def test_one_cache_may_be_keys_and_values(out: Any, monkeypatch) -> None:
+    """And is checked once, as two caches are."""
+    step = paged_step()
+    step.run(Q, CACHE, CACHE, out=out)
+    checks = []
+    monkeypatch.setattr(operands, "check_run", lambda *given: checks.append(given))
+    step.run(Q.clone(), CACHE, CACHE, out=out)
+    assert not checks
+    step.run(Q, CACHE, CACHE.clone(), out=out)
+    assert len(checks) == 1
+
+
+def test_a_result_is_contiguous_whatever_q_is() -> None:
+    across = z(4, 2, 32).transpose(0, 1)
+    assert paged_step().run(across, CACHE, CACHE).is_contiguous()
 
 
 def test_steps_of_one_plan_do_not_take_over_what_another_was_shown() -> None:

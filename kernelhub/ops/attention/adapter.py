@@ -86,6 +86,21 @@ class DenseStep:
         self.state: Any = None
         self.outlives = False
 
+    def is_of(
+        self,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
+        max_seqlen_q: int | None,
+        max_seqlen_k: int | None,
+    ) -> bool:
+        """Whether it was made of these very tensors and bounds."""
+        return (
+            self.cu_seqlens_q is cu_seqlens_q
+            and self.cu_seqlens_k is cu_seqlens_k
+            and self.max_seqlen_q == max_seqlen_q
+            and self.max_seqlen_k == max_seqlen_k
+        )
+
     def outlive(self) -> None:
         """Serve later calls, too, with other values behind the same tensors: what is read on the host is not kept."""
         self.outlives = True
@@ -158,6 +173,17 @@ class PagedStep:
         self._lengths = lengths
         self.known_q_offsets: list[int] | None = q_offsets
         self.num_pages = num_pages
+
+    def is_of(
+        self, block_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor | None, max_seqlen_q: int | None
+    ) -> bool:
+        """Whether it was made of these very tensors and bound."""
+        return (
+            self.block_table is block_table
+            and self.seq_lens is seq_lens
+            and self.cu_seqlens_q is cu_seqlens_q
+            and self.max_seqlen_q == max_seqlen_q
+        )
 
     def outlive(self) -> None:
         """Serve later calls, too, with other values behind the same tensors: what is read on the host is not kept."""

@@ -30,7 +30,7 @@ from kernelhub.ops.attention.arguments import (
     host_values,
 )
 from kernelhub.ops.attention.dense_call import NAME, begin, bind, check, problem_of
-from kernelhub.ops.attention.operands import StepOperands
+from kernelhub.ops.attention.operands import StepOperands, empties_of
 from kernelhub.ops.attention.problem import (
     ANY,
     FEW,
@@ -175,22 +175,25 @@ class AttentionPlan(Plan):
 
     def _runner(self, step: DenseStep) -> Callable[..., Any]:
         launch, compute, values = self.adapter.launch, self.adapter.compute, self._values
-        width = self.selection.problem.head_dim_vo
+        empty = empties_of(self.selection.problem)
         operands = self._operands = self._operands.for_step(step)
         known, known_out, accept = operands.known, operands.known_out, operands.accept
         blame, tick = operands.blame, self.bound.counter.__next__
 
         def run(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
+            launches = True
             try:  # around all: inside the body it costs Python 3.11 10 ns
                 if out is None:
-                    nested = q.is_nested or k.is_nested or v.is_nested
-                    if (nested or not known.holds(q, k, v)) and not accept(step, q, k, v, None):
-                        return q.new_empty((*q.shape[:-1], width))
+                    if q.is_nested or k.is_nested or v.is_nested or not known.holds(q, k, v):
+                        launches = accept(step, q, k, v, None)
+                        if not launches:
+                            return empty(q)
                     tick()
                     result: Tensor = compute(q, k, v, step, values)
                     return result
-                nested = q.is_nested or k.is_nested or v.is_nested or out.is_nested
-                if (not nested and known_out.holds(q, k, v, out)) or accept(step, q, k, v, out):
+                if q.is_nested or k.is_nested or v.is_nested or out.is_nested or not known_out.holds(q, k, v, out):
+                    launches = accept(step, q, k, v, out)
+                if launches:
                     tick()
                     launch(q, k, v, step, values, out, None)
                 return out
@@ -200,14 +203,14 @@ class AttentionPlan(Plan):
                 raise
 
         def run_with_lse(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            launches = True
             try:
                 if out is None:
-                    nested = q.is_nested or k.is_nested or v.is_nested
-                    launches = (not nested and known.holds(q, k, v)) or accept(step, q, k, v, None)
-                    out = q.new_empty((*q.shape[:-1], width))
-                else:
-                    nested = q.is_nested or k.is_nested or v.is_nested or out.is_nested
-                    launches = (not nested and known_out.holds(q, k, v, out)) or accept(step, q, k, v, out)
+                    if q.is_nested or k.is_nested or v.is_nested or not known.holds(q, k, v):
+                        launches = accept(step, q, k, v, None)
+                    out = empty(q)
+                elif q.is_nested or k.is_nested or v.is_nested or out.is_nested or not known_out.holds(q, k, v, out):
+                    launches = accept(step, q, k, v, out)
                 lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
                 if launches:
                     tick()

@@ -25,6 +25,7 @@ from kernelhub.ops.attention.arguments import (
     extras_of,
     finite_scale,
 )
+from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import check_out, check_run, sizes_of_call
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.known_form import KnownForm
@@ -204,7 +205,7 @@ def bind(
     # Batched calls have no metadata. Ragged layers share theirs, so it is checked once; in CPU memory the
     # values behind the same tensors may have changed, and are read anew.
     reusable = not ragged or (problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices())
-    last: DenseStep | None = None
+    steps: LastSteps[DenseStep] = LastSteps()
     known, known_out, known_extras = KnownForm(), KnownForm(), KnownForm()
 
     def run(
@@ -224,7 +225,6 @@ def bind(
         checked: bool = False,
     ) -> Any:
         """`checked`: the call was checked, and this function made for it; the next one's form is learned."""
-        nonlocal last
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             sizes = (max_seqlen_q, max_seqlen_k)
@@ -241,7 +241,7 @@ def bind(
             else:
                 check_out(NAME, out, (*shape[:-1], head_dim_vo), q, {"k": k, "v": v})
                 known_out.learn((q, k, v, out), (*sizes_held, (*sizes_held[0][:-1], head_dim_vo)))
-        step = last
+        step = steps.last
         if (
             step is None
             or step.cu_seqlens_q is not cu_seqlens_q
@@ -249,11 +249,12 @@ def bind(
             or step.max_seqlen_q != max_seqlen_q
             or step.max_seqlen_k != max_seqlen_k
         ):
-            num_tokens = (shape[0], k_shape[0]) if ragged else None
-            step = begin(problem, adapter, q.device, num_tokens, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-            if reusable and not LENT.now:
-                step.outlive()
-                last = step
+            step = steps.find(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+            if step is None:
+                offsets = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+                step = begin(problem, adapter, q.device, (shape[0], k_shape[0]) if ragged else None, *offsets)
+                if reusable and not LENT.now:
+                    steps.keep(step)
         if (k_shape != v_shape and k_shape[:-1] != v_shape[:-1]) or (not ragged and shape[0] != k_shape[0]):
             check_shapes(shape, k_shape, v_shape)
         if values is None:

@@ -25,6 +25,7 @@ from kernelhub.ops.attention.arguments import (
     extras_of,
     finite_scale,
 )
+from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import check_out, check_run, refuse_batch, sizes_of_call
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
 from kernelhub.ops.known_form import KnownForm
@@ -258,7 +259,7 @@ def bind(
     # The layers of a step share its tensors, so they are checked once. In CPU memory the values behind the
     # same tensors may have changed, and are read anew.
     reusable = problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices()
-    last: PagedStep | None = None
+    steps: LastSteps[PagedStep] = LastSteps()
     known, known_out, known_extras = KnownForm(), KnownForm(), KnownForm()
 
     def run(
@@ -276,7 +277,6 @@ def bind(
         checked: bool = False,
     ) -> Any:
         """`checked`: the call was checked, and this function made for it; the next one's form is learned."""
-        nonlocal last
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             return run_there(
@@ -294,7 +294,7 @@ def bind(
             else:
                 check_out(NAME, out, (*shape[:-1], head_dim_vo), q, {"k_cache": k_cache, "v_cache": v_cache})
                 known_out.learn((q, k_cache, v_cache, out), (*sizes_held, (*sizes_held[0][:-1], head_dim_vo)))
-        step = last
+        step = steps.last
         if (
             step is None
             or step.block_table is not block_table
@@ -302,20 +302,12 @@ def bind(
             or step.cu_seqlens_q is not cu_seqlens_q
             or step.max_seqlen_q != max_seqlen_q
         ):
-            step = begin(
-                problem,
-                adapter,
-                q.device,
-                k_cache.shape[0],
-                shape[0],
-                block_table,
-                seq_lens,
-                cu_seqlens_q,
-                max_seqlen_q,
-            )
-            if reusable and not LENT.now:
-                step.outlive()
-                last = step
+            step = steps.find(block_table, seq_lens, cu_seqlens_q, max_seqlen_q)
+            if step is None:
+                metadata = block_table, seq_lens, cu_seqlens_q, max_seqlen_q
+                step = begin(problem, adapter, q.device, k_cache.shape[0], shape[0], *metadata)
+                if reusable and not LENT.now:
+                    steps.keep(step)
         if not ragged and shape[0] != step.num_seqs:
             refuse_batch(shape, step.num_seqs, NAME)
         if values is None:
@@ -335,9 +327,9 @@ def bind(
             if extras_at:
                 read += [values[at] for at in extras_at]
             if out.shape != out_shape or spans_meet(out, *read):
-                metadata = {"block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
+                indices = {"block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
                 caches = {"k_cache": k_cache, "v_cache": v_cache}
-                check_out(NAME, out, out_shape, q, {**caches, **metadata, **values._asdict()})
+                check_out(NAME, out, out_shape, q, {**caches, **indices, **values._asdict()})
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape and step.num_seqs:
             tick()

@@ -14,6 +14,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, lse_shape, usable
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import check_bound, refuse_grad, same_device
+from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import refuse_batch
 from kernelhub.ops.attention.paged_call import begin
 from kernelhub.ops.attention.problem import FLOATS, FP8, ONE, q_len_bucket
@@ -282,7 +283,7 @@ def bind(
     # The layers of a step share its tensors, so they are checked once. In CPU memory the values behind the
     # same tensors may have changed, and are read anew.
     reusable = problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices()
-    last: PagedStep | None = None
+    steps: LastSteps[PagedStep] = LastSteps()
 
     def run(
         q: Tensor,
@@ -295,7 +296,6 @@ def bind(
         values: MlaValues,
         out: Tensor | None,
     ) -> Any:
-        nonlocal last
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             return run_there(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
@@ -303,7 +303,7 @@ def bind(
             recheck(problem, q, kv_cache, max_seqlen_q, topk_indices, values)
         elif device < 0:
             check_untransformed(NAME, {"q": q, "kv_cache": kv_cache})
-        step = last
+        step = steps.last
         if (
             step is None
             or step.block_table is not block_table
@@ -311,22 +311,13 @@ def bind(
             or step.cu_seqlens_q is not cu_seqlens_q
             or step.max_seqlen_q != max_seqlen_q
         ):
-            step = begin(
-                problem,
-                adapter,
-                q.device,
-                kv_cache.shape[0],
-                q.shape[0],
-                block_table,
-                seq_lens,
-                cu_seqlens_q,
-                max_seqlen_q,
-                op=NAME,
-                cache="kv_cache",
-            )
-            if reusable and not LENT.now:
-                step.outlive()
-                last = step
+            step = steps.find(block_table, seq_lens, cu_seqlens_q, max_seqlen_q)
+            if step is None:
+                metadata = block_table, seq_lens, cu_seqlens_q, max_seqlen_q
+                pages, rows = kv_cache.shape[0], q.shape[0]
+                step = begin(problem, adapter, q.device, pages, rows, *metadata, op=NAME, cache="kv_cache")
+                if reusable and not LENT.now:
+                    steps.keep(step)
         if topk_indices is not None:
             check_topk(topk_indices, q.shape)
             same_device(NAME, "topk_indices", topk_indices, q)

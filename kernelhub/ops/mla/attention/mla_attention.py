@@ -107,19 +107,18 @@ class MlaAttentionPlan(PagedPlan):
             try:  # around all: inside the body it costs Python 3.11 10 ns
                 if topk_indices is None:
                     if out is None:
-                        nested = q.is_nested or kv_cache.is_nested
-                        launches = not nested and known.holds(q, kv_cache)
+                        unknown = q.is_nested or kv_cache.is_nested or not known.holds(q, kv_cache)
                     else:
-                        nested = q.is_nested or kv_cache.is_nested or out.is_nested
-                        launches = not nested and known_out.holds(q, kv_cache, out)
+                        unknown = (
+                            q.is_nested or kv_cache.is_nested or out.is_nested or not known_out.holds(q, kv_cache, out)
+                        )
+                elif q.is_nested or kv_cache.is_nested or topk_indices.is_nested:
+                    unknown = True
+                elif out is None:
+                    unknown = not known_listed.holds(q, kv_cache, topk_indices)
                 else:
-                    nested = q.is_nested or kv_cache.is_nested or topk_indices.is_nested
-                    if out is None:
-                        launches = not nested and known_listed.holds(q, kv_cache, topk_indices)
-                    else:
-                        nested = nested or out.is_nested
-                        launches = not nested and known_listed_out.holds(q, kv_cache, topk_indices, out)
-                launches = launches or accept(step, q, kv_cache, topk_indices, out)
+                    unknown = out.is_nested or not known_listed_out.holds(q, kv_cache, topk_indices, out)
+                launches = not unknown or accept(step, q, kv_cache, topk_indices, out)
                 if out is None:
                     out = q.new_empty((*q.shape[:-1], value_dim))
                 lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32) if returns_lse else None

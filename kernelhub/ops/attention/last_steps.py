@@ -1,0 +1,59 @@
+"""The step that direct calls made last, for each thread: the layers of an engine step share its metadata.
+
+A thread that is alone reads one attribute. Threads that take turns on one kernel with block tables of their own find
+their own step again, where a single one would be begun anew at every turn. No more than one step is kept for each
+thread, and none once its thread has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Generic, TypeVar
+
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+
+StepT = TypeVar("StepT", DenseStep, PagedStep)
+
+
+class LastSteps(Generic[StepT]):
+    """The steps of one bound kernel.
+
+    Attributes:
+        last: the step of whichever thread called last, or None; it may not be of the metadata that is given now.
+    """
+
+    __slots__ = ("__weakref__", "_own", "last")
+
+    def __init__(self) -> None:
+        self.last: StepT | None = None
+        self._own = threading.local()
+
+    def find(self, *metadata: Any) -> StepT | None:
+        """This thread's step, if it is of this metadata; see the steps' `is_of`."""
+        kept: _Kept | None = getattr(self._own, "kept", None)
+        if kept is None or not kept.step.is_of(*metadata):
+            return None
+        step: StepT = kept.step
+        self.last = step
+        return step
+
+    def keep(self, step: StepT) -> None:
+        """Take a step for this thread's, and for later calls with the same tensors, whatever is in them by then."""
+        step.outlive()
+        self._own.kept = _Kept(step, self)
+        self.last = step
+
+
+class _Kept:
+    """A thread's step; it goes with the thread."""
+
+    __slots__ = ("_steps", "step")
+
+    def __init__(self, step: Any, steps: LastSteps[Any]) -> None:
+        self.step, self._steps = step, weakref.ref(steps)
+
+    def __del__(self) -> None:
+        steps = self._steps()
+        if steps is not None and steps.last is self.step:
+            steps.last = None
