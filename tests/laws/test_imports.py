@@ -108,7 +108,7 @@ def test_records_import_no_adapter() -> None:
     """A backend's `kernels.py` gathers those of its families; none of them imports what only a chosen kernel needs."""
     for backend in BACKENDS:
         folder = ROOT / "backends" / backend
-        light = re.compile(rf"kernelhub\.backends\.{backend}\.(\w+\.)*(devices|requirements|calls)")
+        light = re.compile(rf"kernelhub\.backends\.{backend}\.(\w+\.)*(devices|requirements|calls|standings)")
         for path in folder.rglob("kernels.py"):
             for imported in imports(path):
                 module, _, name = imported.rpartition(".")

@@ -12,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernelhub
+from kernelhub.dispatch.constraint import OneOf, SameValue
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.problem import feature_name
+from kernelhub.dispatch.standing import KNOWN_BAD, OPT_IN
+from kernelhub.errors import ConfigurationError
 from kernelhub.ops import functions
 from kernelhub.probes.device import SIMULATED
 
@@ -36,7 +40,7 @@ FA3 = {name: PACKAGES[name] for name in ("triton", "flash_attn", "flash_attn_int
 MACHINE = SimulatedMachine(PACKAGES, variables={"TRITON_INTERPRET": "1"})
 
 
-def kernels(op: str) -> list[Any]:
+def kernels(op: str) -> list[Kernel]:
     _ = HUB.settings
     return list(HUB.registry.candidates(op).kernels)
 
@@ -78,7 +82,7 @@ _ATTENTION = [
 ]
 # Where an op's kernels differ in more than the device they run on: problems that reach each of them.
 SWEEPS: dict[str, list[dict[str, Any]]] = {
-    "attention": _ATTENTION,
+    "attention": [*_ATTENTION, {"q_len": "many", "causal": True, "head_dim_qk": 192, "head_dim_vo": 128}],
     "paged_attention": [
         *_ATTENTION,
         {"q_len": "many", "causal": True, "page_size": 256},
@@ -97,6 +101,11 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     ],
     "grouped_gemm": [
         {"rows": "many", "k": 7168, "a_dtype": "float8_e4m3fn", "a_scale": "token", "b_scale": "channel"},
+        {
+            "masked": True,
+            **{f"{side}_dtype": "float4_e2m1fn_x2" for side in "ab"},
+            **{f"{side}_scale": "nvfp4" for side in "ab"},
+        },
         *(
             {"rows": rows, "masked": masked, **scales}
             for rows in ("few", "many")
@@ -123,51 +132,51 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-_OUTRANKED = ("fp8_blocks", "fp8_cublas", "bmm_cublas", "segments", "dequantize", "fa2_sinks", "fa3_sinks")
-_MARLIN = ("nvfp4_bfloat16", "nvfp4_float16", "mxfp4")
-# Kernels that nothing reaches unasked, since on the GPU that measured them another one is faster or serves more, and
-# what that one needs is always there. Whoever has another GPU may ask for them.
-BY_CHOICE = {
-    *("deep_gemm.logits", "deep_gemm.fp8_contiguous", "cutlass.vllm_blockwise", "torch.varlen_attn"),
-    *("flash_attn.fa4", "flash_attn.vllm_fa2", "xformers.flash", "xformers.cutlass"),
-    *("flashinfer.cudnn_decode", "flashinfer.cudnn_ragged"),
-    *(f"marlin.{name}" for name in _MARLIN),
-    *(f"flashinfer.{name}" for name in _OUTRANKED),
-}
-# Kernels that nothing reaches unasked: they have not run on a GPU here yet, and stand behind those that have.
-_FLASHINFER = ("trtllm_gen", "trtllm_context", "trtllm_ragged")
-_FLASHINFER += ("mla_trtllm", "mla_trtllm_listed", "mla_xqa")
-_FLASHINFER += ("cutlass_ragged", "mla_cutlass")
-_FLASHINFER += ("groupwise_cutlass", "groupwise_trtllm")
-_FLASHINFER += tuple(f"{op}_{runner}" for op in ("fp8", "bmm") for runner in ("cudnn", "cutlass"))
-_FLASHINFER += ("fp4_cutlass", "fp4_trtllm", "fp4_cudnn", "mx_cutlass", "mx_cudnn", "groupwise")
-_FLASHINFER += ("groups_nvfp4", "groups_mxfp8_mxfp4", "masked_cute_dsl")
-_CUTLASS = ("vllm_fp4", "sgl_fp8_scaled_mm", "sgl_fp8_blockwise", "vllm_groups_nvfp4", "vllm_groups_mxfp4")
-_FLASHINFER += tuple(f"{by}_experts{of}" for by in ("cutlass", "trtllm") for of in ("", "_fp8", "_mxfp4"))
-_FLASHINFER += ("trtllm_experts_mxint4", "trtllm_experts_mxfp8_blocks")
-_FLASHINFER += tuple(f"{by}_experts{of}" for by in ("cutlass", "trtllm") for of in ("_mxfp8", "_nvfp4"))
-NOT_RUN = {
-    "flash_attn.fa2",
-    *(f"flashinfer.{name}" for name in _FLASHINFER),
-    *(f"cutlass.{name}" for name in _CUTLASS),
-    *("marlin.fp8_bfloat16", "marlin.fp8_float16"),
-    "deep_gemm.bf16_contiguous",
-    *(f"deep_gemm.{name}_ue8m0" for name in ("fp8_blocks", "fp8_masked", "fp8_contiguous")),
-}
-
-
 @pytest.mark.parametrize("op", OPS)
-def test_every_kernel_is_chosen_for_some_problem_on_some_device(op: str) -> None:
-    """A kernel that nothing can ever reach is an error. Each library is looked at without the others, too."""
-    reached = set()
+def test_every_kernel_can_be_had_for_some_problem_on_some_device(op: str) -> None:
+    """By itself, or by its name where another one is expected to be faster, is trusted, or runs for who asks alone.
+
+    A kernel that nothing can ever reach is an error. Each library is looked at without the others, too.
+    """
+    unreached = {kernel.name for kernel in kernels(op)}
     alone = [{"triton": PACKAGES["triton"], name: version} for name, version in PACKAGES.items()]
+    problems = list(itertools.product(SIMULATED, SWEEPS.get(op, [{}])))
     for packages in (PACKAGES, *alone, {"flashinfer": PACKAGES["flashinfer"]}, FA3):
         machine = SimulatedMachine(packages, variables={"TRITON_INTERPRET": "1"})
-        for device, values in itertools.product(SIMULATED, SWEEPS.get(op, [{}])):
-            reached.add(kernelhub.explain(op, device=device, machine=machine, **values).selected)
-    with kernelhub.use(batch_invariant=True):
-        reached.add(kernelhub.explain(op, device="H200", machine=MACHINE).selected)
-    assert reached >= {kernel.name for kernel in kernels(op)} - NOT_RUN - BY_CHOICE - bad_everywhere(op)
+        for device, values in problems:
+            unreached.discard(kernelhub.explain(op, device=device, machine=machine, **values).selected)
+    releases = (MACHINE, SimulatedMachine({**PACKAGES, "flashinfer": "0.7.2.post1"}))
+    for kernel in (kernel for kernel in kernels(op) if kernel.name in unreached):
+        defects = {"known_bad"} if kernel.name in bad_everywhere(op) else set()
+        assert any(
+            reasons_against(kernel, device, machine, fitted(kernel, values)) <= defects
+            for (device, values), machine in itertools.product(problems, releases)
+        ), kernel.name
+
+
+def fitted(kernel: Kernel, values: dict[str, Any]) -> dict[str, Any]:
+    """A problem with what a record says of single facets: one of the values that it takes, packed as it reads them."""
+    contract = OPS[kernel.op].op.contract
+    base = contract.problem(device=SIMULATED["H200"])
+    problem = {name: getattr(base, name) for name in contract.schema.facets if name != "device"} | values
+    for constraint in kernel.constraints:
+        if isinstance(constraint, OneOf) and problem[constraint.field] not in constraint.values:
+            problem[constraint.field] = constraint.values[0]
+        if isinstance(constraint, SameValue):
+            problem[constraint.field] = problem[constraint.other]
+    for name, facet in contract.schema.facets.items():
+        if facet.layout and problem[name] not in kernel.layouts:
+            problem[name] = kernel.layouts[0]
+    return problem
+
+
+def reasons_against(kernel: Kernel, device: str, machine: SimulatedMachine, values: dict[str, Any]) -> set[str]:
+    """Codes of what speaks against a kernel that is asked for by name."""
+    try:
+        selection = kernelhub.explain(kernel.op, device=device, machine=machine, backend=kernel.name, **values)
+    except ConfigurationError as error:
+        return {str(error)}  # values that do not go together
+    return {item.code for made in selection.decisions if made.kernel == kernel.name for item in made.rejections}
 
 
 def bad_everywhere(op: str) -> set[str]:
@@ -176,13 +185,11 @@ def bad_everywhere(op: str) -> set[str]:
     return {k.name for k in of_op if any(not entry.where for entry in candidates.known_bad_of(k))}
 
 
-def test_the_kernels_that_are_bad_everywhere_are_these() -> None:
-    assert set().union(*(bad_everywhere(op) for op in OPS)) == {
-        "cudnn.sdpa_paged",
-        "flashinfer.cudnn_prefill",
-        "flashinfer.trtllm_context",
-        *(f"flashinfer.quantize_{form}" for form in ("fp8", "mxfp4", "mxfp8", "nvfp4", "nvfp4_kv")),
-    }
+@pytest.mark.parametrize("op", OPS)
+def test_a_kernel_that_is_bad_everywhere_is_for_who_asks(op: str) -> None:
+    for kernel in kernels(op):
+        if kernel.name in bad_everywhere(op):
+            assert {standing.word for standing in kernel.standings} <= {OPT_IN, KNOWN_BAD}, kernel.name
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.cudnn import standings
 from kernelhub.backends.cudnn.requirements import MACHINE
 from kernelhub.dispatch.constraint import OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
@@ -44,6 +45,7 @@ KERNELS = (
         constraints=_HEADS,
         features=_FEATURES,
         source=_SOURCE,
+        standings=standings.PACKED,
     ),
     Kernel(
         op="paged_attention",
@@ -54,6 +56,7 @@ KERNELS = (
         constraints=(*_HEADS, OneOf("page_size", (16, 32, 64, 128, 256), why="cuDNN takes powers of two")),
         features=_FEATURES | {"kv_layout=HND"},
         source=_SOURCE,
+        standings=standings.PAGED,
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.cutlass import standings
 from kernelhub.backends.cutlass.requirements import (
     EXACT_SUMS,
     SGL_BLOCKS,
@@ -73,6 +74,7 @@ KERNELS = (
         features=frozenset({"bias"}),
         graph=GraphLevel.FULL,
         source=_VLLM,
+        standings=standings.SCALED_MM,
     ),
     Kernel(
         op="fp8_gemm",
@@ -83,6 +85,7 @@ KERNELS = (
         constraints=(*VLLM_BLOCKS, *_BLOCKS),
         graph=GraphLevel.FULL,
         source=_VLLM,
+        standings=standings.BLOCKWISE,
     ),
     Kernel(
         op="fp8_gemm",
@@ -93,6 +96,7 @@ KERNELS = (
         constraints=(*SGL_MACHINE, *_ROWS),
         features=frozenset({"bias"}),
         source=_SGLANG,
+        standings=standings.SGL_SCALED_MM,
     ),
     Kernel(
         op="fp8_gemm",
@@ -102,6 +106,7 @@ KERNELS = (
         band=Band.SPECIALISED,
         constraints=(*SGL_BLOCKS, *_BLOCKS),
         source=_SGLANG,
+        standings=standings.SGL_BLOCKWISE,
     ),
     Kernel(
         op="fp4_gemm",
@@ -121,6 +126,7 @@ KERNELS = (
         packs_to=SWIZZLED,
         graph=GraphLevel.FULL,
         source=_VLLM,
+        standings=standings.FP4,
     ),
     Kernel(
         op="grouped_gemm",
@@ -132,6 +138,7 @@ KERNELS = (
         features=frozenset({"masked", "a_scale=nvfp4", "b_scale=nvfp4", "a_global_scale", "global_scale"}),
         graph=GraphLevel.FULL,
         source=_VLLM,
+        standings=standings.GROUPS_NVFP4,
     ),
     Kernel(
         op="grouped_gemm",
@@ -143,5 +150,6 @@ KERNELS = (
         features=frozenset({"masked", "a_scale=mxfp4", "b_scale=mxfp4"}),
         graph=GraphLevel.FULL,
         source=_VLLM,
+        standings=standings.GROUPS_MXFP4,
     ),
 )

@@ -7,6 +7,7 @@ by M), which takes some seconds, into DG_JIT_CACHE_DIR (by default ~/.deep_gemm)
 
 from __future__ import annotations
 
+from kernelhub.backends.deep_gemm import standings
 from kernelhub.backends.deep_gemm.requirements import BLACKWELL, BOTH, HOPPER, INSTALL, Lacks, machine_for
 from kernelhub.dispatch.constraint import MultipleOf, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad, Watch
@@ -65,6 +66,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.ON_HOPPER,
     ),
     Kernel(
         op="fp8_gemm",
@@ -85,6 +87,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.ON_BLACKWELL,
     ),
     Kernel(
         op="grouped_gemm",
@@ -97,6 +100,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.ON_HOPPER,
     ),
     Kernel(
         op="grouped_gemm",
@@ -109,6 +113,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.ON_BLACKWELL,
     ),
     Kernel(
         op="grouped_gemm",
@@ -121,6 +126,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.ON_HOPPER,
     ),
     Kernel(
         op="grouped_gemm",
@@ -133,6 +139,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.ON_BLACKWELL,
     ),
     Kernel(
         op="grouped_gemm",
@@ -152,6 +159,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.BF16_PADDED,
     ),
     Kernel(
         op="grouped_gemm",
@@ -173,6 +181,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.ON_BOTH,
     ),
     Kernel(
         op="mqa_logits",
@@ -184,6 +193,7 @@ KERNELS = (
         features=frozenset({"k_scale"}),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+        standings=standings.ON_BOTH,
     ),
     Kernel(
         op="paged_mqa_logits",
@@ -200,6 +210,7 @@ KERNELS = (
         features=frozenset({"k_scale"}),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+        standings=standings.ON_BOTH,
     ),
 )
 

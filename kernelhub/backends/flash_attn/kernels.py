@@ -5,6 +5,7 @@ None takes an fp8 cache: the libraries multiply fp8 keys with fp8 queries only, 
 
 from __future__ import annotations
 
+from kernelhub.backends.flash_attn import standings
 from kernelhub.backends.flash_attn.requirements import (
     FA2,
     FA2_CACHE,
@@ -112,6 +113,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA3_SOURCE,
+        standings=standings.FA3,
     ),
     Kernel(
         op="paged_attention",
@@ -132,6 +134,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA3_SOURCE,
+        standings=standings.FA3,
     ),
     Kernel(
         op="attention",
@@ -151,6 +154,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA2_SOURCE,
+        standings=standings.FA2,
     ),
     Kernel(
         op="paged_attention",
@@ -171,6 +175,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA2_SOURCE,
+        standings=standings.FA2,
     ),
     Kernel(
         op="attention",
@@ -183,6 +188,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA3_SOURCE,
+        standings=standings.VLLM_FA3,
     ),
     Kernel(
         op="paged_attention",
@@ -195,6 +201,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA3_SOURCE,
+        standings=standings.VLLM_FA3,
     ),
     Kernel(
         op="attention",
@@ -207,6 +214,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA2_SOURCE,
+        standings=standings.VLLM_FA2,
     ),
     Kernel(
         op="paged_attention",
@@ -226,6 +234,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_FA2_SOURCE,
+        standings=standings.VLLM_FA2,
     ),
     Kernel(
         op="attention",
@@ -243,6 +252,7 @@ KERNELS = (
         ),
         features=_FEATURES,
         source=_FA4_SOURCE,
+        standings=standings.FA4,
     ),
     Kernel(
         op="paged_attention",
@@ -261,6 +271,7 @@ KERNELS = (
         ),
         features=_FEATURES | _PAGES,
         source=_FA4_SOURCE,
+        standings=standings.FA4,
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelhub.backends.flash_mla import standings
 from kernelhub.backends.flash_mla.requirements import PACKAGES, Offers
 from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
@@ -63,6 +64,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.DENSE,
     ),
     Kernel(
         op="mla_attention",
@@ -71,6 +73,7 @@ KERNELS = (
         summary="FlashMLA's attention to listed tokens, each query token by itself",
         constraints=(*_LISTED, OneOf("num_heads", (64, 128), why="those it is compiled for")),
         **_SPARSE,
+        standings=standings.LISTED,
     ),
     Kernel(
         op="mla_attention",
@@ -79,5 +82,6 @@ KERNELS = (
         summary="the same for fewer heads, padded to 64 or 128",
         constraints=(*_LISTED, Between("num_heads", 1, 127, why="the kernel takes up to 128")),
         **_SPARSE,
+        standings=standings.LISTED,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.marlin import standings
 from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
@@ -53,6 +54,7 @@ def _marlin(variant: str, b_format: str, dtype: str, layout: str, summary: str) 
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_HOMEPAGE,
+        standings=standings.FP4,
     )
 
 
@@ -86,6 +88,7 @@ def _marlin_fp8(dtype: str) -> Kernel:
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_HOMEPAGE,
+        standings=standings.FP8,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.xformers import standings
 from kernelhub.backends.xformers.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, MultipleOf, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
@@ -38,6 +39,7 @@ KERNELS = (
         features=_FEATURES | {"lse"},
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="attention",
@@ -55,5 +57,6 @@ KERNELS = (
         features=_FEATURES,
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.STANDINGS,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.cpp import standings
 from kernelhub.backends.cpp.requirements import MACHINE
 from kernelhub.dispatch.constraint import OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
@@ -34,5 +35,6 @@ KERNELS = (
             }
         ),
         deterministic=True,
+        standings=standings.STANDINGS,
     ),
 )

@@ -6,7 +6,7 @@ ones can stand in a CUDA graph here: their tables belong to one step.
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.requirements import (
     HOPPER,
     ROUNDED_SUM,
@@ -157,6 +157,7 @@ KERNELS = (
         features=_FP8_FEATURES - {"ragged"},
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA2,
     ),
     Kernel(
         op="paged_attention",
@@ -179,6 +180,7 @@ KERNELS = (
         features=_FP8_FEATURES - {"ragged", "lse"},
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA2,
     ),
     Kernel(
         op="paged_attention",
@@ -200,6 +202,7 @@ KERNELS = (
         features=_FP8_FEATURES - {"lse"},
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA2,
     ),
     Kernel(
         op="paged_attention",
@@ -220,6 +223,7 @@ KERNELS = (
         features=_PAGED_FEATURES,
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA3,
     ),
     Kernel(
         op="paged_attention",
@@ -242,6 +246,7 @@ KERNELS = (
         features=frozenset({"causal", "window_left", "sinks", "kv_layout=HND"}),
         graph=GraphLevel.UNIFORM_DECODE,
         source="TensorRT-LLM's XQA, as FlashInfer compiles it",
+        standings=standings.XQA,
     ),
     Kernel(
         op="paged_attention",
@@ -253,6 +258,7 @@ KERNELS = (
         features=_SINKS_FEATURES,
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA3,
     ),
     Kernel(
         op="paged_attention",
@@ -264,6 +270,7 @@ KERNELS = (
         features=_SINKS_FEATURES,
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA2,
     ),
     Kernel(
         op="attention",
@@ -284,6 +291,7 @@ KERNELS = (
         features=_FEATURES - {"lse"},
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA2,
     ),
     Kernel(
         op="attention",
@@ -303,6 +311,7 @@ KERNELS = (
         features=_FEATURES,
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA3,
     ),
 )
 

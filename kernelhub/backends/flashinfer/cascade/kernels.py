@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.requirements import SM80_ON, Module, requirements
 from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -27,5 +27,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="FlashInfer (Ye et al. 2025)",
+        standings=standings.FA2,
     ),
 )

@@ -5,7 +5,7 @@ They are the kernels that the backend `cudnn` runs, by graphs that the library m
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.requirements import HOPPER, requirements
 from kernelhub.dispatch.constraint import OneOf, Package, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel, KnownBad
@@ -59,6 +59,7 @@ KERNELS = (
         ),
         features=frozenset({"causal", "kv_layout=HND"}),
         source=_SOURCE,
+        standings=standings.CUDNN,
     ),
     Kernel(
         op="paged_attention",
@@ -77,6 +78,7 @@ KERNELS = (
         ),
         features=frozenset({"ragged", "causal", "lse", "kv_layout=HND"}),
         source=_SOURCE,
+        standings=standings.CUDNN_PROMISE,
     ),
     Kernel(
         op="attention",
@@ -94,6 +96,7 @@ KERNELS = (
         ),
         features=frozenset({"ragged", "causal", "lse"}),
         source=_SOURCE,
+        standings=standings.CUDNN,
     ),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, Module, requirements
 from kernelhub.dispatch.constraint import Between, OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -43,6 +43,7 @@ KERNELS = (
         features=frozenset({"ragged", "causal", "lse"}),
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.CUTLASS_ATTENTION,
     ),
     Kernel(
         op="mla_attention",
@@ -67,5 +68,6 @@ KERNELS = (
         features=frozenset({"causal"}),
         graph=GraphLevel.UNIFORM_DECODE,
         source=_SOURCE,
+        standings=standings.CUTLASS_ATTENTION,
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.requirements import (
     DATACENTRE_BLACKWELL,
     HOPPER,
@@ -76,9 +76,21 @@ def _tensorwise(runner: str) -> tuple[Constraint, ...]:
 
 
 _RUNNERS = (
-    ("cublas", "Cublas", f"cuBLASLt's product; {_COMPILED}", GraphLevel.FULL),
-    ("cudnn", "Cudnn", "cuDNN's product, a plan made for each number of rows", GraphLevel.NONE),
-    ("cutlass", "Cutlass", f"CUTLASS's product for sm_100 and sm_103; {_COMPILED}", GraphLevel.FULL),
+    ("cublas", "Cublas", f"cuBLASLt's product; {_COMPILED}", GraphLevel.FULL, standings.CUBLAS),
+    (
+        "cudnn",
+        "Cudnn",
+        "cuDNN's product, a plan made for each number of rows",
+        GraphLevel.NONE,
+        standings.CUDNN_PRODUCTS,
+    ),
+    (
+        "cutlass",
+        "Cutlass",
+        f"CUTLASS's product for sm_100 and sm_103; {_COMPILED}",
+        GraphLevel.FULL,
+        standings.BLACKWELL_PRODUCTS,
+    ),
 )
 
 
@@ -124,6 +136,7 @@ KERNELS = (
         packs_to=_SCALES_IN_TILES,
         graph=GraphLevel.FULL,
         source=_SOURCE,
+        standings=standings.FP4_CUTLASS,
     ),
     Kernel(
         op="fp4_gemm",
@@ -143,6 +156,7 @@ KERNELS = (
         layouts=(CHECKPOINT, _SHUFFLED),
         packs_to=_SHUFFLED,
         source="TensorRT-LLM",
+        standings=standings.FP4_TRTLLM,
     ),
     Kernel(
         op="fp4_gemm",
@@ -162,6 +176,7 @@ KERNELS = (
         layouts=(CHECKPOINT, _SCALES_IN_TILES),
         packs_to=_SCALES_IN_TILES,
         source="cuDNN",
+        standings=standings.FP4_CUDNN,
     ),
     Kernel(
         op="fp8_gemm",
@@ -184,6 +199,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source="TensorRT-LLM, from DeepGEMM",
+        standings=standings.BLOCKS_HOPPER,
     ),
     Kernel(
         op="fp8_gemm",
@@ -202,6 +218,7 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+        standings=standings.BLACKWELL_PRODUCTS,
     ),
     Kernel(
         op="fp8_gemm",
@@ -221,6 +238,7 @@ KERNELS = (
             anything("rows"),
         ),
         source="TensorRT-LLM",
+        standings=standings.BLACKWELL_PRODUCTS,
     ),
     Kernel(
         op="fp8_gemm",
@@ -235,6 +253,7 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+        standings=standings.BLACKWELL_PRODUCTS,
     ),
     Kernel(
         op="fp8_gemm",
@@ -249,6 +268,7 @@ KERNELS = (
             *_MX,
         ),
         source="cuDNN",
+        standings=standings.BLACKWELL_PRODUCTS,
     ),
     *(
         Kernel(
@@ -260,8 +280,9 @@ KERNELS = (
             constraints=(*_tensorwise(runner), OneOf("scaling", (TENSOR,)), _HALVES, *_FLOATS, anything("rows")),
             graph=graph,
             source=_SOURCE,
+            standings=stands,
         )
-        for runner, adapter, summary, graph in _RUNNERS
+        for runner, adapter, summary, graph, stands in _RUNNERS
     ),
     *(
         Kernel(
@@ -278,8 +299,9 @@ KERNELS = (
             ),
             graph=graph,
             source=_SOURCE,
+            standings=stands,
         )
-        for runner, adapter, summary, graph in _RUNNERS
+        for runner, adapter, summary, graph, stands in _RUNNERS
     ),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.requirements import (
     CONSUMER_BLACKWELL,
     DATACENTRE_BLACKWELL,
@@ -93,6 +93,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.SEGMENTS,
     ),
     Kernel(
         op="grouped_gemm",
@@ -117,6 +118,7 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+        standings=standings.BLACKWELL_PRODUCTS,
     ),
     Kernel(
         op="grouped_gemm",
@@ -132,6 +134,7 @@ KERNELS = (
         features=frozenset({"masked", "a_scale=nvfp4", "b_scale=nvfp4", "a_global_scale", "global_scale"}),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+        standings=standings.GROUPS_RTX,
     ),
     Kernel(
         op="grouped_gemm",
@@ -149,6 +152,7 @@ KERNELS = (
         features=frozenset({"masked", "a_scale=mxfp8", "b_scale=mxfp4"}),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+        standings=standings.GROUPS_BOTH,
     ),
     Kernel(
         op="grouped_gemm",
@@ -177,5 +181,6 @@ KERNELS = (
             | {f"{side}_scale={form}" for side in "ab" for form in _MASKED_FORMS}
         ),
         source=_SOURCE,
+        standings=standings.BLACKWELL_PRODUCTS,
     ),
 )

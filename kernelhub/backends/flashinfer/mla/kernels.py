@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.requirements import HOPPER, ROUNDED_SUM, SM80_ON, Module, dtype_part, requirements
 from kernelhub.dispatch.constraint import Between, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
@@ -60,6 +60,7 @@ KERNELS = (
         features=_FEATURES,
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA3,
     ),
     Kernel(
         op="mla_attention",
@@ -76,6 +77,7 @@ KERNELS = (
         features=_FEATURES - {"lse"},
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.FA2,
     ),
     Kernel(
         op="concat_mla_k",
@@ -91,6 +93,7 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         source=_SOURCE,
+        standings=standings.FA2,
     ),
 )
 

@@ -7,7 +7,7 @@ float8 weights with a scale for each expert sum in 14 bits throughout, which is 
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.moe.requirements import (
     ANY_WIDTH,
     BF16,
@@ -71,6 +71,7 @@ KERNELS = (
         layouts=(CHECKPOINT, _UP_FIRST),
         packs_to=_UP_FIRST,
         source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS,
     ),
     Kernel(
         op="fused_moe",
@@ -92,6 +93,7 @@ KERNELS = (
         layouts=(CHECKPOINT, _UP_FIRST),
         packs_to=_UP_FIRST,
         source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_BLACKWELL,
     ),
     Kernel(
         op="fused_moe",
@@ -112,6 +114,7 @@ KERNELS = (
         features=MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
         **layout("experts.mxfp4.cutlass_sm90.v1"),
         source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_HOPPER,
     ),
     Kernel(
         op="fused_moe",
@@ -133,6 +136,7 @@ KERNELS = (
         features=MAPPED,
         **layout(_BLOCKS),
         source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_HOPPER,
     ),
     Kernel(
         op="fused_moe",
@@ -149,6 +153,7 @@ KERNELS = (
         features=MAPPED,
         **layout(_BLOCKS),
         source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
     ),
     Kernel(
         op="fused_moe",
@@ -162,6 +167,7 @@ KERNELS = (
         features=MAPPED,
         **layout("experts.bf16.trtllm.v1"),
         source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
     ),
     Kernel(
         op="fused_moe",
@@ -179,6 +185,7 @@ KERNELS = (
         features=MAPPED | {"static_scales"},
         **layout("experts.fp8.trtllm.v1"),
         source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
     ),
     Kernel(
         op="fused_moe",
@@ -190,6 +197,7 @@ KERNELS = (
         features=MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
         **layout("experts.mxfp4.trtllm.v1"),
         source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
     ),
     Kernel(
         op="fused_moe",
@@ -206,6 +214,7 @@ KERNELS = (
         features=MAPPED,
         **layout("experts.mxint4.trtllm.v1"),
         source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
     ),
 )
 

@@ -6,7 +6,7 @@ for who wants the library's own bits, and says `unsafe=True`.
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.moe.requirements import UsualScales
 from kernelhub.backends.flashinfer.quant.requirements import CompilesTiles, fp4_modules
 from kernelhub.backends.flashinfer.requirements import SM80_ON, Module, requirements
@@ -43,6 +43,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="FlashInfer (Ye et al. 2025)",
+        standings=standings.DEQUANTIZE,
     ),
     Kernel(
         op="quantize_nvfp4",
@@ -60,6 +61,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_TENSORRT,
+        standings=standings.OTHER_BITS,
     ),
     Kernel(
         op="quantize_nvfp4",
@@ -76,6 +78,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source="FlashInfer (Ye et al. 2025)",
+        standings=standings.OTHER_BITS,
     ),
     Kernel(
         op="quantize_mxfp4",
@@ -94,6 +97,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_TENSORRT,
+        standings=standings.OTHER_BITS,
     ),
     Kernel(
         op="quantize_mxfp8",
@@ -112,6 +116,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_TENSORRT,
+        standings=standings.OTHER_BITS,
     ),
     Kernel(
         op="quantize_fp8",
@@ -133,6 +138,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="FlashInfer (Ye et al. 2025)",
+        standings=standings.OTHER_BITS,
     ),
 )
 

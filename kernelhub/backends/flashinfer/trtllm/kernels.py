@@ -5,7 +5,7 @@ Their LSE is not offered: how exactly it is summed cannot be read, and the libra
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.requirements import (
     CONSUMER_BLACKWELL,
     DATACENTRE_BLACKWELL,
@@ -92,6 +92,7 @@ KERNELS = (
         features=_FEATURES,
         graph=GraphLevel.UNIFORM_DECODE,
         source=_SOURCE,
+        standings=standings.TRTLLM_GEN,
     ),
     Kernel(
         op="paged_attention",
@@ -110,6 +111,7 @@ KERNELS = (
         features=_FEATURES | {"ragged"},
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.TRTLLM_CONTEXT,
     ),
     Kernel(
         op="attention",
@@ -130,6 +132,7 @@ KERNELS = (
         features=frozenset({"ragged", "causal"}),
         reads_lengths=True,
         source=_SOURCE,
+        standings=standings.TRTLLM,
     ),
     Kernel(
         op="mla_attention",
@@ -150,6 +153,7 @@ KERNELS = (
         features=_DEVICE_FEATURES,
         graph=GraphLevel.UNIFORM_DECODE,
         source=_SOURCE,
+        standings=standings.TRTLLM,
     ),
     Kernel(
         op="mla_attention",
@@ -170,6 +174,7 @@ KERNELS = (
         features=frozenset({"ragged", "causal", "sparse"}),
         graph=GraphLevel.UNIFORM_DECODE,
         source=_SOURCE,
+        standings=standings.TRTLLM,
     ),
     Kernel(
         op="mla_attention",
@@ -192,6 +197,7 @@ KERNELS = (
         features=_DEVICE_FEATURES,
         graph=GraphLevel.UNIFORM_DECODE,
         source="TensorRT-LLM's XQA, as FlashInfer compiles it",
+        standings=standings.XQA_LATENT,
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE, CPU
 from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
@@ -31,6 +32,7 @@ KERNELS = (
         deterministic=True,
         reads_lengths=True,
         source="ATen _scaled_dot_product_flash_attention_for_cpu",
+        standings=standings.ON_CPU,
     ),
     Kernel(
         op="attention",
@@ -48,6 +50,7 @@ KERNELS = (
         features=frozenset({"causal"}),
         graph=GraphLevel.FULL,
         source="torch.nn.functional.scaled_dot_product_attention",
+        standings=standings.EVERYWHERE,
     ),
     Kernel(
         op="attention",
@@ -69,6 +72,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source="torch.nn.attention.varlen",
+        standings=standings.FLASH_ATTENTION_2,
     ),
     Kernel(
         op="attention",
@@ -79,6 +83,7 @@ KERNELS = (
         constraints=(ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH),
         features=_MASKS | _SUMS | _KV_SCALES | {"softcap"},
         reads_lengths=True,
+        standings=standings.EVERYWHERE,
     ),
     Kernel(
         op="paged_attention",
@@ -91,6 +96,7 @@ KERNELS = (
         deterministic=True,
         reads_lengths=True,
         source="ATen _scaled_dot_product_flash_attention_for_cpu",
+        standings=standings.ON_CPU,
     ),
     Kernel(
         op="paged_attention",
@@ -101,6 +107,7 @@ KERNELS = (
         constraints=(ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH, anything("page_size")),
         features=_MASKS | _SUMS | _KV_SCALES | _PAGES | {"softcap"},
         reads_lengths=True,
+        standings=standings.EVERYWHERE,
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -18,6 +19,7 @@ KERNELS = (
         features=frozenset({"k_scale"}),
         graph=GraphLevel.FULL,
         deterministic=True,
+        standings=standings.EVERYWHERE,
     ),
     Kernel(
         op="paged_mqa_logits",
@@ -29,6 +31,7 @@ KERNELS = (
         features=frozenset({"k_scale"}),
         graph=GraphLevel.FULL,
         deterministic=True,
+        standings=standings.EVERYWHERE,
     ),
     Kernel(
         op="topk_indices",
@@ -41,5 +44,6 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.EVERYWHERE,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -23,5 +24,6 @@ KERNELS = (
         graph=GraphLevel.NONE,
         deterministic=True,
         reads_lengths=True,
+        standings=standings.EVERYWHERE,
     ),
 )

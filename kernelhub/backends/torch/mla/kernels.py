@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -23,6 +24,7 @@ KERNELS = (
         ),
         features=frozenset({"ragged", "causal", "sparse", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"}),
         reads_lengths=True,
+        standings=standings.EVERYWHERE,
     ),
     Kernel(
         op="concat_mla_k",
@@ -38,6 +40,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.EVERYWHERE,
     ),
     Kernel(
         op="write_mla_cache",
@@ -55,5 +58,6 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.EVERYWHERE,
     ),
 )

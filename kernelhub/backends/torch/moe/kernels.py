@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -35,6 +36,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="DeepSeek-V2 and V3 (2024), section 2.1.2",
+        standings=standings.EVERYWHERE,
     ),
     Kernel(
         op="fused_moe",
@@ -53,5 +55,6 @@ KERNELS = (
         features=_EXPERTS,
         deterministic=True,
         reads_lengths=True,
+        standings=standings.EVERYWHERE,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -49,6 +50,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="attention",
@@ -61,6 +63,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.WITHOUT_AHEAD,
     ),
     Kernel(
         op="paged_attention",
@@ -73,6 +76,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="paged_attention",
@@ -86,6 +90,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
+        standings=standings.WITHOUT_AHEAD,
     ),
     Kernel(
         op="paged_attention",
@@ -98,6 +103,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="paged_attention",
@@ -111,5 +117,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
+        standings=standings.STANDINGS,
     ),
 )

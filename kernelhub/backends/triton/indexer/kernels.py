@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -33,6 +34,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="paged_mqa_logits",
@@ -45,6 +47,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="topk_indices",
@@ -57,6 +60,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="topk_indices",
@@ -69,5 +73,6 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.STANDINGS,
     ),
 )

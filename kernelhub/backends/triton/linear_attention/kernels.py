@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -30,6 +31,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="Lightning Attention-2 (Qin et al. 2024)",
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="linear_attention",
@@ -42,5 +44,6 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.STANDINGS,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -25,5 +26,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="FlashAttention-2 (Dao 2023), section 3.1",
+        standings=standings.STANDINGS,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -43,6 +44,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="mla_attention",
@@ -56,6 +58,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
+        standings=standings.WITHOUT_AHEAD,
     ),
     Kernel(
         op="concat_mla_k",
@@ -73,6 +76,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="write_mla_cache",
@@ -92,5 +96,6 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.STANDINGS,
     ),
 )

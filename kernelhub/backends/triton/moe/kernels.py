@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -52,6 +53,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="DeepSeek-V2 and V3 (2024), section 2.1.2",
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="fused_moe",
@@ -85,5 +87,6 @@ KERNELS = (
         configurable=True,
         deterministic=True,
         source="the grouping of tokens of vLLM's fused_moe; DeepSeek-V3 (2024), section 3.3.2, for scales of blocks",
+        standings=standings.STANDINGS,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -26,6 +27,7 @@ def _record(op: str, target: str, field: str, features: frozenset[str] = frozens
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        standings=standings.STANDINGS,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.cpp import standings
 from kernelhub.backends.cpp.requirements import MACHINE
 from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
@@ -25,6 +26,7 @@ KERNELS = (
         ),
         features=frozenset({"bias"}),
         deterministic=True,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="bmm_fp8",
@@ -40,5 +42,6 @@ KERNELS = (
             anything("n", "k"),
         ),
         deterministic=True,
+        standings=standings.STANDINGS,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.moe.requirements import (
     ANY_WIDTH,
     BF16,
@@ -54,6 +54,7 @@ KERNELS = (
         features=_SECOND_SCALES,
         **layout("experts.nvfp4.trtllm.v1"),
         source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
     ),
     Kernel(
         op="fused_moe",
@@ -72,6 +73,7 @@ KERNELS = (
         features=_SECOND_SCALES,
         **layout("experts.nvfp4.cutlass.v1"),
         source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_BOTH,
     ),
     Kernel(
         op="fused_moe",
@@ -83,6 +85,7 @@ KERNELS = (
         features=_GPT_OSS,
         **layout("experts.mxfp4.trtllm.v1"),
         source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
     ),
     Kernel(
         op="fused_moe",
@@ -100,6 +103,7 @@ KERNELS = (
         features=_GPT_OSS,
         **layout("experts.mxfp4.cutlass.v1"),
         source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_BOTH,
     ),
     Kernel(
         op="fused_moe",
@@ -116,5 +120,6 @@ KERNELS = (
         features=MAPPED,
         **layout("experts.mxfp8_blocks.trtllm.v1"),
         source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
     ),
 )

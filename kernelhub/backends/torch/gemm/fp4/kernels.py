@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -17,5 +18,6 @@ KERNELS = (
         features=frozenset({"bias"}),
         graph=GraphLevel.FULL,
         deterministic=True,
+        standings=standings.EVERYWHERE,
     ),
 )

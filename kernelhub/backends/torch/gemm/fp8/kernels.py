@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
@@ -37,6 +38,7 @@ KERNELS = (
         ),
         features=frozenset({"bias", *(f"weight_only={dtype}" for dtype in HALVES)}),
         graph=GraphLevel.FULL,
+        standings=standings.EVERYWHERE,
     ),
     Kernel(
         op="fp8_gemm",
@@ -56,6 +58,7 @@ KERNELS = (
         features=frozenset({"bias"}),
         graph=GraphLevel.FULL,
         source="torch._scaled_mm",
+        standings=standings.FLOAT8,
     ),
     Kernel(
         op="fp8_gemm",
@@ -74,6 +77,7 @@ KERNELS = (
         features=frozenset({"bias"}),
         graph=GraphLevel.FULL,
         source="torch._scaled_mm",
+        standings=standings.FLOAT8_BY_ROW,
     ),
     Kernel(
         op="fp8_gemm",
@@ -93,6 +97,7 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         source="torch.nn.functional.scaled_mm",
+        standings=standings.ON_HOPPER,
     ),
     Kernel(
         op="bmm_fp8",
@@ -108,6 +113,7 @@ KERNELS = (
             anything("n", "k"),
         ),
         graph=GraphLevel.FULL,
+        standings=standings.EVERYWHERE,
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, OneOf, Package, Rejection, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -47,6 +48,7 @@ KERNELS = (
         ),
         graph=GraphLevel.NONE,
         reads_lengths=True,
+        standings=standings.EVERYWHERE,
     ),
     Kernel(
         op="grouped_gemm",
@@ -68,6 +70,7 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         source="torch.nn.functional.grouped_mm",
+        standings=standings.TENSOR_MEMORY,
     ),
     Kernel(
         op="grouped_gemm",
@@ -90,5 +93,6 @@ KERNELS = (
         features=frozenset({"a_scale=tensor", "a_scale=token", "b_scale=tensor", "b_scale=channel"}),
         graph=GraphLevel.FULL,
         source="torch._scaled_grouped_mm",
+        standings=standings.ON_HOPPER,
     ),
 )

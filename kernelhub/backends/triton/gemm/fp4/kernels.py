@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -20,5 +21,6 @@ KERNELS = (
         packs_to="fp4.tiles64x128.v1",
         graph=GraphLevel.FULL,
         deterministic=True,
+        standings=standings.STANDINGS,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -28,6 +29,7 @@ KERNELS = (
         configurable=True,
         deterministic=True,
         source="DeepSeek-V3 (2024), section 3.3",
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="bmm_fp8",
@@ -44,5 +46,6 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         deterministic=True,
+        standings=standings.STANDINGS,
     ),
 )

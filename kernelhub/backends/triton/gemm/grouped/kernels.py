@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -29,5 +30,6 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         deterministic=True,
+        standings=standings.STANDINGS,
     ),
 )

@@ -1,0 +1,31 @@
+"""Where our Triton kernels ran, for what they were compiled, and which devices Triton says that it compiles for."""
+
+from __future__ import annotations
+
+from kernelhub.dispatch.standing import published, verified
+
+_STATED = "Triton supports NVIDIA GPUs from sm_80 on: https://github.com/triton-lang/triton#compatibility"
+_AHEAD = "compiled ahead of time with Triton 3.7.1 and not run (benchmarks/results/verification_cpu.json)"
+_RAN = (
+    verified(
+        "hopper",
+        evidence="NVIDIA H200, 2026-11-21, torch 2.11.0+cu130, Triton 3.6.0: 2786 tests of this backend passed, "
+        "none failed (benchmarks/results/verification_h200.json)",
+    ),
+    verified(
+        "cpu",
+        evidence="interpreted, which is all that runs on a CPU: CPU, 2 cores, 2026-11-21, torch 2.13.0+cpu, "
+        "Triton 3.7.1: 2044 tests of this backend passed, none failed "
+        "(benchmarks/results/verification_cpu.json)",
+    ),
+)
+
+STANDINGS = (
+    *_RAN,
+    published("ampere", evidence=f"{_STATED}; for an A100 {_AHEAD}"),
+    published("ada", evidence=f"{_STATED}; for an L40S {_AHEAD}"),
+    published("blackwell", evidence=f"{_STATED}; for a B200 {_AHEAD}"),
+    published("blackwell_rtx", evidence=f"{_STATED}; for an RTX5090 {_AHEAD}"),
+)
+# What is not compiled ahead by itself.
+WITHOUT_AHEAD = (*_RAN, published("ampere", "ada", "blackwell", "blackwell_rtx", evidence=_STATED))
