@@ -54,7 +54,7 @@ def test_every_word_by_every_scale(form: str, dtype: str) -> None:
     scales = formats.from_e8m0(ALL_BYTES) if form == "mxfp4" else ALL_BYTES.view(torch.float8_e4m3fn).float()
     for w in every.split(1 << 12) if DEVICE == "cuda" else (some,):
         codes = formats.from_e2m1(w.view(torch.uint8)).view(-1, 4).t().double()
-        want = (codes * scales.double()[:, None, None]).to(getattr(torch, dtype)).double()
+        want = codes * scales.double()[:, None, None]  # up to 6 x 2^127, which no such dtype holds
         assert torch.equal(decoded(w, form, dtype).nan_to_num(nan=1e300), want.nan_to_num(nan=1e300))
 
 

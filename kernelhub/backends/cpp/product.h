@@ -22,14 +22,16 @@
 
 namespace {
 
-// What a byte means as e4m3, and as e8m0: 2^(byte - 127), 255 is NaN.
+// What a byte means as e4m3, as e8m0: 2^(byte - 127), 255 is NaN, and an eighth of that. Codes of mxfp4 are multiplied by
+// eighths: 6 x 2^127 is no float. Their sums are multiplied by 8 (`b_scale`).
 struct Meanings {
-    float e4m3[256], e8m0[256];
+    float e4m3[256], e8m0[256], eighth[256];
 
     Meanings() {
         for (uint32_t byte = 0; byte < 256; byte++) {
             const uint32_t power = byte == 0 ? 0x00400000u : byte == 255 ? 0x7fc00000u : byte << 23;
             memcpy(&e8m0[byte], &power, 4);
+            eighth[byte] = e8m0[byte] * 0.125f;
             const uint32_t size = byte & 0x7f;
             float value = size < 8 ? static_cast<float>(size) * 0.001953125f : 0.0f;  // 2^-9
             if (size >= 8) {
@@ -222,7 +224,7 @@ struct Row {
     // Columns k..k + 32, all of which there are.
     __m512i whole(int64_t k) const {
         if (CODES == E4M3) return decode(codes + k, ~0u);
-        if (CODES == MXFP4) return decode(codes + k / 2, true, MEANING.e8m0[scale[k / 32]], MEANING.e8m0[scale[k / 32]]);
+        if (CODES == MXFP4) return decode(codes + k / 2, true, MEANING.eighth[scale[k / 32]], MEANING.eighth[scale[k / 32]]);
         return decode(codes + k / 2, true, MEANING.e4m3[scale[k / 16]], MEANING.e4m3[scale[k / 16 + 1]]);
     }
 
@@ -552,7 +554,7 @@ void decode_weights(const Call &c, int64_t n, int64_t k, int64_t count, float *i
     constexpr int64_t EACH = CODES == MXFP4 ? 32 : 16;
     const uint8_t *codes = c.b + n * c.stride_bn + k / 2, *scale = c.code_scale + n * c.stride_code_scale + k / EACH;
     for (int64_t i = 0; i < count; i += EACH, scale++) {
-        const float factor = CODES == MXFP4 ? MEANING.e8m0[*scale] : MEANING.e4m3[*scale];
+        const float factor = CODES == MXFP4 ? MEANING.eighth[*scale] : MEANING.e4m3[*scale];
         float values[16];
         for (int code = 0; code < 16; code++) values[code] = VALUES[code] * factor;
         for (int64_t j = 0; j < EACH; j += 2) {

@@ -1,9 +1,10 @@
 # mypy: ignore-errors
 """Quantised activations as planes of bfloat16, which kernels of float4 weights multiply (`backends/triton/fp4.py`).
 
-    out[:, i::4 side by side] = code * scale of its 16 or 32 columns
+    out[:, i::4 side by side] = code * scale of its 16 or 32 columns * PART
 
-A code has up to 4 bits of mantissa, an e4m3 scale 4 and an e8m0 scale 1: bfloat16, which has 8, holds the product.
+A code has up to 4 bits of mantissa, an e4m3 scale 4 and an e8m0 scale 1: bfloat16, which has 8, holds the product. What
+e8m0 scales may be beyond it, so PART of it is made, and sums are multiplied by the rest (`LEFT_OF_MX`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def decoded_planes_kernel(
     stride_scale_column,
     K: tl.constexpr,
     FORMAT: tl.constexpr,  # "nvfp4", "mxfp4", "mxfp8"
+    PART: tl.constexpr,
     MASKED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -55,7 +57,7 @@ def decoded_planes_kernel(
 
     at = scale + (group.to(tl.int64) * stride_scale_group + inside.to(tl.int64) * stride_scale_row)[:, None]
     raw = tl.load(at + (word * 4 // span)[None, :] * stride_scale_column, mask, other=0)
-    factor = e4m3_to_float(raw, tl.float32, False) if FORMAT == "nvfp4" else e8m0_to_float(raw)
+    factor = e4m3_to_float(raw, tl.float32, False) if FORMAT == "nvfp4" else e8m0_to_float(raw) * PART
 
     at = x + (group.to(tl.int64) * stride_group + inside.to(tl.int64) * stride_row)[:, None]
     if FORMAT == "mxfp8":

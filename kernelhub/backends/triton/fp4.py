@@ -11,9 +11,10 @@ weights are the first operand, which Hopper's wgmma takes from the registers whe
 
 On NVIDIA GPUs bits are moved by PTX, two words in a register: magnitude and sign as those of a bfloat16 or float16,
 which are the value times 2^-126 or 2^-14, subnormals too. Two products make the value times its group's scale, each
-exact: a code has 2 bits of mantissa, an e4m3 scale 4. Of nvfp4 a factor is left for the sums (`left_of`), so that one
-product is enough. On an H200 a product of 128 experts with 2880 x 2880 mxfp4 weights and 2 rows each took 0.47 ms
-with two elements of a byte at once, which Triton packs byte by byte, and 0.28 ms with four of a word.
+exact: a code has 2 bits of mantissa, an e4m3 scale 4. A factor is left for the sums (`left_of`): of nvfp4, so that one
+product is enough; of mxfp4, since bfloat16 and float32 hold an eighth of its largest element, 6 x 2^127, and of its
+least, but not the largest. On an H200 a product of 128 experts with 2880 x 2880 mxfp4 weights and 2 rows each took
+0.47 ms with two elements of a byte at once, which Triton packs byte by byte, and 0.28 ms with four of a word.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from kernelhub.backends.triton.formats import e2m1_to_float, e4m3_to_float, e8m0
 from kernelhub.backends.triton.int4 import bfloat16_int4_quads, int4_to_float
 
 _MOST_E4M3_BITS = {"bfloat16": 8, "float16": 7}
+# Powers of two that are taken out of scales of e8m0 as they are decoded, so that their largest element is a number of
+# bfloat16: 6 x 2^127 and 448 x 2^127.
+LEFT_OF_MX = {"mxfp4": 2.0**3, "mxfp8": 2.0**8}
 
 
 def by_ptx(vendor: str, dtype: str, weights: str) -> bool:
@@ -36,7 +40,9 @@ def by_ptx(vendor: str, dtype: str, weights: str) -> bool:
 
 def left_of(weights: str, dtype: str, ptx: bool) -> float:
     """What sums are to be multiplied by."""
-    return 2.0 ** _MOST_E4M3_BITS[dtype] if ptx and weights == "nvfp4" else 1.0
+    if weights == "nvfp4":
+        return 2.0 ** _MOST_E4M3_BITS[dtype] if ptx else 1.0
+    return LEFT_OF_MX.get(weights, 1.0)
 
 
 @triton.jit
@@ -96,7 +102,7 @@ def group_factor(raw, FORMAT: tl.constexpr, DTYPE: tl.constexpr, NATIVE: tl.cons
             bits = tl.where(raw == 255, 0x7FC0, bits).to(tl.uint16)
             factor = bits.to(tl.bfloat16, bitcast=True)
         else:
-            factor = e8m0_to_float(raw)
+            factor = e8m0_to_float(raw) * 0.125
     elif FORMAT == "mxint4":
         factor = raw if PTX else raw.to(tl.float32)
     else:
@@ -124,7 +130,7 @@ def quads(words, factor, FORMAT: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.cons
         elif tl.bfloat16 == DTYPE:
             w0, w1, w2, w3 = bfloat16_quads(words)
             if FORMAT == "mxfp4":
-                one = tl.full(words.shape, 8.507059173023462e37, tl.float32).to(tl.bfloat16)  # 2^126
+                one = tl.full(words.shape, 1.0633823966279327e37, tl.float32).to(tl.bfloat16)  # 2^123
                 w0, w1, w2, w3 = w0 * one, w1 * one, w2 * one, w3 * one
         else:
             w0, w1, w2, w3 = float16_quads(words)

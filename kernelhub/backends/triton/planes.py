@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.triton.decoded_planes import decoded_planes_kernel
-from kernelhub.backends.triton.fp4 import planes_kernel
+from kernelhub.backends.triton.fp4 import LEFT_OF_MX, planes_kernel
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.operands import strides_of
 
@@ -48,11 +48,12 @@ class Planes:
 
 
 class DecodedPlanes:
-    """The same of activations in nvfp4, mxfp4 or mxfp8, decoded to bfloat16."""
+    """The same of activations in nvfp4, mxfp4 or mxfp8, decoded to bfloat16, over `left`."""
 
     def __init__(self, k: int, form: str, masked: bool) -> None:
         self._k = k
         self._form = form
+        self.left = LEFT_OF_MX.get(form, 1.0)
         self._masked = masked
         self._launchers: dict[int, Launcher] = {}
 
@@ -66,6 +67,7 @@ class DecodedPlanes:
             static = {
                 "K": self._k,
                 "FORMAT": self._form,
+                "PART": 1.0 / self.left,
                 "MASKED": self._masked,
                 "BLOCK_ROWS": block_rows,
                 "BLOCK": _BLOCK,

@@ -210,7 +210,7 @@ void kernelhub_experts_multiply(const void *a, const float *a_scale, const int32
                                 const uint8_t *weight, const void *scale, const float *channel, const void *bias,
                                 const float *router, const int32_t *place, float *out, const int64_t *s, int64_t threads) {
     const int64_t experts = s[0], n = s[1], k = s[2], groups = s[17], total = starts[experts];
-    static const float ONE = 1.0f;
+    static const float ONE = 1.0f, EIGHT = 8.0f;
     std::vector<float> factors;  // of row r and group g, what sums are multiplied by
     Scale left{&ONE, 0, 0, 0};
     if (a_scale || router) {
@@ -244,7 +244,7 @@ void kernelhub_experts_multiply(const void *a, const float *a_scale, const int32
             c.b_scale = {static_cast<const char *>(scale) + e * s[7] * width, s[8], 1, s[9]};
             c.row_block = s[10], c.group = s[11];
         } else {
-            c.b_scale = channel ? Scale{channel + e * s[12], s[13], 0, 0} : Scale{&ONE, 0, 0, 0};
+            c.b_scale = channel ? Scale{channel + e * s[12], s[13], 0, 0} : Scale{s[4] == MXFP4 ? &EIGHT : &ONE, 0, 0, 0};
             c.row_block = 1, c.group = k;
             c.code_scale = static_cast<const uint8_t *>(scale) + (scale ? e * s[7] : 0), c.stride_code_scale = s[8];
         }

@@ -4,7 +4,8 @@
     out = sum over a token's choices of y, in their order
 
 Quantised weights are decoded for experts that are hit only, a block of rows at a time that stays in the cache, to a
-dtype that holds codes (and scales that are powers of two) exactly; scales of channels are multiplied in afterwards.
+dtype that holds codes (and scales that are powers of two) exactly; scales of channels are multiplied in afterwards, and
+so is a factor of 8 of mxfp4, whose largest element, 6 x 2^127, is no number of any such dtype.
 Float16 has neither the range of products before their scales nor that of small scales: its products are float32's.
 """
 
@@ -21,6 +22,7 @@ from kernelhub.ops.moe.experts.problem import (
     FLOATS,
     FOUR_BIT_FORMATS,
     FP8_BLOCK_GATE_UP,
+    MXFP4,
     MXINT4,
     PLAIN,
     ExpertsProblem,
@@ -33,6 +35,7 @@ from kernelhub.runtime.scratch import scratch
 
 _MOST_ADDED = 1 << 26  # elements of what experts add, 256 MB; more tokens than that come in several rounds
 _DECODED = 1 << 20  # elements of decoded weights, 2 MB in bfloat16
+_LEFT_OF_MXFP4 = 8.0
 
 
 class Experts(ExpertsAdapter):
@@ -125,6 +128,8 @@ class Experts(ExpertsAdapter):
         for start in range(0, weight.shape[0], step):
             part = slice(start, start + step)
             result[:, part] = torch.mm(rows, self._decoded(matrix, expert, part).t())
+        if self.problem.weights == MXFP4:
+            result.mul_(_LEFT_OF_MXFP4)
         if matrix.channel_scale is not None:
             result.mul_(matrix.channel_scale[expert])
         return result
@@ -145,6 +150,8 @@ class Experts(ExpertsAdapter):
         if self.problem.weights in FOUR_BIT_FORMATS:
             group = GROUP[self.problem.weights]
             factors = _scales(matrix.scale[expert, rows], self._dtype)
+            if self.problem.weights == MXFP4:
+                factors = factors / _LEFT_OF_MXFP4
             return values.view(count, -1, group).mul_(factors.unsqueeze(2)).view(count, -1)
         blocks = slice(rows.start // BLOCK, -(-(rows.start + count) // BLOCK))
         factors = _scales(matrix.scale[expert, blocks], self._dtype)

@@ -12,6 +12,9 @@ code of nvfp4 with its scale has 6; of float32 values it is rounded). What is ro
 * scales. They are applied in float32, to a sum or to each part of it: three products, 3 2^-24 S. Those for 16 or 32
   columns are no rounding, being part of the values, and the two global ones of nvfp4 are two products.
 * the result, once, to its dtype: u |result|; float16 has an absolute floor of 2^-25 besides.
+
+Elements of mxfp4 and mxfp8 may be beyond float32 (6 and 448 x 2^127) and are multiplied over a power of two that is put
+back at the end: with S below 2^128 no result is NaN.
 """
 
 from __future__ import annotations

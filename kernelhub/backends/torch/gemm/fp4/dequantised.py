@@ -56,13 +56,13 @@ class Dequantised(Fp4GemmAdapter):
         for start in range(0, out.shape[1], rows):
             part = slice(start, start + rows)
             product = left @ _grouped(b.codes[part], b.scale[part], self.problem.b_format).t()
-            if left_over != 1.0:
-                product *= left_over
             for factor in after:
                 product *= factor.reshape(())
             if form == FP8:
                 assert a.scale is not None
                 product *= a.scale
+            if left_over != 1.0:
+                product *= left_over
             if bias is not None:
                 product += bias[part]
             out[:, part] = product

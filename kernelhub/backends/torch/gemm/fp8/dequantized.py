@@ -1,4 +1,7 @@
-"""Weights made float32, as many rows at a time as fit the caches, and multiplied by float32 activations."""
+"""Weights made float32, as many rows at a time as fit the caches, and multiplied by float32 activations.
+
+Of mx scales, up to 2^127, a power of two is left for the product: 448 x 2^127 is beyond float32.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from torch import Tensor
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
-from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, ROW, TENSOR
+from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, MX, ROW, TENSOR
 from kernelhub.ops.gemm.fp8.scaling import blocks, values_of
 from kernelhub.runtime.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 # Weights at a time: 1 MB and 4 MB in float32 on a CPU, 256 MB on a GPU. A multiple of 128 rows is taken.
 _WEIGHTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+_LEFT_OF_MX = 2.0**9  # the least element over it is still a number of float32
 
 
 class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
@@ -34,6 +38,8 @@ class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
             rows = slice(start, start + step)
             right = self._matrix("fp8_gemm b", b[rows], self._of_rows(b_scale, start, step), self._row_block)
             product = left @ right.t()
+            if self.problem.scaling == MX:
+                product *= _LEFT_OF_MX * _LEFT_OF_MX
             if bias is not None:
                 product += bias[rows]
             out[:, rows] = product
@@ -62,6 +68,8 @@ class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
         else:
             values = codes.float()
         factors = values_of(scale)
+        if self.problem.scaling == MX:
+            factors = factors / _LEFT_OF_MX
         if self._one_scale(scale):
             return values.mul_(factors)
         if factors.ndim == 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.gemm.grouped.dequantized import floats, of_group, scaled_by_spans, unpacked, widened
+from kernelhub.backends.torch.gemm.grouped.dequantized import LEFT, floats, of_group, scaled_by_spans, unpacked, widened
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4, GROUPS, SMALL, SPAN, GroupedGemmProblem
 from kernelhub.runtime.host import on_host
@@ -21,6 +21,7 @@ class PerGroup(GroupedGemmAdapter):
 
     def __init__(self, problem: GroupedGemmProblem) -> None:
         super().__init__(problem)
+        self._left = LEFT.get(problem.a_scale or "", 1.0) * LEFT.get(problem.b_scale or "", 1.0)
         self._direct = problem.a_dtype == problem.b_dtype == problem.out_dtype and not problem.bias
         # cuBLAS may add parts of a half-precision sum in half precision; asked for float32 it does not.
         self._wide = problem.device.vendor == "nvidia" and problem.a_dtype == problem.b_dtype in ("float16", "bfloat16")
@@ -42,6 +43,8 @@ class PerGroup(GroupedGemmAdapter):
             for factor in (operands.a_global_scale, operands.b_global_scale):
                 if factor is not None:
                     result *= of_group(factor, group)
+            if self._left != 1.0:
+                result *= self._left
             if operands.bias is not None:
                 result += operands.bias[group]
             out[span] = result
@@ -53,7 +56,7 @@ class PerGroup(GroupedGemmAdapter):
         if scale is None or kind is None:
             return values
         if kind in GROUPS or kind in SMALL:
-            return scaled_by_spans(values, floats(scale[span]), SPAN.get(kind, BLOCK))
+            return scaled_by_spans(values, floats(scale[span]) / LEFT.get(kind, 1.0), SPAN.get(kind, BLOCK))
         return values.mul_(scale.reshape(()) if kind == "tensor" else scale[span].reshape(-1, 1))
 
     def _weights(self, operands: GroupedOperands, group: int) -> Tensor:
@@ -64,7 +67,7 @@ class PerGroup(GroupedGemmAdapter):
             return widened("weights", weights)
         values = unpacked("weights", weights) if self.problem.b_dtype == FP4 else widened("weights", weights)
         if kind in SMALL:
-            return scaled_by_spans(values, floats(scale[group]), SPAN[kind])
+            return scaled_by_spans(values, floats(scale[group]) / LEFT.get(kind, 1.0), SPAN[kind])
         if kind in BLOCKS:
             rows = floats(scale[group]).repeat_interleave(BLOCK, 0)[: self.problem.n]
             return scaled_by_spans(values, rows, BLOCK)

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.fp4 import by_ptx, left_of
+from kernelhub.backends.triton.fp4 import LEFT_OF_MX, by_ptx, left_of
 from kernelhub.backends.triton.gemm.fp4.decoded import Decoded
 from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N, pack, unpack
@@ -87,6 +87,9 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         self._packed = problem.weight_layout == LAYOUT
         self._native = has_float8(device)
         self._quads = problem.a_format in ("bfloat16", "float16") and not _scale_after(problem)
+        ptx = self._quads and by_ptx(device.vendor, problem.a_format, problem.b_format)
+        self._ptx = ptx
+        self._left = left_of(problem.b_format, problem.a_format, ptx) * LEFT_OF_MX.get(problem.a_format, 1.0)
         self._few = _FEW_OF_QUADS if self._quads else FEW
         self._planes = Planes(problem.k)
         # torch multiplies into float32 on NVIDIA GPUs only.
@@ -99,6 +102,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
             "B_FORMAT": problem.b_format,
             "HAS_BIAS": problem.bias,
             "SPLITS": self._splits,
+            "LEFT": self._left,
             "BLOCK_N": _SUM_BLOCK,
         }
         self._sum = Launcher(sum_kernel, static, num_warps=4)
@@ -116,7 +120,6 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         few = size <= self._few
         choose = quads_tiles if self._quads else few_tiles if few else many_tiles
         tiles = choose(problem, size)
-        ptx = self._quads and by_ptx(problem.device.vendor, problem.a_format, problem.b_format)
         splits = 1
         if few:
             # Four programs for each multiprocessor, of at least four steps of K each: a program has two steps of 4.6 KB
@@ -143,9 +146,9 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
             "GROUP_M": 8,
             "NATIVE": self._native,
             "QUADS": self._quads,
-            "PTX": ptx,
+            "PTX": self._ptx,
             "WIDE": in_words,
-            "LEFT": left_of(problem.b_format, problem.a_format, ptx),
+            "LEFT": self._left,
         }
         return Launcher(gemm_kernel, static, tiles.num_warps, tiles.num_stages), splits, tiles
 

@@ -3,7 +3,8 @@
 
     w [n, k] = e2m1(code) * scale of the group
 
-which is exact: a code has 2 bits of mantissa, an e4m3 scale 4, and an e8m0 scale none. The global scale comes later.
+which is exact: a code has 2 bits of mantissa, an e4m3 scale 4, and an e8m0 scale none. The global scale comes later,
+and of e8m0 a factor of 2^3 (LEFT), since 6 x 2^127 is no number of bfloat16.
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ def finish_kernel(
     UNIT: tl.constexpr,
     HAS_GLOBAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    LEFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A stretch of a row: out = product * global scale + bias, of `units` times UNIT columns.
+    """A stretch of a row: out = product * global scale * LEFT + bias, of `units` times UNIT columns.
 
     Columns are counted in whole units, since how many there are depends on the rows, and must compile nothing.
     """
@@ -88,6 +90,8 @@ def finish_kernel(
     value = tl.load(product + row * columns + column, mask, other=0.0)
     if HAS_GLOBAL:
         value *= tl.load(b_global)
+    if LEFT != 1.0:
+        value *= LEFT
     if HAS_BIAS:
         value += tl.load(bias + column, mask, other=0.0).to(tl.float32)
     tl.store(out + row * stride_om + column.to(tl.int64) * stride_on, value.to(out.dtype.element_ty), mask)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelhub.backends.triton.fp4 import LEFT_OF_MX
 from kernelhub.backends.triton.gemm.fp4.decode import decode_kernel, finish_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import TILE_K, TILE_N
 from kernelhub.backends.triton.launch import Launcher
@@ -44,6 +45,7 @@ class Decoded:
             "UNIT": self._unit,
             "HAS_GLOBAL": problem.b_format == NVFP4,
             "HAS_BIAS": problem.bias,
+            "LEFT": LEFT_OF_MX.get(problem.b_format, 1.0),
             "BLOCK": _FINISH_BLOCK,
         }
         self._finish = Launcher(finish_kernel, static, num_warps=4)

@@ -3,7 +3,10 @@
 
     for each BLOCK_K of K:  w = decode(nibbles) * scale of the group, exact in bfloat16 (nvfp4: in float16 too)
                             acc += a w^T, in float32
-    out = acc * scale of the row * global scales + bias
+    out = acc * scale of the row * global scales * LEFT + bias
+
+Of elements in mxfp4 and mxfp8 a power of two is left for the end: the largest, 6 or 448 x 2^127, are no numbers of
+bfloat16 or float32, and infinity times 0, or minus infinity, would be NaN.
 
 Where a is bfloat16 or float16 it comes as planes, and four products of a quarter of BLOCK_K each take the weight's
 codes as they lie (QUADS; `backends/triton/fp4.py`). Otherwise both operands are decoded and interleaved.
@@ -40,10 +43,10 @@ def e2m1_values(code):
 
 @triton.jit
 def scale_values(raw, FORMAT: tl.constexpr, NATIVE: tl.constexpr):
-    """Bytes of scales as float32."""
+    """Bytes of scales as float32, over `LEFT_OF_MX`."""
     if FORMAT == "nvfp4":
         return e4m3_to_float(raw, tl.float32, NATIVE)
-    return e8m0_to_float(raw)
+    return e8m0_to_float(raw) * (0.00390625 if FORMAT == "mxfp8" else 0.125)
 
 
 @triton.jit
@@ -106,8 +109,8 @@ def gemm_kernel(
 ):
     """Strides s are those of the scales of a's groups, t those of b's; `row_step` leads to the next row's scale.
 
-    TILE_N is 0 for a weight as in a checkpoint. PTX, WIDE and LEFT are as in
-    `backends/triton/fp4.py`.
+    TILE_N is 0 for a weight as in a checkpoint. PTX and WIDE are as in `backends/triton/fp4.py`, LEFT is what decoding
+    either operand left out.
 
     With SPLITS > 1 `out` is float32 [SPLITS, M, N], and nothing but the product is written.
     """
@@ -148,7 +151,6 @@ def gemm_kernel(
             first_step, last_step, K, WORDS_APART, GROUPS_APART, STEPS_PER_TILE, B_FORMAT, DTYPE, NATIVE, PTX, WIDE,
             BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        acc *= LEFT
     else:
         acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
 
@@ -217,7 +219,7 @@ def gemm_kernel(
         tl.store(out + at, acc, mask)
     else:
         acc = finished(
-            acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, row_step, A_FORMAT, B_FORMAT, HAS_BIAS
+            acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, row_step, A_FORMAT, B_FORMAT, HAS_BIAS, LEFT
         )
         tl.store(out + m[:, None] * stride_om + n[None, :] * stride_on, acc.to(out.dtype.element_ty), mask)
 
@@ -237,14 +239,17 @@ def finished(
     A_FORMAT: tl.constexpr,
     B_FORMAT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    LEFT: tl.constexpr,
 ):
-    """What follows the product."""
+    """What follows the product, or the sum of its parts: one part may be beyond float32 where all together are not."""
     if A_FORMAT == "nvfp4":
         acc *= tl.load(a_global)
     if B_FORMAT == "nvfp4":
         acc *= tl.load(b_global)
     if A_FORMAT == "fp8":
         acc *= tl.load(a_scale + m * row_step, m_there, other=0.0)[:, None]
+    if LEFT != 1.0:
+        acc *= LEFT
     if HAS_BIAS:
         acc += tl.load(bias + n, n_there, other=0.0).to(tl.float32)[None, :]
     return acc
@@ -267,6 +272,7 @@ def sum_kernel(
     B_FORMAT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
+    LEFT: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """A stretch of a row: the parts of K, first to last."""
@@ -279,6 +285,6 @@ def sum_kernel(
     for part in range(SPLITS):
         acc += tl.load(parts + (part * M + m[:, None]) * N + n[None, :], mask, other=0.0)
     acc = finished(
-        acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, row_step, A_FORMAT, B_FORMAT, HAS_BIAS
+        acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, row_step, A_FORMAT, B_FORMAT, HAS_BIAS, LEFT
     )
     tl.store(out + m[:, None] * stride_om + n[None, :] * stride_on, acc.to(out.dtype.element_ty), mask)

@@ -11,7 +11,8 @@ in float32 and added by `add_parts_kernel` in their order, so the same call give
 
 Before sm_89 there is no product of float8: bytes become the float16 that is 256 times smaller, exactly, and
 2^16 goes into the scale. So do weights beside activations of 16 bits (WEIGHT_ONLY), in their dtype, and 2^8 goes
-into the sums. Scales of 32 columns are multiplied into bfloat16 operands: powers of two, exact.
+into the sums. Scales of 32 columns are multiplied into bfloat16 operands: powers of two, exact, of 256ths of the codes,
+since 448 x 2^127 is no number of bfloat16.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.formats import e4m3_scaled, e4m3_to_float, e8m0_to_float
+from kernelhub.backends.triton.formats import e4m3_scaled, e8m0_to_float
 
 
 @triton.jit
@@ -34,8 +35,8 @@ def _scale(at, E8M0: tl.constexpr):
 
 @triton.jit
 def _mx_values(codes, scales, kept, there, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A tile [ROWS, BLOCK_K] of codes, times scales [ROWS, BLOCK_K / 32], as bfloat16."""
-    values = e4m3_to_float(tl.load(codes, kept, other=0), tl.bfloat16, False)
+    """A 256th of a tile [ROWS, BLOCK_K] of codes, times scales [ROWS, BLOCK_K / 32], as bfloat16."""
+    values = e4m3_scaled(tl.load(codes, kept, other=0), tl.bfloat16, False)
     factors = e8m0_to_float(tl.load(scales, there, other=127)).to(tl.bfloat16)
     wide = tl.broadcast_to(factors[:, :, None], (ROWS, BLOCK_K // 32, 32))
     return values * tl.reshape(wide, (ROWS, BLOCK_K))
@@ -194,7 +195,7 @@ def product_kernel(
         acc *= tl.load(b_scale + column * stride_bn_scale)
     if WEIGHT_ONLY:
         acc *= 256.0
-    elif SCALING != "mx" and not NATIVE:
+    elif SCALING == "mx" or not NATIVE:
         acc *= 65536.0
     kept = (rows < m) & (columns < n)
     if PARTS:

@@ -64,7 +64,7 @@ class Grouped(GroupedGemmAdapter):
             "HAS_GLOBAL": problem.global_scale,
             "HAS_BIAS": problem.bias,
             # Each operand is decoded to a 256th.
-            "FACTOR": 65536.0 if fp8 and not native else left_of(form, rows, ptx),
+            "FACTOR": 65536.0 if mx or (fp8 and not native) else left_of(form, rows, ptx) * self._decoded_planes.left,
             "PRECISION": "ieee",
             "GROUP_M": _GROUP_M,
         }

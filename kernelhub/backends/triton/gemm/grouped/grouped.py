@@ -57,10 +57,13 @@ def unpacked(raw, dtype: tl.constexpr):
 
 @triton.jit
 def mx_values(raw, exponents, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """e4m3 bytes [ROWS, COLUMNS] times e8m0 bytes [ROWS, COLUMNS / 32], as bfloat16, exactly."""
+    """A 256th of e4m3 bytes [ROWS, COLUMNS] times e8m0 bytes [ROWS, COLUMNS / 32], as bfloat16, exactly.
+
+    448 x 2^127 is no number of bfloat16.
+    """
     factors = e8m0_to_float(exponents).to(tl.bfloat16)
     wide = tl.broadcast_to(factors[:, :, None], (ROWS, COLUMNS // 32, 32))
-    return e4m3_to_float(raw, tl.bfloat16, False) * tl.reshape(wide, (ROWS, COLUMNS))
+    return e4m3_scaled(raw, tl.bfloat16, False) * tl.reshape(wide, (ROWS, COLUMNS))
 
 
 @triton.jit(
@@ -225,7 +228,7 @@ def grouped_gemm_kernel(
                         acc += part * (t[None, :] if SWAP else t[:, None])
                     else:
                         s_at = b_scale + group * stride_bsg + column * stride_bsn + step * stride_bsk
-                        s = scale_values(tl.load(s_at), B_SCALE_FORMAT)
+                        s = scale_values(tl.load(s_at), B_SCALE_FORMAT) * 0.125
                         acc += part * (s[:, None] if SWAP else s[None, :])
                 elif FORMAT == "e4m3" and NATIVE:
                     # Hopper sums float8 products in few bits; each step's sum is added up in float32.
@@ -246,7 +249,7 @@ def grouped_gemm_kernel(
 
         if SWAP:
             acc = tl.trans(acc)
-        if FACTOR != 1.0:
+        if FORMAT == "e4m3" and FACTOR != 1.0:
             acc *= FACTOR
         if A_SCALE == "tensor":
             acc *= tl.load(a_scale)
@@ -260,6 +263,8 @@ def grouped_gemm_kernel(
             acc *= tl.load(a_global + group * stride_a_global)
         if HAS_GLOBAL:
             acc *= tl.load(b_global + group * stride_global)
+        if FORMAT != "e4m3" and FACTOR != 1.0:
+            acc *= FACTOR
         if HAS_BIAS:
             acc += tl.load(bias + group * stride_bias_g + column * stride_bias_n).to(tl.float32)[None, :]
         out_at = out + group * stride_og + row[:, None] * stride_om + n.to(tl.int64)[None, :] * stride_on
