@@ -119,7 +119,21 @@ def run(
     return lse
 
 
-def fa2(q, k, v, scale, causal, window, softcap, cu_q=None, cu_k=None, table=None):
+# Of a window and of causal queries: sides that are open, that are wider than there are keys, and neither.
+WINDOWS = ((3, -1), (-1, 2), (3, 2), (40, 3), (3, 40), (0, -1), (-1, 0), (5, 0))
+
+
+def limits_of_fa2(causal, window, bound):
+    """What FlashAttention-2 makes of a window: a side as wide as the bound on keys is open, and an open one beside one
+    that is not is that bound. Wrong for sequences of more queries than that, as the library is."""
+    left, right = (-1 if side >= bound else side for side in window)
+    right = 0 if causal else right
+    if (left < 0) != (right < 0):
+        left, right = (bound if side < 0 else side for side in (left, right))
+    return left, right
+
+
+def fa2(q, k, v, scale, causal, window, softcap, bound, cu_q=None, cu_k=None, table=None):
     """Own result; an LSE of +inf where no key is seen; unused rows of pages are not read."""
     check_operands(q, k, v)
     assert k.shape[-1] == v.shape[-1] == q.shape[-1]
@@ -128,7 +142,8 @@ def fa2(q, k, v, scale, causal, window, softcap, cu_q=None, cu_k=None, table=Non
         assert table.dtype is torch.int32
         assert table.stride(-1) == 1
     out = q.new_full((*q.shape[:-1], v.shape[-1]), math.nan)
-    lse = run(q, k, v, scale, causal, window, softcap, None, math.inf, out, cu_q, cu_k, None, table, False)
+    window = limits_of_fa2(causal, window, bound)
+    lse = run(q, k, v, scale, False, window, softcap, None, math.inf, out, cu_q, cu_k, None, table, False)
     return out, lse
 
 

@@ -20,6 +20,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out
+from tests.backends.flash_attn_numbers import WINDOWS
 from tests.contract.attention import Case, DenseContract, PagedContract, largest_value, paged_cases
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import register
@@ -268,6 +269,29 @@ class TestCalls:
             assert compare_out(out[:20], want[:20], largest_value(arguments)).ok
             assert compare_lse(lse[:, :20], want_lse[:, :20]) < 1e-4
             assert (out[20:] == 3.0).all()
+
+    @pytest.mark.parametrize("window", WINDOWS)
+    @pytest.mark.parametrize(("variant", "op"), EVERY)
+    def test_windows_of_sequences_of_more_queries_than_keys(self, stand_ins, variant, op, window) -> None:
+        """FlashAttention-2 reads an open side as the bound on keys, which does not reach that far."""
+        name = on_this_cpu(op, variant)
+        if op == "attention":
+            forms = [{"batch": 2, "q_tokens": 45, "kv_tokens": 7}, {"q_lens": (45, 3), "kv_lens": (7, 30)}]
+            cases = [attention_inputs(MODEL, **form) for form in forms]
+        else:
+            page_size = 256 if variant == "fa2" else 16
+            form = {"seq_lens": (7, 11), "q_lens": (page_size + 29, 40), "page_size": page_size}
+            cases = [paged_attention_inputs(MODEL, **form)]
+            if variant != "fa4":
+                batch = torch.randn(2, page_size + 29, 6, 64).to(torch.bfloat16)
+                cases.append(cases[0] | {"q": batch, "cu_seqlens_q": None})
+        function = getattr(kernelhub, op)
+        for arguments in cases:
+            windowed = arguments | {"window": window[0] if window[1] == 0 else window, "causal": window[1] == 0}
+            out, lse = function(**windowed, return_lse=True, backend=name)
+            want, want_lse = function.reference(**windowed, return_lse=True)
+            assert compare_out(out, want, largest_value(arguments)).ok
+            assert compare_lse(lse, want_lse) < 1e-4
 
     def test_sinks_may_be_finer_than_the_queries(self, stand_ins) -> None:
         name = on_this_cpu("attention", "fa2")

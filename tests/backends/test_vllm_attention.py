@@ -15,6 +15,7 @@ from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, pag
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out
 from kernelhub.runtime.operators import mismatch
 from tests.backends import vllm_attention_fakes as fakes
+from tests.backends.flash_attn_numbers import WINDOWS
 from tests.contract.attention import DenseContract, PagedContract, largest_value
 from tests.contract.test_liars import failures
 
@@ -72,6 +73,25 @@ def test_sequences_without_keys_are_kept_from_fa2_over_pages(on_the_cpu, monkeyp
     monkeypatch.setattr(vllm_builds, "with_keys", lambda ends, page_size, tokens: (ends, None))
     with pytest.raises(AssertionError, match="past the LSE"):
         kernelhub.paged_attention(**arguments, backend="fake.fa2")
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("variant", ["fa3", "fa2"])
+def test_windows_of_sequences_of_more_queries_than_keys(on_the_cpu, variant, window) -> None:
+    """FlashAttention-2 reads an open side as the bound on keys, which does not reach that far."""
+    paged = paged_attention_inputs(MODEL, seq_lens=(7, 11), q_lens=(45, 40), page_size=16)
+    for op, arguments in (
+        ("attention", attention_inputs(MODEL, batch=2, q_tokens=45, kv_tokens=7)),
+        ("attention", attention_inputs(MODEL, q_lens=(45, 3), kv_lens=(7, 30))),
+        ("paged_attention", paged),
+        ("paged_attention", paged | {"q": torch.randn(2, 45, 6, 64).to(torch.bfloat16), "cu_seqlens_q": None}),
+    ):
+        windowed = arguments | {"window": window[0] if window[1] == 0 else window, "causal": window[1] == 0}
+        function = getattr(kernelhub, op)
+        out, lse = function(**windowed, return_lse=True, backend=f"fake.{variant}")
+        want, want_lse = function.reference(**windowed, return_lse=True)
+        assert compare_out(out, want, largest_value(arguments)).ok
+        assert compare_lse(lse, want_lse) < 1e-4
 
 
 @pytest.mark.parametrize("page_size", [64, 80, 128, 256])

@@ -22,6 +22,7 @@ from tests.backends.flash_attn_numbers import (
     check_bounds,
     check_lse_ends,
     check_operands,
+    limits_of_fa2,
     run,
 )
 
@@ -113,8 +114,8 @@ def fa2_varlen(
         check_lse_ends(q, cu_q, max_q, lengths)
     else:
         check_bounds(None, None, cu_k, max_k)
-    window = (left, right)
-    lse = run(q, k, v, scale, causal, window, softcap, None, math.inf, out, cu_q, cu_k, lengths, table, False)
+    window = limits_of_fa2(causal, (left, right), max_k)
+    lse = run(q, k, v, scale, False, window, softcap, None, math.inf, out, cu_q, cu_k, lengths, table, False)
     misplaced = max_q == 1 or (lengths is not None and 0 in lengths)
     return [out, lse.flip(0) if misplaced else lse]
 

@@ -13,9 +13,12 @@ from kernelhub.backends.flash_attn.operands import (
     NO_LIMIT,
     Ends,
     FlashAdapter,
+    bound_of_keys,
     bound_of_queries,
     is_aligned,
+    is_limited_beyond,
     keep_tail,
+    one_length,
 )
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
@@ -36,9 +39,15 @@ class FlashAttention2(FlashAdapter[ProblemT, StepT]):
 
     def made(self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, wants_lse: bool) -> Any:
         """What the library gives: the result, with the LSE as the second of a tuple if it is wanted."""
-        if ends.cu_seqlens_q is None:
+        if ends.cu_seqlens_q is not None:
+            return self.ragged(q, k, v, ends, values, wants_lse, ends.cu_seqlens_k)
+        batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+        if not is_limited_beyond(values, queries, keys):
             return flash_attn_func(q, k, v, return_attn_probs=wants_lse, **_features(values))
-        return self.ragged(q, k, v, ends, values, wants_lse, ends.cu_seqlens_k)
+        flat = Ends(one_length(queries, batch, q), one_length(keys, batch, q), queries, keys)
+        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+        made = self.ragged(q, k, v, flat, values, wants_lse, flat.cu_seqlens_k)
+        return _unflattened(made, batch, wants_lse)
 
     def ragged(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, wants_lse: bool, cu_seqlens_k: Tensor | None
@@ -81,7 +90,12 @@ class Paged(FlashAttention2[PagedAttentionProblem, PagedStep]):
 
     def made(self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, wants_lse: bool) -> Any:
         assert ends.seqused_k is not None
+        assert ends.page_table is not None
         if ends.cu_seqlens_q is None:
+            batch, queries = q.shape[:2]
+            if is_limited_beyond(values, queries, ends.page_table.shape[1] * k.shape[1]):
+                flat = ends._replace(cu_seqlens_q=one_length(queries, batch, q), max_seqlen_q=queries)
+                return _unflattened(self.made(q.flatten(0, 1), k, v, flat, values, wants_lse), batch, wants_lse)
             return flash_attn_with_kvcache(
                 q,
                 k,
@@ -100,14 +114,11 @@ class Paged(FlashAttention2[PagedAttentionProblem, PagedStep]):
         return made
 
 
-def bound_of_keys(queries: int | None, keys: int | None, values: Values) -> int | None:
-    """A bound on the keys of a sequence that is none below the one on queries, where a window has an open side.
-
-    A side that is no narrower than the bound on keys counts as one without a limit, and that as the bound: both are
-    wrong for sequences of more queries than that.
-    """
-    opens = values.window_right != 0 and max(values.window_left, values.window_right) >= 0
-    return max(queries, keys) if opens and queries is not None and keys is not None else keys
+def _unflattened(made: Any, batch: int, wants_lse: bool) -> Any:
+    """What the library gives of ragged sequences of one length, as it gives it of a batch."""
+    if not wants_lse:
+        return made.unflatten(0, (batch, -1))
+    return made[0].unflatten(0, (batch, -1)), made[1].unflatten(1, (batch, -1)).transpose(0, 1)
 
 
 def _features(values: Values) -> dict[str, Any]:

@@ -18,7 +18,18 @@ from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.runtime.operators import is_aligned, positive_scale, readable
 
-__all__ = ["NO_LIMIT", "Ends", "FlashAdapter", "bound_of_queries", "is_aligned", "keep_tail", "readable"]
+__all__ = [
+    "NO_LIMIT",
+    "Ends",
+    "FlashAdapter",
+    "bound_of_keys",
+    "bound_of_queries",
+    "is_aligned",
+    "is_limited_beyond",
+    "keep_tail",
+    "one_length",
+    "readable",
+]
 
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 
@@ -108,6 +119,27 @@ def bound_of_queries(ends: Ends, tokens: int, wants_lse: bool) -> int:
     assert ends.max_seqlen_q is not None
     one_each = tokens == ends.cu_seqlens_q.shape[0] - 1
     return ends.max_seqlen_q if one_each and not wants_lse else max(2, ends.max_seqlen_q)
+
+
+def bound_of_keys(queries: int | None, keys: int | None, values: Values) -> int | None:
+    """The bound on keys per sequence that FlashAttention-2 is given: with a window, none below that on queries.
+
+    A side that is no narrower than the bound on keys counts as one without a limit, and that as the bound: both are
+    wrong for sequences of more queries than that.
+    """
+    if queries is None or keys is None or not is_limited_beyond(values, queries, keys):
+        return keys
+    return queries
+
+
+def is_limited_beyond(values: Values, queries: int, keys: int) -> bool:
+    """Whether FlashAttention-2, given such a bound on keys, would put a side of the window elsewhere."""
+    return queries > keys and values.window_right != 0 and max(values.window_left, values.window_right) >= 0
+
+
+def one_length(length: int, count: int, like: Tensor) -> Tensor:
+    """Offsets of so many sequences of one length."""
+    return torch.arange(0, count * length + 1, length, dtype=torch.int32, device=like.device)
 
 
 def keep_tail(out: Tensor, made: Tensor, ends: Ends) -> None:

@@ -18,9 +18,11 @@ from kernelhub.backends.flash_attn.operands import (
     NO_LIMIT,
     Ends,
     FlashAdapter,
+    bound_of_keys,
     bound_of_queries,
     is_aligned,
     keep_tail,
+    one_length,
 )
 from kernelhub.backends.flash_attn.vllm_libraries import FA2, FA2_VARLEN, FA3, FA3_FORWARD
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
@@ -44,9 +46,9 @@ class Flattened(FlashAdapter[ProblemT, StepT]):
         if ends.cu_seqlens_q is not None or (ends.page_table is not None and self.batches_over_pages):
             return self.ragged(q, k, v, ends, values, out, wants_lse)
         batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
-        flat = ends._replace(cu_seqlens_q=_every(queries, batch, q), max_seqlen_q=queries)
+        flat = ends._replace(cu_seqlens_q=one_length(queries, batch, q), max_seqlen_q=queries)
         if ends.page_table is None:
-            flat = flat._replace(cu_seqlens_k=_every(keys, batch, q), max_seqlen_k=keys)
+            flat = flat._replace(cu_seqlens_k=one_length(keys, batch, q), max_seqlen_k=keys)
             k, v = k.flatten(0, 1), v.flatten(0, 1)
         target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         lse = self.ragged(q.flatten(0, 1), k, v, flat, values, target.flatten(0, 1), wants_lse)
@@ -124,12 +126,13 @@ class _Fa2(Flattened[ProblemT, StepT]):
         right = -1 if causal else min(values.window_right, NO_LIMIT)
         left = min(values.window_left, NO_LIMIT)
         longest = bound_of_queries(ends, q.shape[0], wants_lse)
+        most_keys = bound_of_keys(ends.max_seqlen_q, ends.max_seqlen_k, values)
         # Offsets of keys are asked for over pages too, and not read.
         cu_seqlens_k = ends.cu_seqlens_q if ends.cu_seqlens_k is None else ends.cu_seqlens_k
         none = None
         made: list[Tensor] = self._varlen(
             q, k, v, target, ends.cu_seqlens_q, cu_seqlens_k, ends.seqused_k, none, ends.page_table, none,
-            longest, ends.max_seqlen_k, 0.0, values.scale, False, causal, left, right, values.softcap, False, 1, none,
+            longest, most_keys, 0.0, values.scale, False, causal, left, right, values.softcap, False, 1, none,
         )  # fmt: skip
         return made[1]
 
@@ -140,8 +143,3 @@ class Fa2Dense(_Fa2[AttentionProblem, DenseStep]):
 
 class Fa2Paged(_Fa2[PagedAttentionProblem, PagedStep]):
     """`paged_attention`, decode, prefill and mixed."""
-
-
-def _every(length: int, count: int, like: Tensor) -> Tensor:
-    """Offsets of so many sequences of one length."""
-    return torch.arange(0, count * length + 1, length, dtype=torch.int32, device=like.device)

@@ -18,7 +18,7 @@ def flash_attn_func(
     deterministic=False,
     return_attn_probs=False,
 ):
-    out, lse = numbers.fa2(q, k, v, softmax_scale, causal, window_size, softcap)
+    out, lse = numbers.fa2(q, k, v, softmax_scale, causal, window_size, softcap, k.shape[1])
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -46,7 +46,7 @@ def flash_attn_varlen_func(
     if block_table is not None:
         numbers.check_lse_ends(q, cu_seqlens_q, max_seqlen_q, cu_seqlens_k.diff().tolist())
     out, lse = numbers.fa2(
-        q, k, v, softmax_scale, causal, window_size, softcap, cu_seqlens_q, cu_seqlens_k, block_table
+        q, k, v, softmax_scale, causal, window_size, softcap, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, block_table
     )
     return (out, lse, None) if return_attn_probs else out
 
@@ -74,5 +74,8 @@ def flash_attn_with_kvcache(
 ):
     assert num_splits == 1, "the library's own number of splits gives NaN over pages now and then"
     offsets = numbers.offsets(cache_seqlens)
-    out, lse = numbers.fa2(q, k_cache, v_cache, softmax_scale, causal, window_size, softcap, None, offsets, block_table)
+    bound = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    out, lse = numbers.fa2(
+        q, k_cache, v_cache, softmax_scale, causal, window_size, softcap, bound, None, offsets, block_table
+    )
     return (out, lse) if return_softmax_lse else out
