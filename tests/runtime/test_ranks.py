@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -338,6 +339,31 @@ def test_a_rank_that_is_stopped_and_continued_ends_in_the_same_error(continued: 
     for _, answer in continued:
         assert (answer["code"], answer["ranks"]) == ("rank_silent", [1])
         assert answer["elapsed_s"] < SLOW_S
+
+
+def lead_is_stopped_and_continued(rank: int, size: int) -> Any:
+    """Rank 0, which holds the store, is stopped until the others have waited in vain for an answer of it."""
+    meeting.GRACE_S = 1.0  # in this process, which is one of the group's
+    stopped = []
+
+    def stop_once(problem: Any) -> None:
+        if rank == 0 and not stopped:
+            stopped.append(True)
+            later = f"sleep 6; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", later], start_new_session=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    plugin(Rule((), stop_once))
+    answer = attempt(lambda: kernelhub.agree(what=NEED, timeout_s=3.0, device="cpu").size)
+    if rank:
+        time.sleep(5)  # its thread that looked at the store looks again once that is back
+    return answer
+
+
+def test_a_lead_that_is_stopped_and_continued_ends_in_the_same_error(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("tests.runtime.world._owed", len)  # a rank that is stopped answers yet
+    answers = run_world(2, lead_is_stopped_and_continued, tmp_path, limit_s=60)
+    assert {(answer["code"], *answer["ranks"]) for answer in answers} == {("store_silent", 0)}
 
 
 class TestAlone:

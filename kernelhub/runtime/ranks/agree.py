@@ -24,7 +24,7 @@ from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.runtime.ranks.agreed import Choice, agreed_on, sizes_of, stop, stop_other_sizes
-from kernelhub.runtime.ranks.meeting import LINGER_S, Clock, Ended, Meeting
+from kernelhub.runtime.ranks.meeting import Clock, Ended, Meeting
 from kernelhub.runtime.ranks.process import this_process
 from kernelhub.runtime.ranks.rounds import alone, follow, lead
 from kernelhub.runtime.ranks.settle import LEAD, Failure, Outcome
@@ -32,7 +32,6 @@ from kernelhub.runtime.ranks.statement import Stated, state, statement_of, table
 
 T = TypeVar("T")
 What = Plan | Need | Selection[Any]
-_GRACE_S = LINGER_S + 2.0  # beyond the time-out, for a rank that is in the middle of a look at the store
 _LOOK_S = 0.5  # how often the waiting thread sees whether the process runs
 _STOOD_S = 1.0  # without running, beyond what a busy machine makes of such a look
 _LONGEST_S = 86400.0  # longer ones overflow what a thread can wait
@@ -246,7 +245,8 @@ def _bounded(work: Callable[[], T], clock: Clock, rank: int) -> T:
         if clock.doing == "choosing":
             message = f"rank {rank} was still choosing kernels after {clock.timeout_s:g} s; give a longer timeout_s"
             raise Ended(Failure("rank_slow", message, (rank,)))
-        raise Ended(_silent_store(clock, rank))
+        clock.told = _silent_store(clock, rank)
+        raise Ended(clock.told)
     result = outcome[0]
     if isinstance(result, Ended | KernelhubError):
         raise result
@@ -261,7 +261,7 @@ def _bounded(work: Callable[[], T], clock: Clock, rank: int) -> T:
 
 def _join(thread: threading.Thread, clock: Clock) -> None:
     """Wait for the work until its time is over; a process that stood still meanwhile then looks what became of it."""
-    ends = time.monotonic() + clock.timeout_s + _GRACE_S
+    ends = time.monotonic() + clock.timeout_s + clock.grace_s
     before = time.monotonic()
     while thread.is_alive() and before < ends:
         thread.join(min(_LOOK_S, ends - before))
@@ -269,7 +269,7 @@ def _join(thread: threading.Thread, clock: Clock) -> None:
         stood_s = now - before - _LOOK_S
         if stood_s > _STOOD_S:
             clock.stood_s = max(clock.stood_s, stood_s)
-            ends = max(ends, now + _GRACE_S)
+            ends = max(ends, now + clock.grace_s)
         before = now
 
 

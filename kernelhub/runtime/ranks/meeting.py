@@ -22,6 +22,7 @@ from kernelhub.runtime.ranks.settle import LEAD, Failure
 BEAT_S = 0.5
 SILENT_S = 30.0  # an import of a large library may keep a process from beating for many seconds
 LINGER_S = 3.0  # for others to read the decision from a store that this process may hold
+GRACE_S = LINGER_S + 2.0  # beyond the time-out, for a rank that is in the middle of a look at the store
 _PAUSE_S = (0.002, 0.1)  # between looks at the store: at first, and after a while
 _PIECE_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20  # of a statement, which is some hundred kilobytes
@@ -43,6 +44,7 @@ class Clock:
 
     Attributes:
         stood_s: the longest that this process did not run, as when it is stopped and continued.
+        told: what the caller was told already, since the store did not answer.
     """
 
     timeout_s: float
@@ -50,6 +52,11 @@ class Clock:
     doing: str = "arriving"
     lead: Process | None = None
     stood_s: float = 0.0
+    told: Failure | None = None
+
+    @property
+    def grace_s(self) -> float:
+        return GRACE_S
 
     @property
     def elapsed_s(self) -> float:
@@ -63,6 +70,11 @@ class Clock:
     @property
     def over(self) -> bool:
         return self.elapsed_s >= self.timeout_s
+
+    @property
+    def long_over(self) -> bool:
+        """Whether no rank waits any longer, not even for a store that does not answer."""
+        return self.elapsed_s >= self.timeout_s + self.grace_s
 
 
 class Meeting:
@@ -171,9 +183,18 @@ class Meeting:
     def give_up(self, failure: Failure) -> NoReturn:
         """End the meeting for every rank.
 
+        Where no rank ended it though its time is long over, the store did not answer them: whoever looks now, with the
+        store back, tells what they were told.
+
         Raises:
             Ended: with the failure that was told first.
         """
+        if self.clock.told is not None:
+            failure = self.clock.told
+        elif self.rank == LEAD and self.clock.long_over:
+            message = f"the group's store did not answer while rank {LEAD} ({this_process()}) did not run"
+            message += f", within {self.clock.timeout_s:g} s: it was stopped or cut off"
+            failure = Failure("store_silent", f"{message}; start all again", (LEAD,))
         self._decide(failure)
         raise Ended(failure)
 
