@@ -185,7 +185,7 @@ VARIABLES = {
             _parse_seconds,
             600.0,
             "seconds",
-            "Longest that a call may take, compiling included, which `verify` makes in a child process.",
+            "Longest that a call of a kernel may take which `verify` makes, compiling included.",
         ),
         Variable(
             "KERNELHUB_IGNORE_VLLM_ENV",

@@ -57,16 +57,18 @@ def all_apart() -> Iterator[None]:
 
 
 def goes_apart(kernel: Kernel) -> bool:
-    """Whether a kernel is verified in a child: those of libraries and third parties, on the command line all.
-
-    One that was registered at run time is known in this process alone.
-    """
-    if HUB.is_of_this_process(kernel.backend):
+    """Whether a kernel is verified in a child: those of libraries and third parties, on the command line all."""
+    if not can_go_apart(kernel):
         return False
     registered = HUB.registry.backends[kernel.backend]
     foreign = not registered.origin.startswith("kernelhub.backends.")
     library = registered.backend is not None and registered.backend.package not in _OURS
     return foreign or library or _which.get() == "all"
+
+
+def can_go_apart(kernel: Kernel) -> bool:
+    """Whether a child has it: what was registered at run time is known in this process alone."""
+    return not HUB.is_of_this_process(kernel.backend)
 
 
 class Child:

@@ -15,11 +15,12 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.errors import ConfigurationError
-from kernelhub.evidence.apart import Child, Ended, goes_apart
+from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import DeviceLost, Subject
+from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, keep, kept_of, now
 from kernelhub.evidence.results import Check, Result, Verification
 from kernelhub.probes.device import facts
@@ -37,6 +38,7 @@ def verify(
     quick: bool = False,
     budget_s: float | None = None,
     progress: Progress | None = None,
+    apart: bool | None = None,
 ) -> Verification:
     """Hold kernels against the references of their ops, on this machine, and keep what came out.
 
@@ -45,10 +47,12 @@ def verify(
     toggled, weights packed and unpacked. A kernel that fails any is quarantined: selection rejects it with the code
     ``quarantined`` from then on, in this process and in others that start later, until it passes.
 
-    Kernels of libraries and of third parties run in a child process, so that one that crashes, hangs
-    (KERNELHUB_VERIFY_TIMEOUT_S) or leaves is recorded and ends nothing else; the command runs all of them so. What is
-    registered at run time, and kernelhub's own, run here; that a kernel is being verified is written down before it is
-    launched, so that one which ends this process is quarantined in the next.
+    No call of a kernel takes longer than KERNELHUB_VERIFY_TIMEOUT_S, compiling included. Kernels of libraries and of
+    third parties run in a child process, so that one that crashes, hangs or leaves is recorded and ends nothing else;
+    the command runs all of them so. What is registered at run time, and kernelhub's own, run in a thread of this
+    process. One that hangs there is recorded, too (unless it keeps the interpreter's lock), but its thread cannot be
+    ended, and where it holds a GPU nothing else is asked there in this process. That a kernel is being verified is
+    written down before it is launched, so that one which ends this process is quarantined in the next.
 
     Args:
         op: one op, or its name; all of them by default.
@@ -58,6 +62,8 @@ def verify(
         budget_s: most seconds for each kernel; its remaining cases are left out, which is said. 120 by default,
             20 if quick. Cases that failed before come first.
         progress: called as each kernel begins, with its name, its place and how many there are.
+        apart: True for a child process for kernelhub's own kernels, too (a few seconds, and on a GPU a context of its
+            own), all but what is registered at run time, which no other process has; False for none, as for a debugger.
 
     Returns:
         One result for each kernel that could be chosen on this device. Results are kept below ``evidence`` in the
@@ -79,27 +85,30 @@ def verify(
     subjects = list(_subjects(op, backend, where))
     limit_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else FULL_BUDGET_S
     results, lifted, unwritten, lost = [], [], "", ""
-    child = Child()
+    child, here = Child(), Here()
     try:
         for place, subject in enumerate(subjects):
             if progress is not None:
                 progress(f"{subject.kernel.op} {subject.kernel.name}", place, len(subjects))
-            apart = goes_apart(subject.kernel)
-            if lost and not apart:
+            elsewhere = goes_apart(subject.kernel) if apart is None else apart and can_go_apart(subject.kernel)
+            if lost and not elsewhere:
                 results.append(Result(subject.kernel.op, subject.kernel.name, why_not=lost))
                 continue
             with begun(subject.kernel, facts(where)) as note:
-                result, was_wrong, device_lost = _verified(subject, quick, limit_s, child if apart else None)
+                result, was_wrong, device_lost = _verified(subject, quick, limit_s, child if elsewhere else here)
                 note.ended = bool(result.checks)  # what came out takes the place of the note
                 if result.checks:
                     unwritten = keep(subject.kernel, facts(where), result, now()) or unwritten
             results.append(result)
-            if device_lost and not apart:
+            if device_lost and not elsewhere:
                 lost = f"{subject.kernel.name} left the device unusable for this process; start it anew"
+            elif here.hung and where.type != "cpu" and not lost:
+                lost = f"{subject.kernel.name} hangs on the device in this process; start it anew, or give apart=True"
             if result.checks and was_wrong and not result.failures:
                 lifted.append((subject.kernel.op, subject.kernel.name))
     finally:
         child.close()
+        here.close()
         HUB.forget_evidence()
     return Verification(str(facts(where)), tuple(results), tuple(lifted), unwritten)
 
@@ -114,11 +123,8 @@ def count(
     return sum(1 for _ in _subjects(op, backend, device_here(device)))
 
 
-def _verified(subject: Subject, quick: bool, limit_s: float, child: Child | None) -> tuple[Result, bool, bool]:
-    """The result of one kernel, whether an earlier one was bad, and whether the device is lost.
-
-    It is asked in `child`, or where there is none in this process.
-    """
+def _verified(subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here) -> tuple[Result, bool, bool]:
+    """The result of one kernel, whether an earlier one was bad, and whether the device is lost."""
     start = time.monotonic()
     before = kept_of(subject.kernel, facts(subject.device))
     failed = {check.case: check for check in before.result.failures} if before is not None else {}
@@ -130,7 +136,7 @@ def _verified(subject: Subject, quick: bool, limit_s: float, child: Child | None
             left_out += 1
             continue
         try:
-            found = subject.check(case) if child is None else child.check(subject, case)
+            found = asked_in.check(subject, case)
         except Unavailable as error:
             why_not = str(error)
             break

@@ -17,7 +17,7 @@ import torch
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.evidence import quarantine, standing, store
+from kernelhub.evidence import quarantine, store, validity
 from kernelhub.evidence.results import Check, Result
 from kernelhub.probes.device import facts
 from kernelhub.runtime.caches import inventory, root
@@ -59,16 +59,16 @@ def kept(cache) -> Path:
 
 
 def path_of_kept() -> Path:
-    return store.documents(standing.made_for(CPU)).path(standing.name_of(kernel()))
+    return store.documents(validity.made_for(CPU)).path(validity.name_of(kernel()))
 
 
 def rewrite(**changes) -> None:
     """Keep another result in place of the one that is there, as a kernelhub that differs would have."""
-    made_for = standing.made_for(CPU)
-    document = store.read(made_for, standing.name_of(kernel()))
+    made_for = validity.made_for(CPU)
+    document = store.read(made_for, validity.name_of(kernel()))
     for name, value in changes.items():
         (document["key"] if name in document["key"] else document)[name] = value
-    assert store.write(made_for, standing.name_of(kernel()), document) == ""
+    assert store.write(made_for, validity.name_of(kernel()), document) == ""
     kernelhub.reload()
 
 
@@ -118,7 +118,7 @@ class TestWhatHolds:
         ],
     )
     def test_one_that_holds_something_else_is_too(self, kept, document, reason) -> None:
-        store.documents(standing.made_for(CPU)).write(standing.name_of(kernel()), document)
+        store.documents(validity.made_for(CPU)).write(validity.name_of(kernel()), document)
         kernelhub.reload()
         assert chosen() == "torch.packed"
         (miss,) = quarantine.all_kept(CPU).misses
@@ -133,7 +133,7 @@ class TestWhatHolds:
 
     def test_one_that_was_copied_from_another_device_is_not_believed(self, kept, caplog) -> None:
         other = dataclasses.replace(CPU, name="another card")
-        elsewhere = store.documents(standing.made_for(other)).path(standing.name_of(kernel()))
+        elsewhere = store.documents(validity.made_for(other)).path(validity.name_of(kernel()))
         elsewhere.parent.mkdir(parents=True)
         elsewhere.write_bytes(kept.read_bytes())
         (miss,) = quarantine.all_kept(other).misses
@@ -141,7 +141,7 @@ class TestWhatHolds:
         assert "not another card" in miss.reason
 
     def test_another_torch_is_another_place(self, kept, monkeypatch) -> None:
-        monkeypatch.setattr(standing, "_files_of", lambda package: "2.0 with other files")
+        monkeypatch.setattr(validity, "_files_of", lambda package: "2.0 with other files")
         kernelhub.reload()
         assert chosen() == "torch.packed"
         assert quarantine.all_kept(CPU).misses == []
@@ -155,7 +155,7 @@ class TestWhatHolds:
         assert chosen() == "torch.packed"
 
     def test_the_inventory_knows_what_an_upgrade_left_behind(self, kept, cache, monkeypatch) -> None:
-        monkeypatch.setattr(standing, "_files_of", lambda package: "2.0 0123456789")
+        monkeypatch.setattr(validity, "_files_of", lambda package: "2.0 0123456789")
         quarantine.keep(kernel(), CPU, bad(), "2026-11-20T12:00:00+00:00")
         (place,) = [place for place in caches.caches() if place.path == cache]
         states = {item.path: (item.state, item.reason) for item in place.items}
@@ -187,11 +187,11 @@ class TestWhatHolds:
         monkeypatch.syspath_prepend(str(tmp_path))
         record = kernel()
         plugin = Kernel(record.op, "x.y", "changing_plugin.adapter:A", "", record.band, record.constraints)
-        before = standing.digest_of(plugin)
-        assert standing.digest_of(plugin) == before
+        before = validity.digest_of(plugin)
+        assert validity.digest_of(plugin) == before
         (package / "adapter.py").write_text("A = 2\n")
-        standing._digest_of_sources.cache_clear()
-        assert standing.digest_of(plugin) != before
+        validity._digest_of_sources.cache_clear()
+        assert validity.digest_of(plugin) != before
 
 
 class TestWriting:

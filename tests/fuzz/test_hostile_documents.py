@@ -20,7 +20,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lock_file import Lock, Locked, check_lock, lock_text, read_lock
 from kernelhub.dispatch.settings import read_file
 from kernelhub.errors import ConfigurationError, KernelhubError
-from kernelhub.evidence import quarantine, standing, store
+from kernelhub.evidence import quarantine, store, validity
 from kernelhub.evidence.results import Check, Result
 from kernelhub.evidence.store import Miss
 from kernelhub.evidence.tuning import tables
@@ -133,8 +133,8 @@ class TestOneParser:
 class TestEvidence:
     def test_a_bad_result_is_a_miss(self, cache, counts) -> None:
         assert quarantine.keep(a_kernel(), CPU, wrong("attention", "torch.packed"), "2026-11-20T12:00:00+00:00") == ""
-        shelf = store.documents(standing.made_for(CPU))
-        path = shelf.path(standing.name_of(a_kernel()))
+        shelf = store.documents(validity.made_for(CPU))
+        path = shelf.path(validity.name_of(a_kernel()))
         content = json.loads(path.read_text())
         for raw in mutants(Random(SEED), content, MANY):
             path.write_bytes(raw)
@@ -149,7 +149,7 @@ class TestEvidence:
             counts["refused" if kept.misses else "accepted"] += 1
 
     def test_calls_go_on_beside_bad_results(self, cache, counts) -> None:
-        shelf = store.documents(standing.made_for(CPU))
+        shelf = store.documents(validity.made_for(CPU))
         good = {"op": "attention", "kernel": "torch.packed", "key": {"op": "attention"}, "date": "d", "left_out": 0}
         good["checks"] = [wrong("attention", "torch.packed").checks[0].to_dict()]
         for number, one in enumerate(parts(Random(SEED), good, 40)):

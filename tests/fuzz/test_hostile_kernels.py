@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import kernelhub
 from kernelhub.dispatch.hub import HUB
-from kernelhub.evidence import standing
+from kernelhub.evidence import checks, validity, verify
 from tests.dispatch.backends import qkv
 from tests.fuzz.hostile_kernels import ACTS, GATE, install, told
 
@@ -36,7 +38,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    standing._digest_of_sources.cache_clear()  # each test has another module of that name
+    validity._digest_of_sources.cache_clear()  # each test has another module of that name
     yield tmp_path
     for name in ("hostile_kernels_plugin", "hostile_acts"):
         sys.modules.pop(name, None)
@@ -88,6 +90,24 @@ class TestInThisProcess:
         assert result.code == "crashed"
         assert "SystemExit(0)" in result.reason
 
+    @pytest.mark.parametrize("apart", [None, True, False])
+    def test_one_that_hangs_does_not_hang_who_verifies(self, site, monkeypatch, apart) -> None:
+        monkeypatch.setenv("KERNELHUB_VERIFY_TIMEOUT_S", "1")
+        install(site, ["hang", "read", "print"], listed=False)
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        kernelhub.reload()
+        register()
+        begun = time.monotonic()
+        results = kernelhub.verify("attention", backend="hostile", device="cpu", quick=True, apart=apart).results
+        codes = {result.kernel.partition(".")[2]: result.code for result in results}
+        assert codes == {"hang": "hung", "read": "ok", "print": "ok"}
+        (hung,) = [result for result in results if result.code == "hung"]
+        assert "KERNELHUB_VERIFY_TIMEOUT_S" in hung.reason
+        assert time.monotonic() - begun < 30
+        HUB.forget_evidence()
+        decisions = {item.kernel: item.code for item in kernelhub.attention.explain(*qkv()).decisions}
+        assert decisions["hostile.hang"] == "quarantined"
+
     def test_ctrl_c_speaks_against_no_kernel(self, site) -> None:
         install(site, ["interrupt"], listed=False)
         register()
@@ -95,6 +115,37 @@ class TestInThisProcess:
             kernelhub.verify("attention", backend="hostile", device="cpu", quick=True)
         HUB.forget_evidence()
         assert kernelhub.attention.explain(*qkv()).selected == "hostile.interrupt"
+
+
+@pytest.mark.parametrize(("apart", "same"), [(None, True), (True, False), (False, True)])
+def test_kernels_of_ours_are_asked_where_it_is_said(site, monkeypatch, apart, same) -> None:
+    asked = []
+    here = checks.Subject.check
+    monkeypatch.setattr(checks.Subject, "check", lambda self, case: asked.append(case.label) or here(self, case))
+    found = kernelhub.verify("merge_attention_states", backend="torch", device="cpu", quick=True, apart=apart)
+    assert found.ok
+    assert bool(asked) is same
+
+
+def test_a_gpu_that_a_kernel_holds_is_not_asked_again_in_this_process(site, monkeypatch) -> None:
+    """As the results say; a device that is no CPU is made of the CPU here."""
+    monkeypatch.setenv("KERNELHUB_VERIFY_TIMEOUT_S", "1")
+    install(site, ["hang", "print"], listed=False)
+    kernelhub.reload()
+    register()
+    real = verify.device_here
+
+    class Device:
+        type, index = "meta", 0
+
+    monkeypatch.setattr(verify, "_subjects", lambda *a, of=verify._subjects: of(*a[:2], real("cpu")))
+    monkeypatch.setattr(verify, "facts", lambda device, of=verify.facts: of(real("cpu")))
+    monkeypatch.setattr(verify, "device_here", lambda device: Device())
+    hung, other = kernelhub.verify("attention", backend="hostile", quick=True).results
+    assert (hung.code, other.why_not) == (
+        "hung",
+        f"{hung.kernel} hangs on the device in this process; start it anew, or give apart=True",
+    )
 
 
 def test_warm_up_survives_a_kernel_that_crashes_and_takes_the_next(site, monkeypatch) -> None:

@@ -1,0 +1,87 @@
+"""Cases asked in this process, within a time: by a thread, so that a kernel that hangs does not hang who verifies.
+
+The thread of a kernel that hangs cannot be ended. It is left behind, with the memory and the device that it holds; only
+a child process can be ended (see `apart`), and only there does a kernel end that keeps the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.evidence.apart import Ended
+from kernelhub.evidence.cases.case import Case
+from kernelhub.evidence.checks import Subject
+from kernelhub.evidence.results import Check
+
+_Answer = Check | str | BaseException
+
+
+class Here:
+    """The thread that serves a run; it is started when it is first asked.
+
+    Attributes:
+        hung: whether a kernel has not come back.
+    """
+
+    def __init__(self) -> None:
+        self.hung = False
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
+
+    def check(self, subject: Subject, case: Case) -> Check | str:
+        """Ask one case, as `Subject.check` does, which says what else is raised.
+
+        Raises:
+            Ended: the kernel hung.
+        """
+        timeout_s = HUB.settings["KERNELHUB_VERIFY_TIMEOUT_S"]
+        answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        context = contextvars.copy_context()
+        index = torch.cuda.current_device() if subject.device.type == "cuda" else -1
+
+        def ask() -> None:
+            try:
+                if index >= 0:
+                    torch.cuda.set_device(index)  # each thread has a current one of its own
+                answers.put(context.run(subject.check, case))
+            except BaseException as error:
+                answers.put(error)
+
+        self._started().put(ask)
+        try:
+            answer = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            self.hung = True
+            self.close()
+            figures = f"it did not end within {timeout_s:g} s (KERNELHUB_VERIFY_TIMEOUT_S), and its thread still runs"
+            raise Ended(Check(case.label, "hung", "", math.inf, figures, case.tokens)) from None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Let the thread end, once it is done with what it was asked."""
+        orders, self._orders = self._orders, None
+        if orders is not None:
+            orders.put(None)
+
+    def _started(self) -> queue.SimpleQueue[Callable[[], None] | None]:
+        if self._orders is None:
+            self._orders = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(self._orders,), name="kernelhub verify", daemon=True).start()
+        return self._orders
+
+
+def _serve(orders: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    process = os.getpid()
+    while (order := orders.get()) is not None:
+        order()
+        if os.getpid() != process:  # the kernel forked, and this is its child
+            os._exit(0)
