@@ -148,13 +148,16 @@ class Ledger:
 
     def report(self) -> Report:
         """What ran so far; choices made again after a change of configuration are counted together."""
+        met = self._all_met()
         rows = [
             (first, Row(op, kernel, calls, source, because, as_dict(problem)))
-            for (op, problem), one in self._all_met().items()
+            for (op, problem), one in met.items()
             for (kernel, source, because), (first, calls) in one.rows.items()
         ]
         rows.sort(key=lambda placed: placed[0])
-        return Report(tuple(row for _, row in rows), tuple(self._fallbacks.values()), JOURNAL.work, GATE.sealed)
+        on_gpu = any(problem.device.type != "cpu" for _, problem in met)
+        fallbacks = tuple(self._fallbacks.values())
+        return Report(tuple(row for _, row in rows), fallbacks, JOURNAL.work, GATE.sealed, on_gpu)
 
     @contextlib.contextmanager
     def unreported(self) -> Iterator[None]:

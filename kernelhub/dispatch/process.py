@@ -11,7 +11,12 @@ from kernelhub.dispatch.report import Report
 
 
 def report() -> Report:
-    """What ran in this process, how often, and why; print it, or take `to_dict()`."""
+    """What ran in this process, how often, and why; print it, or take `to_dict()`.
+
+    Calls of ops, plans and steps are counted on the host. A call that is made while a CUDA graph is captured counts
+    once, and a replay of that graph not at all: the host makes no call then. Where a graph serves most steps, the
+    numbers tell which kernels are in it, and a profiler how often they ran.
+    """
     return HUB.report()
 
 

@@ -33,12 +33,21 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything this process has dispatched; `str` for people, `to_dict` for machines."""
+    """Everything this process has dispatched; `str` for people, `to_dict` for machines.
+
+    Attributes:
+        rows: one for each choice, with its calls; launches that a CUDA graph replays are no calls.
+        fallbacks: kernels that were passed over.
+        work: what was compiled, loaded or tuned meanwhile.
+        sealed: whether `kernelhub.seal()` was called.
+        on_gpu: whether a row is of a GPU, so that graphs may have replayed more than was counted.
+    """
 
     rows: tuple[Row, ...]
     fallbacks: tuple[Fallback, ...]
     work: tuple[Work, ...] = ()
     sealed: bool = False
+    on_gpu: bool = False
 
     @property
     def after_seal(self) -> tuple[Work, ...]:
@@ -51,6 +60,7 @@ class Report:
             "fallbacks": [vars(fallback) for fallback in self.fallbacks],
             "work": [vars(item) for item in self.work],
             "sealed": self.sealed,
+            "on_gpu": self.on_gpu,
         }
 
     def __str__(self) -> str:
@@ -61,6 +71,8 @@ class Report:
             apart = self._apart(row)
             why = f"{apart}: {row.because}" if apart else row.because
             lines.append(f"{row.op:<18} {row.kernel:<18} {row.calls:>8}  {why}")
+        if self.on_gpu:
+            lines.append("a call made while a CUDA graph was captured counts once, its replays are not counted")
         lines += [
             f"fell past {item.kernel} for {item.op}, {item.count} times: {item.reason}" for item in self.fallbacks
         ]

@@ -43,7 +43,10 @@ _precision_of: Callable[[str, str], str] = getattr(torch._C, "_get_fp32_precisio
 
 
 def at_own_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, run without autocast and with float32 products in float32. Where nothing is set: 0.3 us."""
+    """The function, run without autocast and with float32 products in float32.
+
+    Where nothing is set that costs 0.38 us, half of it for what torch says of precision (Python 3.11, torch 2.13).
+    """
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -56,7 +59,7 @@ def at_own_precision(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, run without autocast: for one that has no float32 products. Where none is on: 0.1 us."""
+    """The function, run without autocast: for one that has no float32 products. Where none is on: 0.13 us."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import itertools
 import logging
 import threading
 import types
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import kernelhub
 from kernelhub.backends.triton.attention.adapter import SplitKV
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.constraint import OnDevice
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
@@ -233,6 +237,33 @@ class TestReport:
         assert (rows["twos.k"].calls, rows["twos.k"].source) == (1, "kwarg")
         assert "ones.k" in str(kernelhub.report())
         assert kernelhub.report().to_dict()["rows"][0]["problem"]["head_dim_qk"] == 16
+
+    def test_a_captured_call_counts_once_and_its_replays_do_not(self, monkeypatch) -> None:
+        """As a report of a GPU says; the graph and the GPU are made up."""
+        register("ones", record("ones.k", "Ones"))
+        q, k, v = qkv()
+        out = torch.zeros_like(q)
+        graph: list[Callable[[], None]] = []
+        launch = Ones.launch
+
+        def captured(*arguments: Any) -> None:
+            graph.append(lambda: launch(*arguments))
+
+        monkeypatch.setattr(Ones, "launch", captured)
+        kernelhub.attention(q, k, v, out=out)
+        for _ in range(3):
+            graph[0]()
+        assert out.eq(1.0).all()
+        report = kernelhub.report()
+        assert [row.calls for row in report.rows] == [1]
+        assert not report.on_gpu
+        assert "replays" not in str(report)
+        problem = kernelhub.explain(kernelhub.attention, q, k, v, device="H200").problem
+        on_gpu = Bound(kernelhub.attention.op.select(problem, "ones"), Ones(problem), print, itertools.count(), 0)
+        HUB.ledger.add(on_gpu)
+        told = kernelhub.report()
+        assert (told.on_gpu, told.to_dict()["on_gpu"]) == (True, True)
+        assert "a CUDA graph was captured counts once, its replays are not counted" in str(told)
 
     def test_a_call_that_was_refused_is_not_counted(self, ones_and_twos) -> None:
         kernelhub.attention(*ones_and_twos)
