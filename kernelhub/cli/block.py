@@ -100,7 +100,7 @@ class Block:
         latents: Tensor = kernelhub.mla_attention(**self.attention).flatten(1)
         random = torch.Generator(self.device).manual_seed(1)
         shape = (latents.shape[1], self.model.hidden_size)
-        projection = torch.randn(shape, generator=random, device=self.device).to(latents.dtype)
+        projection = torch.randn(shape, generator=random, device=self.device, dtype=torch.float32).to(latents.dtype)
         hidden: Tensor = rms_norm(latents @ projection, (self.model.hidden_size,))
         return hidden
 
@@ -108,7 +108,9 @@ class Block:
     def _router(self) -> Tensor:
         random = torch.Generator(self.device).manual_seed(2)
         shape = (self.model.hidden_size, self.model.num_experts)
-        router: Tensor = torch.randn(shape, generator=random, device=self.device) * self.model.hidden_size**-0.5
+        router: Tensor = (
+            torch.randn(shape, generator=random, device=self.device, dtype=torch.float32) * self.model.hidden_size**-0.5
+        )
         return router
 
     def check_attention(self, out: Tensor) -> Any:
@@ -138,7 +140,7 @@ class Block:
         q = self.attention["q"].unsqueeze(1)
         random = torch.Generator(self.device).manual_seed(0)
         shape = (self.num_seqs, 1, self.kv_tokens, q.shape[-1])
-        keys = torch.randn(shape, generator=random, device=self.device).to(q.dtype)
+        keys = torch.randn(shape, generator=random, device=self.device, dtype=torch.float32).to(q.dtype)
         values = keys[..., : self.attention["value_dim"]]
         return lambda: scaled_dot_product_attention(q, keys, values, scale=self.attention["scale"])
 

@@ -115,8 +115,8 @@ def _decode(model: AttentionModel, size: Size, device: torch.device) -> Case:
     arguments = paged_attention_inputs(model, seq_lens=lengths, device=device)
     q = arguments["q"].unsqueeze(2)
     shape = (size.num_seqs, model.num_kv_heads, size.kv_tokens)
-    k = torch.randn(*shape, model.head_dim_qk, device=device).to(q.dtype)
-    v = torch.randn(*shape, model.head_dim_vo, device=device).to(q.dtype)
+    k = torch.randn(*shape, model.head_dim_qk, device=device, dtype=torch.float32).to(q.dtype)
+    v = torch.randn(*shape, model.head_dim_vo, device=device, dtype=torch.float32).to(q.dtype)
     packed = q.reshape(size.num_seqs, model.num_kv_heads, -1, model.head_dim_qk)  # a group's heads as rows of one
     what = f"{size.num_seqs} sequences of {min(lengths)} to {max(lengths)} tokens, pages of 16, bfloat16"
     return Case(

@@ -175,7 +175,7 @@ def _named(mask_function: Callable[..., Tensor], local_size: int | None, tokens:
     two_sided = getattr(masking, "sliding_window_bidirectional_mask_function", None)
     if two_sided is not None and _same(mask_function, two_sided(local_size)):
         return (local_size, local_size)
-    chunked = masking.chunked_causal_mask_function(local_size, torch.empty(0))
+    chunked = masking.chunked_causal_mask_function(local_size, torch.empty(0, dtype=torch.float32, device="cpu"))
     return (-1, 0) if tokens <= local_size and _same(mask_function, chunked) else _UNNAMED
 
 

@@ -195,7 +195,7 @@ def _tensor(form: Mapping[str, Any], device: torch.device, pool: Mapping[str, Te
         memory = _zeros(_elements(form) * dtype.itemsize, form["device"] or device)
     tensor = memory.view(dtype).as_strided(form["shape"], _strides(form), int(form["offset"] or 0))
     if form["values"]:
-        tensor.copy_(torch.tensor(_numbers(form["values"]), dtype=dtype).view(form["shape"]))
+        tensor.copy_(torch.tensor(_numbers(form["values"]), dtype=dtype, device="cpu").view(form["shape"]))
     return tensor
 
 

@@ -229,7 +229,7 @@ class Subject:
             return False
         try:
             torch.cuda.synchronize(self.device)
-            torch.zeros(1, device=self.device).item()
+            torch.zeros(1, device=self.device, dtype=torch.float32).item()
         except RuntimeError:
             return True
         return False

@@ -64,7 +64,11 @@ def time_calls(calls: Sequence[Call], device: torch.device, budget_s: float) -> 
 
 def time_once(call: Call, device: torch.device) -> Timing:
     """Time of one call after one to warm up."""
-    sample = _by_clock if device.type != "cuda" else functools.partial(_by_events, torch.empty(1, device=device))
+    sample = (
+        _by_clock
+        if device.type != "cuda"
+        else functools.partial(_by_events, torch.empty(1, device=device, dtype=torch.float32))
+    )
     sample(call, 1)
     return Timing(sample(call, 1), 1)
 

@@ -129,10 +129,15 @@ def _state() -> tuple[Any, ...]:
 @functools.cache
 def _form_maker() -> Callable[[Sequence[Tensor], Sequence[Sizes], Collection[int]], Callable[..., bool]]:
     """torch's guards, if they tell what is wanted of them."""
-    one = torch.empty(2, 3)
+    one = torch.empty(2, 3, dtype=torch.float32, device="cpu")
     try:
         holds = _guards_of((one,), ((None, 3),), ())
-        fits = holds(torch.empty(5, 3)) and not holds(torch.empty(2, 4)) and not holds(one.double()) and not holds(None)
+        fits = (
+            holds(torch.empty(5, 3, dtype=torch.float32, device="cpu"))
+            and not holds(torch.empty(2, 4, dtype=torch.float32, device="cpu"))
+            and not holds(one.double())
+            and not holds(None)
+        )
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return _compared
     return _guards_of if fits else _compared

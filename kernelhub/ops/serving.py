@@ -75,7 +75,7 @@ class Values:
         spread = size * _CODES if kind is E4M3 else size
 
         def draw(count: int) -> Tensor:
-            drawn = torch.randn(count, generator=self._random, device=self.device) * spread
+            drawn = torch.randn(count, generator=self._random, device=self.device, dtype=torch.float32) * spread
             return (drawn.clamp(-448, 448) if kind is E4M3 else drawn).to(kind)
 
         return self._made(shape, kind, draw)
@@ -84,9 +84,9 @@ class Values:
         """Positive factors from half of `size` to one and a half of it; of float8_e8m0fnu powers of two."""
 
         def draw(count: int) -> Tensor:
-            drawn = torch.rand(count, generator=self._random, device=self.device)
+            drawn = torch.rand(count, generator=self._random, device=self.device, dtype=torch.float32)
             if dtype is E8M0:
-                exponent = torch.tensor(size).log2().round() + 127
+                exponent = torch.tensor(size, dtype=torch.float32, device="cpu").log2().round() + 127
                 return (drawn * 3 + float(exponent) - 1).to(torch.uint8).view(E8M0)
             return ((drawn + 0.5) * size).to(dtype)
 
@@ -129,10 +129,12 @@ class Values:
         room = max(self.cache_bytes // max(page_bytes, 1), max(used, default=1), 1)
         num_pages = max(1, min(sum(used), room))
         columns = max(-(-batch.max_kv_len // page_size), max(used, default=1), 1)
-        begins = torch.tensor([0, *accumulate(used)][: len(used)], device=self.device).reshape(-1, 1)
+        begins = torch.tensor([0, *accumulate(used)][: len(used)], device=self.device, dtype=torch.int64).reshape(-1, 1)
         places = torch.arange(columns, device=self.device)
         taken = self.order(num_pages)[(begins + places) % num_pages]
-        return num_pages, torch.where(places < torch.tensor(used, device=self.device).reshape(-1, 1), taken, 0).int()
+        return num_pages, torch.where(
+            places < torch.tensor(used, device=self.device, dtype=torch.int64).reshape(-1, 1), taken, 0
+        ).int()
 
     def _made(self, shape: Sequence[int], dtype: torch.dtype, draw: Callable[[int], Tensor]) -> Tensor:
         made = torch.empty(tuple(shape), dtype=dtype, device=self.device)

@@ -33,7 +33,7 @@ class Logits(LogitsAdapter):
         out: Tensor,
     ) -> None:
         keys = k.shape[0]
-        scale = torch.ones(keys, device=k.device) if k_scale is None else plain(k_scale)
+        scale = torch.ones(keys, device=k.device, dtype=torch.float32) if k_scale is None else plain(k_scale)
         starts = cu_seqlen_ks.clamp(0, keys)
         ends = torch.maximum(cu_seqlen_ke.clamp(max=keys), starts)
         with on_device_of(out):
@@ -97,7 +97,7 @@ class PagedLogits(PagedLogitsAdapter):
         scored = _tensor(made)
         if most < columns:
             out[:, most:] = -torch.inf
-        unseen = torch.full((), -torch.inf, device=out.device)
+        unseen = torch.full((), -torch.inf, device=out.device, dtype=torch.float32)
         torch.where(seen[:, :most], scored[:, :most], unseen, out=out[:, :most])
 
 
@@ -121,7 +121,7 @@ def _gathered(k_cache: Tensor, k_scale_cache: Tensor | None, table: Tensor) -> t
     used = table.reshape(-1).long()
     values = k_cache.view(torch.uint8).index_select(0, used).view(k_cache.dtype)
     if k_scale_cache is None:
-        scales = torch.ones(values.shape[:2], device=values.device)
+        scales = torch.ones(values.shape[:2], device=values.device, dtype=torch.float32)
     else:
         scales = k_scale_cache.index_select(0, used)
     places = torch.arange(used.shape[0], dtype=torch.int32, device=table.device).view(table.shape)

@@ -68,7 +68,7 @@ def unseeing(q_offsets: Sequence[int], kv_lens: Sequence[int], causal: bool, dev
         blind.extend(range(start, start + hidden))
     if not blind:
         return None
-    return torch.tensor(blind, dtype=torch.int64).to(device, non_blocking=True)
+    return torch.tensor(blind, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
 
 
 class Seeing(NamedTuple):
@@ -96,7 +96,7 @@ def seeing(q_offsets: Sequence[int], kv_lens: Sequence[int], causal: bool, devic
     rows: Tensor | None = None
     if sum(counts) < q_offsets[-1]:
         seen = [row for end, count in zip(q_offsets[1:], counts, strict=True) for row in range(end - count, end)]
-        rows = torch.tensor(seen, dtype=torch.int64).to(device, non_blocking=True)
+        rows = torch.tensor(seen, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
     sequences = [i for i, count in enumerate(counts) if count]
     return Seeing(
         rows,
@@ -108,4 +108,4 @@ def seeing(q_offsets: Sequence[int], kv_lens: Sequence[int], causal: bool, devic
 
 def int32(values: Sequence[int]) -> Tensor:
     """A tensor on the host, as plans are made from."""
-    return torch.tensor(values, dtype=torch.int32)
+    return torch.tensor(values, dtype=torch.int32, device="cpu")

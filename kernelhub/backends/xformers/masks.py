@@ -48,7 +48,7 @@ def sequences(q_offsets: Sequence[int], k_offsets: Sequence[int], causal: bool, 
             places = [
                 place for end, count in zip(q_offsets[1:], seeing, strict=True) for place in range(end - count, end)
             ]
-            rows = torch.tensor(places, device=device)
+            rows = torch.tensor(places, device=device, dtype=torch.int64)
         mask = BlockDiagonalMask.from_seqlens(seeing, k_lens, device=device)
         # For a bound of one query FlashAttention-2 takes heads for queries, and counts on one query in each sequence.
         mask.q_seqinfo.max_seqlen = max(2, mask.q_seqinfo.max_seqlen)

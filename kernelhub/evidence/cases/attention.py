@@ -60,7 +60,7 @@ class _Attention(AttendingCases):
                 arguments["sinks"] = torch.linspace(-1, 4, shape.num_q_heads, device=device, dtype=arguments["q"].dtype)
             for name in ("k_scale", "v_scale") if kv_scale else ():
                 heads = shape.num_kv_heads if kv_scale == "head" else 1
-                spread = factor * torch.linspace(0.5, 1.5, heads, device=device)
+                spread = factor * torch.linspace(0.5, 1.5, heads, device=device, dtype=torch.float32)
                 arguments[name] = arguments[name] * (factor if kv_scale == "value" else spread)
             return arguments
 

@@ -171,7 +171,7 @@ def _topk(**inputs: Any) -> Make:
 def _kinds(k: int) -> Make:
     values = [0.0, -0.0, 1e-45, -1e-45, torch.inf, -torch.inf, 3.4e38, -3.4e38, 1.0, -1.0, 2.0**-126, 0.0]
     rows = [values, values[::-1], [-torch.inf] * 12, [*values[:11], torch.nan]]
-    return lambda device: {"logits": torch.tensor(rows, device=device), "k": k}
+    return lambda device: {"logits": torch.tensor(rows, device=device, dtype=torch.float32), "k": k}
 
 
 def _times(make: Make, parameter: str, factor: float) -> Make:

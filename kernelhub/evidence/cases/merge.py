@@ -37,7 +37,10 @@ class MergeCases(OpCases):
             quick = label == "a number"
             yield Case(label=f"float8, scale {label}", make=make, quick=quick, without=other, feature="out_scale")
         for parts in (2, 5):
-            make, other = (_make(return_lse=True, parts=parts, out_scale=torch.tensor(s)) for s in (0.05, 0.1))
+            make, other = (
+                _make(return_lse=True, parts=parts, out_scale=torch.tensor(s, dtype=torch.float32, device="cpu"))
+                for s in (0.05, 0.1)
+            )
             label = f"float8, scale in memory, {parts} parts"
             yield Case(
                 label=label, make=make, quick=parts == 2, without=other, feature="out_scale in memory", repeats=True

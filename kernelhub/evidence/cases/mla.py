@@ -123,7 +123,9 @@ def _make(
             arguments["sinks"] = torch.linspace(-1, 4, model.num_heads, device=device, dtype=arguments["q"].dtype)
         if kv_scale:
             scale = 0.75 * factor * arguments["kv_scale"]
-            arguments["kv_scale"] = torch.tensor([scale], device=device) if kv_scale == "tensor" else scale
+            arguments["kv_scale"] = (
+                torch.tensor([scale], device=device, dtype=torch.float32) if kv_scale == "tensor" else scale
+            )
         if not listed:  # all but the first are the same: a kernel that ignores the list is seen
             arguments["topk_indices"] = torch.full_like(arguments["topk_indices"], -1)
             arguments["topk_indices"][..., 0] = 0
@@ -189,7 +191,7 @@ def _writes(*, kv_scale: float | None = None, tensor: bool = False, **inputs: An
     def made(device: torch.device) -> Arguments:
         arguments = write_mla_cache_inputs(**{"tokens": 18} | inputs, device=device)
         if kv_scale is not None:
-            arguments["kv_scale"] = torch.tensor([kv_scale], device=device) if tensor else kv_scale
+            arguments["kv_scale"] = torch.tensor([kv_scale], device=device, dtype=torch.float32) if tensor else kv_scale
         return arguments
 
     return made
@@ -199,8 +201,10 @@ def _half_way(kv_scale: float) -> Make:
     """Values that lie half way between two codes after division; with the reciprocal some go to the wrong side."""
 
     def made(device: torch.device) -> Arguments:
-        halves = torch.tensor([(m + 0.5) / 8 * 2.0**e for m in range(8, 16) for e in range(-5, 8)])
-        values = (halves * torch.tensor(kv_scale)).to(device)
+        halves = torch.tensor(
+            [(m + 0.5) / 8 * 2.0**e for m in range(8, 16) for e in range(-5, 8)], dtype=torch.float32, device="cpu"
+        )
+        values = (halves * torch.tensor(kv_scale, dtype=torch.float32, device="cpu")).to(device)
         inputs: Arguments = {"dtype": torch.float32, "kv_dtype": FP8, "tokens": 1, "skipped": 0}
         arguments = write_mla_cache_inputs(**inputs, latent_dim=len(halves), device=device)
         return arguments | {"kv_c": values[None], "kv_scale": kv_scale}
@@ -252,7 +256,7 @@ def _concat(**inputs: Any) -> Make:
 def _any_bits(device: torch.device) -> Arguments:
     arguments = concat_inputs(tokens=18, num_heads=5, device=device)
     for seed, tensor in enumerate(arguments.values()):
-        random = torch.Generator().manual_seed(seed)
-        bits = torch.randint(-(1 << 15), 1 << 15, tensor.shape, generator=random, dtype=torch.int16)
+        random = torch.Generator(device="cpu").manual_seed(seed)
+        bits = torch.randint(-(1 << 15), 1 << 15, tensor.shape, generator=random, dtype=torch.int16, device="cpu")
         tensor.copy_(bits.view(torch.bfloat16).to(device))
     return arguments

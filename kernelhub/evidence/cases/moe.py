@@ -150,7 +150,7 @@ def _changed(make: Make, change: Arguments) -> Make:
             elif value == "flipped":
                 value = arguments["topk_weights"].flip(1)
             elif name in ("a1_scale", "a2_scale"):
-                value = torch.tensor([value], device=device)
+                value = torch.tensor([value], device=device, dtype=torch.float32)
             arguments[name] = value
         return {name: value for name, value in arguments.items() if value is not None}
 
@@ -238,7 +238,7 @@ def _no_numbers(scoring: str) -> Make:
     inf, nan = torch.inf, torch.nan
     rows = [[nan, 1.0, nan, 0.0, 3.0], [-inf, 1.0, -inf, 0.0, 2.0], [nan] * 5, [-inf] * 5, [0.0, inf, 1.0, 2.0, nan]]
     options: Arguments = {"top_k": 3, "scoring": scoring, "renormalize": True}
-    return lambda device: {"logits": torch.tensor(rows, device=device), **options}
+    return lambda device: {"logits": torch.tensor(rows, device=device, dtype=torch.float32), **options}
 
 
 def _otherwise(make: Make, change: Arguments) -> Make:

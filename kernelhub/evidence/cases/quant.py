@@ -83,7 +83,7 @@ class QuantizeCases(OpCases):
         def made(device: torch.device) -> Arguments:
             arguments = _x((5, 320), options)(device)
             shape = (1,) if granularity == "tensor" else (5, 1)
-            return arguments | {parameter: torch.full(shape, value, device=device)}
+            return arguments | {parameter: torch.full(shape, value, device=device, dtype=torch.float32)}
 
         return made
 
@@ -168,16 +168,16 @@ class DequantizeCases(OpCases):
         """All bytes as codes, beside scales of every kind that the format has."""
 
         def made(device: torch.device) -> Arguments:
-            every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+            every = torch.arange(256, dtype=torch.int32, device="cpu").to(torch.uint8)
             codes = every.repeat(256, 1)
             columns = {"fp8": 0, "mxfp8": 8, "mxfp4": 16, "nvfp4": 32}[self.format]
             scale = every[:, None].expand(-1, max(columns, 1)).contiguous()
             more: Arguments = {}
             if self.format == "fp8":
-                scale = torch.linspace(0.0, 3.0, 256)[:, None]
+                scale = torch.linspace(0.0, 3.0, 256, dtype=torch.float32, device="cpu")[:, None]
             elif self.format == "nvfp4":
                 scale = scale.view(torch.float8_e4m3fn)
-                more["global_scale"] = torch.tensor(0.3).to(device)
+                more["global_scale"] = torch.tensor(0.3, dtype=torch.float32, device="cpu").to(device)
             else:
                 scale = scale.view(E8M0)
             x = codes if self.format.endswith("fp4") else codes.view(torch.float8_e4m3fn)
@@ -216,7 +216,7 @@ def _special(options: Arguments) -> Make:
     """Rows of one awkward value, rows of it among ordinary ones, and rows with NaN."""
 
     def made(device: torch.device) -> Arguments:
-        values = torch.tensor(SPECIAL, dtype=torch.float64).float()
+        values = torch.tensor(SPECIAL, dtype=torch.float64, device="cpu").float()
         plain = activations(len(SPECIAL), 192, dtype=torch.float32)
         among = plain.clone()
         among[:, 5] = values

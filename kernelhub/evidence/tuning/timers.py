@@ -131,7 +131,7 @@ def _end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
         return  # the pool is not being recorded to: the capture had ended as it should
     torch._C._cuda_releasePool(index, pool)
     with torch.cuda.device(device):
-        some = torch.zeros(1, device=device)
+        some = torch.zeros(1, device=device, dtype=torch.float32)
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             some.zero_()
 

@@ -77,7 +77,7 @@ def attention_inputs(
         generator: draws in its stead, on its own device: faster for large tensors of a GPU.
     """
     model = MODELS[model] if isinstance(model, str) else model
-    draw = _Draw(generator or torch.Generator().manual_seed(seed), device)
+    draw = _Draw(generator or torch.Generator(device="cpu").manual_seed(seed), device)
     offsets: dict[str, Any] = {}
     if q_lens is None:
         q_shape: tuple[int, ...] = (batch, q_tokens)
@@ -122,18 +122,18 @@ def paged_attention_inputs(
         generator: as of `attention_inputs`.
     """
     model = MODELS[model] if isinstance(model, str) else model
-    draw = _Draw(generator or torch.Generator().manual_seed(seed), device)
+    draw = _Draw(generator or torch.Generator(device="cpu").manual_seed(seed), device)
     num_seqs = len(seq_lens)
     pages = [-(-length // page_size) for length in seq_lens]
     num_pages = sum(pages) + spare_pages
     order = draw.order(num_pages)[: sum(pages)]
-    block_table = torch.full((num_seqs, max([*pages, 1])), -1, dtype=torch.int32)
+    block_table = torch.full((num_seqs, max([*pages, 1])), -1, dtype=torch.int32, device="cpu")
     for row, used in enumerate(order.split(pages)):
         block_table[row, : len(used)] = used.int()
     caches = draw.keys_and_values(
         "k_cache", "v_cache", (num_pages, page_size, model.num_kv_heads), model, kv_dtype or dtype
     )
-    unused = torch.ones(num_pages, page_size, dtype=torch.bool)
+    unused = torch.ones(num_pages, page_size, dtype=torch.bool, device="cpu")
     for row, length in enumerate(seq_lens):
         for column in range(pages[row]):
             unused[block_table[row, column], : min(page_size, length - column * page_size)] = False
@@ -172,10 +172,10 @@ class _Draw:
         return torch.randperm(count, generator=self.generator, device=self.generator.device, dtype=torch.int64).cpu()
 
     def _randn(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, device=self.generator.device)
+        return torch.randn(*shape, generator=self.generator, device=self.generator.device, dtype=torch.float32)
 
     def offsets(self, lengths: Sequence[int]) -> Tensor:
-        return torch.tensor([0, *lengths]).cumsum(0).to(self.device, torch.int32)
+        return torch.tensor([0, *lengths], dtype=torch.int64, device="cpu").cumsum(0).to(self.device, torch.int32)
 
     def keys_and_values(
         self, k_name: str, v_name: str, shape: Sequence[int], model: AttentionModel, dtype: torch.dtype

@@ -231,7 +231,7 @@ def _check_pages(
     low, high = torch.aminmax(block_table)
     if low >= 0 and high < num_pages:
         return
-    used = (torch.tensor(lengths, device="cpu").reshape(-1, 1) + page_size - 1) // page_size
+    used = (torch.tensor(lengths, device="cpu", dtype=torch.int64).reshape(-1, 1) + page_size - 1) // page_size
     foreign = ((block_table < 0) | (block_table >= num_pages)) & (
         torch.arange(block_table.shape[1], device="cpu") < used
     )

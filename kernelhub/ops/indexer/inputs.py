@@ -50,16 +50,20 @@ def logits_inputs(
     The first keys are those of another sequence: every query's range starts after an eighth of them.
     """
     model = MODELS[model] if isinstance(model, str) else model
-    random = torch.Generator().manual_seed(seed)
-    q = torch.randn(tokens, model.num_heads, model.head_dim, generator=random)
-    k = torch.randn(keys, model.head_dim, generator=random)
+    random = torch.Generator(device="cpu").manual_seed(seed)
+    q = torch.randn(tokens, model.num_heads, model.head_dim, generator=random, dtype=torch.float32, device="cpu")
+    k = torch.randn(keys, model.head_dim, generator=random, dtype=torch.float32, device="cpu")
     q, q_scale = _quantised(q, dtype)
     k, scale = _quantised(k, dtype)
     if dtype.itemsize > 1:
-        scale = 0.5 + torch.rand(keys, generator=random)
-    weights = torch.randn(tokens, model.num_heads, generator=random) * model.num_heads**-0.5 * q_scale
-    starts = torch.full((tokens,), keys // 8, dtype=torch.int32)
-    ends = (torch.arange(keys - tokens, keys) + 1).clamp(min=0).int()
+        scale = 0.5 + torch.rand(keys, generator=random, dtype=torch.float32, device="cpu")
+    weights = (
+        torch.randn(tokens, model.num_heads, generator=random, dtype=torch.float32, device="cpu")
+        * model.num_heads**-0.5
+        * q_scale
+    )
+    starts = torch.full((tokens,), keys // 8, dtype=torch.int32, device="cpu")
+    ends = (torch.arange(keys - tokens, keys, device="cpu") + 1).clamp(min=0).int()
     return {
         "q": q.to(device),
         "k": k.to(device),
@@ -98,21 +102,26 @@ def paged_logits_inputs(
         seed: of the random numbers, which are the same for every device.
     """
     model = MODELS[model] if isinstance(model, str) else model
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator(device="cpu").manual_seed(seed)
     longest = max(seq_lens, default=0)
     columns = longest if max_seq_len is None else max_seq_len
     counts = [-(-length // page_size) for length in seq_lens]
-    order = torch.randperm(sum(counts) + 3, generator=random).int()
-    table = torch.full((len(counts), max([*counts, -(-columns // page_size)])), -1, dtype=torch.int32)
+    order = torch.randperm(sum(counts) + 3, generator=random, device="cpu").int()
+    table = torch.full((len(counts), max([*counts, -(-columns // page_size)])), -1, dtype=torch.int32, device="cpu")
     for sequence, count in enumerate(counts):
         table[sequence, :count] = order[sum(counts[:sequence]) :][:count]
-    q = torch.randn(len(counts), next_n, model.num_heads, model.head_dim, generator=random)
-    k = torch.randn(len(order), page_size, model.head_dim, generator=random)
+    q = torch.randn(
+        len(counts), next_n, model.num_heads, model.head_dim, generator=random, dtype=torch.float32, device="cpu"
+    )
+    k = torch.randn(len(order), page_size, model.head_dim, generator=random, dtype=torch.float32, device="cpu")
     q, q_scale = _quantised(q, dtype)
     k, scale = _quantised(k, dtype)
     if dtype.itemsize > 1:
-        scale = 0.5 + torch.rand(len(order), page_size, generator=random)
-    weights = torch.randn(len(counts) * next_n, model.num_heads, generator=random) * model.num_heads**-0.5
+        scale = 0.5 + torch.rand(len(order), page_size, generator=random, dtype=torch.float32, device="cpu")
+    weights = (
+        torch.randn(len(counts) * next_n, model.num_heads, generator=random, dtype=torch.float32, device="cpu")
+        * model.num_heads**-0.5
+    )
     weights = weights * q_scale.reshape(weights.shape)
     return {
         "q": q.to(device),
@@ -120,7 +129,7 @@ def paged_logits_inputs(
         "k_scale_cache": scale.to(device) if k_scale and not fused else None,
         "weights": weights.to(device),
         "block_table": table.to(device),
-        "seq_lens": torch.tensor(seq_lens, dtype=torch.int32).to(device),
+        "seq_lens": torch.tensor(seq_lens, dtype=torch.int32, device="cpu").to(device),
         "max_seq_len": columns,
     }
 
@@ -146,14 +155,14 @@ def topk_inputs(
         device: where the tensors are made.
         seed: of the random numbers, which are the same for every device.
     """
-    random = torch.Generator().manual_seed(seed)
-    logits = torch.randn(tokens, keys, generator=random) * 3.0
+    random = torch.Generator(device="cpu").manual_seed(seed)
+    logits = torch.randn(tokens, keys, generator=random, dtype=torch.float32, device="cpu") * 3.0
     if levels is not None:
         logits = (logits * levels / 12.0).round()
     arguments: dict[str, Any] = {"logits": logits.to(device), "k": k}
     if ranges:
-        starts = torch.randint(0, keys // 4 + 1, (tokens,), generator=random, dtype=torch.int32)
-        lengths = torch.randint(0, keys - keys // 4 + 1, (tokens,), generator=random, dtype=torch.int32)
+        starts = torch.randint(0, keys // 4 + 1, (tokens,), generator=random, dtype=torch.int32, device="cpu")
+        lengths = torch.randint(0, keys - keys // 4 + 1, (tokens,), generator=random, dtype=torch.int32, device="cpu")
         lengths[::2] = keys - keys // 4
         arguments["row_starts"] = starts.to(device)
         arguments["row_ends"] = (starts + lengths).to(device)
@@ -163,6 +172,6 @@ def topk_inputs(
 def _quantised(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Values in `dtype`, and factors per row with which they are x: of float8, 1 of all others."""
     if dtype.itemsize > 1:
-        return x.to(dtype), torch.ones(x.shape[:-1])
+        return x.to(dtype), torch.ones(x.shape[:-1], dtype=torch.float32, device="cpu")
     scale = x.abs().amax(-1) / E4M3_MAX
     return to_e4m3(x / scale[..., None]), scale

@@ -52,7 +52,9 @@ def slopes(num_heads: int, depth: float = 0.0) -> Tensor:
         num_heads: heads.
         depth: of layer i of L: i / (L - 1) in MiniMax-Text-01, (i - 1) / (L - 1) in Ring-2.5.
     """
-    return 2.0 ** (-8.0 * torch.arange(1, num_heads + 1) / num_heads) * (1.0 - depth + 1e-5)
+    return 2.0 ** (-8.0 * torch.arange(1, num_heads + 1, dtype=torch.float32, device="cpu") / num_heads) * (
+        1.0 - depth + 1e-5
+    )
 
 
 def linear_inputs(
@@ -83,12 +85,12 @@ def linear_inputs(
         seed: of the random numbers, which are the same for every device.
     """
     model = MODELS[model] if isinstance(model, str) else model
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator(device="cpu").manual_seed(seed)
     rows = (batch, tokens) if lengths is None else (sum(lengths),)
     sequences = batch if lengths is None else len(lengths)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random)
+        return torch.randn(*shape, generator=random, dtype=torch.float32, device="cpu")
 
     heads, width, value_width = model.num_heads, model.head_dim, model.value_dim
     made: dict[str, Any] = {
@@ -101,7 +103,7 @@ def linear_inputs(
         count = sequences if slots is None else num_slots or max([*slots, 0]) + 2
         made["state"] = normal(count, heads, width, value_width).to(device)
     if lengths is not None:
-        made["cu_seqlens"] = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
+        made["cu_seqlens"] = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cpu").to(device)
     if slots is not None:
-        made["state_indices"] = torch.tensor(slots, dtype=torch.int32).to(device)
+        made["state_indices"] = torch.tensor(slots, dtype=torch.int32, device="cpu").to(device)
     return made

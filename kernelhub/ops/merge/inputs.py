@@ -32,14 +32,14 @@ def merge_inputs(
         empty: let some rows have no keys in a part, or in any, marked by -inf or +inf, their results by NaN.
         seed: of the random numbers, which are the same for every device.
     """
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator(device="cpu").manual_seed(seed)
     rows = (tokens,) if batch is None else (batch, tokens)
     outs, lses = [], []
     for part in range(parts):
-        out = torch.randn(*rows, num_heads, head_dim, generator=random)
-        lse = 4.0 * torch.randn(*rows, num_heads, generator=random) + 2.0 * part
+        out = torch.randn(*rows, num_heads, head_dim, generator=random, dtype=torch.float32, device="cpu")
+        lse = 4.0 * torch.randn(*rows, num_heads, generator=random, dtype=torch.float32, device="cpu") + 2.0 * part
         if empty:
-            kind = torch.randint(0, 8, (*rows, num_heads), generator=random)
+            kind = torch.randint(0, 8, (*rows, num_heads), generator=random, device="cpu")
             kind[..., :2, :] = 0  # no keys in any part
             lse = torch.where(kind == 0, -torch.inf, torch.where(kind == 1, torch.inf, lse))
             out = torch.where(((kind == 0) | (kind == 1)).unsqueeze(-1), torch.nan, out)

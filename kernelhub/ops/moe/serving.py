@@ -34,8 +34,8 @@ def fused_moe_calls(problem: ExpertsProblem, sizes: Sizes, values: Values) -> Ca
     experts = sizes.get("global_experts", problem.num_experts) if problem.expert_map else problem.num_experts
     layer = _layer(problem, values)
     if problem.expert_map:
-        here = torch.full((experts,), -1, dtype=torch.int32)
-        here[: problem.num_experts] = torch.arange(problem.num_experts, dtype=torch.int32)
+        here = torch.full((experts,), -1, dtype=torch.int32, device="cpu")
+        here[: problem.num_experts] = torch.arange(problem.num_experts, dtype=torch.int32, device="cpu")
         layer["expert_map"] = here.to(values.device)
 
     def call(batch: Batch) -> Arguments:

@@ -22,8 +22,8 @@ def activations(
     *shape: int, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu", seed: int = 0
 ) -> Tensor:
     """Normal values with a few large columns, as activations have; equal seeds give equal tensors on every device."""
-    random = torch.Generator().manual_seed(seed)
-    x = torch.randn(*shape, generator=random)
+    random = torch.Generator(device="cpu").manual_seed(seed)
+    x = torch.randn(*shape, generator=random, dtype=torch.float32, device="cpu")
     x[..., ::97] *= 20.0
     return x.to(dtype).to(device)
 

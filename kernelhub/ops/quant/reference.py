@@ -62,7 +62,7 @@ def global_scale_of(amax: Tensor) -> Tensor:
 
 def _quotient(amax: Tensor, largest: float) -> Tensor:
     """Rounded once. By a number torch does not divide on CUDA, but multiplies with its reciprocal."""
-    return amax / torch.full((), largest, device=amax.device)
+    return amax / torch.full((), largest, device=amax.device, dtype=torch.float32)
 
 
 def e4m3_codes(x: Tensor, nan: Tensor, scale: Tensor) -> Tensor:

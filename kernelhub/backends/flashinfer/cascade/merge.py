@@ -35,7 +35,7 @@ class Merge(MergeAdapter):
             out = torch.zeros(
                 1, problem.num_heads, problem.head_dim, dtype=getattr(torch, problem.dtype), device="cuda"
             )
-            lse = torch.zeros(problem.num_heads, 1, device="cuda")
+            lse = torch.zeros(problem.num_heads, 1, device="cuda", dtype=torch.float32)
             if problem.batched:
                 out, lse = out[None], lse[None]
             parts = 2 if problem.parts == TWO else 3

@@ -27,7 +27,7 @@ class _Blocks(Fp8GemmAdapter):
         if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
             a = torch.zeros(4, _SMALLEST, dtype=E4M3, device="cuda")
             b = torch.zeros(_SMALLEST, _SMALLEST, dtype=E4M3, device="cuda")
-            scales = torch.zeros(4, 2, device="cuda")
+            scales = torch.zeros(4, 2, device="cuda", dtype=torch.float32)
             dtype = getattr(torch, problem.out_dtype)
             self.launch(a, b, scales, scales[:2].clone(), None, torch.empty(4, _SMALLEST, dtype=dtype, device="cuda"))
 

@@ -48,7 +48,7 @@ class Fp4Cutlass(Fp4GemmAdapter, PackingAdapter):
             codes = torch.zeros(_SMALLEST, _SMALLEST // 2, dtype=torch.uint8, device="cuda")
             dtype = E4M3 if self._nvfp4 else torch.uint8
             scale = torch.zeros(_SMALLEST, _SMALLEST // self._group, dtype=dtype, device="cuda")
-            one = torch.ones(1, device="cuda") if self._nvfp4 else None
+            one = torch.ones(1, device="cuda", dtype=torch.float32) if self._nvfp4 else None
             out = torch.empty(_SMALLEST, _SMALLEST, dtype=getattr(torch, problem.out_dtype), device="cuda")
             weight = Weights(codes, scale, one)
             if self._packed:

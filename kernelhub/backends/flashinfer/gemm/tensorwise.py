@@ -39,7 +39,7 @@ def load(runner: str, problem: Fp8GemmProblem | BmmFp8Problem) -> None:
     """Load the runner's module, or compile it: what it lacks is told now."""
     if problem.device.type == "cuda":
         zeros = torch.zeros(1, _SMALLEST, _SMALLEST, dtype=E4M3, device="cuda")
-        one = torch.ones((), device="cuda")
+        one = torch.ones((), device="cuda", dtype=torch.float32)
         out = torch.empty(zeros.shape, dtype=getattr(torch, problem.out_dtype), device="cuda")
         multiply(runner, zeros, zeros, one, one, out)
 

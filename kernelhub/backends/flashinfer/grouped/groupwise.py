@@ -29,7 +29,7 @@ class GroupwiseCutlass(GroupedGemmAdapter):
         self._dtype = getattr(torch, problem.out_dtype)
         if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
             codes = torch.zeros(_SMALLEST, _SMALLEST, dtype=E4M3, device="cuda")
-            scales = torch.ones(_SMALLEST, _SMALLEST // BLOCK, device="cuda")
+            scales = torch.ones(_SMALLEST, _SMALLEST // BLOCK, device="cuda", dtype=torch.float32)
             indptr = torch.tensor([0, _SMALLEST], dtype=torch.int32, device="cuda")
             self._multiply(codes, codes.unsqueeze(0), scales, scales[None, :2].contiguous(), indptr)
 

@@ -39,7 +39,7 @@ class _Tiled(GroupedGemmAdapter):
             indptr = torch.tensor([0, _SMALLEST], dtype=torch.int32, device="cuda")
             made = torch.empty(_SMALLEST, _SMALLEST, dtype=self._dtype, device="cuda")
             rows = torch.zeros(_SMALLEST, self._bytes(_SMALLEST), dtype=torch.uint8, device="cuda")
-            one = torch.ones(1, device="cuda")
+            one = torch.ones(1, device="cuda", dtype=torch.float32)
             self._multiply(rows, codes.unsqueeze(0), scales, scales.unsqueeze(0), indptr, one, made)
 
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:

@@ -113,5 +113,5 @@ def _zeros(weights: str, rows: int) -> tuple[Tensor, Tensor | None]:
         codes = torch.zeros(FEW, rows, SMALLEST // 2, dtype=torch.uint8, device="cuda")
         return codes, torch.ones(FEW, rows, SMALLEST // GROUP[MXINT4], dtype=torch.bfloat16, device="cuda")
     if weights == FP8_TENSOR:
-        return torch.zeros(shape, dtype=E4M3, device="cuda"), torch.ones(FEW, device="cuda")
+        return torch.zeros(shape, dtype=E4M3, device="cuda"), torch.ones(FEW, device="cuda", dtype=torch.float32)
     return torch.zeros(shape, dtype=torch.bfloat16, device="cuda"), None

@@ -24,7 +24,7 @@ class QuantizeNvfp4(QuantizeAdapter):
         super().__init__(problem)
         if problem.device.type == "cuda":  # a group, by which the module is loaded, or compiled
             group = torch.zeros(1, NVFP4_GROUP, dtype=getattr(torch, problem.dtype), device="cuda")
-            _quantize(group, torch.ones(1, device="cuda"))
+            _quantize(group, torch.ones(1, device="cuda", dtype=torch.float32))
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         assert global_scale is not None

@@ -99,6 +99,8 @@ class Context(AttentionAdapter[PagedAttentionProblem, PagedStep]):
             table = step.block_table
             at = packed(query_offsets(step, tokens), step.lengths(), self._causal, table.device)
             if at.sequences is not None:
-                table = table[torch.tensor(at.sequences).to(table.device, non_blocking=True)]
+                table = table[
+                    torch.tensor(at.sequences, dtype=torch.int64, device="cpu").to(table.device, non_blocking=True)
+                ]
             known[tokens] = (at, table.clamp(min=0))  # what lies behind a sequence's pages may be anything
         return known[tokens]

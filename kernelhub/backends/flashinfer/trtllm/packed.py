@@ -85,7 +85,7 @@ def packed_dense(
     if at.sequences is None:
         return at, None
     keys = [key for i in at.sequences for key in spans[i]]
-    return at, torch.tensor(keys, dtype=torch.int64).to(device, non_blocking=True)
+    return at, torch.tensor(keys, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
 
 
 def spread(run: Callable[[Tensor, Tensor], Any], at: Packed, q: Tensor, factor: float, out: Tensor) -> None:

@@ -78,15 +78,23 @@ def fp4_gemm_inputs(
         device: where the tensors are.
         seed: equal seeds give equal tensors on every device.
     """
-    random = torch.Generator().manual_seed(seed)
-    sizes = torch.exp2(torch.randint(0, 5, (n, -(-k // 16)), generator=random).float()).repeat_interleave(16, 1)
+    random = torch.Generator(device="cpu").manual_seed(seed)
+    sizes = torch.exp2(torch.randint(0, 5, (n, -(-k // 16)), generator=random, device="cpu").float()).repeat_interleave(
+        16, 1
+    )
     made: dict[str, Any] = {}
-    _put(made, "b", torch.randn(n, k, generator=random) * sizes[:, :k] * k**-0.5, b_format, False)
+    _put(
+        made,
+        "b",
+        torch.randn(n, k, generator=random, dtype=torch.float32, device="cpu") * sizes[:, :k] * k**-0.5,
+        b_format,
+        False,
+    )
     x = activations(tokens, k, dtype=torch.float32, seed=seed + 1)
-    x *= torch.exp2(torch.randint(-2, 3, (tokens, 1), generator=random).float())
+    x *= torch.exp2(torch.randint(-2, 3, (tokens, 1), generator=random, device="cpu").float())
     _put(made, "a", x, a_format, per_row)
     if bias:
-        made["bias"] = torch.randn(n, generator=random).to(out_dtype)
+        made["bias"] = torch.randn(n, generator=random, dtype=torch.float32, device="cpu").to(out_dtype)
     return {**{name: tensor.to(device) for name, tensor in made.items()}, "out_dtype": out_dtype}
 
 

@@ -82,14 +82,18 @@ def fp8_gemm_inputs(
         device: where the tensors are.
         seed: equal seeds give equal tensors on every device.
     """
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator(device="cpu").manual_seed(seed)
     a = _matrix(tokens, k, random, 1.0)
     b = _matrix(n, k, random, k**-0.5)
     made: dict[str, Any] = {}
     for name, matrix, own, small in (("a", a, per_row[0], e8m0[0]), ("b", b, per_row[1], e8m0[1])):
         if scaling == TENSOR or (scaling == ROW and not own):
             codes, scale = _quantised(matrix, matrix.shape[0] or 1, k, False)
-            scale = scale.reshape(-1)[:1].reshape(()) if scale.numel() else torch.ones(())
+            scale = (
+                scale.reshape(-1)[:1].reshape(())
+                if scale.numel()
+                else torch.ones((), dtype=torch.float32, device="cpu")
+            )
         elif scaling == ROW:
             codes, scale = _quantised(matrix, 1, k, False)
         else:
@@ -99,14 +103,14 @@ def fp8_gemm_inputs(
     if weight_only is not None:
         made |= {"a": a.to(weight_only).to(device), "a_scale": None}
     if bias:
-        made["bias"] = torch.randn(n, generator=random).to(out_dtype).to(device)
+        made["bias"] = torch.randn(n, generator=random, dtype=torch.float32, device="cpu").to(out_dtype).to(device)
     return {**made, "out_dtype": out_dtype}
 
 
 def _matrix(rows: int, columns: int, random: torch.Generator, size: float) -> Tensor:
     """Normal numbers, each 32nd of a row of a size of its own."""
-    values = torch.randn(rows, columns, generator=random) * size
-    sizes = torch.randint(0, 4, (rows, blocks(columns, 32)), generator=random)
+    values = torch.randn(rows, columns, generator=random, dtype=torch.float32, device="cpu") * size
+    sizes = torch.randint(0, 4, (rows, blocks(columns, 32)), generator=random, device="cpu")
     return values * torch.exp2(sizes.float()).repeat_interleave(32, 1)[:, :columns]
 
 

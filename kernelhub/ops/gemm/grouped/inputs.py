@@ -93,17 +93,17 @@ def grouped_gemm_inputs(
         device: where the tensors are made.
         seed: of the random numbers, which are the same for every device.
     """
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator(device="cpu").manual_seed(seed)
     groups = len(sizes)
     shape = (groups, max([*sizes, 0]) + spare) if masked else (sum(sizes) + spare,)
-    tokens = torch.randn(*shape, k, generator=random)
-    weights = torch.randn(groups, n, k, generator=random)
-    counts = torch.tensor(list(sizes), dtype=torch.int32)
+    tokens = torch.randn(*shape, k, generator=random, dtype=torch.float32, device="cpu")
+    weights = torch.randn(groups, n, k, generator=random, dtype=torch.float32, device="cpu")
+    counts = torch.tensor(list(sizes), dtype=torch.int32, device="cpu")
     if masked:
-        there = torch.arange(shape[-1]) < counts[:, None]
+        there = torch.arange(shape[-1], device="cpu") < counts[:, None]
         arguments: dict[str, Any] = {"group_sizes": counts}
     else:
-        there = torch.arange(shape[0]) < sum(sizes)
+        there = torch.arange(shape[0], device="cpu") < sum(sizes)
         arguments = {"offsets": counts.cumsum(0).int()}
     tokens = torch.where(there.unsqueeze(-1), tokens, torch.nan)
     draw = _Draw(random)
@@ -119,7 +119,9 @@ def grouped_gemm_inputs(
         dtype = getattr(torch, format)
         arguments |= {"a": tokens.to(dtype), "b": weights.to(dtype)}
     if bias:
-        arguments["bias"] = torch.randn(groups, n, generator=random).to(torch.bfloat16)
+        arguments["bias"] = torch.randn(groups, n, generator=random, dtype=torch.float32, device="cpu").to(
+            torch.bfloat16
+        )
     return {name: value.to(device) for name, value in arguments.items()}
 
 
@@ -145,7 +147,7 @@ class _Draw:
 
     def factors(self, shape: tuple[int, ...]) -> Tensor:
         """Within a factor of 4 of each other."""
-        return 0.02 * torch.exp2(2 * torch.rand(shape, generator=self.random))
+        return 0.02 * torch.exp2(2 * torch.rand(shape, generator=self.random, dtype=torch.float32, device="cpu"))
 
     def fp8(self, rows: Tensor, weights: Tensor, geometry: str, powers_of_two: bool) -> dict[str, Any]:
         lead, k = tuple(rows.shape[:-1]), rows.shape[-1]

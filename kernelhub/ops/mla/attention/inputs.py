@@ -84,18 +84,18 @@ def mla_attention_inputs(
     model = MLA_MODELS[model] if isinstance(model, str) else model
     heads = model.num_heads if num_heads is None else num_heads
     width = model.kv_lora_rank + model.qk_rope_head_dim
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
     num_seqs = len(seq_lens)
     pages = [-(-length // page_size) for length in seq_lens]
     num_pages = sum(pages) + spare_pages
-    order = torch.randperm(num_pages, generator=generator)[: sum(pages)]
-    block_table = torch.full((num_seqs, max([*pages, 1])), -1, dtype=torch.int32)
-    unused = torch.ones(num_pages, page_size, dtype=torch.bool)
+    order = torch.randperm(num_pages, generator=generator, device="cpu")[: sum(pages)]
+    block_table = torch.full((num_seqs, max([*pages, 1])), -1, dtype=torch.int32, device="cpu")
+    unused = torch.ones(num_pages, page_size, dtype=torch.bool, device="cpu")
     for row, used in enumerate(order.split(pages)):
         block_table[row, : len(used)] = used.int()
         for column, page in enumerate(used.tolist()):
             unused[page, : min(page_size, seq_lens[row] - column * page_size)] = False
-    kv_cache = torch.randn(num_pages, page_size, width, generator=generator)
+    kv_cache = torch.randn(num_pages, page_size, width, generator=generator, dtype=torch.float32, device="cpu")
     extra: dict[str, Any] = {}
     if kv_dtype is torch.float8_e4m3fn:
         extra["kv_scale"] = 2.0**-6  # values up to 4 then use e4m3's range up to 256
@@ -107,9 +107,13 @@ def mla_attention_inputs(
     lengths = [q_lens] * num_seqs if isinstance(q_lens, int) else [1] * num_seqs if q_lens is None else list(q_lens)
     q_shape = (num_seqs, q_lens) if isinstance(q_lens, int) else (sum(lengths),)
     # A row of the cache has length sqrt(width): queries this long give scores of standard deviation 2.
-    q = torch.randn(*q_shape, heads, width, generator=generator) * (2 / (model.scale * width**0.5))
+    q = torch.randn(*q_shape, heads, width, generator=generator, dtype=torch.float32, device="cpu") * (
+        2 / (model.scale * width**0.5)
+    )
     if q_lens is not None and not isinstance(q_lens, int):
-        extra["cu_seqlens_q"] = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+        extra["cu_seqlens_q"] = (
+            torch.tensor([0, *lengths], dtype=torch.int64, device="cpu").cumsum(0).to(device, torch.int32)
+        )
     if topk is not None:
         listed = _topk_indices(seq_lens, lengths, topk, generator)
         extra["topk_indices"] = listed.reshape(*q_shape, topk).to(device)
@@ -126,11 +130,11 @@ def mla_attention_inputs(
 
 def _topk_indices(seq_lens: Sequence[int], q_lens: Sequence[int], topk: int, generator: torch.Generator) -> Tensor:
     """[T, topk]: positions up to each query's own, each at most once, -1 where there are no more."""
-    listed = torch.full((sum(q_lens), topk), -1, dtype=torch.int32)
+    listed = torch.full((sum(q_lens), topk), -1, dtype=torch.int32, device="cpu")
     row = 0
     for length, tokens in zip(seq_lens, q_lens, strict=True):
         for position in range(length - tokens, length):
-            seen = torch.randperm(max(0, position + 1), generator=generator)[:topk].int()
-            listed[row, torch.randperm(topk, generator=generator)[: len(seen)]] = seen
+            seen = torch.randperm(max(0, position + 1), generator=generator, device="cpu")[:topk].int()
+            listed[row, torch.randperm(topk, generator=generator, device="cpu")[: len(seen)]] = seen
             row += 1
     return listed

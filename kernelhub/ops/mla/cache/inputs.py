@@ -27,14 +27,20 @@ def write_mla_cache_inputs(
             is not; 0 for none.
         kv_dtype: that of the tokens unless given; float8_e4m3fn comes with a float scale.
     """
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator(device="cpu").manual_seed(seed)
     num_pages = -(-tokens // page_size) + spare_pages
-    slots = torch.randperm(num_pages * page_size, generator=random)[:tokens]
+    slots = torch.randperm(num_pages * page_size, generator=random, device="cpu")[:tokens]
     if skipped:
         slots[skipped - 1 :: skipped] = -1
-    cache = torch.randn(num_pages, page_size, latent_dim + rope_dim, generator=random)
+    cache = torch.randn(
+        num_pages, page_size, latent_dim + rope_dim, generator=random, dtype=torch.float32, device="cpu"
+    )
     # A view of what the down-projection gives, beside which the rotary part stands.
-    projected = torch.randn(tokens, latent_dim + rope_dim, generator=random).to(dtype).to(device)
+    projected = (
+        torch.randn(tokens, latent_dim + rope_dim, generator=random, dtype=torch.float32, device="cpu")
+        .to(dtype)
+        .to(device)
+    )
     arguments: dict[str, Any] = {
         "kv_c": projected[:, :latent_dim],
         "k_rope": projected[:, latent_dim:],

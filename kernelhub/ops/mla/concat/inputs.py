@@ -18,7 +18,11 @@ def concat_inputs(
     seed: int = 0,
 ) -> dict[str, Any]:
     """Arguments of `concat_mla_k`: by default of DeepSeek-V3, whose k_nope is a view of what kv_b_proj gives."""
-    random = torch.Generator().manual_seed(seed)
-    kv = torch.randn(tokens, num_heads, nope_dim + 128, generator=random).to(dtype).to(device)
-    k_rope = torch.randn(tokens, 1, rope_dim, generator=random).to(dtype).to(device)
+    random = torch.Generator(device="cpu").manual_seed(seed)
+    kv = (
+        torch.randn(tokens, num_heads, nope_dim + 128, generator=random, dtype=torch.float32, device="cpu")
+        .to(dtype)
+        .to(device)
+    )
+    k_rope = torch.randn(tokens, 1, rope_dim, generator=random, dtype=torch.float32, device="cpu").to(dtype).to(device)
     return {"k_nope": kv[..., :nope_dim], "k_rope": k_rope}

@@ -57,7 +57,7 @@ def moe_inputs(
     experts, hidden, inner = model.num_experts, model.hidden_size, model.intermediate_size // tensor_parallel
 
     def normal(*shape: int, size: float = 1.0) -> Tensor:
-        return size * torch.randn(shape, generator=random, device=device)
+        return size * torch.randn(shape, generator=random, device=device, dtype=torch.float32)
 
     arguments: dict[str, Any] = {"x": normal(tokens, hidden).to(dtype)}
     for name, rows, columns in (("w13", 2 * inner, hidden), ("w2", hidden, inner)):
@@ -69,7 +69,7 @@ def moe_inputs(
         }
         if model.bias:
             arguments[name + "_bias"] = normal(experts, rows, size=0.5).to(dtype)
-    scores = torch.rand(tokens, experts, generator=random, device=device)
+    scores = torch.rand(tokens, experts, generator=random, device=device, dtype=torch.float32)
     best = scores.topk(model.top_k, 1)
     arguments["topk_ids"] = best.indices.int()
     arguments["topk_weights"] = best.values / best.values.sum(1, keepdim=True)
@@ -79,7 +79,7 @@ def moe_inputs(
         arguments["activation_dtype"] = activation_dtype
     if activation_dtype == NVFP4:
         for name, largest in (("a1_scale", _LARGEST_X), ("a2_scale", _LARGEST_INNER)):
-            arguments[name] = torch.full((1,), largest / (E2M1_MAX * E4M3_MAX), device=device)
+            arguments[name] = torch.full((1,), largest / (E2M1_MAX * E4M3_MAX), device=device, dtype=torch.float32)
     return arguments
 
 

@@ -19,8 +19,8 @@ def routing_inputs(
 ) -> dict[str, Any]:
     """Arguments of `route_experts` for one layer of a model, by its name or written out."""
     model = MODELS[model] if isinstance(model, str) else model
-    random = torch.Generator().manual_seed(seed)
-    logits = torch.randn(tokens, model.num_experts, generator=random)
+    random = torch.Generator(device="cpu").manual_seed(seed)
+    logits = torch.randn(tokens, model.num_experts, generator=random, dtype=torch.float32, device="cpu")
     arguments: dict[str, Any] = {
         "logits": logits.to(dtype).to(device),
         "top_k": model.top_k,
@@ -31,5 +31,7 @@ def routing_inputs(
     if model.num_groups > 1:
         arguments |= {"num_groups": model.num_groups, "topk_groups": model.topk_groups}
     if model.correction_bias:
-        arguments["correction_bias"] = (0.2 * torch.randn(model.num_experts, generator=random)).to(device)
+        arguments["correction_bias"] = (
+            0.2 * torch.randn(model.num_experts, generator=random, dtype=torch.float32, device="cpu")
+        ).to(device)
     return arguments

@@ -55,17 +55,23 @@ def bmm_fp8_inputs(
 
     a is a view of ``[tokens, batch, k]``, as an engine has it. Matrices differ in size by a factor of up to 8.
     """
-    random = torch.Generator().manual_seed(seed)
-    a = torch.randn(tokens, batch, k, generator=random)
-    b = torch.randn(batch, n, k, generator=random) * k**-0.5
-    sizes = torch.exp2(torch.randint(0, 4, (2, batch), generator=random).float())
+    random = torch.Generator(device="cpu").manual_seed(seed)
+    a = torch.randn(tokens, batch, k, generator=random, dtype=torch.float32, device="cpu")
+    b = torch.randn(batch, n, k, generator=random, dtype=torch.float32, device="cpu") * k**-0.5
+    sizes = torch.exp2(torch.randint(0, 4, (2, batch), generator=random, device="cpu").float())
     made: dict[str, Any] = {}
     for name, matrix, scaling in (
         ("a", a.transpose(0, 1) * sizes[0][:, None, None], a_scaling),
         ("b", b * sizes[1][:, None, None], b_scaling),
     ):
-        largest = matrix.abs().flatten(1).amax(1) if matrix.numel() else torch.ones(batch)
-        scale = largest / E4M3_MAX if scaling == BATCH else (largest.max() if batch else torch.ones(())) / E4M3_MAX
+        largest = (
+            matrix.abs().flatten(1).amax(1) if matrix.numel() else torch.ones(batch, dtype=torch.float32, device="cpu")
+        )
+        scale = (
+            largest / E4M3_MAX
+            if scaling == BATCH
+            else (largest.max() if batch else torch.ones((), dtype=torch.float32, device="cpu")) / E4M3_MAX
+        )
         codes = to_e4m3(matrix / scale.reshape(-1, 1, 1))
         if name == "a":
             codes = codes.transpose(0, 1).contiguous().to(device).transpose(0, 1)
