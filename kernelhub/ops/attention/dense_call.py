@@ -26,7 +26,7 @@ from kernelhub.ops.attention.arguments import (
     finite_scale,
 )
 from kernelhub.ops.attention.last_steps import LastSteps
-from kernelhub.ops.attention.operands import check_out, check_run, sizes_of_call
+from kernelhub.ops.attention.operands import accept_call, check_out
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.ops.operands import check_operand, spans_meet
@@ -234,13 +234,7 @@ def bind(
             or (out is not None and getattr(out, "is_nested", True))
             or not (known.holds(q, k, v) if out is None else known_out.holds(q, k, v, out))
         ):
-            check_run(NAME, problem, q, k, v)
-            sizes_held = sizes_of_call(problem, q, k, v)
-            if out is None:
-                known.learn((q, k, v), sizes_held)
-            else:
-                check_out(NAME, out, (*shape[:-1], head_dim_vo), q, {"k": k, "v": v})
-                known_out.learn((q, k, v, out), (*sizes_held, (*sizes_held[0][:-1], head_dim_vo)))
+            accept_call(NAME, problem, known, known_out, q, k, v, out)
         step = steps.last
         if (
             step is None

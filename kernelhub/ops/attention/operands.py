@@ -100,6 +100,28 @@ def check_out(op: str, out: Any, shape: Sequence[int], q: Tensor, operands: Mapp
     check_destination(op, "out", out, shape, q.dtype, q.device, {"q": q, **operands})
 
 
+def accept_call(
+    op: str, problem: AttentionProblem, known: KnownForm, known_out: KnownForm, q: Any, k: Any, v: Any, out: Any
+) -> None:
+    """Check tensors of a direct call whose form is new, and learn it.
+
+    Args:
+        known: of q, k and v.
+        known_out: of q, k, v and `out`.
+
+    Raises:
+        InvalidArgument: one does not fit the problem or the others; it is named.
+    """
+    check_run(op, problem, q, k, v)
+    sizes = sizes_of_call(problem, q, k, v)
+    if out is None:
+        known.learn((q, k, v), sizes)
+        return
+    names = problem.operand_names
+    check_out(op, out, (*q.shape[:-1], problem.head_dim_vo), q, {names[1]: k, names[2]: v})
+    known_out.learn((q, k, v, out), (*sizes, (*sizes[0][:-1], problem.head_dim_vo)))
+
+
 class StepOperands:
     """q, k, v and `out` of a step's runs: checked where their form is new.
 
