@@ -10,8 +10,13 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.indexer.inputs import paged_logits_inputs
+from kernelhub.ops.mla.attention.adapter import MlaValues
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from tests.contract.attention import largest_value, split
 
 pytestmark = pytest.mark.device
@@ -102,9 +107,6 @@ class TestWrongOffsets:
     """On a GPU offsets are not looked at. What lies beyond the rows of q, k and `out` is neither read nor written."""
 
     def launched(self, q_offsets: list[int], k_offsets: list[int]) -> Tensor:
-        from kernelhub.ops.attention.adapter import DenseStep
-        from kernelhub.ops.attention.arguments import Values
-
         given = ragged()
         args, kwargs = split(given)
         plan = kernelhub.attention.prepare(*args, **kwargs, backend="triton.prefill")
@@ -128,6 +130,48 @@ class TestWrongOffsets:
         around = self.launched(q_offsets, k_offsets)
         assert (around[:12] == 7.0).all()
         assert (around[24:] == 7.0).all()
+
+
+class TestLengthsBeyondTheTable:
+    """On a GPU lengths are not looked at. Kernels read no entry that a row of the table has not."""
+
+    @pytest.mark.parametrize("columns", [0, 1])
+    @pytest.mark.parametrize("op", ["paged_attention", "mla_attention", "paged_mqa_logits"])
+    @pytest.mark.parametrize("backend", ["triton", "torch"])
+    def test_they_count_as_what_the_table_has_room_for(self, op: str, columns: int, backend: str) -> None:
+        """Behind the columns that are given lie entries of other pages, which hold NaN."""
+        if op == "paged_mqa_logits":
+            made = paged_logits_inputs(seq_lens=(70, 33), max_seq_len=80, page_size=16, device=DEVICE)
+        elif op == "mla_attention":
+            sizes = {"num_heads": 4, "seq_lens": (70, 33), "page_size": 16}
+            made = mla_attention_inputs("deepseek-v3", **sizes, dtype=torch.float16, device=DEVICE)
+        else:
+            made = paged_attention_inputs(MODEL, seq_lens=(70, 33), page_size=16, dtype=torch.float16, device=DEVICE)
+        function, lengths = getattr(kernelhub, op), made["seq_lens"]
+        within = made | {
+            "block_table": made["block_table"][:, :columns],
+            "seq_lens": lengths.clamp(max=16 * columns),
+        }
+        plan = function.prepare(**within, backend=backend)
+        wanted = function.reference(**within)
+        memory = made["block_table"].clone()
+        memory[:, columns:] = -(1 << 20)
+        table = memory[:, :columns]
+        shape = wanted.shape
+        out = torch.full(shape, torch.nan, dtype=torch.float32 if op == "paged_mqa_logits" else torch.float16)
+        out = out.to(DEVICE)
+        if op == "paged_mqa_logits":
+            operands = (made["q"], made["k_cache"], made.get("k_scale_cache"), made["weights"])
+            plan.adapter.launch(*operands, table, lengths, out)
+        else:
+            step = PagedStep(table, lengths)
+            plan.adapter.begin(step)
+            if op == "mla_attention":
+                plan.adapter.launch(made["q"], made["kv_cache"], None, step, MlaValues(made["scale"]), out, None)
+            else:
+                caches = (made["k_cache"], made["v_cache"])
+                plan.adapter.launch(made["q"], *caches, step, Values(32**-0.5), out, None)
+        torch.testing.assert_close(out.float(), wanted.float(), rtol=2e-2, atol=2e-2)
 
 
 class TestAutocast:

@@ -35,6 +35,7 @@ _VARYING = [
     "q_tokens",
     "topk",
     "splits",
+    "room",
     "stride_lb",
     "stride_lh",
     "stride_lt",
@@ -182,6 +183,7 @@ def latent_kernel(
     q_tokens,
     topk,
     splits,
+    room,
     stride_qb,
     stride_qt,
     stride_qh,
@@ -221,7 +223,7 @@ def latent_kernel(
     WEIGHT_UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per split of a tile.
+    """One program per split of a tile. No sequence has more keys than `room`, what a row of the table has pages for.
 
     R is the rotary width, 0 for none. APART: the two products of the scores are not summed in one accumulator.
     """
@@ -233,7 +235,7 @@ def latent_kernel(
     )
     if first >= end:
         return
-    kv_len = tl.load(seq_lens + sequence)
+    kv_len = tl.minimum(tl.maximum(tl.load(seq_lens + sequence), 0), room)
     high = keys_seen(first, end, q_len, kv_len, topk, HEADS, CAUSAL, SPARSE, BLOCK_M)
     used, keys_each = split_bounds(0, high, splits, BLOCK_N, CHUNK)
     if split >= used:
@@ -352,6 +354,7 @@ def merge_latent_kernel(
     q_tokens,
     topk,
     splits,
+    room,
     stride_ob,
     stride_ot,
     stride_oh,
@@ -381,7 +384,7 @@ def merge_latent_kernel(
     row = first + program % BLOCK_M
     if row >= end:
         return
-    kv_len = tl.load(seq_lens + sequence)
+    kv_len = tl.minimum(tl.maximum(tl.load(seq_lens + sequence), 0), room)
     high = keys_seen(first, end, q_len, kv_len, topk, HEADS, CAUSAL, SPARSE, BLOCK_M)
     used, _ = split_bounds(0, high, splits, BLOCK_N, CHUNK)
     if used == 1:

@@ -116,7 +116,7 @@ class SplitKV(MlaAdapter):
             score_scale, value_scale = score_scale * values.kv_scale, value_scale * values.kv_scale
         kv_cache = kv_cache.view(torch.uint8) if self._scores["FP8"] else kv_cache
         strides = (*strides_of_tokens(q, ragged), *kv_cache.stride(), *strides_of_tokens(out, ragged))
-        sizes = (step.num_seqs, tokens, topk, grid.splits)
+        sizes = (step.num_seqs, tokens, topk, grid.splits, self._room(step))
         lse_strides = strides_of_lse(lse, ragged)
         variant = _variant_of(q, kv_cache, out, values.sinks, strides)
         block_table, seq_lens = _adjacent(step.block_table), _adjacent(step.seq_lens)
