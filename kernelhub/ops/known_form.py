@@ -52,29 +52,39 @@ def _nothing(*tensors: Any) -> bool:
 
 
 def _guards_of(tensors: Sequence[Tensor], sizes: Sequence[Sizes], strided: Collection[int]) -> Callable[..., bool]:
+    if len({id(tensor) for tensor in tensors}) < len(tensors):
+        return _guards_of_distinct(tensors, sizes, strided)
+    steps = [list(t.stride()) if place in strided else [None] * t.ndim for place, t in enumerate(tensors)]
+    return _guards(tensors, [list(some) for some in sizes], steps)
+
+
+def _guards_of_distinct(
+    tensors: Sequence[Tensor], sizes: Sequence[Sizes], strided: Collection[int]
+) -> Callable[..., bool]:
+    """torch's guards let no tensor through that is given twice: they are asked of each once."""
     firsts = [next(i for i, other in enumerate(tensors) if other is tensor) for tensor in tensors]
     distinct = sorted(set(firsts))
     held: list[list[int | None]] = []
-    steps: list[list[int | None]] = []
+    steps: list[Any] = []
     for place in distinct:
         tensor, again = tensors[place], [i for i, first in enumerate(firsts) if first == place]
-        held.append(
-            [next((n for n in some if n is not None), None) for some in zip(*(sizes[i] for i in again), strict=True)]
-        )
+        held.append([_first_held(some) for some in zip(*(sizes[i] for i in again), strict=True)])
         steps.append(list(tensor.stride()) if any(i in strided for i in again) else [None] * tensor.ndim)
-    guards: Any = torch._C._dynamo.guards
-    check: Callable[..., bool] = guards.TensorGuards(
-        *(tensors[place] for place in distinct), dynamic_dims_sizes=held, dynamic_dims_strides=steps
-    ).check
-    if len(distinct) == len(tensors):
-        return check
+    check = _guards([tensors[place] for place in distinct], held, steps)
 
     def holds(*given: Any) -> bool:
-        """torch's guards let no tensor through that is given twice."""
         twice = all(given[first] is one for first, one in zip(firsts, given, strict=True))
         return twice and check(*[given[place] for place in distinct])
 
     return holds
+
+
+def _guards(tensors: Sequence[Tensor], held: list[list[int | None]], steps: list[Any]) -> Callable[..., bool]:
+    guards: Any = torch._C._dynamo.guards
+    check: Callable[..., bool] = guards.TensorGuards(
+        *tensors, dynamic_dims_sizes=held, dynamic_dims_strides=steps
+    ).check
+    return check
 
 
 def _first_held(sizes: Sequence[int | None]) -> int | None:

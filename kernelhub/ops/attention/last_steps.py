@@ -27,11 +27,11 @@ class LastSteps(Generic[StepT]):
 
     def __init__(self) -> None:
         self.last: StepT | None = None
-        self._own = threading.local()
+        self._own: threading.local | None = None  # made when it is needed: it takes some microseconds
 
     def find(self, *metadata: Any) -> StepT | None:
         """This thread's step, if it is of this metadata; see the steps' `is_of`."""
-        kept: _Kept | None = getattr(self._own, "kept", None)
+        kept: _Kept | None = getattr(self._own, "kept", None)  # None has none either
         if kept is None or not kept.step.is_of(*metadata):
             return None
         step: StepT = kept.step
@@ -41,8 +41,12 @@ class LastSteps(Generic[StepT]):
     def keep(self, step: StepT) -> None:
         """Take a step for this thread's, and for later calls with the same tensors, whatever is in them by then."""
         step.outlive()
-        self._own.kept = _Kept(step, self)
         self.last = step
+        if isinstance(step, DenseStep) and step.cu_seqlens_q is None:  # without metadata it is every thread's
+            return
+        if self._own is None:
+            self._own = threading.local()
+        self._own.kept = _Kept(step, self)
 
 
 class _Kept:
