@@ -6,13 +6,16 @@ FUZZ_JOBS ?= 2
 FUZZ_DEVICE ?= cpu
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test faults fuzz lint bench docs golden verification test-matrix gpu
+.PHONY: demo test ahead faults fuzz lint bench docs golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
 
 test:                 ## install what the tests need, and run them
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest
+
+ahead:                ## compile every Triton launch for every generation of GPU, which `make test` does for one
+	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest tests/backends/test_triton_ahead.py -m "ahead or not ahead"
 
 faults:               ## inject every fault, and count what survives
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m fault

@@ -1,6 +1,6 @@
 """Compile the Triton launches of real calls for GPUs that are not here, and report what came out.
 
-    python -m tests.backends.triton_ahead [--device H200] [--case NAME] [--table]
+    python -m tests.backends.triton_ahead [--device H200] [--case NAME] [--once] [--table]
 
 Runs the library's own adapters on fake tensors, with a driver that answers only "which target", so tiles,
 constants and specialisation are those of a real launch. Prints one JSON object per launch: op and kernel record,
@@ -15,14 +15,13 @@ import argparse
 import contextlib
 import functools
 import importlib
+import io
 import json
 import pkgutil
 import re
-import subprocess
 import sys
-import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,13 +29,14 @@ from typing import Any
 import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops import functions
 from kernelhub.probes.device import DeviceFacts, simulated
 from tests.backends import ahead
+from tests.backends.ahead.once import ONCE
 
 CASES = tuple(
     case
@@ -68,6 +68,20 @@ class Driver:
         return 0
 
 
+def _keeping_its_log(make_cubin: Callable[..., bytes]) -> Callable[..., bytes]:
+    """ptxas run as Triton runs it, what it printed kept with the kernel, also in Triton's cache."""
+
+    def made(self: Any, source: str, metadata: dict[str, Any], *more: Any) -> bytes:
+        printed = io.StringIO()
+        with triton.knobs.nvidia.scope(), contextlib.redirect_stdout(printed):
+            triton.knobs.nvidia.dump_ptxas_log = True
+            cubin = make_cubin(self, source, metadata, *more)
+        metadata["ptxas_log"] = printed.getvalue()
+        return cubin
+
+    return made
+
+
 @contextlib.contextmanager
 def compiling_for(device: DeviceFacts) -> Iterator[list[tuple[dict[str, Any], Any]]]:
     """Within the block a launch compiles for `device` and is recorded; nothing runs. Tensors are fake."""
@@ -84,13 +98,18 @@ def compiling_for(device: DeviceFacts) -> Iterator[list[tuple[dict[str, Any], An
         return kernel
 
     active = triton.runtime.driver.__dict__.get("_active")
+    make_cubin = CUDABackend.make_cubin
     triton.runtime.driver.set_active(Driver(GPUTarget("cuda", 10 * major + minor, 32)))
     JITFunction.run = compile_only
+    CUDABackend.make_cubin = _keeping_its_log(make_cubin)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        # In a folder of its own: what others compiled comes without a log.
+        with triton.knobs.cache.scope(), FakeTensorMode(allow_non_fake_inputs=True):
+            triton.knobs.cache.dir = str(Path(triton.knobs.cache.dir) / "kernelhub_ahead")
             yield launches
     finally:
         JITFunction.run = run
+        CUDABackend.make_cubin = make_cubin
         triton.runtime.driver._active = active
 
 
@@ -118,22 +137,7 @@ def launched_by(frame: FrameType | None) -> tuple[str | None, str | None]:
 
 def report(kernel: Any, device: DeviceFacts) -> dict[str, Any]:
     """What the compiler made: resources as ptxas counts them, matrix instructions as the PTX shows them."""
-    major, minor = device.capability
-    arch = 10 * major + minor
-    ptx = kernel.asm["ptx"]
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        gpu = f"sm_{arch}{'a' if arch >= 90 else ''}"
-        command = [
-            get_ptxas(arch).path,
-            "-v",
-            f"--gpu-name={gpu}",
-            str(source),
-            "-o",
-            str(Path(folder) / "kernel.cubin"),
-        ]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    printed = kernel.metadata.ptxas_log
     registers = re.search(r"Used (\d+) registers", printed)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", printed)
     return {
@@ -142,7 +146,7 @@ def report(kernel: Any, device: DeviceFacts) -> dict[str, Any]:
         "registers": int(registers[1]) if registers else None,
         "spill_bytes": int(spills[1]) + int(spills[2]) if spills else 0,
         "num_warps": kernel.metadata.num_warps,
-        "instructions": [name for name, pattern in _INSTRUCTIONS.items() if re.search(pattern, ptx)],
+        "instructions": [name for name, pattern in _INSTRUCTIONS.items() if re.search(pattern, kernel.asm["ptx"])],
     }
 
 
@@ -150,6 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", action="append", help="a simulated device; all of them by default")
     parser.add_argument("--case", action="append", help="a case by name; all of them by default")
+    parser.add_argument("--once", action="store_true", help="the cases in which each kernel is launched once")
     parser.add_argument("--table", action="store_true", help="print a table instead of JSON lines")
     options = parser.parse_args()
     if triton.knobs.runtime.interpret:
@@ -157,7 +162,7 @@ def main() -> None:
     for name in options.device or DEVICES:
         device = simulated(name)
         for case in CASES:
-            if options.case and case.name not in options.case:
+            if (options.case and case.name not in options.case) or (options.once and case.name not in ONCE):
                 continue
             with compiling_for(device) as launches:
                 case.launch(device)
