@@ -31,34 +31,33 @@ def problem_of(arguments: dict[str, Any], device: str | None = None) -> GroupedG
     return kernelhub.grouped_gemm.explain(**arguments, device=device_facts).problem
 
 
-def interpreted_as(problem: GroupedGemmProblem) -> tuple[Any, ...]:
-    """What Triton's interpreter sees of a device: what the kernel is given, but for warps and stages."""
+def interpreted_as(problem: GroupedGemmProblem, rows: int) -> tuple[Any, ...]:
+    """What Triton's interpreter sees of a device in a call of so many rows: what the kernel is given, but for warps
+    and stages."""
     adapter = Grouped(problem)
-    chosen = (tiles(problem, rows) for rows in (FEW, SOME, MANY))
-    sizes = tuple((tile.block_m, tile.block_n, tile.block_k, tile.swap) for tile in chosen)
+    tile = tiles(problem, rows_of_a_tile(problem, rows))
+    sizes = tile.block_m, tile.block_n, tile.block_k, tile.swap
     return (*sizes, repr(sorted(adapter._static.items())), adapter._decoded, adapter._quads)
 
 
 @pytest.mark.skipif(HAS_GPU, reason="tiles of GPUs that are not here are interpreted")
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_tile_of_other_gpus_gives_the_reference(name: str) -> None:
-    """Each once that the interpreter can tell apart."""
+    """Each once that the interpreter can tell apart, with groups of more rows than a tile, of fewer, and of none."""
     for more in ({}, {"a_dtype": torch.float16}) if name in ("nvfp4", "mxfp4") else ({},):
         seen = set()
-        for device in ("A100", "L40S", "H200", "B200", "RTX5090"):
-            calls = [
-                grouped_gemm_inputs(sizes=sizes, format=name, n=136, k=160, spare=0, **more)
-                for sizes in ((3, 0, 9), (40, 50, 7), (200, 140))
-            ]
-            alike = interpreted_as(problem_of(calls[0], device))
-            if alike in seen:
-                continue
-            seen.add(alike)
-            for arguments in calls:
+        for sizes, chosen in (((17, 0, 3), FEW), ((65, 0, 3), SOME), ((129, 3), MANY)):
+            arguments = grouped_gemm_inputs(sizes=sizes, format=name, n=136, k=160, spare=0, **more)
+            want = kernelhub.grouped_gemm.reference(**arguments, dtype=torch.float64)
+            for device in ("A100", "L40S", "H200", "B200", "RTX5090"):
                 problem = problem_of(arguments, device)
-                out = torch.full((arguments["a"].shape[0], 136), torch.nan, dtype=getattr(torch, problem.out_dtype))
+                assert rows_of_a_tile(problem, sum(sizes)) == chosen
+                alike = interpreted_as(problem, sum(sizes))
+                if alike in seen:
+                    continue
+                seen.add(alike)
+                out = torch.full((sum(sizes), 136), torch.nan, dtype=getattr(torch, problem.out_dtype))
                 Grouped(problem).launch(operands_of(arguments), out)
-                want = kernelhub.grouped_gemm.reference(**arguments, dtype=torch.float64)
                 assert bool(((out.double() - want).abs() <= error_allowed(arguments, want, out.dtype)).all()), device
 
 

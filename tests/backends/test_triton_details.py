@@ -138,7 +138,7 @@ class TestDeviceCode:
         assert needed <= seen
 
 
-@pytest.mark.skipif(HAS_GPU, reason="the interpreter is on only where there is no GPU: 4 cases")
+@pytest.mark.skipif(HAS_GPU, reason="the interpreter is on only where there is no GPU: 5 cases")
 class TestInterpreterRepair:
     """The interpreter's own arithmetic against torch, over every bit pattern."""
 
@@ -163,3 +163,28 @@ class TestInterpreterRepair:
         bf16 = torch.tensor(values).to(torch.bfloat16).view(torch.uint16).numpy()
         assert np.array_equal(interpreter.encode(values, tl.bfloat16), bf16)
         assert interpreter.encode(np.float32([500.0, -1e9]), tl.float8e4nv).tolist() == [0x7E, 0xFE]
+
+    def test_a_kernel_s_functions_compute_as_often_as_they_are_called_and_leave_the_language_as_it_was(self) -> None:
+        load, method = tl.load, tl.tensor.__add__
+        for _ in range(2):
+            values = torch.arange(8, dtype=torch.float32)
+            sums = torch.zeros(2)
+            _doubled[(2,)](values, sums, 3)
+            assert values.tolist() == [8.0 * index for index in range(8)]
+            assert sums.tolist() == [8.0 * 6, 8.0 * 22]
+            assert (tl.load, tl.tensor.__add__) == (load, method)
+
+
+@triton.jit
+def _twice(x):
+    return x + x
+
+
+@triton.jit
+def _doubled(pointer, sums, times):
+    at = tl.program_id(0) * 4 + tl.arange(0, 4)
+    value = tl.load(pointer + at)
+    for _ in range(times):
+        value = _twice(value)
+    tl.store(pointer + at, value)
+    tl.store(sums + tl.program_id(0), tl.sum(value, 0))

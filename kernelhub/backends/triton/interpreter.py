@@ -5,8 +5,9 @@ computes on the bits: `tl.dot` of bfloat16 is off by orders of magnitude, fp32 -
 float8 loses carries, and no error is given. `repair()` replaces the operations that touch such values by ones
 that decode to float32, compute, and round to nearest even; float8 saturates, as the conversions of GPUs do.
 `tl.maximum` and `tl.minimum` of NaN and a number give the number, as they do there.
-It also lets `range()` take a loaded bound under numpy 2.4, and masks be spread out from a scalar: Triton 3.9 makes
-those integers, and then refuses them.
+Functions that a kernel calls do not make the interpreter replace Triton's language once more at each call, which took a
+fifth of a launch. It also lets `range()` take a loaded bound under numpy 2.4, and masks be spread out from a scalar:
+Triton 3.9 makes those integers, and then refuses them.
 
 The adapters call it when they are imported under the interpreter. It changes nothing on a GPU.
 """
@@ -37,6 +38,10 @@ _TORCH_DTYPES = {
 _RAW = {tl.bfloat16, tl.float8e4nv, tl.float8e5, tl.float8e4b8, tl.float8e5b16}
 _LARGEST = {tl.float8e4nv: 448.0, tl.float8e5: 57344.0, tl.float8e4b8: 240.0, tl.float8e5b16: 57344.0}
 
+_PATCHED = (
+    "_kernelhub_patched"  # on the tensor and modules of Triton's language while they are those of the interpreter
+)
+
 _Handle = interpreter.TensorHandle
 
 
@@ -62,6 +67,8 @@ def repair() -> None:
     for operation in (interpreter.ReduceOps, interpreter.ScanOps):
         operation.apply = _reduce_with(operation.apply)
     interpreter._patch_lang_tensor = _patch_tensor_with(interpreter._patch_lang_tensor)
+    interpreter._patch_lang = _patch_once_with(interpreter._patch_lang)
+    interpreter._get_np_dtype = _dtype_once_with(interpreter._get_np_dtype)
 
 
 def decode(bits: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
@@ -212,5 +219,35 @@ def _patch_tensor_with(original: Callable[..., Any]) -> Callable[..., Any]:
     def patch(tensor: Any, scope: Any) -> None:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+        scope.set_attr(tensor, _PATCHED, True)
+
+    return patch
+
+
+def _dtype_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """numpy's dtype of a Triton one, which the interpreter makes a table for at each operation."""
+    known: dict[str, Any] = {}
+
+    def numpy_dtype(dtype: Any) -> Any:
+        scalar = dtype.scalar
+        found = known.get(scalar.name)
+        if found is None:
+            found = known[scalar.name] = original(scalar)
+        return found
+
+    return numpy_dtype
+
+
+def _patch_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Patches the modules of Triton's language that a function sees, if a launch under way has not patched them."""
+
+    def patch(function: Any) -> Any:
+        seen = {module for module in (tl, tl.core) if any(value is module for value in function.__globals__.values())}
+        if hasattr(tl.tensor, _PATCHED) and all(hasattr(module, _PATCHED) for module in seen):
+            return interpreter._LangPatchScope()  # nothing to restore
+        scope = original(function)
+        for module in seen:
+            scope.set_attr(module, _PATCHED, True)
+        return scope
 
     return patch
