@@ -45,6 +45,10 @@ COMMANDS = {
         "hold every kernel against its reference on this machine, and quarantine those that are wrong",
         "kernelhub verify merge_attention_states --backend torch --quick",
     ),
+    "replay": Command(
+        "run a call again that an audit in service found wrong, and print how wrong it is",
+        "kernelhub replay ~/.cache/kernelhub/audit/attention.torch.blocked-0a1b2c3d.case --device cpu",
+    ),
     "warmup": Command(
         "make ready what serving a model needs: compile, verify, and keep it on disk for the next processes",
         "kernelhub warmup --model llama-3.1-8b --tp 8 --device H200 --list",

@@ -6,11 +6,13 @@ import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
+from kernelhub.dispatch.audits import ACTIONS
 from kernelhub.dispatch.hub import HUB, keep
 from kernelhub.dispatch.policy import Layer, Names, Wish
 from kernelhub.errors import ConfigurationError
@@ -116,26 +118,35 @@ def configure(
     batch_invariant: bool | None = None,
     strict: bool | None = None,
     unsafe: bool | None = None,
+    audit: float | None = None,
+    audit_action: str | None = None,
     **ops: NamesLike,
 ) -> None:
     """Say what runs in this process; arguments as of `use`. Replaces what an earlier call said.
 
     Call it before serving: every choice made so far is made again at its next call.
+
+    Args:
+        audit: the share of calls, from 0 to 1, that are recomputed and compared; by default KERNELHUB_AUDIT.
+        audit_action: ``"record"`` or ``"quarantine"``; by default KERNELHUB_AUDIT_ACTION.
     """
     requests = dict(ops) if backend is None else {**ops, "*": backend}
-    HUB.configure(
-        _layer(
-            "configure",
-            "configure",
-            requests,
-            prefer,
-            disable,
-            deterministic,
-            batch_invariant,
-            strict,
-            unsafe,
-        )
+    if audit is not None and not (isinstance(audit, int | float) and 0 <= audit <= 1):
+        raise ConfigurationError(f"configure: audit is {audit!r}; give a share of calls from 0 to 1, such as 1e-4")
+    if audit_action is not None and audit_action not in ACTIONS:
+        raise ConfigurationError(f"configure: audit_action is {audit_action!r}; give {' or '.join(map(repr, ACTIONS))}")
+    layer = _layer(
+        "configure",
+        "configure",
+        requests,
+        prefer,
+        disable,
+        deterministic,
+        batch_invariant,
+        strict,
+        unsafe,
     )
+    HUB.configure(replace(layer, audit=audit, audit_action=audit_action))
 
 
 def _layer(

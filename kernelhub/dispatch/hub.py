@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from kernelhub.dispatch.audits import AUDITS, OFF, AuditSettings
 from kernelhub.dispatch.bound import Bound, configure, make_adapter, watch_imported
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
@@ -43,6 +44,7 @@ from kernelhub.dispatch.words import Agreed, Layers, policy_for
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import ConfigurationError
 
+_AUDITED = "kernelhub.evidence.audit.watching:watch"  # loaded where a share of calls is audited
 _KEPT = 2048  # entries of a table that grows with what users write, not with what they compute
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -180,6 +182,8 @@ class Hub:
                 except LoadFailure as failure:
                     self._note_failure(selection, kernel, failure, policy, generation)
                     continue
+                if self.audit.share:
+                    load_attribute(_AUDITED, self.patience_s)(adapter, selection, device, self.audit)
                 counter = itertools.count()
                 run = contract.bind(adapter, problem, device, counter.__next__, elsewhere)
                 bound = Bound(selection, adapter, run, counter, device)
@@ -297,6 +301,17 @@ class Hub:
             self._added.clear()
             self.forget_choices()
 
+    @property
+    def audit(self) -> AuditSettings:
+        """What share of calls is audited, and how."""
+        said, settings = self.configured, self.settings
+        share = settings["KERNELHUB_AUDIT"] if said.audit is None else said.audit
+        if not share:
+            return OFF
+        return AuditSettings(
+            share, settings["KERNELHUB_AUDIT_BYTES"], said.audit_action or settings["KERNELHUB_AUDIT_ACTION"]
+        )
+
     def on_change(self, forget: Callable[[], None]) -> None:
         """Have `forget` called whenever choices made so far no longer hold."""
         self._caches.append(forget)
@@ -321,6 +336,7 @@ class Hub:
         self.lock = threading.RLock()
         self.making.forget()
         self.ledger.renew()
+        AUDITS.renew()
 
     def report(self) -> Report:
         """What ran so far; choices made again after a change of configuration are counted together."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
+from kernelhub.dispatch.audits import AUDITS
 from kernelhub.dispatch.bound import Bound, calls_of
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.load import LoadFailure
@@ -156,8 +157,10 @@ class Ledger:
         ]
         rows.sort(key=lambda placed: placed[0])
         on_gpu = any(problem.device.type != "cpu" for _, problem in met)
-        fallbacks = tuple(self._fallbacks.values())
-        return Report(tuple(row for _, row in rows), fallbacks, JOURNAL.work, GATE.sealed, on_gpu)
+        if AUDITS.settle is not None:
+            AUDITS.settle()
+        made, fallbacks = tuple(row for _, row in rows), tuple(self._fallbacks.values())
+        return Report(made, fallbacks, JOURNAL.work, GATE.sealed, on_gpu, AUDITS.told())
 
     @contextlib.contextmanager
     def unreported(self) -> Iterator[None]:
@@ -173,6 +176,7 @@ class Ledger:
         with self._guard:
             self._start()
         JOURNAL.clear()
+        AUDITS.clear()
 
     def clear(self) -> None:
         """Forget what something still holds, too."""

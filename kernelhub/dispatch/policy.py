@@ -77,7 +77,8 @@ class Layer:
     """What one place says: a context, a `configure` call, the environment or a config file.
 
     Layers are told apart by identity, which keeps them cheap in the key of a table.
-    `deterministic`, `batch_invariant`, `strict` and `unsafe` are None where the place is silent.
+    `deterministic`, `batch_invariant`, `strict` and `unsafe` are None where the place is silent, and so are
+    `audit` and `audit_action`, which `configure` alone says.
     """
 
     requests: tuple[Wish, ...] = ()
@@ -87,6 +88,8 @@ class Layer:
     batch_invariant: bool | None = None
     strict: bool | None = None
     unsafe: bool | None = None
+    audit: float | None = None
+    audit_action: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.dispatch.audits import Audited
 from kernelhub.dispatch.work import Work
 
 
@@ -48,6 +49,7 @@ class Report:
     work: tuple[Work, ...] = ()
     sealed: bool = False
     on_gpu: bool = False
+    audits: tuple[Audited, ...] = ()
 
     @property
     def after_seal(self) -> tuple[Work, ...]:
@@ -61,6 +63,7 @@ class Report:
             "work": [vars(item) for item in self.work],
             "sealed": self.sealed,
             "on_gpu": self.on_gpu,
+            "audits": [vars(item) for item in self.audits],
         }
 
     def __str__(self) -> str:
@@ -77,6 +80,7 @@ class Report:
             f"fell past {item.kernel} for {item.op}, {item.count} times: {item.reason}" for item in self.fallbacks
         ]
         lines += self._told_work()
+        lines += map(str, self.audits)
         return "\n".join(lines)
 
     def _told_work(self) -> list[str]:

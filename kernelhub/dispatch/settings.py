@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelhub.dispatch.audits import ACTIONS, OFF
 from kernelhub.dispatch.lock_file import Lock, read_lock
 from kernelhub.dispatch.policy import Layer, Names, Wish
 from kernelhub.errors import ConfigurationError
@@ -83,6 +84,33 @@ def _parse_log(text: str) -> Names:
     return words
 
 
+def _parse_share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ValueError(f"{text!r} is no share from 0 to 1")
+    return share
+
+
+def _parse_bytes(text: str) -> int:
+    try:
+        num_bytes = int(text)
+    except ValueError:
+        num_bytes = 0
+    if num_bytes <= 0:
+        raise ValueError(f"{text!r} is not a positive number of bytes")
+    return num_bytes
+
+
+def _parse_action(text: str) -> str:
+    word = text.strip().lower()
+    if word not in ACTIONS:
+        raise ValueError(f"{text!r} is neither {' nor '.join(ACTIONS)}")
+    return word
+
+
 def _parse_missing(text: str) -> str:
     word = text.strip().lower()
     if word not in ("auto", "error"):
@@ -142,6 +170,27 @@ VARIABLES = {
             (),
             f"paths of files or folders, {os.pathsep} between",
             "Read these tables of `kernelhub tune --export` too, after what was measured here.",
+        ),
+        Variable(
+            "KERNELHUB_AUDIT",
+            _parse_share,
+            OFF.share,
+            "a share from 0 to 1",
+            "Recompute this share of real calls by other means and compare; see docs/audit.md.",
+        ),
+        Variable(
+            "KERNELHUB_AUDIT_BYTES",
+            _parse_bytes,
+            OFF.num_bytes,
+            "bytes",
+            "Most memory for the copies and the recomputing of an audit; a call over it is counted as skipped.",
+        ),
+        Variable(
+            "KERNELHUB_AUDIT_ACTION",
+            _parse_action,
+            OFF.action,
+            "record or quarantine",
+            "What becomes of a kernel that an audit finds wrong: quarantined for the next process, or at once.",
         ),
         Variable("KERNELHUB_DETERMINISTIC", parse_bool, None, "0 or 1", "Only kernels that repeat bit for bit."),
         Variable(

@@ -60,7 +60,7 @@ class Subject:
         allowed = {"quarantined", "layout"} if self.kernel.needs_packing and self.kernel.packs_to else {"quarantined"}
         if decision.accepted or (codes and codes <= allowed):
             schema = self.function.op.contract.schema
-            return _Claim(True, _class_of(schema, selection.problem), "quarantined" in codes)
+            return _Claim(True, class_of(schema, selection.problem), "quarantined" in codes)
         return _Claim(False, "", why=f"{decision.code}: {decision.reason}")
 
     def check(self, case: Case) -> Check | str:
@@ -244,7 +244,7 @@ class _Claim(NamedTuple):
     why: str = ""
 
 
-def _class_of(schema: Any, problem: Any) -> str:
+def class_of(schema: Any, problem: Any) -> str:
     """The formats of a problem and the features it asks for, but no size."""
     formats = [f"{name}={getattr(problem, name)}" for name in schema.facets if isinstance(getattr(problem, name), str)]
     plain = {feature_name(name, getattr(problem, name)) for name, facet in schema.facets.items() if facet.semantic}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RIGHT, WRONG, NOT_RUN = "right", "wrong", "not run"
+IN_SERVICE = "wrong_in_service"  # by an audit of real calls: verification, which passed, does not take it back
 
 # What may be wrong with a kernel, worst first. Of several the one that most checks show is the code of its result.
 CODES = {
@@ -20,6 +21,7 @@ CODES = {
     "not_written": "it left part of its output unwritten",
     "nan": "it gave NaN where the result is a number",
     "zeros": "it gave nothing but zeros",
+    IN_SERVICE: "its numbers were wrong in service",
     "feature_ignored": "it ignored a feature that it claims",
     "wrong_numbers": "its numbers are wrong",
     "token_count": "its numbers are wrong for some token counts",

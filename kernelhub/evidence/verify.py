@@ -22,7 +22,7 @@ from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, keep, kept_of, now
-from kernelhub.evidence.results import Check, Result, Verification
+from kernelhub.evidence.results import IN_SERVICE, Check, Result, Verification
 from kernelhub.probes.device import facts
 
 FULL_BUDGET_S, QUICK_BUDGET_S = 120.0, 20.0
@@ -157,7 +157,9 @@ def _verified(subject: Subject, quick: bool, limit_s: float, asked_in: Child | H
     # What failed before and was not asked again still stands; in a full run a case that is not there any more is gone.
     labels = {case.label for case in subject.cases.cases()}
     unasked = [check for name, check in failed.items() if name not in checks and name in labels]
-    standing = unasked if quick or left_out else []
+    # An audit saw what no case asks: `kernelhub replay` of its call takes that back.
+    in_service = [check for check in failed.values() if check.code == IN_SERVICE]
+    standing = [*(unasked if quick or left_out else []), *in_service]
     result = Result(
         subject.kernel.op,
         subject.kernel.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from kernelhub.dispatch.audits import AUDITS
 from kernelhub.dispatch.gate import GATE
 
 
@@ -22,6 +23,9 @@ class Health:
         last_plans: the plans made ready last on that device, newest first, each with its calls.
         lost_devices: indices of all devices that were lost.
         sealed: whether `kernelhub.seal` holds.
+        audited: calls that were recomputed and compared (KERNELHUB_AUDIT).
+        wrong_in_service: for each kernel whose numbers were wrong in these, its op, its name and how often. Its calls
+            go on unless KERNELHUB_AUDIT_ACTION says otherwise, so `ok` does not speak of it.
     """
 
     ok: bool
@@ -33,6 +37,8 @@ class Health:
     last_plans: tuple[str, ...]
     lost_devices: tuple[int, ...]
     sealed: bool
+    audited: int = 0
+    wrong_in_service: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The same as a JSON object."""
@@ -50,11 +56,13 @@ def health() -> Health:
         >>> kernelhub.health().ok
         True
     """
+    audits = AUDITS.told()
+    wrong = tuple(f"{one.op} {one.kernel}: {one.wrong} of {one.checked} calls" for one in audits if one.wrong)
+    audited = sum(one.checked for one in audits)
     lost = list(GATE.lost.values())
     if not lost:
-        return Health(True, "", None, None, "", "", (), (), GATE.sealed)
+        return Health(True, "", None, None, "", "", (), (), GATE.sealed, audited, wrong)
     first = min(lost, key=lambda error: error.since)
     devices = tuple(sorted(error.device for error in lost))
-    return Health(
-        False, str(first), first.device, first.since, first.op, first.kernel, first.plans, devices, GATE.sealed
-    )
+    told = (str(first), first.device, first.since, first.op, first.kernel, first.plans, devices, GATE.sealed)
+    return Health(False, *told, audited, wrong)

@@ -1,0 +1,486 @@
+"""What a launch was asked, in the words of its op: how a call is audited whichever way it came.
+
+Every call of a kernel ends in a launch of its adapter: direct ones, `plan.run`, `step.run`, and those of a compiled
+graph. Each op has a reader here, which makes of the launch's operands the arguments that the op's reference and its
+`OpCases.judge` take, and names the results. A reader copies nothing and asks the device nothing; where a call reads a
+few pages or slots of something large, it says which (`Rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.evidence.cases.case import Arguments
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+from kernelhub.ops.formats import E8M0
+from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
+from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
+from kernelhub.ops.linear_attention.adapter import States
+from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
+from kernelhub.ops.moe.experts.problem import (
+    ASKED_FORMATS,
+    BLOCK_FORMATS,
+    FP8_BLOCK_UE8M0,
+    FP8_TENSOR,
+    MXFP4,
+    NVFP4,
+    PLAIN,
+)
+from kernelhub.ops.moe.experts.weights import Matrix
+from kernelhub.ops.quant.arguments import fp8_scale_shape
+from kernelhub.ops.quant.problem import TENSOR
+
+METHODS = ("launch", "compute", "launch_weights")  # of adapters, by which an op runs a kernel
+
+
+class NotAudited(Exception):
+    """This launch cannot be recomputed; the message is a word of `dispatch.audits.SKIPPED`."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Those rows of a tensor that a call reads, copied together.
+
+    Attributes:
+        source: ``[N, ...]``.
+        index: int64 ``[n]``, on the same device. A row at a negative one is zeros in the copy; what is too large is
+            brought within the tensor.
+        keep: which of the tokens in each row count, bool ``[n, tokens]``; the others are zeros in the copy.
+        token_dim: the dimension of the row that holds tokens.
+    """
+
+    source: Tensor
+    index: Tensor
+    keep: Tensor | None = None
+    token_dim: int = 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the copy."""
+        return self.index.numel() * (self.source[:1].numel() * self.source.itemsize if self.source.shape[0] else 0)
+
+    def copied(self) -> Tensor:
+        """The rows in memory of their own."""
+        raw = self.source.view(torch.uint8) if self.source.itemsize == 1 else self.source
+        made = raw.index_select(0, self.index.clamp(0, max(self.source.shape[0] - 1, 0)))
+        made.masked_fill_((self.index < 0).view(-1, *(1 for _ in self.source.shape[1:])), 0)
+        if self.keep is not None:
+            form = [1] * made.ndim
+            form[0], form[self.token_dim] = self.keep.shape
+            made.masked_fill_(~self.keep.view(form), 0)
+        return made.view(self.source.dtype)
+
+
+class Read(NamedTuple):
+    """A launch in the words of its op.
+
+    Attributes:
+        arguments: by parameter, as before the launch.
+        results: where the launch writes, by the names that `OpCases.judge` gives them.
+        forms: shapes of results in the op, where the launch sees others.
+    """
+
+    arguments: Arguments
+    results: dict[str, Tensor | Rows]
+    forms: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+
+Reader = Callable[[Any, tuple[Any, ...]], Read]
+
+
+def _window(problem: Any, values: Any) -> tuple[int, int]:
+    return values.window_left, -1 if problem.causal else values.window_right
+
+
+def _features(problem: Any, values: Any) -> Arguments:
+    return {
+        "causal": problem.causal,
+        "window": _window(problem, values),
+        "softcap": values.softcap,
+        "sinks": values.sinks,
+        "scale": values.scale,
+        "k_scale": values.k_scale,
+        "v_scale": values.v_scale,
+        "return_lse": problem.lse,
+    }
+
+
+def _with_lse(out: Tensor | None, lse: Tensor | None) -> dict[str, Tensor | Rows]:
+    made: dict[str, Tensor | Rows] = {} if out is None else {"out": out}
+    return made if lse is None else made | {"lse": lse}
+
+
+def _attention(problem: Any, given: tuple[Any, ...]) -> Read:
+    q, k, v, step, values, out, lse = _padded(given, 7)
+    arguments = {"q": q, "k": k, "v": v, **_features(problem, values)}
+    if problem.ragged:
+        assert isinstance(step, DenseStep)
+        arguments |= {
+            "cu_seqlens_q": step.cu_seqlens_q,
+            "cu_seqlens_k": step.cu_seqlens_k,
+            "max_seqlen_q": step.max_seqlen_q,
+            "max_seqlen_k": step.max_seqlen_k,
+        }
+    return Read(arguments, _with_lse(out, lse))
+
+
+def _pages(step: PagedStep, page_size: int, *caches: tuple[Tensor, int]) -> tuple[Tensor, list[Rows]]:
+    """The block table of the copies, and those pages of the caches that the sequences of a step use."""
+    lengths = step._lengths  # what the host was told; nobody asks the device
+    columns = step.max_pages
+    if lengths is not None:
+        columns = min(columns, max((-(-length // page_size) for length in lengths), default=0))
+    return _gathered(step.block_table, step.seq_lens, columns, page_size, caches)
+
+
+def _gathered(
+    block_table: Tensor, seq_lens: Tensor, columns: int, page_size: int, caches: Sequence[tuple[Tensor, int]]
+) -> tuple[Tensor, list[Rows]]:
+    """The same for lengths and pages in tensors.
+
+    Args:
+        columns: of the block table, those that may be used.
+        caches: each with the dimension of a page that holds tokens.
+    """
+    device, num_seqs = block_table.device, block_table.shape[0]
+    index = block_table[:, :columns].reshape(-1).long()
+    place = torch.arange(columns * page_size, device=device).view(1, -1)
+    keep = (place < seq_lens.view(-1, 1)).view(num_seqs * columns, page_size)
+    table = torch.arange(num_seqs * columns, device=device, dtype=torch.int32).view(num_seqs, columns)
+    return table, [Rows(cache, index, keep, dim) for cache, dim in caches]
+
+
+def _paged_attention(problem: Any, given: tuple[Any, ...]) -> Read:
+    q, k_cache, v_cache, step, values, out, lse = _padded(given, 7)
+    tokens_at = 1 if problem.kv_layout == "NHD" else 2
+    table, (k, v) = _pages(step, problem.page_size, (k_cache, tokens_at), (v_cache, tokens_at))
+    arguments = {
+        "q": q,
+        "k_cache": k,
+        "v_cache": v,
+        "block_table": table,
+        "seq_lens": step.seq_lens,
+        "kv_layout": problem.kv_layout,
+        **_features(problem, values),
+    }
+    if problem.ragged:
+        arguments |= {"cu_seqlens_q": step.cu_seqlens_q, "max_seqlen_q": step.max_seqlen_q}
+    return Read(arguments, _with_lse(out, lse))
+
+
+def _mla_attention(problem: Any, given: tuple[Any, ...]) -> Read:
+    q, kv_cache, topk_indices, step, values, out, lse = given
+    table, (rows,) = _pages(step, problem.page_size, (kv_cache, 1))
+    arguments = {
+        "q": q,
+        "kv_cache": rows,
+        "block_table": table,
+        "seq_lens": step.seq_lens,
+        "scale": values.scale,
+        "value_dim": problem.value_dim,
+        "causal": problem.causal,
+        "sinks": values.sinks,
+        "kv_scale": values.kv_scale,
+        "return_lse": problem.lse,
+    }
+    if topk_indices is not None:
+        arguments["topk_indices"] = topk_indices.reshape(*q.shape[:-2], topk_indices.shape[-1])
+    if problem.ragged:
+        arguments |= {"cu_seqlens_q": step.cu_seqlens_q, "max_seqlen_q": step.max_seqlen_q}
+    return Read(arguments, _with_lse(out, lse))
+
+
+def _write_mla_cache(problem: Any, given: tuple[Any, ...]) -> Read:
+    """Of the cache only the rows that are written, as pages of one token: the rest of it is not looked at."""
+    kv_c, k_rope, kv_cache, slot_mapping, kv_scale = given
+    pages, page_size, width = kv_cache.shape
+    strides = kv_cache.stride()
+    if strides[0] == page_size * strides[1]:
+        flat = kv_cache.as_strided((pages * page_size, 1, width), (strides[1], strides[1], strides[2]))
+    elif pages == 1:
+        flat = kv_cache[0].unsqueeze(1)
+    else:
+        raise NotAudited("unread")  # pages that lie apart cannot be read as rows without copying them all
+    rows = Rows(flat, slot_mapping)
+    places = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
+    slots = torch.where(slot_mapping < 0, slot_mapping, places)
+    arguments = {"kv_c": kv_c, "k_rope": k_rope, "kv_cache": rows, "slot_mapping": slots, "kv_scale": kv_scale}
+    if kv_scale is None:
+        del arguments["kv_scale"]
+    return Read(arguments, {"kv_cache": rows})
+
+
+def _concat_mla_k(problem: Any, given: tuple[Any, ...]) -> Read:
+    k_nope, k_rope, out = given
+    return Read({"k_nope": out[..., : problem.nope_dim] if k_nope is None else k_nope, "k_rope": k_rope}, {"out": out})
+
+
+def _merge(problem: Any, given: tuple[Any, ...]) -> Read:
+    outs, lses, out, lse, out_scale = _padded(given, 5)
+    arguments: Arguments = {"outs": list(outs), "lses": list(lses), "return_lse": lse is not None}
+    if out_scale is not None:
+        arguments["out_scale"] = out_scale
+    return Read(arguments, {"out": out} | ({} if lse is None else {"out_lse": lse}))
+
+
+def _mqa_logits(problem: Any, given: tuple[Any, ...]) -> Read:
+    *operands, out = given
+    names = ("q", "k", "k_scale", "weights", "cu_seqlen_ks", "cu_seqlen_ke")
+    return Read(dict(zip(names, operands, strict=True)), {"out": out})
+
+
+def _paged_mqa_logits(problem: Any, given: tuple[Any, ...]) -> Read:
+    q, k_cache, k_scale_cache, weights, block_table, seq_lens, out = given
+    columns = min(block_table.shape[1], -(-out.shape[1] // problem.page_size))
+    caches = [(k_cache, 1)] + ([] if k_scale_cache is None else [(k_scale_cache, 1)])
+    table, rows = _gathered(block_table, seq_lens, columns, problem.page_size, caches)
+    arguments = {
+        "q": q,
+        "k_cache": rows[0],
+        "k_scale_cache": rows[1] if len(rows) > 1 else None,
+        "weights": weights,
+        "block_table": table,
+        "seq_lens": seq_lens,
+        "max_seq_len": out.shape[1],
+    }
+    return Read(arguments, {"out": out})
+
+
+def _topk_indices(problem: Any, given: tuple[Any, ...]) -> Read:
+    logits, row_starts, row_ends, out = given
+    return Read({"logits": logits, "k": problem.k, "row_starts": row_starts, "row_ends": row_ends}, {"out": out})
+
+
+def _linear_attention(problem: Any, given: tuple[Any, ...]) -> Read:
+    q, k, v, decay, scale, cu_seqlens, states, out = given
+    assert isinstance(states, States)
+    before, before_at, after, after_at = states
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    arguments: Arguments = {"q": q, "k": k, "v": v, "decay": decay, "cu_seqlens": cu_seqlens, "scale": scale}
+    results: dict[str, Tensor | Rows] = {"out": out}
+    places = torch.arange(sequences, device=q.device, dtype=torch.int32)
+    if before is not None and before_at is not None:
+        arguments["state"] = Rows(before, before_at.long())
+        arguments["state_indices"] = torch.where(before_at < 0, before_at, places)
+    elif before is not None:
+        arguments["state"] = before
+    if after is not None and after_at is None and after.shape[0] == sequences:
+        arguments["return_state"] = True
+        results["state"] = after
+    elif after is not None:
+        slots = places if after_at is None else after_at
+        kept = Rows(after, slots.long())
+        arguments["state_indices"] = torch.where(slots < 0, slots, places)
+        arguments["out_state"] = results["state"] = kept
+    return Read(arguments, results)
+
+
+def _as_scales(scale: Tensor | None, format: str) -> Tensor | None:
+    """Bytes as exponents, where the format says that they are."""
+    exponents = scale is not None and scale.dtype is torch.uint8 and format.startswith("mx")
+    return scale.view(E8M0) if exponents and scale is not None else scale
+
+
+def _fp4_gemm(problem: Any, given: tuple[Any, ...]) -> Read:
+    a, b, bias, out = given
+    assert isinstance(a, Activations)
+    assert isinstance(b, Weights)
+    _check_checkpoint(problem)
+    arguments = {
+        "a": a.codes,
+        "b": b.codes,
+        "a_scale": _as_scales(a.scale, problem.a_format),
+        "b_scale": _as_scales(b.scale, problem.b_format),
+        "a_global_scale": a.global_scale,
+        "b_global_scale": b.global_scale,
+        "bias": bias,
+        "out_dtype": getattr(torch, problem.out_dtype),
+    }
+    return Read(arguments, {"out": out})
+
+
+def _grouped_gemm(problem: Any, given: tuple[Any, ...]) -> Read:
+    operands, out = _padded(given, 2)
+    assert isinstance(operands, GroupedOperands)
+    arguments = {**operands._asdict(), "out_dtype": getattr(torch, problem.out_dtype)}
+    return Read(arguments, {} if out is None else {"out": out})
+
+
+def _fp8_gemm(problem: Any, given: tuple[Any, ...]) -> Read:
+    _check_checkpoint(problem)
+    a, b, a_scale, b_scale, bias, out = given if problem.weight_only is None else (*given[:2], None, *given[2:])
+    arguments = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "bias": bias}
+    return Read(arguments | {"out_dtype": getattr(torch, problem.out_dtype)}, {"out": out})
+
+
+def _bmm_fp8(problem: Any, given: tuple[Any, ...]) -> Read:
+    a, b, a_scale, b_scale, out = given
+    arguments = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
+    return Read(arguments | {"out_dtype": getattr(torch, problem.out_dtype)}, {"out": out})
+
+
+def _side(name: str, weights: str, given: Matrix) -> Arguments:
+    """One projection of experts as in a checkpoint."""
+    scale, global_scale = given.scale, None
+    if weights in BLOCK_FORMATS and scale is not None:
+        scale = scale.view(E8M0) if weights == FP8_BLOCK_UE8M0 else scale
+    elif weights == NVFP4:
+        global_scale = None if given.channel_scale is None else given.channel_scale[:, 0]
+    elif weights == MXFP4 and scale is not None:
+        scale = scale.view(E8M0)
+    elif weights == FP8_TENSOR and given.channel_scale is not None:
+        scale = given.channel_scale[:, 0]
+    elif weights not in (PLAIN, "mxint4"):
+        scale = given.channel_scale
+    made = {f"{name}_scale": scale, f"{name}_global_scale": global_scale, f"{name}_bias": given.bias}
+    return {name: given.weight, **{parameter: value for parameter, value in made.items() if value is not None}}
+
+
+def _fused_moe(problem: Any, given: tuple[Any, ...]) -> Read:
+    _check_checkpoint(problem)
+    x, w13, w2, topk_weights, topk_ids, values, out = given
+    asked = problem.activation_dtype
+    arguments = {
+        "x": x,
+        **_side("w13", problem.weights, w13),
+        **_side("w2", problem.weights, w2),
+        "topk_weights": topk_weights,
+        "topk_ids": topk_ids,
+        "activation": problem.activation,
+        "activation_dtype": asked if asked in ASKED_FORMATS else getattr(torch, asked),
+        "alpha": values.alpha,
+        "limit": values.limit,
+        "apply_router_weight_on_input": problem.apply_router_weight_on_input,
+    }
+    for name in ("a1_scale", "a2_scale", "expert_map", "residual"):
+        if getattr(values, name) is not None:
+            arguments[name] = getattr(values, name)
+    return Read(arguments, {"out": out})
+
+
+def _route_experts(problem: Any, given: tuple[Any, ...]) -> Read:
+    logits, correction_bias, scaling_factor, weights, ids = given
+    grouped = problem.num_groups > 1
+    arguments = {
+        "logits": logits,
+        "top_k": problem.top_k,
+        "scoring": problem.scoring,
+        "num_groups": problem.num_groups if grouped else None,
+        "topk_groups": problem.topk_groups if grouped else None,
+        "correction_bias": correction_bias,
+        "renormalize": problem.renormalize,
+        "scaling_factor": scaling_factor,
+    }
+    return Read(arguments, {"out_weights": weights, "out_ids": ids})
+
+
+def _quantize_fp8(problem: Any, given: tuple[Any, ...]) -> Read:
+    x, codes, areas, _ = given
+    shape = fp8_scale_shape(tuple(x.shape), problem.granularity, problem.group_size)
+    arguments: Arguments = {"x": x, "granularity": problem.granularity, "group_size": problem.group_size}
+    if problem.static:
+        arguments["scale"] = areas.reshape(shape)
+    else:
+        arguments |= {"ue8m0": problem.ue8m0, "scale_dtype": getattr(torch, problem.scale_dtype)}
+    return Read(arguments, {"out": codes, "out_scale": areas}, {"out_scale": shape})
+
+
+def _quantize_nvfp4(problem: Any, given: tuple[Any, ...]) -> Read:
+    x, codes, scale, global_scale = given
+    arguments = {"x": x, **({"global_scale": global_scale} if problem.static else {})}
+    form = tuple(global_scale.shape) if problem.static else (1,)
+    results: dict[str, Tensor | Rows] = {"out": codes, "out_scale": scale, "out_global_scale": global_scale}
+    return Read(arguments, results, {"out_global_scale": form})
+
+
+def _quantize_mx(problem: Any, given: tuple[Any, ...]) -> Read:
+    x, codes, scale, _ = given
+    return Read({"x": x, "scale_rounding": "up" if problem.round_up else "floor"}, {"out": codes, "out_scale": scale})
+
+
+def _dequantize(problem: Any, given: tuple[Any, ...]) -> Read:
+    codes, scale, global_scale, out = given
+    if getattr(problem, "granularity", None) == TENSOR:
+        scale = scale.reshape(1)
+    arguments = {"x": codes, "scale": scale, "out_dtype": getattr(torch, problem.out_dtype)}
+    if hasattr(problem, "group_size"):
+        arguments["group_size"] = problem.group_size
+    if global_scale is not None:
+        arguments["global_scale"] = global_scale
+    return Read(arguments, {"out": out})
+
+
+def _check_checkpoint(problem: Any) -> None:
+    if problem.weight_layout != CHECKPOINT:
+        raise NotAudited("packed")
+
+
+def _padded(given: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """Operands of a launch, or those of a `compute`, which has no destinations."""
+    return (*given, *(None for _ in range(count - len(given))))
+
+
+READERS: dict[str, Reader] = {
+    "attention": _attention,
+    "paged_attention": _paged_attention,
+    "merge_attention_states": _merge,
+    "mla_attention": _mla_attention,
+    "write_mla_cache": _write_mla_cache,
+    "concat_mla_k": _concat_mla_k,
+    "mqa_logits": _mqa_logits,
+    "paged_mqa_logits": _paged_mqa_logits,
+    "topk_indices": _topk_indices,
+    "linear_attention": _linear_attention,
+    "fp4_gemm": _fp4_gemm,
+    "grouped_gemm": _grouped_gemm,
+    "fp8_gemm": _fp8_gemm,
+    "bmm_fp8": _bmm_fp8,
+    "fused_moe": _fused_moe,
+    "route_experts": _route_experts,
+    "quantize_fp8": _quantize_fp8,
+    "quantize_nvfp4": _quantize_nvfp4,
+    "quantize_mxfp4": _quantize_mx,
+    "quantize_mxfp8": _quantize_mx,
+    "dequantize_fp8": _dequantize,
+    "dequantize_nvfp4": _dequantize,
+    "dequantize_mxfp4": _dequantize,
+    "dequantize_mxfp8": _dequantize,
+}
+
+
+def rearranges(adapter: Any) -> bool:
+    """Whether a kernel is launched with weights that it has laid out anew, which nobody else can read."""
+    return isinstance(adapter, ExpertsAdapter) and type(adapter).arrange is not ExpertsAdapter.arrange
+
+
+# How large a call is, told without asking the device, from what its launch is given.
+_first: Callable[[tuple[Any, ...]], Hashable] = lambda given: given[0].numel().bit_length()  # noqa: E731
+
+
+def _size_of_paged(given: tuple[Any, ...]) -> Hashable:
+    return given[0].numel().bit_length(), given[3].max_pages.bit_length()
+
+
+SIZES: dict[str, Callable[[tuple[Any, ...]], Hashable]] = {
+    "attention": lambda given: (given[0].numel().bit_length(), given[1].numel().bit_length()),
+    "paged_attention": _size_of_paged,
+    "mla_attention": _size_of_paged,
+    "merge_attention_states": lambda given: (len(given[0]), given[2].numel().bit_length()),
+    "concat_mla_k": lambda given: given[1].numel().bit_length(),
+    "mqa_logits": lambda given: (given[0].numel().bit_length(), given[1].numel().bit_length()),
+    "paged_mqa_logits": lambda given: (given[0].numel().bit_length(), given[6].numel().bit_length()),
+    "fp4_gemm": lambda given: given[3].numel().bit_length(),
+    "grouped_gemm": lambda given: given[0].a.numel().bit_length(),
+}
+
+
+def size_of(op: str) -> Callable[[tuple[Any, ...]], Hashable]:
+    """What tells calls of different sizes apart, for the calls of an op."""
+    return SIZES.get(op, _first)

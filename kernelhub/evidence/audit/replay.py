@@ -1,0 +1,279 @@
+"""A wrong call as a file, and the file as a call again: `kernelhub replay`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.context import use
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.problem import as_dict
+from kernelhub.dispatch.refusal import no_kernel
+from kernelhub.errors import CacheError
+from kernelhub.evidence.call import Call, Failed
+from kernelhub.evidence.cases import CASES
+from kernelhub.evidence.cases.case import Arguments, bytes_of
+from kernelhub.evidence.poison import kind_of_error
+from kernelhub.evidence.quarantine import now
+from kernelhub.evidence.validity import key_of
+from kernelhub.runtime.caches.cases import read_case, write_case
+
+if TYPE_CHECKING:
+    from kernelhub.evidence.audit.findings import Found
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_SMALL = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2")
+_WHOLE = ("uint8", "int8", "int16", "int32", "int64", "bool")
+_DTYPES = {name: getattr(torch, name) for name in (*_FLOATS, *_SMALL, *_WHOLE) if hasattr(torch, name)}
+_HOW = {"op": str, "kernel": str, "class": str, "date": str, "figures": str, "bytes": int, "digest": str}
+
+
+def keep_case(found: Found) -> tuple[Path | None, str]:
+    """Write a wrong call down; the file, or None and why not."""
+    parts: list[bytes] = []
+    kernel, problem = found.kernel, found.selection.problem
+    try:
+        arguments = {name: _written(value, parts) for name, value in found.arguments.items()}
+        results = {name: _written(value, parts) for name, value in found.results.items()}
+        num_bytes = sum(map(len, parts))
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        header = {
+            "op": kernel.op,
+            "kernel": kernel.name,
+            "class": found.problem_class,
+            "problem": {name: str(value) for name, value in as_dict(problem).items()},
+            "date": now(),
+            "figures": found.figures,
+            "versions": key_of(kernel, problem.device),
+            "arguments": arguments,
+            "results": results,
+            "bytes": num_bytes,
+            "digest": digest.hexdigest(),
+        }
+        return write_case(re.sub(r"[^A-Za-z0-9_.+-]", "_", f"{kernel.op}.{kernel.name}"), header, parts, num_bytes)
+    except (OSError, TypeError, MemoryError) as error:
+        return None, str(error)
+
+
+def _written(value: Any, parts: list[bytes]) -> Any:
+    """A value as JSON holds it; the bytes of tensors go to `parts`."""
+    if isinstance(value, Tensor):
+        begin = sum(map(len, parts))
+        parts.append(bytes_of(value.cpu().contiguous()).numpy().tobytes())
+        return {"tensor": str(value.dtype)[6:], "shape": list(value.shape), "at": begin}
+    if isinstance(value, list | tuple):
+        return {"list" if isinstance(value, list) else "tuple": [_written(part, parts) for part in value]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)[6:]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"an argument is a {type(value).__name__}, which is not kept")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A case that was read.
+
+    Attributes:
+        op, kernel: what was wrong.
+        problem_class: for which problems.
+        date: when.
+        figures: what was wrong with it.
+        versions: between which it was.
+        arguments: of the call, on the CPU.
+        results: what the kernel gave, on the CPU.
+    """
+
+    op: str
+    kernel: str
+    problem_class: str
+    date: str
+    figures: str
+    versions: dict[str, str]
+    arguments: Arguments
+    results: dict[str, Tensor]
+
+
+def load_case(path: Path) -> Kept:
+    """A case from its file.
+
+    Raises:
+        CacheError: it cannot be read, could have been put there by others, or is none.
+    """
+    try:
+        header, content = read_case(path)
+        return _from_header(header, content)
+    except OSError as error:
+        remedy = f"copy it into a folder of this user that nobody else writes, with `chmod 600 {path}`"
+        raise CacheError(f"{path} is not read: {error.strerror or error}; {remedy}") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CacheError(f"{path} is not read: {error}; take a file that an audit wrote") from error
+
+
+def _from_header(header: dict[str, Any], content: bytes) -> Kept:
+    for name, kind in _HOW.items():
+        if not isinstance(header.get(name), kind):
+            raise ValueError(f"its {name!r} is missing")
+    if header["bytes"] != len(content) or hashlib.sha256(content).hexdigest() != header["digest"]:
+        raise ValueError("its operands are not those that were written")
+    if header["op"] not in CASES:
+        raise ValueError(f"it is of {header['op']!r}, which is no op here")
+    memory = bytearray(content)
+    arguments = {str(name): _from_written(value, memory) for name, value in header["arguments"].items()}
+    results = {str(name): _from_written(value, memory) for name, value in header["results"].items()}
+    versions = {str(name): str(value) for name, value in header["versions"].items()}
+    told = (header["op"], header["kernel"], header["class"], header["date"], header["figures"])
+    return Kept(*told, versions, arguments, results)
+
+
+def _from_written(value: Any, memory: bytearray) -> Any:
+    if not isinstance(value, dict):
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise ValueError("an argument is no value")
+    if "tensor" in value:
+        dtype, shape, begin = _DTYPES[value["tensor"]], value["shape"], value["at"]
+        if not all(type(size) is int and size >= 0 for size in (*shape, begin)):
+            raise ValueError("a tensor has no shape")
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if begin + num_bytes > len(memory):
+            raise ValueError("a tensor lies outside of its bytes")
+        if not num_bytes:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        raw = torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes, offset=begin)
+        return raw.clone().view(dtype).view(shape)
+    if "dtype" in value:
+        return _DTYPES[value["dtype"]]
+    if "float" in value:
+        return float(value["float"])
+    if "list" in value:
+        return [_from_written(part, memory) for part in value["list"]]
+    return tuple(_from_written(part, memory) for part in value["tuple"])
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a case gave when it was run again.
+
+    Attributes:
+        kept: the case.
+        kernel: the kernel that ran.
+        device: where.
+        ok: whether its numbers are right.
+        code: what is wrong with them, a key of `results.CODES`, or ``"ok"``.
+        ratio: the largest error over what is allowed.
+        figures: the error in words.
+        kept_ratio: the same for the results that were kept.
+        kept_figures: the error of these in words.
+        differs: versions that were others.
+        lifted: whether the kernel was taken out of quarantine.
+    """
+
+    kept: Kept
+    kernel: str
+    device: str
+    ok: bool
+    code: str
+    ratio: float
+    figures: str
+    kept_ratio: float
+    kept_figures: str
+    differs: dict[str, tuple[str, str]]
+    lifted: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "op": self.kept.op,
+            "kernel": self.kernel,
+            "kept_of": self.kept.kernel,
+            "class": self.kept.problem_class,
+            "date": self.kept.date,
+            "device": self.device,
+            "ok": self.ok,
+            "code": self.code,
+            "ratio": self.ratio if math.isfinite(self.ratio) else None,
+            "figures": self.figures,
+            "kept": {
+                "ratio": self.kept_ratio if math.isfinite(self.kept_ratio) else None,
+                "figures": self.kept_figures,
+            },
+            "differs": {name: list(pair) for name, pair in self.differs.items()},
+            "lifted": self.lifted,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        kept = self.kept
+        yield f"{kept.op} {kept.kernel}, {kept.date}: {kept.figures}"
+        told = f": {self.kept_figures}" if self.kept_figures else ""
+        yield f"results kept in the file: {self.kept_ratio:.3g} times what is allowed{told}"
+        for name, (then, here) in self.differs.items():
+            yield f"{name} was {then}, is {here}"
+        verdict = "right" if self.ok else f"wrong ({self.code})"
+        told = f": {self.figures}" if self.figures else ""
+        yield f"{self.kernel} on {self.device} now: {verdict}, {self.ratio:.3g} times what is allowed{told}"
+        if self.lifted:
+            yield f"{kept.op} {kept.kernel}: this call does not quarantine it any more"
+
+
+def replay(path: Path, backend: str | None = None, device: torch.device | str = "cpu") -> Replayed:
+    """Run a kept case again, and hold what comes out, and what was kept, against the reference.
+
+    Where the kernel that was wrong is right now, the call does not quarantine it any more.
+
+    Args:
+        path: the file.
+        backend: a backend or kernel to run; by default the one that was wrong.
+        device: where.
+
+    Raises:
+        CacheError: the file cannot be read, could have been put there by others, or is none.
+        NoKernel: no such kernel can run it here.
+    """
+    from kernelhub.evidence.audit.findings import lift
+
+    kept, where = load_case(path), torch.device(device)
+    cases, function = CASES[kept.op], HUB.function(kept.op)
+    arguments = {name: _moved(value, where) for name, value in kept.arguments.items()}
+    results = {name: value.to(where) for name, value in kept.results.items()}
+    before = cases.judge(results, arguments)
+    with use(unsafe=True):
+        selection = function.explain(**arguments, backend=backend or kept.kernel)
+        if selection.kernel is None:
+            raise no_kernel(selection, HUB.policy(kept.op))
+        kernel: Kernel = selection.kernel
+        try:
+            answer = Call(function, kernel, cases, where)(arguments)
+            judgement = answer.judgement
+            code = "ok" if judgement.ok else kind_of_error(answer.results, judgement)
+            ratio, figures = judgement.ratio, "" if judgement.ok else judgement.figures
+        except Failed as failure:
+            code, ratio, figures = failure.code, math.inf, str(failure)
+    facts = selection.problem.device
+    there = key_of(kernel, facts) if kernel.name == kept.kernel else {}
+    differs = {name: (then, there[name]) for name, then in kept.versions.items() if there.get(name, then) != then}
+    lifted = code == "ok" and kernel.name == kept.kernel and lift(kernel, facts, kept.problem_class)
+    told = (kept, kernel.name, str(facts), code == "ok", code, ratio, figures)
+    return Replayed(*told, before.ratio, "" if before.ok else before.figures, differs, lifted)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return [_moved(part, device) for part in value] if isinstance(value, list) else value

@@ -1,0 +1,338 @@
+"""Launches that are counted, and of which some are recomputed.
+
+Where a kernel is made ready while a share is set, the methods that launch it are replaced by ones that count. With no
+share nothing of this is loaded, and calls run what they always ran.
+
+On a CPU a call is compared before it returns. On a GPU its operands are copied on the caller's stream before the
+launch, its results after it, and an event is recorded behind them; the call returns. Once the event has passed, a later
+call that is looked at compares the copies on a stream of the audit's own, so that neither the caller's stream nor its
+memory waits for anything; the calling thread does, for as long as recomputing takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.audits import AUDITS, AuditSettings
+from kernelhub.dispatch.gate import GATE
+from kernelhub.dispatch.making import at_fork
+from kernelhub.dispatch.selection import Selection
+from kernelhub.evidence.audit.comparing import DISPUTED, INSIDE, NO_NUMBERS, WRONG_NUMBERS, Comparison, Others, compared
+from kernelhub.evidence.audit.copies import (
+    bytes_of_copies,
+    bytes_of_reference,
+    copied,
+    copied_results,
+    takes_too_long,
+    tensors_of,
+)
+from kernelhub.evidence.audit.findings import Found, found_wrong
+from kernelhub.evidence.audit.launches import METHODS, READERS, NotAudited, Read, rearranges, size_of
+from kernelhub.evidence.audit.schedule import Schedule
+from kernelhub.evidence.cases import CASES
+from kernelhub.evidence.cases.case import Arguments
+from kernelhub.evidence.poison import same
+from kernelhub.ops.attention.adapter import AttentionAdapter
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
+
+log = logging.getLogger("kernelhub.audit")
+
+MOST_PENDING = 4  # calls whose copies wait to be compared
+_LOOK_AGAIN = 64  # calls after which one that left something pending looks whether it may be compared
+_OWN_COMPUTE = (AttentionAdapter.compute, GroupedGemmAdapter.compute)  # which do no more than launch
+
+
+def watch(adapter: Any, selection: Selection[Any], device: int, settings: AuditSettings) -> None:
+    """Count the launches of an adapter, and have a share of them recomputed."""
+    AUDITS.settle = PENDING.settle_all
+    one = Watch(selection, device, settings)
+    for name in METHODS:
+        method = getattr(type(adapter), name, None)
+        if method is None or method in _OWN_COMPUTE:
+            continue
+        setattr(adapter, name, one.skipping(adapter, name) if rearranges(adapter) else one.watched(adapter, name))
+
+
+class Watch:
+    """The launches of one kernel for one problem.
+
+    Args:
+        selection: what was chosen.
+        device: index of the GPU, -1 for the CPU.
+        settings: what is audited.
+    """
+
+    def __init__(self, selection: Selection[Any], device: int, settings: AuditSettings) -> None:
+        assert selection.kernel is not None
+        self.selection, self.device, self.settings = selection, device, settings
+        self.op, self.kernel = selection.op, selection.kernel.name
+        self.cases = CASES[self.op]
+        self.others = Others(selection)
+        self.schedule = Schedule(settings.share, f"{self.op} {self.kernel} {selection.problem}")
+        self._guard = threading.Lock()
+        self._failure_told = False
+
+    def watched(self, adapter: Any, name: str) -> MethodType:
+        """A method of an adapter that launches, counted."""
+        launch = getattr(adapter, name)
+        count, schedule, size, look = itertools.count().__next__, self.schedule, size_of(self.op), self.look
+        sizes = schedule.sizes
+
+        def audited(_: Any, *given: Any, **named: Any) -> Any:
+            number = count()
+            if named or (number < schedule.due and size(given) in sizes):
+                return launch(*given, **named)
+            return look(launch, number, size(given), given)
+
+        return MethodType(audited, adapter)
+
+    def skipping(self, adapter: Any, name: str) -> MethodType:
+        """The same for one whose operands only the kernel reads: what would be compared is counted as skipped."""
+        launch, count, schedule = getattr(adapter, name), itertools.count().__next__, self.schedule
+
+        def audited(_: Any, *given: Any, **named: Any) -> Any:
+            number = count()
+            if number >= schedule.due and schedule.takes(number, 0):
+                self.skip("packed")
+            return launch(*given, **named)
+
+        return MethodType(audited, adapter)
+
+    def look(self, launch: Callable[..., Any], number: int, size: Any, given: tuple[Any, ...]) -> Any:
+        """Run a call that may be due; compare it, or have it compared later."""
+        if INSIDE.now or torch.compiler.is_compiling():
+            return launch(*given)
+        with self._guard:
+            taken = self.schedule.takes(number, size)
+            if self.device >= 0 and PENDING.of(self.device):
+                self.schedule.due = min(self.schedule.due, number + _LOOK_AGAIN)
+        PENDING.settle(self.device)
+        copy = self._begin(given) if taken else None
+        if copy is None:
+            return launch(*given)
+        with _inside():
+            returned = launch(*given)
+        try:
+            copy.end(returned)
+        except torch.OutOfMemoryError:
+            self.skip("memory")
+        except Exception as error:  # an audit ends no call
+            self.failed(error)
+        return returned
+
+    def skip(self, why: str) -> None:
+        """Count a call that is not compared, by a word of `SKIPPED`."""
+        AUDITS.note_skipped(self.op, self.kernel, why)
+
+    def failed(self, error: Exception) -> None:
+        """Count a call whose audit raised, and tell the first."""
+        self.skip("failed")
+        if not self._failure_told:
+            self._failure_told = True
+            log.warning("%s %s: a call could not be audited: %r", self.op, self.kernel, error, exc_info=error)
+
+    def _begin(self, given: tuple[Any, ...]) -> _Copy | None:
+        """Copies of what a launch reads; None, counted, where it is not compared."""
+        try:
+            if self.device in GATE.lost:
+                raise NotAudited("lost")
+            if self.device >= 0 and torch.cuda.is_current_stream_capturing():
+                raise NotAudited("capture")
+            if self.device >= 0 and len(PENDING.of(self.device)) >= MOST_PENDING:
+                raise NotAudited("pending")
+            with torch.inference_mode(False), torch.no_grad():
+                read = READERS[self.op](self.selection.problem, given)
+                affordable = self._check_room(read)
+                return _Copy(self, read, copied(read.arguments), affordable)
+        except NotAudited as why:
+            self.skip(str(why))
+        except torch.OutOfMemoryError:
+            self.skip("memory")
+        except Exception as error:  # an audit ends no call
+            self.failed(error)
+        return None
+
+    def _check_room(self, read: Read) -> bool:
+        """Whether the reference may be computed too; raises where not even copies may be made."""
+        if takes_too_long(self.op, read.arguments):
+            raise NotAudited("time")
+        copies, reference = bytes_of_copies(read), bytes_of_reference(self.op, read)
+        most = self.settings.num_bytes - PENDING.num_bytes
+        affordable = copies + reference <= most
+        if not affordable and not (4 * copies <= most and self.others.names()):  # another kernel takes about a result
+            raise NotAudited("bytes")
+        if self.device >= 0 and copies + (reference if affordable else 2 * copies) > _free_bytes(self.device) // 2:
+            raise NotAudited("memory")
+        return affordable
+
+
+@contextlib.contextmanager
+def _inside() -> Iterator[None]:
+    """A launch that is looked at, which may launch again by itself."""
+    INSIDE.now = True
+    try:
+        yield
+    finally:
+        INSIDE.now = False
+
+
+@dataclass
+class _Copy:
+    """A call that is being audited: its operands before the launch, and later its results."""
+
+    watch: Watch
+    read: Read
+    arguments: Arguments
+    affordable: bool
+
+    def end(self, returned: Any) -> None:
+        """Copy the results and compare, or leave that to a later call."""
+        if isinstance(returned, Tensor) and not self.read.results:  # what a launch that makes its result gives
+            self.read = self.read._replace(results={"out": returned})
+        with torch.inference_mode(False), torch.no_grad():
+            results = copied_results(self.read)
+        device = self.watch.device
+        if device >= 0:
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(device))
+            PENDING.add(_Pending(self, results, ready, bytes_of_copies(self.read)))
+            return
+        if self.compare(results):
+            self._look_again(results)
+
+    def compare(self, results: dict[str, Tensor]) -> bool:
+        """Hold the results against the reference, and do what is to be done about wrong ones; whether they are not."""
+        watch = self.watch
+        outcome = compared(watch.cases, results, self.arguments, watch.others, affordable=self.affordable)
+        if outcome.outcome == NO_NUMBERS:
+            watch.skip("no_numbers" if self.affordable else "bytes")
+            return True
+        AUDITS.note_checked(watch.op, watch.kernel)
+        if outcome.outcome == DISPUTED:
+            AUDITS.note_disputed(watch.op, watch.kernel)
+            told = (
+                "%s %s: %s answers a call otherwise, and the reference would take more than KERNELHUB_AUDIT_BYTES: %s"
+            )
+            log.warning(told, watch.op, watch.kernel, outcome.by, outcome.figures)
+        elif outcome.outcome == WRONG_NUMBERS:
+            self._wrong(outcome, results)
+            return False
+        return True
+
+    def _wrong(self, outcome: Comparison, results: dict[str, Tensor]) -> None:
+        watch = self.watch
+        AUDITS.note_wrong(watch.op, watch.kernel, outcome.figures)
+        found_wrong(Found(watch.selection, self.arguments, results, outcome), watch.settings)
+
+    def _look_again(self, results: dict[str, Tensor]) -> None:
+        """On a CPU nobody but the kernel has had the results since: what is otherwise now was written late."""
+        with torch.inference_mode(False), torch.no_grad():
+            now = copied_results(self.read)
+        late = [name for name, tensor in results.items() if not same(now[name], tensor)]
+        if late:
+            figures = f"{' and '.join(late)} was written again after the launch had returned"
+            self._wrong(Comparison(WRONG_NUMBERS, "wrong_numbers", math.inf, figures), now)
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A call whose copies wait for the device.
+
+    Attributes:
+        copy: operands.
+        results: copies of what it gave.
+        ready: recorded behind the copies.
+        num_bytes: of both.
+    """
+
+    copy: _Copy
+    results: dict[str, Tensor]
+    ready: Any
+    num_bytes: int
+
+
+class Pending:
+    """The calls whose copies wait for their device, a few at most."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._queues: dict[int, deque[_Pending]] = {}
+        self._streams: dict[int, Any] = {}
+
+    def renew(self) -> None:
+        """After a fork: devices are of no use there, and threads that are not here may have held the lock."""
+        self.__init__()  # type: ignore[misc]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all copies that wait."""
+        return sum(one.num_bytes for queue in list(self._queues.values()) for one in list(queue))
+
+    def of(self, device: int) -> tuple[_Pending, ...]:
+        """Those of a device, oldest first."""
+        return tuple(self._queues.get(device, ()))
+
+    def add(self, one: _Pending) -> None:
+        """Have a call compared once its event has passed."""
+        with self._guard:
+            self._queues.setdefault(one.copy.watch.device, deque()).append(one)
+
+    def settle(self, device: int) -> None:
+        """Compare the calls of a device whose copies are made by now, without waiting for others."""
+        if not self._queues.get(device) or device in GATE.lost or torch.cuda.is_current_stream_capturing():
+            return
+        while (one := self._next(device)) is not None:
+            self._compare(one, device)
+
+    def settle_all(self) -> None:
+        """The same for every device, from a thread that is not inside a call."""
+        for device in list(self._queues):
+            self.settle(device)
+
+    def _next(self, device: int) -> _Pending | None:
+        """The oldest call of a device, taken out, if its event has passed."""
+        with self._guard:
+            queue = self._queues[device]
+            return queue.popleft() if queue and queue[0].ready.query() else None
+
+    def _compare(self, one: _Pending, device: int) -> None:
+        watch = one.copy.watch
+        try:
+            with torch.cuda.device(device), torch.cuda.stream(self._stream(device)) as _:
+                side = torch.cuda.current_stream(device)
+                side.wait_event(one.ready)
+                for tensor in (*tensors_of(one.copy.arguments), *one.results.values()):
+                    tensor.record_stream(side)  # its memory is the caller's stream's, and is used here
+                one.copy.compare(one.results)
+        except torch.OutOfMemoryError:
+            watch.skip("memory")
+        except Exception as error:  # an audit ends no call
+            watch.failed(error)
+
+    def _stream(self, device: int) -> Any:
+        """The audit's own stream."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+
+PENDING = Pending()
+at_fork(PENDING.renew)
+
+
+def _free_bytes(device: int) -> int:
+    """What can be taken of a GPU's memory: what nobody holds, and what torch holds and does not use."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,0 +1,107 @@
+"""Calls kept on disk, to be made again: one file each, a line of JSON and the bytes of tensors behind it.
+
+They lie in ``audit`` of the first place that can be written, for this user alone (0600). Of more than a number or a
+size the oldest go. A file is read only if nobody else could have put it there, and only as numbers: nothing in it is
+executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kernelhub.runtime.caches.attempt import PlaceError, watching
+from kernelhub.runtime.caches.root import best, readable, usable
+from kernelhub.runtime.caches.trusted import create, tree
+
+FOLDER, END = "audit", ".case"
+MOST_CASES, MOST_BYTES = 16, 4 << 30
+_MOST_HEADER = 1 << 20
+_MAGIC = b"kernelhub case 1\n"
+_NAME = re.compile(r"[A-Za-z0-9_.+-]{1,150}")
+
+
+def write_case(name: str, header: dict[str, Any], parts: Iterable[bytes], num_bytes: int) -> tuple[Path | None, str]:
+    """Keep a case; its path, or None and why not.
+
+    Args:
+        name: begins the file's name.
+        header: what JSON holds.
+        parts: the bytes behind it.
+        num_bytes: of all parts.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot name a case; take letters, digits and _.+-")
+    if num_bytes > MOST_BYTES:
+        return None, f"it takes {num_bytes >> 20} MiB, and at most {MOST_BYTES >> 20} are kept"
+    content = b"".join([_MAGIC, json.dumps(header).encode(), b"\n", *parts])
+    reasons = []
+    for place in usable():
+        folder = place.path / FOLDER
+        path = folder / f"{name}-{uuid.uuid4().hex[:8]}{END}"
+        try:
+            with watching(place):
+                place.make()
+                place.tree().make(folder)
+                _make_room(folder, len(content))
+                making = path.with_name(f".{path.name}.making-{uuid.uuid4().hex}")
+                try:
+                    create(making, content)
+                    os.replace(making, path)
+                finally:
+                    with contextlib.suppress(FileNotFoundError):
+                        making.unlink()
+            return path, ""
+        except PlaceError as failed:
+            failed.say()
+            reasons.append(f"{place.path}: {failed.reason}")
+    return None, "; ".join(reasons) or best(executable=False).reason
+
+
+def read_case(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Header and bytes of a case.
+
+    Raises:
+        OSError: it is not there, or somebody else could have put it there.
+        ValueError: it is no case.
+    """
+    path = path.absolute()
+    place = next((place for place in readable() if path.is_relative_to(place.path)), None)
+    content = (place.tree() if place is not None else tree(path.parent)).read(path, MOST_BYTES + _MOST_HEADER)
+    if not content.startswith(_MAGIC):
+        raise ValueError("it is no case of an audit")
+    end = content.find(b"\n", len(_MAGIC), len(_MAGIC) + _MOST_HEADER)
+    if end < 0:
+        raise ValueError("it ends before its operands")
+    try:
+        header = json.loads(content[len(_MAGIC) : end])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its first lines are no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ValueError("its first lines are no JSON object")
+    return header, content[end + 1 :]
+
+
+def _make_room(folder: Path, num_bytes: int) -> None:
+    """Remove the oldest cases until one more fits."""
+    there = []
+    for entry in os.scandir(folder):
+        info = entry.stat(follow_symlinks=False)
+        if entry.name.endswith(END) and not entry.name.startswith(".") and stat.S_ISREG(info.st_mode):
+            there.append((info.st_mtime_ns, info.st_size, Path(entry.path)))
+    there.sort()
+    while there and (len(there) >= MOST_CASES or sum(size for _, size, _ in there) + num_bytes > MOST_BYTES):
+        with contextlib.suppress(FileNotFoundError):
+            there[0][2].unlink()
+        there.pop(0)
+    free = os.statvfs(folder)
+    if free.f_bavail * free.f_frsize < 2 * num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
