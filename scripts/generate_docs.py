@@ -57,7 +57,7 @@ def variables() -> str:
         elif isinstance(default, tuple):
             shown = ",".join(default)
         else:
-            shown = default if isinstance(default, str) else f"{default:g}"
+            shown = f"{default:g}" if isinstance(default, bool | float) else str(default)
         rows.append((f"`{variable.name}`", f"`{variable.grammar}`", shown, variable.doc))
     return table(("variable", "what to write", "default", "what it does"), rows)
 
@@ -364,7 +364,7 @@ def codes() -> str:
         "nondeterministic": "`deterministic` was asked for and it is not",
         "batch_variant": "`batch_invariant` was asked for and it is not",
         "known_bad": "known to give wrong numbers here; the reason links the report",
-        "quarantined": "`kernelhub verify` found it wrong on this machine; the reason gives the figures and the date "
+        "quarantined": "`kernelhub verify`, or an audit ([audit.md](audit.md)), found it wrong here; the reason gives the figures and the date "
         "([verify.md](verify.md))",
         "package_missing": "its library is not installed",
         "package_version": "its library is installed in a version that does not fit",

@@ -46,8 +46,8 @@ COMMANDS = {
         "kernelhub verify merge_attention_states --backend torch --quick",
     ),
     "replay": Command(
-        "run a call again that an audit in service found wrong, and print how wrong it is",
-        "kernelhub replay ~/.cache/kernelhub/audit/attention.torch.blocked-0a1b2c3d.case --device cpu",
+        "list the calls that an audit in service found wrong, or run one again and print how wrong it is",
+        "kernelhub replay",
     ),
     "warmup": Command(
         "make ready what serving a model needs: compile, verify, and keep it on disk for the next processes",

@@ -9,12 +9,17 @@ from pathlib import Path
 from kernelhub.cli.console import Console
 from kernelhub.evidence.audit.replay import replay
 from kernelhub.evidence.verify import device_here
+from kernelhub.runtime.caches.cases import kept_cases
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
     parser.add_argument(
-        "path", metavar="PATH", type=Path, help="the file that the audit named, below `audit` of a cache"
+        "path",
+        metavar="PATH",
+        nargs="?",
+        type=Path,
+        help="the file that the audit named (default: list all that are kept)",
     )
     parser.add_argument(
         "--backend", metavar="NAME", help="a backend or kernel to run (default: the one that was wrong)"
@@ -25,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Run the case and print the figures; 1 if the numbers are wrong."""
+    if arguments.path is None:
+        return _list(arguments.json, console)
     found = replay(arguments.path, arguments.backend, device_here(arguments.device))
     if arguments.json:
         console.json(found.to_dict())
@@ -32,3 +39,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         for line in str(found).splitlines():
             console.line(line)
     return 0 if found.ok else 1
+
+
+def _list(as_json: bool, console: Console) -> int:
+    """Print the files that are kept, newest first."""
+    paths = [str(path) for path in kept_cases()]
+    if as_json:
+        console.json(paths)
+    else:
+        for line in paths or ["no call is kept: no audit has found one wrong (KERNELHUB_AUDIT)"]:
+            console.line(line)
+    return 0

@@ -270,6 +270,13 @@ class TestReplay:
         assert "wrong (wrong_numbers)" in told
         assert "results kept in the file:" in told
 
+    def test_without_a_file_lists_those_that_are_kept(self, case, capsys) -> None:
+        assert main(["replay"]) == 0
+        assert capsys.readouterr().out.split() == [str(case)]
+        case.unlink()
+        assert main(["replay"]) == 0
+        assert "no call is kept" in capsys.readouterr().out
+
     def test_of_another_kernel_says_that_it_is_right(self, case, capsys) -> None:
         assert main(["replay", str(case), "--backend", "torch.blocked", "--device", "cpu", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)

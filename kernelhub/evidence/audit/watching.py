@@ -19,7 +19,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 import torch
@@ -84,31 +83,31 @@ class Watch:
         self._guard = threading.Lock()
         self._failure_told = False
 
-    def watched(self, adapter: Any, name: str) -> MethodType:
+    def watched(self, adapter: Any, name: str) -> Callable[..., Any]:
         """A method of an adapter that launches, counted."""
         launch = getattr(adapter, name)
         count, schedule, size, look = itertools.count().__next__, self.schedule, size_of(self.op), self.look
         sizes = schedule.sizes
 
-        def audited(_: Any, *given: Any, **named: Any) -> Any:
+        def audited(*given: Any) -> Any:
             number = count()
-            if named or (number < schedule.due and size(given) in sizes):
-                return launch(*given, **named)
+            if number < schedule.due and size(given) in sizes:
+                return launch(*given)
             return look(launch, number, size(given), given)
 
-        return MethodType(audited, adapter)
+        return _of(adapter, audited)
 
-    def skipping(self, adapter: Any, name: str) -> MethodType:
+    def skipping(self, adapter: Any, name: str) -> Callable[..., Any]:
         """The same for one whose operands only the kernel reads: what would be compared is counted as skipped."""
         launch, count, schedule = getattr(adapter, name), itertools.count().__next__, self.schedule
 
-        def audited(_: Any, *given: Any, **named: Any) -> Any:
+        def audited(*given: Any) -> Any:
             number = count()
             if number >= schedule.due and schedule.takes(number, 0):
                 self.skip("packed")
-            return launch(*given, **named)
+            return launch(*given)
 
-        return MethodType(audited, adapter)
+        return _of(adapter, audited)
 
     def look(self, launch: Callable[..., Any], number: int, size: Any, given: tuple[Any, ...]) -> Any:
         """Run a call that may be due; compare it, or have it compared later."""
@@ -176,6 +175,12 @@ class Watch:
         if self.device >= 0 and copies + (reference if affordable else 2 * copies) > _free_bytes(self.device) // 2:
             raise NotAudited("memory")
         return affordable
+
+
+def _of(adapter: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that passes for a method of an adapter: whose it is, is asked where a launch fails."""
+    launch.__self__ = adapter  # type: ignore[attr-defined]
+    return launch
 
 
 @contextlib.contextmanager

@@ -90,14 +90,25 @@ def read_case(path: Path) -> tuple[dict[str, Any], bytes]:
     return header, content[end + 1 :]
 
 
-def _make_room(folder: Path, num_bytes: int) -> None:
-    """Remove the oldest cases until one more fits."""
+def kept_cases() -> list[Path]:
+    """The files of all cases in places that are read, newest first."""
+    there = [case for place in readable() if (place.path / FOLDER).is_dir() for case in _cases(place.path / FOLDER)]
+    return [path for *_, path in sorted(there, reverse=True)]
+
+
+def _cases(folder: Path) -> list[tuple[int, int, Path]]:
+    """Time, bytes and path of each case in a folder, oldest first."""
     there = []
     for entry in os.scandir(folder):
         info = entry.stat(follow_symlinks=False)
         if entry.name.endswith(END) and not entry.name.startswith(".") and stat.S_ISREG(info.st_mode):
             there.append((info.st_mtime_ns, info.st_size, Path(entry.path)))
-    there.sort()
+    return sorted(there)
+
+
+def _make_room(folder: Path, num_bytes: int) -> None:
+    """Remove the oldest cases until one more fits."""
+    there = _cases(folder)
     while there and (len(there) >= MOST_CASES or sum(size for _, size, _ in there) + num_bytes > MOST_BYTES):
         with contextlib.suppress(FileNotFoundError):
             there[0][2].unlink()
