@@ -364,8 +364,8 @@ def codes() -> str:
         "nondeterministic": "`deterministic` was asked for and it is not",
         "batch_variant": "`batch_invariant` was asked for and it is not",
         "known_bad": "known to give wrong numbers here; the reason links the report",
-        "quarantined": "`kernelhub verify`, or an audit ([audit.md](audit.md)), found it wrong here; the reason gives the figures and the date "
-        "([verify.md](verify.md))",
+        "quarantined": "`kernelhub verify`, or an audit ([audit.md](audit.md)), found it wrong here; the reason "
+        "gives the figures and the date ([verify.md](verify.md))",
         "package_missing": "its library is not installed",
         "package_version": "its library is installed in a version that does not fit",
         "package_broken": "its library is installed and cannot be read",

@@ -42,6 +42,7 @@ class Report:
         work: what was compiled, loaded or tuned meanwhile.
         sealed: whether `kernelhub.seal()` was called.
         on_gpu: whether a row is of a GPU, so that graphs may have replayed more than was counted.
+        audits: calls that were recomputed and compared, by op and kernel (KERNELHUB_AUDIT).
     """
 
     rows: tuple[Row, ...]
