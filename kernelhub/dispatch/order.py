@@ -34,6 +34,11 @@ class Line:
     expected: bool = False
 
 
+def first(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    """These names, then all others in their order: a line that differs from another in its beginning."""
+    return tuple(dict.fromkeys((*names, *others)))
+
+
 def line_for(lines: Iterable[Line], device: DeviceFacts, regime: str) -> Line | None:
     """The line that holds: the device's own family before ``"*"``, then the exact regime before ``"*"``."""
     families = (device.family,) if device.type == "cpu" else (device.family, "*")

@@ -203,11 +203,16 @@ def test_what_it_is_faster_at_goes_to_it(facets, kernel) -> None:
 
 
 def test_on_other_gpus_it_is_not_asked() -> None:
+    """Of B200s only about lists: its decode of all tokens is for sm_90."""
     machine = SimulatedMachine({"triton": "3.7.1", "flash_mla": "1.0.0"})
     for device in ("A100", "B200", "RTX5090"):
         for sparse in (False, True):
             verdict = kernelhub.explain("mla_attention", device=device, machine=machine, sparse=sparse)
-            assert verdict.selected == "triton.split_kv"
+            codes = {item.kernel: item.code for item in verdict.decisions}
+            assert codes["flash_mla.dense"] == "capability"
+            assert device == "B200" or codes["flash_mla.sparse"] == codes["flash_mla.sparse_padded"] == "capability"
+            if device != "B200":
+                assert verdict.selected == "triton.split_kv"
 
 
 def test_not_installed_is_refused_with_a_remedy() -> None:

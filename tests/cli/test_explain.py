@@ -207,7 +207,7 @@ def test_a_machine_may_lack_a_toolkit_or_binaries(ask):
     assert ask(*words, kernel, "--json").json["selected"] == kernel
     assert ask(*words, kernel, "--without", "cubins", "--json").json["selected"] is None
     words = (*words, "flashinfer")
-    assert ask(*words, "--without", "cubins", "--json").json["selected"] == "flashinfer.fa2_decode_tc"
+    assert ask(*words, "--without", "cubins", "--json").json["selected"] == "flashinfer.xqa"
     bare = ask(*words, "--without", "cubins", "--without", "nvcc", "--without", "modules", "--json")
     assert (bare.code, bare.json["selected"]) == (1, None)
     codes = {item["kernel"]: item["code"] for item in bare.json["decisions"]}

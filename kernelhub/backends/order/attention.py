@@ -1,13 +1,12 @@
 """Order of the kernels of `attention`."""
 
-from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.order import Line, first
 
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/attention_h200.json)"
-# fa2, trtllm_ragged and cutlass_ragged have not run on a GPU here; the others are right on an H200. There
-# FlashAttention-4 is compiled for seconds at the first call of a class, so nobody gets it who does not ask for it:
-# Llama 3.1 8B, 16 x 1024, 4 x 4096 and 1 x 16384 tokens 0.392, 0.982 and 3.32 ms, triton.prefill 0.441, 1.38 and 5.18;
-# gpt-oss 2 x 4096 0.179 and 0.125. vLLM's FlashAttention-2 is compiled by the driver. xformers takes 2 and 4 times
-# what torch.sdpa does. flashinfer.cudnn_ragged runs what cudnn.sdpa does, with copies: 4 x 2048 0.427 and 0.301 ms.
+# On an H200 FlashAttention-4 is compiled for seconds at the first call of a class, so nobody gets it who does not ask
+# for it: Llama 3.1 8B, 16 x 1024, 4 x 4096 and 1 x 16384 tokens 0.392, 0.982 and 3.32 ms, triton.prefill 0.441, 1.38
+# and 5.18; gpt-oss 2 x 4096 0.179 and 0.125. vLLM's FlashAttention-2 is compiled by the driver. xformers takes 2 and 4
+# times what torch.sdpa does. flashinfer.cudnn_ragged runs what cudnn.sdpa does, with copies: 4 x 2048 0.427 and 0.301.
 _LAST = (
     "flash_attn.fa4",
     "flash_attn.fa2",
@@ -21,7 +20,9 @@ _LAST = (
 _FA3 = ("flash_attn.fa3", "flash_attn.vllm_fa3")
 _VARLEN = "torch.varlen_attn"  # FlashAttention-2: on an H200 1.4 to 1.6 times the time of triton.prefill
 _FLASHINFER = ("flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
-
+# torch takes 0.64 to 0.71 of the time of triton.prefill. flashinfer.fa2_ragged takes 1.08 to 1.22 of it.
+_PREFILL = ("torch.sdpa", "triton.prefill", *_FLASHINFER, _VARLEN, *_LAST, "torch.blocked")
+_VLLM = "https://docs.vllm.ai/en/latest/design/attention_backends/"
 
 LINES = (
     Line(
@@ -47,9 +48,33 @@ LINES = (
         ),
         _H200,
     ),
-    # torch takes 0.64 to 0.71 of the time of triton.prefill. On an A100 too, FlashAttention-2, which torch ships, is
-    # ahead of Triton (Dao 2023, section 4). flashinfer.fa2_ragged takes 1.08 to 1.22 of triton.prefill's time.
-    Line("*", "prefill", ("torch.sdpa", "triton.prefill", *_FLASHINFER, _VARLEN, *_LAST, "torch.blocked"), _H200),
+    Line("*", "prefill", _PREFILL, _H200),
+    # sm_120 has neither tcgen05 nor more than 99 KiB of shared memory: what there is, is FlashAttention-2.
+    *(
+        Line(
+            family,
+            "prefill",
+            first(
+                ("torch.sdpa", "flash_attn.vllm_fa2", "flash_attn.fa2", _VARLEN, "flashinfer.fa2_ragged"),
+                _PREFILL,
+            ),
+            "FlashAttention-2, which torch ships, is 1.3 to 2.5 times as fast as FlashAttention in Triton on an A100 "
+            "(https://arxiv.org/abs/2307.08691, section 4.1)",
+            expected=True,
+        )
+        for family in ("ampere", "ada", "blackwell_rtx")
+    ),
+    # FlashAttention-4 is compiled for seconds at the first call of a class, and has no kernel for few queries.
+    Line(
+        "blackwell",
+        "prefill",
+        first(("flash_attn.fa4", "flashinfer.trtllm_ragged", "torch.sdpa", "flashinfer.cutlass_ragged"), _PREFILL),
+        "FlashAttention-4 reaches up to 1.3 times cuDNN and 2.7 times Triton on a B200 "
+        "(https://github.com/Dao-AILab/flash-attention/blob/main/assets/fa4_paper.pdf); vLLM tries it before "
+        f"trtllm-gen and CUTLASS for DeepSeek's prefill ({_VLLM}); torch prefers cuDNN there "
+        "(https://github.com/pytorch/pytorch/blob/v2.14.0/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)",
+        expected=True,
+    ),
     # Llama 3.1 8B, 16 x 1024, 4 x 4096 and 1 x 16384 tokens, flash_attn.fa3, torch.sdpa, triton.prefill: 0.263, 0.294,
     # 0.442 ms; 0.794, 0.976, 1.35; 2.92, 3.59, 4.98. cudnn.sdpa, triton.prefill and torch.sdpa: 1 x 8192 tokens 1.00,
     # 1.31 and 0.95 ms; ragged, 8000 tokens of 4 sequences, 0.417 and 0.510; 128 heads of 192 and 128, 4096 tokens 1.35

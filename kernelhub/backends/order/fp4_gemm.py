@@ -1,10 +1,11 @@
 """Order of the kernels of `fp4_gemm`."""
 
-from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.order import Line, first
 
 _MARLIN = ("marlin.nvfp4_bfloat16", "marlin.nvfp4_float16", "marlin.mxfp4")
-# For sm_10x, of which none was at hand.
+# For Blackwell.
 _NOT_RUN = ("cutlass.vllm_fp4", *(f"flashinfer.fp4_{name}" for name in ("cutlass", "trtllm", "cudnn")))
+_ALL = ("triton.fp4_gemm", *_MARLIN, *_NOT_RUN, "torch.dequantized")
 
 LINES = (
     Line("cpu", "*", ("torch.dequantized", "triton.fp4_gemm"), "Triton is only interpreted on a CPU"),
@@ -19,7 +20,35 @@ LINES = (
     Line(
         "*",
         "*",
-        ("triton.fp4_gemm", *_MARLIN, *_NOT_RUN, "torch.dequantized"),
+        _ALL,
         "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.json)",
+    ),
+    # cuDNN makes a plan for each number of rows, and TensorRT-LLM's stands in no graph.
+    Line(
+        "blackwell",
+        "*",
+        first(("flashinfer.fp4_cutlass", "cutlass.vllm_fp4", "flashinfer.fp4_trtllm", "flashinfer.fp4_cudnn"), _ALL),
+        "vLLM tries FlashInfer's CUTLASS, then its own; TensorRT-LLM's is ahead up to 32 rows, behind from 64 on "
+        "(https://github.com/vllm-project/vllm/pull/42235); FlashInfer prefers cuDNN's on a B200, not on a B300 "
+        "(https://github.com/flashinfer-ai/flashinfer/pull/2404)",
+        expected=True,
+    ),
+    Line(
+        "blackwell_rtx",
+        "*",
+        first(("cutlass.vllm_fp4",), _ALL),
+        "CUTLASS's is vLLM's own for sm_120 (https://github.com/vllm-project/vllm/pull/21309)",
+        expected=True,
+    ),
+    *(
+        Line(
+            family,
+            "*",
+            first(_MARLIN, _ALL),
+            "Marlin was made for sm_80, and is what vLLM and SGLang run there "
+            "(https://github.com/sgl-project/sglang/pull/19652)",
+            expected=True,
+        )
+        for family in ("ampere", "ada")
     ),
 )

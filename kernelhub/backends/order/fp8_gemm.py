@@ -1,6 +1,6 @@
 """Order of the kernels of `fp8_gemm`."""
 
-from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.order import Line, first
 
 _TRITON = "triton.fp8_gemm"
 _LAST = "torch.dequantized"
@@ -8,7 +8,7 @@ _DEEP = "deep_gemm.fp8_blocks"
 # TensorRT-LLM's form of DeepGEMM. It runs nvcc for other numbers of rows, while serving: fast, but only for who asks.
 _FLASHINFER = "flashinfer.fp8_blocks"
 _VLLM_BLOCKS, _VLLM = "cutlass.vllm_blockwise", "cutlass.vllm_scaled_mm"
-# Not run yet: for sm_10x, of which none was at hand, and CUTLASS's in SGLang's library, which no torch here loads.
+# For Blackwell, and CUTLASS's in SGLang's library, which no torch here loads.
 _NOT_RUN = (
     "deep_gemm.fp8_blocks_ue8m0",
     *(f"flashinfer.{name}" for name in ("groupwise_trtllm", "groupwise_cutlass")),
@@ -17,6 +17,13 @@ _NOT_RUN = (
 _ROW_NOT_RUN = ("cutlass.sgl_fp8_scaled_mm",)
 _TENSOR_NOT_RUN = (*_ROW_NOT_RUN, *(f"flashinfer.fp8_{name}" for name in ("cutlass", "cudnn")))
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.json)"
+_TENSOR = ("torch.scaled_mm", _TRITON, _VLLM, "flashinfer.fp8_cublas", *_TENSOR_NOT_RUN, _LAST)
+_ROW_DECODE = (_TRITON, "torch.scaled_mm_rowwise", _VLLM, *_ROW_NOT_RUN, _LAST)
+_ROW_PREFILL = ("torch.scaled_mm_rowwise", _TRITON, _VLLM, *_ROW_NOT_RUN, _LAST)
+_BLOCK_DECODE = (_TRITON, _DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _FLASHINFER, *_NOT_RUN, _LAST)
+_BLOCK_PREFILL = (_DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _TRITON, _FLASHINFER, *_NOT_RUN, _LAST)
+_WEIGHT_ONLY = (_TRITON, "marlin.fp8_bfloat16", "marlin.fp8_float16", _LAST)
+_VLLM_SAYS = "https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/kernels/linear"
 
 LINES = (
     # 4096 x 4096 weights in blocks, 1, 16 and 256 rows, on two cores: 0.58, 1.51, 12.6 ms; dequantized 5.2, 9.3, 50.
@@ -31,39 +38,106 @@ LINES = (
     Line("hopper", "row_decode", (_VLLM, _TRITON, "torch.scaled_mm_rowwise", *_ROW_NOT_RUN, _LAST), _H200),
     Line("hopper", "row_prefill", (_VLLM, "torch.scaled_mm_rowwise", _TRITON, *_ROW_NOT_RUN, _LAST), _H200),
     # 1, 64, 256 and 4096 rows with 8192 x 8192: 0.030, 0.035, 0.037, 0.427 ms; ours 0.031, 0.035, 0.050, 0.580.
-    Line("*", "tensor", ("torch.scaled_mm", _TRITON, _VLLM, "flashinfer.fp8_cublas", *_TENSOR_NOT_RUN, _LAST), _H200),
+    Line("*", "tensor", _TENSOR, _H200),
+    Line(
+        "blackwell",
+        "tensor",
+        first(("flashinfer.fp8_cutlass", _VLLM), _TENSOR),
+        f"vLLM tries FlashInfer, its own CUTLASS and torch ({_VLLM_SAYS}); FlashInfer's cuBLASLt is torch's",
+        expected=True,
+    ),
+    *(
+        Line(
+            family,
+            "tensor",
+            first((_VLLM,), _TENSOR),
+            f"vLLM tries its CUTLASS before torch ({_VLLM_SAYS}), as is right on an H200",
+            expected=True,
+        )
+        for family in ("ada", "blackwell_rtx")
+    ),
+    *(
+        Line(
+            family,
+            regime,
+            first((_VLLM, "cutlass.sgl_fp8_scaled_mm"), others),
+            f"vLLM's CUTLASS is first of its kernels by row ({_VLLM_SAYS}), as it is on an H200",
+            expected=True,
+        )
+        for family in ("ada", "blackwell", "blackwell_rtx")
+        for regime, others in (("row_decode", _ROW_DECODE), ("row_prefill", _ROW_PREFILL))
+    ),
     # Six shapes, 1 to 64 rows: ours took 0.53 to 0.93 of torch's time, with 8192 x 8192 0.031 and 0.034 ms against
     # 0.048 and 0.040. From 96 rows on torch's is faster but for the smallest: 0.035 against 0.038, 4096 rows 0.448
     # against 0.586.
-    Line("*", "row_decode", (_TRITON, "torch.scaled_mm_rowwise", _VLLM, *_ROW_NOT_RUN, _LAST), _H200),
-    Line("*", "row_prefill", ("torch.scaled_mm_rowwise", _TRITON, _VLLM, *_ROW_NOT_RUN, _LAST), _H200),
+    Line("*", "row_decode", _ROW_DECODE, _H200),
+    Line("*", "row_prefill", _ROW_PREFILL, _H200),
     # 1, 16 and 64 rows, ours, DeepGEMM's and torch's (tokenspeed-deepgemm 2.5.0, torch 2.11): with 7168 x 2304 0.0149,
     # 0.0151, 0.0177 ms, 0.0143, 0.0145, 0.0147 and 0.031, 0.020, 0.021; with 24576 x 1536 0.021, 0.019, 0.020, 0.023,
     # 0.024, 0.025; with 7168 x 18432 0.048, 0.048, 0.064, 0.050, 0.049, 0.052; with 576 x 7168 ours 0.8 of DeepGEMM's.
     # FlashInfer's: 0.016, 0.014, 0.016; 0.023, 0.021, 0.023; 0.051, 0.049, 0.050. vLLM's: 0.026, 0.018, 0.017; 0.033,
     # 0.027, 0.026; 0.079, 0.068, 0.065.
-    Line(
-        "*",
-        "block_decode",
-        (_TRITON, _DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _FLASHINFER, *_NOT_RUN, _LAST),
-        _H200,
-    ),
+    Line("*", "block_decode", _BLOCK_DECODE, _H200),
     # 128, 1024 and 4096 rows: with 7168 x 18432 DeepGEMM's 0.055, 0.228, 0.752 ms, torch's 0.066, 0.230, 0.849, ours
     # 0.075, 0.373, 1.39; with 24576 x 1536 0.024, 0.070, 0.240, 0.026, 0.081, 0.272, 0.030, 0.124, 0.456; only with
     # 576 x 7168 and 128 rows ours is the fastest, 0.015. FlashInfer's with 7168 x 18432 0.053, 0.242, 0.866, with
     # 24576 x 1536 0.025, 0.091, 0.336; vLLM's 0.064, 0.245, 0.938 and 0.025, 0.081, 0.292.
-    Line(
-        "*",
-        "block_prefill",
-        (_DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _TRITON, _FLASHINFER, *_NOT_RUN, _LAST),
-        _H200,
+    Line("*", "block_prefill", _BLOCK_PREFILL, _H200),
+    # With scales that are powers of two DeepGEMM multiplies by them in the tensor cores; it takes no others.
+    *(
+        Line(
+            "blackwell",
+            regime,
+            first(
+                (
+                    "deep_gemm.fp8_blocks_ue8m0",
+                    "flashinfer.groupwise_trtllm",
+                    _VLLM_BLOCKS,
+                    "flashinfer.groupwise_cutlass",
+                ),
+                others,
+            ),
+            f"vLLM and SGLang try DeepGEMM first ({_VLLM_SAYS}); with 2048 x 1024 and 128 rows a B200 took 5.1 us by "
+            "TensorRT-LLM, 6.2 by vLLM's CUTLASS and 7.5 by FlashInfer's "
+            "(https://github.com/vllm-project/vllm/pull/31185)",
+            expected=True,
+        )
+        for regime, others in (("block_decode", _BLOCK_DECODE), ("block_prefill", _BLOCK_PREFILL))
+    ),
+    *(
+        Line(
+            "blackwell_rtx",
+            regime,
+            first((_VLLM_BLOCKS,), others),
+            f"SGLang runs CUTLASS on sm_120, and vLLM tries it before Triton ({_VLLM_SAYS})",
+            expected=True,
+        )
+        for regime, others in (("block_decode", _BLOCK_DECODE), ("block_prefill", _BLOCK_PREFILL))
     ),
     # Kernels with a feature for activations that are not quantised; neither was measured so.
+    *(
+        Line(
+            family,
+            "weight_only",
+            first(("marlin.fp8_bfloat16", "marlin.fp8_float16"), _WEIGHT_ONLY),
+            f"Marlin was made for sm_80, and is what vLLM runs of its own there ({_VLLM_SAYS})",
+            expected=True,
+        )
+        for family in ("ampere", "ada")
+    ),
     Line(
         "*",
         "weight_only",
-        (_TRITON, "marlin.fp8_bfloat16", "marlin.fp8_float16", _LAST),
+        _WEIGHT_ONLY,
         "Triton decodes in registers, torch through float32 in memory; Marlin takes packed weights alone",
     ),
     Line("*", "mx", (_TRITON, "flashinfer.mx_cutlass", "flashinfer.mx_cudnn", _LAST), _H200),
+    # cuDNN makes a plan for each number of rows.
+    Line(
+        "blackwell",
+        "mx",
+        ("flashinfer.mx_cutlass", "flashinfer.mx_cudnn", _TRITON, _LAST),
+        f"vLLM tries FlashInfer's CUTLASS before all that decode MXFP8 ({_VLLM_SAYS})",
+        expected=True,
+    ),
 )

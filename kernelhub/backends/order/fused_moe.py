@@ -1,9 +1,9 @@
 """Order of the kernels of `fused_moe`."""
 
-from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.order import Line, first
 
-# FlashInfer's. The first is right on an H200, with bfloat16; built with one tile of each kind it took 1.25 times (4096
-# tokens) to 2.2 times (one) what triton.experts does. The others have not run on a GPU here.
+# FlashInfer's. On an H200 the first, with bfloat16, built with one tile of each kind, took 1.25 times (4096 tokens) to
+# 2.2 times (one) what triton.experts does.
 _FLASHINFER = (
     "flashinfer.cutlass_experts",
     "flashinfer.cutlass_experts_fp8",
@@ -19,6 +19,10 @@ _FLASHINFER = (
     "flashinfer.trtllm_experts_mxfp8_blocks",
     "flashinfer.trtllm_experts_mxint4",
 )
+_TRTLLM = tuple(name for name in _FLASHINFER if ".trtllm_" in name)
+_CUTLASS = tuple(name for name in _FLASHINFER if ".cutlass_" in name)
+_ALL = ("triton.experts", *_FLASHINFER, "torch.experts")
+_VLLM = "https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/layers/fused_moe/oracle"
 
 LINES = (
     # Times of torch.experts over those of cpp.experts on one core. 8 experts of 7168 x 256, fp8 in blocks, 1, 4, 16,
@@ -35,7 +39,23 @@ LINES = (
     Line(
         "*",
         "*",
-        ("triton.experts", *_FLASHINFER, "torch.experts"),
+        _ALL,
         "measured on an H200, the only GPU so far (benchmarks/results/moe_h200.json)",
+    ),
+    # The op has one regime: of few tokens and many, few are what a step of decode has.
+    Line(
+        "blackwell",
+        "*",
+        first((*_TRTLLM, *_CUTLASS), _ALL),
+        "vLLM tries TensorRT-LLM's, which are for few tokens, then CUTLASS's, which are for many, then Triton's, with "
+        f"every format ({_VLLM}); `kernelhub tune` tells them apart by tokens",
+        expected=True,
+    ),
+    Line(
+        "blackwell_rtx",
+        "*",
+        first(_CUTLASS, _ALL),
+        f"there are no binaries of TensorRT-LLM's for sm_120; vLLM tries CUTLASS's before Triton's ({_VLLM})",
+        expected=True,
     ),
 )

@@ -1,6 +1,6 @@
 """Order of the kernels of `grouped_gemm`."""
 
-from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.order import Line, first
 
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/grouped_gemm_h200.json)"
 _SCALED = "torch.scaled_grouped_mm"
@@ -11,7 +11,7 @@ _MASKED = ("deep_gemm.fp8_masked", "deep_gemm.bf16_masked")
 _PADDED = ("deep_gemm.fp8_contiguous", "deep_gemm.bf16_contiguous")
 # FlashInfer's takes 1.1 to 2.5 times as long as ours: 128 groups of 8 and 256 rows with 1536 x 2048 0.459 and 0.593 ms.
 _SEGMENTS = "flashinfer.segments"
-# For sm_10x, of which none was at hand.
+# For Blackwell.
 _NOT_RUN = (
     "deep_gemm.fp8_masked_ue8m0",
     "deep_gemm.fp8_contiguous_ue8m0",
@@ -23,6 +23,18 @@ _NOT_RUN = (
     "flashinfer.groups_mxfp8_mxfp4",
     "flashinfer.masked_cute_dsl",
 )
+_DECODE = ("triton.grouped", *_MASKED, "torch.grouped_mm", _SCALED, *_PADDED, _SEGMENTS, *_NOT_RUN, "torch.per_group")
+_PREFILL = (*_MASKED, "torch.grouped_mm", "triton.grouped", _SCALED, *_PADDED, _SEGMENTS, *_NOT_RUN, "torch.per_group")
+_LONG = (*_MASKED, "torch.grouped_mm", _SCALED, "triton.grouped", *_PADDED, _SEGMENTS, *_NOT_RUN, "torch.per_group")
+# What multiplies scaled operands in Blackwell's tensor cores, each its own formats.
+_FP4 = (
+    "flashinfer.masked_cute_dsl",
+    "cutlass.vllm_groups_nvfp4",
+    "cutlass.vllm_groups_mxfp4",
+    "flashinfer.groups_nvfp4",
+    "flashinfer.groups_mxfp8_mxfp4",
+)
+_VLLM = "https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/layers/fused_moe/oracle"
 
 LINES = (
     Line("cpu", "*", ("torch.per_group", "triton.grouped"), "Triton is only interpreted on a CPU"),
@@ -34,7 +46,7 @@ LINES = (
     Line(
         "*",
         "decode",
-        ("triton.grouped", *_MASKED, "torch.grouped_mm", _SCALED, *_PADDED, _SEGMENTS, *_NOT_RUN, "torch.per_group"),
+        _DECODE,
         _H200,
     ),
     # float8 in blocks: 32 groups of 128 and 512 rows with 4096 x 7168 take 0.295 and 0.831 ms masked, with 7168 x 2048
@@ -45,13 +57,40 @@ LINES = (
     Line(
         "*",
         "prefill",
-        (*_MASKED, "torch.grouped_mm", "triton.grouped", _SCALED, *_PADDED, _SEGMENTS, *_NOT_RUN, "torch.per_group"),
+        _PREFILL,
         _H200,
     ),
     Line(
         "*",
         "prefill_long",
-        (*_MASKED, "torch.grouped_mm", _SCALED, "triton.grouped", *_PADDED, _SEGMENTS, *_NOT_RUN, "torch.per_group"),
+        _LONG,
         _H200,
+    ),
+    # Padded groups are copied, which few rows do not pay for.
+    *(
+        Line(
+            "blackwell",
+            regime,
+            first(("deep_gemm.fp8_masked_ue8m0", *_FP4, *padded), others),
+            "vLLM tries CuTe DSL before CUTLASS with NVFP4, and DeepGEMM before Triton with float8 in blocks "
+            f"({_VLLM}), all of which multiply scaled operands as they are",
+            expected=True,
+        )
+        for regime, padded, others in (
+            ("decode", (), _DECODE),
+            ("prefill", ("deep_gemm.fp8_contiguous_ue8m0", "flashinfer.groupwise"), _PREFILL),
+            ("prefill_long", ("deep_gemm.fp8_contiguous_ue8m0", "flashinfer.groupwise"), _LONG),
+        )
+    ),
+    *(
+        Line(
+            "blackwell_rtx",
+            regime,
+            first(("cutlass.vllm_groups_nvfp4", "flashinfer.groups_nvfp4", "flashinfer.groups_mxfp8_mxfp4"), others),
+            "vLLM added its grouped NVFP4 for sm_120, run on an RTX 5090 "
+            "(https://github.com/vllm-project/vllm/pull/29242); Triton decodes what these multiply as it is",
+            expected=True,
+        )
+        for regime, others in (("decode", _DECODE), ("prefill", _PREFILL), ("prefill_long", _LONG))
     ),
 )

@@ -1,11 +1,28 @@
 """Order of the kernels of `mla_attention`."""
 
-from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.order import Line, first
 
 _H200 = "H200, FlashMLA of June 2026 against Triton 3.6, November 2026"
-# These keep the op's contract against a model of their library; they have not run on a GPU here yet.
 _NOT_RUN = ("flashinfer.mla_trtllm", "flashinfer.mla_trtllm_listed", "flashinfer.mla_xqa", "flashinfer.mla_cutlass")
 _FLASHINFER = ("flashinfer.mla_fa3", "flashinfer.mla_fa2")
+_ELSEWHERE = (
+    "triton.split_kv",
+    "triton.split_kv_fixed",
+    "flash_mla.sparse",
+    "flash_mla.sparse_padded",
+    "flash_mla.dense",
+    *_FLASHINFER,
+    *_NOT_RUN,
+    "torch.gathered",
+)
+_VLLM = "https://docs.vllm.ai/en/latest/design/attention_backends/"
+_BLACKWELL = (
+    "vLLM tries trtllm-gen, then CUTLASS, then Triton; for lists and over 16 heads FlashMLA, whose authors measured "
+    "1450 TFLOP/s of prefill on a B200 (https://github.com/deepseek-ai/FlashMLA#performance), then trtllm-gen "
+    f"({_VLLM})"
+)
+_DENSE = ("flashinfer.mla_trtllm", "flashinfer.mla_cutlass")
+_LISTED = ("flash_mla.sparse", "flashinfer.mla_trtllm_listed")
 
 LINES = (
     Line(
@@ -57,21 +74,42 @@ LINES = (
         ),
         _H200,
     ),
+    # Few heads, padded to 64, are Triton's in decode, as on an H200.
+    Line("blackwell", "decode", first((*_DENSE, *_LISTED), _ELSEWHERE), _BLACKWELL, expected=True),
+    Line(
+        "blackwell",
+        "*",
+        first((*_DENSE, *_LISTED, "flash_mla.sparse_padded"), _ELSEWHERE),
+        _BLACKWELL,
+        expected=True,
+    ),
+    Line(
+        "blackwell_rtx",
+        "*",
+        first(("flashinfer.mla_xqa",), _ELSEWHERE),
+        "XQA is what FlashInfer's latent decode runs on sm_120 (https://docs.flashinfer.ai/api/attention.html), of "
+        f"128 heads; else vLLM runs Triton ({_VLLM})",
+        expected=True,
+    ),
+    # On an H200 mla_fa2 takes 0.84 of the time of split_kv with many queries too, and plans on the host.
+    *(
+        Line(
+            family,
+            regime,
+            first(("flashinfer.mla_fa2",), _ELSEWHERE),
+            "on an H200 512 of 4096 tokens of 2 sequences with 16 heads take FlashInfer's 0.522 ms and Triton's 0.625; "
+            "neither uses what sm_80 lacks",
+            expected=True,
+        )
+        for family in ("ampere", "ada")
+        for regime in ("prefill", "mixed")
+    ),
     # 32 sequences of 8192 tokens, 128 heads: 0.348, 0.423 and 12.7 ms. torch.gathered copies the rows of each sequence
-    # before it reads them, and waits for the lengths. FlashMLA on sm_100 waits for a measurement.
+    # before it reads them, and waits for the lengths.
     Line(
         "*",
         "*",
-        (
-            "triton.split_kv",
-            "triton.split_kv_fixed",
-            "flash_mla.sparse",
-            "flash_mla.sparse_padded",
-            "flash_mla.dense",
-            *_FLASHINFER,
-            *_NOT_RUN,
-            "torch.gathered",
-        ),
+        _ELSEWHERE,
         "measured on an H200, the only GPU so far (benchmarks/results/mla_h200.json)",
     ),
 )

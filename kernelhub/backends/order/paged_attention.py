@@ -1,11 +1,11 @@
 """Order of the kernels of `paged_attention`."""
 
-from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.order import Line, first
 
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/attention_h200.json)"
 _NO_PEER = "torch has no kernel that reads lengths on the device"
-# trtllm_* and fa2 have not run on a GPU here. vLLM's FlashAttention-2 and FlashAttention-4 are right on an H200 and
-# were not timed over pages: the driver compiles the one, CuTe DSL the other, at the first call of a class.
+# On an H200 vLLM's FlashAttention-2 and FlashAttention-4 were not timed over pages: the driver compiles the one, CuTe
+# DSL the other, at the first call of a class.
 _LAST = (
     "flashinfer.trtllm_gen",
     "flashinfer.trtllm_context",
@@ -43,6 +43,18 @@ _DECODE = (
     *_CUDNN,
     "torch.blocked",
 )
+_PREFILL = (
+    "triton.prefill",
+    "triton.mixed",
+    "flashinfer.fa2_prefill",
+    "flashinfer.fa3_prefill",
+    *_SINKS,
+    *_LAST,
+    *_CUDNN,
+    "torch.blocked",
+)
+_MIXED = first(("triton.mixed",), _PREFILL)
+_VLLM = "https://docs.vllm.ai/en/latest/design/attention_backends/"
 _ONE_RUN = "one run on an H200, 64 heads to 8, pages of 64: tokenspeed-fa3, vLLM 0.33.0, FlashInfer 0.6.18"
 
 LINES = (
@@ -64,44 +76,57 @@ LINES = (
     # vLLM's own build of it: 64 x 4096 0.260 against 0.262, 256 x 1024 0.271 and 0.271, 1 x 131072 0.148 and 0.147.
     Line("*", "decode", _DECODE, _H200),
     Line("*", "speculative", _DECODE, _H200),
+    # Memory bounds decode: on an H200 FlashInfer's own takes what split_kv takes, and plans on the host besides. So it
+    # stands behind it on sm_80 and sm_89 too, and only what plans nothing goes first elsewhere.
     Line(
         "blackwell",
         "decode",
-        (*_DECODE[:2], "flashinfer.trtllm_gen", *(name for name in _DECODE[2:] if name != "flashinfer.trtllm_gen")),
-        "FlashInfer's own choice among its kernels; no Blackwell was at hand",
+        first(("flashinfer.trtllm_gen", "flashinfer.xqa"), _DECODE),
+        "trtllm-gen takes 0.7 of the time of FlashInfer's own decode with 64 x 1024 tokens "
+        "(https://github.com/vllm-project/vllm/pull/19825); vLLM runs it up to 256 tokens a step and SGLang always "
+        "(https://docs.sglang.io/advanced_features/attention_backend.html); else XQA is FlashInfer's choice",
+        expected=True,
+    ),
+    Line(
+        "blackwell_rtx",
+        "decode",
+        first(("flashinfer.xqa",), _DECODE),
+        "there are no binaries of trtllm-gen for sm_120, and XQA is what FlashInfer's decode and vLLM run there "
+        f"({_VLLM})",
+        expected=True,
     ),
     # Four queries each, 64 x 4096: split_kv 0.358 ms, flash_attn.fa3 0.271, its build in vLLM 0.268, fa2_prefill 0.281.
     Line("hopper", "speculative", (*_FA3, *(name for name in _DECODE if name not in _FA3)), _ONE_RUN),
     # On an H200 fa2_prefill takes 0.89 of triton.prefill's time. It plans on the host and is compiled for minutes.
-    Line(
-        "*",
-        "prefill",
-        (
-            "triton.prefill",
-            "triton.mixed",
-            "flashinfer.fa2_prefill",
-            "flashinfer.fa3_prefill",
-            *_SINKS,
-            *_LAST,
-            *_CUDNN,
-            "torch.blocked",
-        ),
-        _NO_PEER,
+    Line("*", "prefill", _PREFILL, _NO_PEER),
+    Line("*", "mixed", _MIXED, _NO_PEER),
+    # TensorRT-LLM multiplies what is in the unused end of a page, FlashAttention-4 in pages of 64 and more. It splits
+    # no keys either, which the few queries of a mixed step need. FlashAttention-2 has no tcgen05.
+    *(
+        Line(
+            "blackwell",
+            regime,
+            names,
+            "vLLM tries FlashInfer, whose prefill is trtllm-gen there, then FlashAttention-4, then Triton "
+            f"({_VLLM}); FlashAttention-2 reaches 300 to 380 TFLOP/s on a B200 "
+            "(https://github.com/Dao-AILab/flash-attention/issues/1589), FlashAttention-4 2.7 times Triton "
+            "(https://github.com/Dao-AILab/flash-attention/blob/main/assets/fa4_paper.pdf)",
+            expected=True,
+        )
+        for regime, names in (
+            ("prefill", first(("flashinfer.trtllm_context", "flash_attn.fa4"), _PREFILL)),
+            ("mixed", first(("flashinfer.trtllm_context",), _MIXED)),
+        )
     ),
-    Line(
-        "*",
-        "mixed",
-        (
-            "triton.mixed",
-            "triton.prefill",
-            "flashinfer.fa2_prefill",
-            "flashinfer.fa3_prefill",
-            *_SINKS,
-            *_LAST,
-            *_CUDNN,
-            "torch.blocked",
-        ),
-        _NO_PEER,
+    *(
+        Line(
+            family,
+            "prefill",
+            first(("flash_attn.vllm_fa2", "flash_attn.fa2", "flashinfer.fa2_prefill"), _PREFILL),
+            f"vLLM tries FlashAttention-2, then FlashInfer, then Triton ({_VLLM})",
+            expected=True,
+        )
+        for family in ("ampere", "ada", "blackwell_rtx")
     ),
     # 2 x 4096: triton.prefill 1.94 ms, fa2_prefill 1.72, flashinfer.fa3_prefill 1.02, flash_attn.fa3 0.941, its build
     # in vLLM 0.923; 512 of 8192 tokens of 4 sequences 1.84, 1.63, 0.917, 0.849 and 0.831.
