@@ -38,6 +38,7 @@ from kernelhub.dispatch.constraint import Package, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.dispatch.standing import verified
 from kernelhub.ops import functions
 from kernelhub.probes.device import SIMULATED, simulated
 from kernelhub.probes.finding import Finding, found
@@ -205,6 +206,7 @@ def _nothing_runs(contract: Any) -> Iterator[Any]:
         target=f"{__name__}:Nothing",
         summary="does nothing",
         band=Band.PLUGIN,
+        standings=(verified("*", evidence="it does nothing"),),
         features=frozenset(contract.schema.features),
         constraints=(anything(*contract.problem.__dataclass_fields__),),
     )

@@ -48,6 +48,7 @@ import kernelhub
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
 
@@ -80,6 +81,7 @@ def _record(op: str, problem: type[AttentionProblem]) -> Kernel:
         target=f"{__name__}:Nothing",
         summary="does nothing",
         band=Band.PLUGIN,
+        standings=(verified("*", evidence="it does nothing"),),
         constraints=(anything(*problem.__dataclass_fields__),),
     )
 

@@ -31,6 +31,7 @@ from dispatch import Nothing, serving_run
 import kernelhub
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 
 SECONDS, ATTEMPTS = 0.5, 3
@@ -52,6 +53,7 @@ CLEARS = types.SimpleNamespace(
             target=f"{__name__}:Clears",
             summary="clears out",
             band=Band.PLUGIN,
+            standings=(verified("*", evidence="it clears its destination"),),
             constraints=(anything(*PagedAttentionProblem.__dataclass_fields__),),
         ),
     ),

@@ -19,6 +19,7 @@ from torch import Tensor
 import kernelhub
 from kernelhub.dispatch.constraint import Between, OnDevice, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
@@ -43,6 +44,8 @@ KERNELS = (
         ),
         features=frozenset({"causal"}),
         deterministic=True,
+        # Where it ran. On a family of devices that is not named here it is chosen once `kernelhub verify` has passed.
+        standings=(verified("cpu", evidence="an EPYC, 2026-11-22, torch 2.13.0: this example"),),
     ),
 )
 

@@ -21,6 +21,7 @@ from kernelhub.dispatch.registry import Registered
 from kernelhub.dispatch.selection import Selection
 from kernelhub.evidence.quarantine import all_kept, remedy
 from kernelhub.evidence.store import Miss
+from kernelhub.evidence.trust import covered as covered_on
 from kernelhub.evidence.tuning.decide import FASTER
 from kernelhub.evidence.tuning.lookup import MeasuredTable
 from kernelhub.evidence.tuning.tables import other_standings
@@ -29,6 +30,7 @@ from kernelhub.probes.distributions import distributions_of
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import folders
 
+_VERIFY_AGAIN = "warm up or verify again; `kernelhub cache clear --stale` removes what is old"
 _TUNE_AGAIN = "`kernelhub tune --model NAME` measures anew; `kernelhub cache clear --stale` removes what is old"
 _OF_DEVICES = (*OF_DEVICES, "interpreter_off")
 
@@ -105,10 +107,35 @@ def quarantine() -> Iterator[Fact]:
             if record.result.failures:
                 what = f"{op} {kernel} is quarantined on {device.name}"
                 meaning = f"never chosen by itself: on {record.date[:10]} {record.result.reason}"
-                yield Fact(NOTE, what, meaning, remedy(op, kernel))
+                yield Fact(NOTE, what, meaning, remedy(record.result))
         for miss in kept.misses:
             meaning = "what it says does not count here"
             yield Fact(NOTE, f"{miss.path} {miss.reason}", meaning, "verify again, or remove it")
+
+
+def trust() -> Iterator[Fact]:
+    """Kernels that were verified here for problem classes of the user's, and those that would be first if they were."""
+    trusts = HUB.policy("attention").trust
+    for device in measured_devices():
+        misses: list[Miss] = []
+        covered = {key: items for key, items in covered_on(device, misses).items() if items}
+        if covered:
+            classes = sum(map(len, covered.values()))
+            what = f"{len(covered)} kernels verified for {classes} problem classes on {device.name}"
+            yield Fact(OK, what, "they are chosen there, if nothing faster is")
+        for miss in misses:
+            yield Fact(NOTE, f"{miss.path} {miss.reason}", "what it says does not count here", _VERIFY_AGAIN)
+        faster = {
+            name: decisions for name, function in ops().items() if (decisions := function.explain(device=device).faster)
+        }
+        if faster:
+            names = ", ".join(dict.fromkeys(decisions[0].kernel for decisions in faster.values()))
+            what = (
+                f"{names} would be first on {device.name}, and {'is' if len(faster) == 1 else 'are'} not verified there"
+            )
+            meaning = f"trust is {trusts!r}: for plain calls of {', '.join(faster)} the next best kernel runs"
+            first = next(iter(faster.values()))[0]
+            yield Fact(NOTE, what, meaning, f"`kernelhub warmup --model NAME` verifies them; one alone: {first.remedy}")
 
 
 def tuned() -> Iterator[Fact]:

@@ -62,6 +62,7 @@ def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
         if can_choose:
             yield from dispatch_facts.known_defects(variables)
             yield from dispatch_facts.quarantine()
+            yield from dispatch_facts.trust()
             yield from dispatch_facts.tuned()
         yield from dispatch_facts.plugins(variables)
         if can_choose:

@@ -38,6 +38,8 @@ def file_words(layer: Layer) -> Iterator[str]:
         value = getattr(layer, flag)
         if value is not None:
             yield f"{flag} {'on' if value else 'off'}"
+    if layer.trust is not None:
+        yield f"trust {layer.trust}"
 
 
 def _show(variables: Variables, console: Console) -> None:

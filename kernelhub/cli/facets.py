@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.op import OpFunction
-from kernelhub.dispatch.problem import Facet
+from kernelhub.dispatch.problem import Facet, shown
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.ops import functions
 
@@ -42,7 +42,7 @@ def add_facets(parser: argparse.ArgumentParser, contract: Contract[Any]) -> None
     for facet in _facets(contract):
         text = facet.doc.replace("%", "%%")
         if facet.name in usual:
-            text += f" (default: {_shown(usual[facet.name])})"
+            text += f" (default: {shown(usual[facet.name])})"
         flag, where = f"--{facet.name.replace('_', '-')}", f"{_PREFIX}{facet.name}"
         if facet.semantic and facet.values == (True,):
             group.add_argument(
@@ -73,19 +73,12 @@ def _facets(contract: Contract[Any]) -> list[Facet]:
 def _parse(facet: Facet) -> Callable[[str], Any]:
     """Text to value. Whether the op takes it is for `explain` to say."""
     if facet.semantic:
-        words = {_shown(value): value for value in (facet.neutral, *facet.values)}
+        words = {shown(value): value for value in (facet.neutral, *facet.values)}
         return lambda text: words.get(text, text)
     return int if facet.annotation == "int" else str
 
 
 def _metavar(facet: Facet) -> str:
     if facet.semantic:
-        return "{" + ",".join(_shown(value) for value in (facet.neutral, *facet.values)) + "}"
+        return "{" + ",".join(shown(value) for value in (facet.neutral, *facet.values)) + "}"
     return "N" if facet.annotation == "int" else "DTYPE" if facet.name.endswith("dtype") else "WORD"
-
-
-def _shown(value: Any) -> str:
-    """A value as it would be written on the command line."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "none" if value is None else str(value)

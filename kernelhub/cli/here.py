@@ -13,6 +13,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.registry import Registered
 from kernelhub.dispatch.selection import Selection
+from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.probes.device import DeviceFacts, facts
 from kernelhub.probes.finding import Finding
 
@@ -59,15 +60,19 @@ def libraries_of(registered: Registered) -> list[Finding]:
     return [finding for finding in here if finding.code != "package_missing"] or [primary]
 
 
+_OF_POLICY = (LAYOUT, UNTRUSTED, OPT_IN)
+
+
 def obstacles(kernel: Kernel, verdict: Selection[Any]) -> tuple[Rejection, ...]:
     """What speaks against a kernel on this machine at all: device, packages, settings, defects.
 
     Taken from the verdict on some problem, less what only that problem is to blame for: its facets, also where a rule
-    holds them against the device, and the layout of its weights, which can be packed.
+    holds them against the device, and the layout of its weights, which can be packed; and less what trust says, since
+    a kernel that is not verified here can run, and be verified.
     """
     decision = next(item for item in verdict.decisions if item.kernel == kernel.name)
     blame = _of_the_problem_alone(kernel, verdict.problem)
-    return tuple(item for item in decision.rejections if item not in blame and item.code != LAYOUT)
+    return tuple(item for item in decision.rejections if item not in blame and item.code not in _OF_POLICY)
 
 
 def _of_the_problem_alone(kernel: Kernel, problem: Any) -> list[Rejection]:

@@ -6,11 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Any
 
 import kernelhub
 from kernelhub.cli.console import Console, Table, steps
-from kernelhub.cli.facets import op_named, ops
+from kernelhub.cli.facets import add_facets, given, op_named, ops
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.apart import all_apart
 from kernelhub.evidence.results import NOT_RUN, Result, Verification
@@ -38,6 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         help="with no, backends of third parties are neither imported nor run (default: yes)",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
+    parser.add_argument(
+        "--token-counts",
+        metavar="N[,N]",
+        type=counts,
+        help="verify one problem class, with so many new tokens, up to the most that a step will have",
+    )
+    asked = next((word for word in words if word in ops()), None)
+    if asked is None:
+        parser.epilog = f"{parser.epilog}; `kernelhub verify OP --help` lists the facets of an op"
+    else:
+        add_facets(parser, ops()[asked].op.contract)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -47,6 +58,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         kernelhub.reload()
     _say_what_runs(sys.stderr)
     asked = {"backend": arguments.backend, "device": arguments.device}
+    of_class: dict[str, Any] = {}
+    if arguments.op is not None and (facets := given(arguments, arguments.op.op.contract)):
+        of_class["facets"] = facets
+    if arguments.token_counts:
+        of_class["token_counts"] = arguments.token_counts
     with all_apart(), steps(count(arguments.op, **asked), sys.stderr) as step:
         found = kernelhub.verify(
             arguments.op,
@@ -54,6 +70,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             quick=arguments.quick,
             budget_s=arguments.budget_s,
             progress=lambda name, place, number: step(f"verify {name}"),
+            **of_class,
         )
     if arguments.json:
         console.json(found.to_dict())
@@ -106,6 +123,14 @@ def names(text: str) -> tuple[str, ...]:
     if not words:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing; give backends or kernels, e.g. triton,torch.sdpa")
     return words
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Positive numbers with commas between them, for argparse."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} are not numbers of tokens; give e.g. 1,64,8192")
+    return tuple(int(word) for word in words)
 
 
 def seconds(text: str) -> float:

@@ -16,11 +16,13 @@ class Candidates:
         kernels: all records of the op; they are kept by name.
         lines: the op's heuristic.
         known_bad: entries that speak of any of the kernels.
+        portable: those of backends whose kernels are the same program everywhere.
     """
 
     kernels: tuple[Kernel, ...]
     lines: tuple[Line, ...] = ()
     known_bad: tuple[KnownBad, ...] = ()
+    portable: frozenset[Kernel] = frozenset()
     _about: dict[Kernel, tuple[KnownBad, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

@@ -15,6 +15,8 @@ from torch.compiler import is_dynamo_compiling
 from kernelhub.dispatch.audits import ACTIONS
 from kernelhub.dispatch.hub import HUB, keep
 from kernelhub.dispatch.policy import Layer, Names, Wish
+from kernelhub.dispatch.settings import did_you_mean
+from kernelhub.dispatch.standing import TRUSTS
 from kernelhub.errors import ConfigurationError
 
 NamesLike = str | Sequence[str]
@@ -42,6 +44,9 @@ class use(contextlib.ContextDecorator):
         batch_invariant: only kernels whose rows do not depend on the rest of the batch.
         strict: never fall to another kernel; raise instead.
         unsafe: let an explicit choice run past its kernel's own limits and known defects.
+        trust: on whose word a kernel may be chosen that nobody names: ``"here"``, it was verified on this family of
+            devices, by the project or on this machine; ``"vendor"``, a vendor's statement suffices too;
+            ``"measured"``, the project ran it on this family (docs/trust.md).
         ops: for each op named, the backends or kernels that run it, first able first.
 
     Raises:
@@ -63,12 +68,13 @@ class use(contextlib.ContextDecorator):
         batch_invariant: bool | None = None,
         strict: bool | None = None,
         unsafe: bool | None = None,
+        trust: str | None = None,
         **ops: NamesLike,
     ) -> None:
         _refuse_inside_compiled_code()
         requests = dict(ops) if backend is None else {**ops, "*": backend}
         self._layer = _layer(
-            "context", "use", requests, prefer, disable, deterministic, batch_invariant, strict, unsafe
+            "context", "use", requests, prefer, disable, deterministic, batch_invariant, strict, unsafe, trust
         )
 
     def __enter__(self) -> use:
@@ -118,6 +124,7 @@ def configure(
     batch_invariant: bool | None = None,
     strict: bool | None = None,
     unsafe: bool | None = None,
+    trust: str | None = None,
     audit: float | None = None,
     audit_action: str | None = None,
     **ops: NamesLike,
@@ -145,6 +152,7 @@ def configure(
         batch_invariant,
         strict,
         unsafe,
+        trust,
     )
     HUB.configure(replace(layer, audit=audit, audit_action=audit_action))
 
@@ -159,6 +167,7 @@ def _layer(
     batch_invariant: bool | None,
     strict: bool | None,
     unsafe: bool | None,
+    trust: str | None,
 ) -> Layer:
     """The layer that the arguments describe; the same one each time the same is said."""
 
@@ -170,15 +179,19 @@ def _layer(
             if (names := _names(likes))
         )
 
+    if trust is not None and trust not in TRUSTS:
+        near = did_you_mean(trust, TRUSTS) if isinstance(trust, str) else ""
+        raise ConfigurationError(f"{word}: trust is {trust!r}{near}; give {', '.join(map(repr, TRUSTS))}")
     flags = (deterministic, batch_invariant, strict, unsafe)
     parts = (wishes(requests, ""), wishes(prefer, "prefer"), wishes(disable, "disable"))
-    layer = Layer(*parts, *flags)
+    layer = Layer(*parts, *flags, trust=trust)
     _ = HUB.settings
     HUB.registry.check_layer(layer)
     with HUB.lock:
-        known = _interned.get((*parts, *flags))
+        key = (*parts, *flags, trust)
+        known = _interned.get(key)
         if known is None:
-            keep(_interned, (*parts, *flags), layer)
+            keep(_interned, key, layer)
         return known or layer
 
 

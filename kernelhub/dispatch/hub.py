@@ -12,6 +12,7 @@ made by (`HUB.generation`) serves the call that it was made for, and is not reme
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -191,6 +192,8 @@ class Hub:
                 remember(bound)
             self._say_what_the_lock_lacks(selection)
             selection_log.info("%s: %s for %s (%s)", op, kernel.name, problem, selection.because)
+            if selection_log.isEnabledFor(logging.INFO) and selection.faster:
+                selection_log.info("%s: faster: %s", op, selection.faster[0].hint)
             return bound
 
     def watch(self) -> None:

@@ -14,6 +14,7 @@ from kernelhub.dispatch.constraint import NOT_BUILT, Anything, Constraint, Rejec
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import Line, line_for, ranked
+from kernelhub.dispatch.standing import Standing
 
 OF_DEVICES = ("vendor", "capability")  # codes of what speaks against a device, whatever the problem
 CONSTRAINT_ERROR = "constraint_error"  # code of a constraint that raises or answers what is no answer
@@ -28,10 +29,12 @@ class OnDevice(NamedTuple):
         parts: in the order of the constraints, what those say that read nothing but the device, and the others, which
             are to be asked; of a kernel for other devices there are no others.
         refused: whether something in `parts` speaks against the kernel, whoever asks for it.
+        standing: of the kernel on the device's family.
     """
 
     parts: tuple[Rejection | Constraint, ...]
     refused: bool
+    standing: Standing
 
 
 class Lineup:
@@ -97,4 +100,5 @@ def _on_device(kernel: Kernel, problem: Any, machine: Machine) -> OnDevice:
     against = [part for part in parts.values() if isinstance(part, Rejection)]
     elsewhere = any(rejection.code in OF_DEVICES for rejection in against)
     refused = any(rejection.code != NOT_BUILT for rejection in against)
-    return OnDevice(tuple(against) if elsewhere else tuple(parts.values()), refused)
+    told = tuple(against) if elsewhere else tuple(parts.values())
+    return OnDevice(told, refused, kernel.standing_on(problem.device.family))

@@ -5,9 +5,10 @@ A `Machine` is handed to the pure selector, so that a test or `explain` can hand
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import os
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ ABSENT: dict[str, tuple[str, str, str]] = {
 }
 
 
+# Gives, for the facts of a device, the problem classes that each (op, kernel) was verified for. Imported likewise.
+_TRUSTED = "kernelhub.evidence.trust:classes"
 # Gives, for the facts of a device, what speaks against each (op, kernel) that was found wrong on it. Imported with the
 # first decision about a device that is here, and only where evidence is asked for.
 _QUARANTINE = "kernelhub.evidence.quarantine:quarantined"
@@ -38,6 +41,8 @@ _READ_WITH = ("packaging.specifiers", "packaging.version", "kernelhub.probes.dis
 _QUARANTINED = "quarantined"  # where `Machine.on` keeps them
 _ASSUMED = "assumed"  # and what `Machine.assumed` says
 _NOBODY: Mapping[tuple[str, str], Rejection] = MappingProxyType({})
+_EARNED = "earned"
+_NOTHING: Mapping[tuple[str, str], Collection[Any]] = MappingProxyType({})
 # Give, for the facts of a device, what was measured on it: here, or on the first rank of a group. Imported likewise.
 _MEASURED = "kernelhub.evidence.tuning.lookup:table_of"
 _GIVEN = "kernelhub.evidence.tuning.lookup:table_from"
@@ -79,7 +84,7 @@ class Machine:
         for name in _READ_WITH:
             importlib.import_module(name)
         if self.heeds_evidence:
-            for target in (_QUARANTINE, _MEASURED):
+            for target in (_QUARANTINE, _TRUSTED, _MEASURED):
                 importlib.import_module(target.partition(":")[0])
 
     def as_it_is(self) -> Machine:
@@ -105,6 +110,14 @@ class Machine:
         found: Mapping[tuple[str, str], Rejection] | None = kept.get(_QUARANTINED)
         if found is None:
             found = kept[_QUARANTINED] = self._read_quarantine(device)
+        return found
+
+    def earned(self, device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Any]]:
+        """By (op, kernel), the problem classes (`held.facets_of`) that it was verified for on a device; read once."""
+        kept = self.on(device)
+        found: Mapping[tuple[str, str], Collection[Any]] | None = kept.get(_EARNED)
+        if found is None:
+            found = kept[_EARNED] = self._read_earned(device)
         return found
 
     def tuned(self, device: DeviceFacts) -> TunedTable:
@@ -133,12 +146,19 @@ class Machine:
         """Read what was found wrong and what was measured again at the next question."""
         for kept in self._on_devices.values():
             kept.pop(_QUARANTINED, None)
+            kept.pop(_EARNED, None)
             kept.pop(TUNED, None)
 
     def _read_quarantine(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
         if device.simulated or not self.heeds_evidence:
             return _NOBODY
         found: Mapping[tuple[str, str], Rejection] = _imported(_QUARANTINE)(device)
+        return found
+
+    def _read_earned(self, device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Any]]:
+        if device.simulated or not self.heeds_evidence:
+            return _NOTHING
+        found: Mapping[tuple[str, str], Collection[Any]] = _imported(_TRUSTED)(device)
         return found
 
     def _read_tuned(self, device: DeviceFacts) -> TunedTable:
@@ -219,6 +239,9 @@ class SimulatedMachine(Machine):
         findings: answers of other probes by their key; a probe not listed here finds what it asks for.
         lacks: which of ``"nvcc"`` (a CUDA toolkit), ``"c++"`` (a compiler), ``"modules"`` (libraries' own, built ahead)
             and ``"cubins"`` (libraries' own binaries) are not there.
+        verified: kernels, backends or globs that `kernelhub verify` passed there, for every problem class; or a mapping
+            of a kernel's name to its classes, as of ``kernelhub.dispatch.held.facets_of``.
+        wrong: kernels, backends or globs that it found wrong there.
 
     Example:
         >>> import kernelhub
@@ -233,6 +256,8 @@ class SimulatedMachine(Machine):
         variables: Mapping[str, str] | None = None,
         findings: Mapping[Hashable, Finding] | None = None,
         lacks: Collection[str] = (),
+        verified: Collection[str] | Mapping[str, Collection[Any]] = (),
+        wrong: Collection[str] = (),
     ) -> None:
         super().__init__()
         unknown = sorted(set(lacks) - set(ABSENT))
@@ -242,6 +267,8 @@ class SimulatedMachine(Machine):
         self._variables = dict(variables or {})
         self._given = dict(findings or {})
         self._lacks = frozenset(lacks)
+        self._verified = verified if isinstance(verified, Mapping) else dict.fromkeys(verified, _EVERY)
+        self._wrong = tuple(wrong)
 
     def package(self, wanted: Package) -> Finding:
         version = self._packages.get(wanted.name)
@@ -269,11 +296,53 @@ class SimulatedMachine(Machine):
     def variable(self, name: str) -> str:
         return self._variables.get(name, "")
 
+    def _read_earned(self, device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Any]]:
+        return _Named(self._verified) if self._verified else _NOTHING
+
+    def _read_quarantine(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
+        said = Rejection("quarantined", "found wrong on the simulated machine", "leave it out of wrong=")
+        return _Named(dict.fromkeys(self._wrong, said)) if self._wrong else _NOBODY
+
     def ask(self, key: Hashable, probe: Callable[[], Finding], kind: str = "") -> Finding:
         given = self._given.get(key)
         if given is not None:
             return given
         return lacking(str(key), *ABSENT[kind]) if kind in self._lacks else found(str(key), None, "simulated")
+
+
+class _Every:
+    """All problem classes."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+_EVERY = _Every()
+
+
+class _Named(Mapping[tuple[str, str], Any]):
+    """What is said of (op, kernel) by a table of names: backends, kernels or globs."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._table = table
+
+    def __getitem__(self, key: tuple[str, str]) -> Any:
+        for pattern, value in self._table.items():
+            if pattern in (key[1], key[1].partition(".")[0]) or fnmatch.fnmatchcase(key[1], pattern):
+                return value
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(self._table)
 
 
 def _imported(target: str) -> Callable[..., Any]:

@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kernelhub.dispatch.standing import HERE
+
 if TYPE_CHECKING:
     from kernelhub.dispatch.constraint import Constraint, Rejection
     from kernelhub.dispatch.held import Held
@@ -77,7 +79,7 @@ class Layer:
     """What one place says: a context, a `configure` call, the environment or a config file.
 
     Layers are told apart by identity, which keeps them cheap in the key of a table.
-    `deterministic`, `batch_invariant`, `strict` and `unsafe` are None where the place is silent, and so are
+    `deterministic`, `batch_invariant`, `strict`, `unsafe` and `trust` are None where the place is silent, and so are
     `audit` and `audit_action`, which `configure` alone says.
     """
 
@@ -88,6 +90,7 @@ class Layer:
     batch_invariant: bool | None = None
     strict: bool | None = None
     unsafe: bool | None = None
+    trust: str | None = None
     audit: float | None = None
     audit_action: str | None = None
 
@@ -100,6 +103,8 @@ class Policy:
         requests: explicit choices, strongest first; the first that concerns the op decides.
         prefers: soft wishes, strongest first.
         disables: every removal, whoever said it.
+        trust: on whose word a kernel may be chosen: ``"here"``, ``"vendor"`` or ``"measured"``; ``"any"`` asks nothing,
+            for those who look for what could be verified.
         held: what stands fixed for problems of the op, strongest first.
         barred: kernels that what is fixed speaks against, once the policy is about one problem; under ``"*"`` what
             speaks against every kernel.
@@ -112,6 +117,7 @@ class Policy:
     batch_invariant: bool = False
     strict: bool = False
     unsafe: bool = False
+    trust: str = HERE
     held: tuple[Held, ...] = ()
     barred: Mapping[str, tuple[Rejection, ...]] = field(default_factory=dict)
 
@@ -122,6 +128,13 @@ class Policy:
     def preferences_for(self, op: str) -> tuple[Wish, ...]:
         """The soft wishes that concern `op`, strongest first."""
         return tuple([wish for wish in self.prefers if wish.concerns(op)]) if self.prefers else ()
+
+    def names(self, op: str, kernel: Kernel) -> bool:
+        """Does anybody ask for the kernel or prefer it, by its name or its backend's, or does it stand fixed?"""
+        request = self.request_for(op)
+        return (request is not None and request.means(kernel)) or any(
+            wish.means(kernel) for wish in self.preferences_for(op)
+        )
 
     def fixes(self) -> bool:
         """Does something stand fixed for the problem that this policy is about?"""
@@ -193,8 +206,8 @@ def combine(layers: tuple[Layer, ...], foreign: Layer | None = None, op: str = "
             foreign = replace(foreign, requests=(), prefers=(*foreign.requests, *foreign.prefers))
         layers = (*layers, foreign)
 
-    def decided(name: str) -> bool:
-        return next((value for layer in layers if (value := getattr(layer, name)) is not None), False)
+    def decided(name: str, default: Any = False) -> Any:
+        return next((value for layer in layers if (value := getattr(layer, name)) is not None), default)
 
     return Policy(
         requests=tuple(wish for layer in layers for wish in layer.requests),
@@ -204,4 +217,5 @@ def combine(layers: tuple[Layer, ...], foreign: Layer | None = None, op: str = "
         batch_invariant=decided("batch_invariant"),
         strict=decided("strict"),
         unsafe=decided("unsafe"),
+        trust=decided("trust", HERE),
     )

@@ -90,6 +90,21 @@ class Facet:
         return "" if type(value) is int and value > 0 else "it takes a positive int"
 
 
+def shown(value: Any) -> str:
+    """A facet's value as it is written on the command line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def flag_of(facet: Facet, value: Any) -> str:
+    """A facet and its value as the commands take them: ``--head-dim-qk 128``, ``--softcap``, ``--no-causal``."""
+    name = facet.name.replace("_", "-")
+    if facet.semantic and facet.values == (True,):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {shown(value)}"
+
+
 class Schema:
     """The closed set of facets of one op."""
 

@@ -6,16 +6,19 @@ it needs, and what it did not ask for can be told later, and is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kernelhub.dispatch.candidates import Candidates
 from kernelhub.dispatch.constraint import NOT_BUILT, Rejection
+from kernelhub.dispatch.held import Facets, facets_of
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.lineup import CONSTRAINT_ERROR, Lineup, said_by
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.policy import Policy
-from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema, flag_of
+from kernelhub.dispatch.standing import ANY, KNOWN_BAD, MEASURED, OPT_IN, PUBLISHED, UNTRUSTED, VENDOR, VERIFIED
 
 
 class Question(NamedTuple):
@@ -29,6 +32,7 @@ class Question(NamedTuple):
         lineup: the same as they stand on the problem's device.
         machine: facts of the machine, as they were at the time.
         quarantined: by (op, kernel), what was found wrong on the device, as it was at the time.
+        earned: by (op, kernel), the problem classes that it was verified for on the device, as they were at the time.
         policy: what the user said about this problem.
     """
 
@@ -39,12 +43,15 @@ class Question(NamedTuple):
     lineup: Lineup
     machine: Machine
     quarantined: Mapping[tuple[str, str], Rejection]
+    earned: Mapping[tuple[str, str], Collection[Any]]
     policy: Policy
 
 
 def can_run(asked: Question, kernel: Kernel) -> bool:
     """Is there no reason against a kernel?"""
     if asked.lineup.on_device[kernel].refused and not forced_past_limits(asked, kernel):
+        return False
+    if _distrusts(asked, kernel):  # asked first, since the reason names a command that takes a while to write
         return False
     return next(reasons(asked, kernel), None) is None
 
@@ -87,9 +94,76 @@ def reasons(asked: Question, kernel: Kernel) -> Iterator[Rejection]:
             yield Rejection("known_bad", f"{entry.symptom} ({entry.issue})", entry.remedy)
     if asked.quarantined and (found := asked.quarantined.get((asked.op, kernel.name))) is not None:
         yield found
+    if (distrust := distrusted(asked, kernel)) is not None:
+        yield distrust
     layout = getattr(asked.problem, WEIGHT_LAYOUT, CHECKPOINT)
     if layout not in kernel.layouts:
         yield _layout_rejection(kernel, layout, asked.candidates.kernels)
+
+
+def distrusted(asked: Question, kernel: Kernel) -> Rejection | None:
+    """What the policy of trust says against a kernel on this family of devices."""
+    if not _distrusts(asked, kernel):
+        return None
+    standing = asked.lineup.on_device[kernel].standing
+    if standing.word == KNOWN_BAD:
+        return Rejection(KNOWN_BAD, standing.evidence, "use(unsafe=True) with backend= runs it as it is")
+    if standing.word == OPT_IN:
+        return Rejection(OPT_IN, f"runs only where it is asked for: {standing.evidence}", f"backend={kernel.name!r}")
+    known = f" (published: {standing.figure or standing.evidence})" if standing.word == PUBLISHED else ""
+    reason = f"untested on {asked.problem.device.arch}{known}"
+    if asked.policy.trust == MEASURED:
+        return Rejection(UNTRUSTED, reason, "KERNELHUB_TRUST=here, then `kernelhub verify`")
+    command = command_for(asked.op, asked.problem, kernel)
+    return Rejection(UNTRUSTED, reason, f"{command} (about {standing.seconds:.0f} s)")
+
+
+def _distrusts(asked: Question, kernel: Kernel) -> bool:
+    """Whether the policy of trust speaks against a kernel, unless it is forced past its limits.
+
+    Portable kernels need no evidence: something must run where nothing else is trusted. Nor do weights that are packed
+    for a kernel: who packed them had it chosen, or named it.
+    """
+    word, trust = asked.lineup.on_device[kernel].standing.word, asked.policy.trust
+    if word == VERIFIED or getattr(asked.problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT:
+        return False
+    if word == KNOWN_BAD:
+        return not forced_past_limits(asked, kernel)
+    if word != OPT_IN:
+        if kernel in asked.candidates.portable or trust == ANY or (trust == VENDOR and word == PUBLISHED):
+            return False
+        if trust != MEASURED and _has_earned(asked, kernel):
+            return False
+    return not asked.policy.names(asked.op, kernel)
+
+
+def _has_earned(asked: Question, kernel: Kernel) -> bool:
+    """Whether the kernel was verified on this device for exactly this problem class, weights as in a checkpoint."""
+    classes = asked.earned.get((asked.op, kernel.name)) if asked.earned else None
+    return classes is not None and class_of(asked.problem) in classes
+
+
+def class_of(problem: Any) -> Facets:
+    """The problem class that a verification covers: every facet but the device, weights as they lie in a checkpoint.
+
+    Packed weights are the arrangement of one kernel, made from a checkpoint's, and are verified with it.
+    """
+    facets = facets_of(problem)
+    if getattr(problem, WEIGHT_LAYOUT, CHECKPOINT) == CHECKPOINT:
+        return facets
+    return tuple((name, CHECKPOINT if name == WEIGHT_LAYOUT else value) for name, value in facets)
+
+
+def command_for(op: str, problem: Any, kernel: Kernel) -> str:
+    """The command that verifies a kernel for a problem class."""
+    return " ".join(["kernelhub verify", op, f"--backend {kernel.name}", *flags_of(problem)])
+
+
+def flags_of(problem: Any) -> list[str]:
+    """A problem class as flags of the commands: its facets that are not as usual."""
+    usual = {item.name: item.default for item in dataclasses.fields(problem)}
+    facets = Schema(type(problem)).facets
+    return [flag_of(facets[name], value) for name, value in class_of(problem) if value != usual[name]]
 
 
 def forced_past_limits(asked: Question, kernel: Kernel) -> bool:

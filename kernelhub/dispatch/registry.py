@@ -130,7 +130,10 @@ class Registry:
         if found is None:
             kernels = tuple(k for item in self.backends.values() for k in item.kernels if k.op == op)
             known_bad = tuple(entry for item in self.backends.values() for entry in item.known_bad)
-            found = self._candidates[op] = Candidates(kernels, order_lines(self.contracts[op], kernels), known_bad)
+            everywhere = {name for name, item in self.backends.items() if item.backend and item.backend.portable}
+            portable = frozenset(kernel for kernel in kernels if kernel.backend in everywhere)
+            lines = order_lines(self.contracts[op], kernels)
+            found = self._candidates[op] = Candidates(kernels, lines, known_bad, portable)
         return found
 
     def check_layer(self, layer: Layer) -> None:

@@ -7,10 +7,11 @@ returns the same object by the same call, so the two cannot drift apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from kernelhub.dispatch.candidates import Candidates
+from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.lineup import lineup_of
 from kernelhub.dispatch.machine import Machine
@@ -19,6 +20,7 @@ from kernelhub.dispatch.policy import Policy, Wish
 from kernelhub.dispatch.problem import ProblemT, Schema
 from kernelhub.dispatch.reasons import Question, can_run, reasons
 from kernelhub.dispatch.selection import Decision, Selection
+from kernelhub.dispatch.standing import UNTRUSTED
 from kernelhub.dispatch.tuned import TUNED, Tuned
 
 
@@ -47,7 +49,8 @@ def select(
     lineup = lineup_of(candidates, problem, machine)
     quarantined = machine.quarantined(problem.device)
     features = tuple(schema.features_used(problem))
-    asked = Question(op, problem, features, candidates, lineup, machine, quarantined, policy)
+    earned = machine.earned(problem.device)
+    asked = Question(op, problem, features, candidates, lineup, machine, quarantined, earned, policy)
     line, ranking = lineup.ranking(regime)
     tuned = machine.tuned(problem.device).find(op, problem)
     if tuned is not None:
@@ -140,8 +143,24 @@ def _decisions(asked: Question, ranking: Sequence[Kernel], chosen: Kernel | None
             reason = f"able, but {request.origin} asks for {' or '.join(request.names)}"
             undo = request.undo or f"remove {request.origin}"
             result.append(Decision(kernel.name, False, "not_requested", reason, undo))
-    for kernel, rejections in against.items():
-        if rejections:
+    faster = _distrusted_before(asked, ranking, against, chosen)
+    for kernel in (*faster, *(kernel for kernel in against if kernel not in faster)):
+        if rejections := against[kernel]:
             first = rejections[0]
-            result.append(Decision(kernel.name, False, first.code, first.reason, first.remedy, rejections))
+            ahead = kernel in faster
+            reason = f"would be first; {first.reason}" if ahead else first.reason
+            result.append(Decision(kernel.name, False, first.code, reason, first.remedy, rejections, ahead))
     return tuple(result)
+
+
+def _distrusted_before(
+    asked: Question, ranking: Sequence[Kernel], against: Mapping[Kernel, Sequence[Rejection]], chosen: Kernel | None
+) -> list[Kernel]:
+    """Kernels that only trust keeps from being chosen in place of the one that is, best first."""
+    result: list[Kernel] = []
+    for kernel in as_wished(asked.op, ranking, asked.policy):
+        if kernel is chosen:
+            break
+        if [rejection.code for rejection in against[kernel]] == [UNTRUSTED]:
+            result.append(kernel)
+    return result

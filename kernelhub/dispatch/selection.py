@@ -22,6 +22,7 @@ class Decision(NamedTuple):
         reason: a sentence.
         remedy: what would change the decision; empty if nothing would here.
         rejections: every reason against it, the first of which gave `code`.
+        ahead: it would be chosen in place of the one that is, if it were verified on this machine.
     """
 
     kernel: str
@@ -30,6 +31,12 @@ class Decision(NamedTuple):
     reason: str
     remedy: str = ""
     rejections: tuple[Rejection, ...] = ()
+    ahead: bool = False
+
+    @property
+    def hint(self) -> str:
+        """What would be chosen, why it is not, and the command that changes it, in one line."""
+        return f"{self.kernel} {self.reason}: {self.remedy}"
 
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = {
@@ -39,6 +46,8 @@ class Decision(NamedTuple):
             "reason": self.reason,
             "remedy": self.remedy,
         }
+        if self.ahead:
+            plain["ahead"] = True
         if len(self.rejections) > 1:
             plain["also"] = [
                 {"code": item.code, "reason": item.reason, "remedy": item.remedy} for item in self.rejections[1:]
@@ -79,10 +88,16 @@ class Selection(Generic[ProblemT]):
     def decisions(self) -> tuple[Decision, ...]:
         """One for every registered kernel of the op: the chosen one first, then those outranked, then the rejected.
 
-        Outranked ones come best first, rejected ones by name. A choice ends with the first kernel that can run, so
+        Outranked ones come best first; then those that would be chosen if they were verified here; other rejected ones
+        by name. A choice ends with the first kernel that can run, so
         these are made when they are first looked at; they tell of the moment of the choice.
         """
         return self.tell()
+
+    @property
+    def faster(self) -> tuple[Decision, ...]:
+        """Kernels that are expected to be faster and would be chosen once they are verified here, best first."""
+        return tuple(decision for decision in self.decisions if decision.ahead)
 
     @property
     def selected(self) -> str | None:
@@ -128,6 +143,7 @@ class Selection(Generic[ProblemT]):
         lines = [f"{self.op} on {self.problem.device}: {who}", *([f"  {self.weights}"] if self.weights else [])]
         lines += [f"  assumed: {self.assumed}"] if self.assumed else []
         lines += [f"  {sentence}" for sentence in self.overruled]
+        lines += [f"  faster: {self.faster[0].hint}"] if self.faster else []
         width = max((len(decision.kernel) for decision in self.decisions), default=0)
         for decision in self.decisions:
             mark = "*" if decision.code == "selected" else "+" if decision.accepted else "-"

@@ -18,6 +18,7 @@ from typing import Any
 from kernelhub.dispatch.audits import ACTIONS, OFF
 from kernelhub.dispatch.lock_file import Lock, read_lock
 from kernelhub.dispatch.policy import Layer, Names, Wish
+from kernelhub.dispatch.standing import TRUSTS
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes import document
 
@@ -118,6 +119,13 @@ def _parse_missing(text: str) -> str:
     return word
 
 
+def _parse_trust(text: str) -> str:
+    word = text.strip().lower()
+    if word not in TRUSTS:
+        raise ValueError(f"{text!r} is not one of {', '.join(TRUSTS)}{did_you_mean(word, TRUSTS)}")
+    return word
+
+
 def _parse_folder(text: str) -> Path:
     if os.path.expanduser(text).startswith("~"):
         raise ValueError(f"{text!r} names no user's home")
@@ -199,6 +207,13 @@ VARIABLES = {
             None,
             "0 or 1",
             "Only kernels whose rows ignore the batch.",
+        ),
+        Variable(
+            "KERNELHUB_TRUST",
+            _parse_trust,
+            None,
+            "here, vendor or measured",
+            "Choose kernels verified on this family of devices or machine; or too what a vendor states; or only ours.",
         ),
         Variable("KERNELHUB_STRICT", parse_bool, None, "0 or 1", "Never fall to another kernel; raise instead."),
         Variable(
@@ -323,6 +338,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
             deterministic=values["KERNELHUB_DETERMINISTIC"].value,
             batch_invariant=values["KERNELHUB_BATCH_INVARIANT"].value,
             strict=values["KERNELHUB_STRICT"].value,
+            trust=values["KERNELHUB_TRUST"].value,
         ),
         file=Layer() if path is None else read_file(path),
         lock=None if lock is None else read_lock(lock),
@@ -338,7 +354,7 @@ def _setting(variable: Variable, text: str | None) -> Setting:
         raise ConfigurationError(f"{variable.name}: {error}; write {variable.grammar}") from None
 
 
-_FILE_KEYS = ("prefer", "disable", "deterministic", "batch_invariant", "strict")
+_FILE_KEYS = ("prefer", "disable", "deterministic", "batch_invariant", "strict", "trust")
 
 
 def read_file(path: Path) -> Layer:
@@ -360,6 +376,7 @@ def read_file(path: Path) -> Layer:
         deterministic=_file_flag(path, "deterministic", written),
         batch_invariant=_file_flag(path, "batch_invariant", written),
         strict=_file_flag(path, "strict", written),
+        trust=_file_trust(path, written),
     )
 
 
@@ -367,6 +384,13 @@ def _file_flag(path: Path, key: str, written: Mapping[str, Any]) -> bool | None:
     value = written.get(key)
     if value is not None and not isinstance(value, bool):
         raise ConfigurationError(f"{path}: {key} must be true or false, not {value!r}")
+    return value
+
+
+def _file_trust(path: Path, written: Mapping[str, Any]) -> str | None:
+    value = written.get("trust")
+    if value is not None and value not in TRUSTS:
+        raise ConfigurationError(f"{path}: trust must be one of {', '.join(TRUSTS)}, not {value!r}")
     return value
 
 

@@ -23,6 +23,9 @@ NEEDS_EVIDENCE = {
 
 HERE, VENDOR, MEASURED = "here", "vendor", "measured"
 TRUSTS = (HERE, VENDOR, MEASURED)
+ANY = "any"  # not for users: whatever could be verified
+
+UNTRUSTED = "untrusted"  # code of what speaks against a kernel that is not verified on a family of devices
 
 _SECONDS = 20.0  # that verifying a problem class takes, where a record does not say
 

@@ -80,6 +80,12 @@ class Child:
         self._number = 0
         self._served: set[tuple[str, str]] = set()  # by the process that runs now
 
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def check(self, subject: Subject, case: Case) -> Check | str:
         """Ask one case, as `Subject.check` does.
 
@@ -118,6 +124,7 @@ class Child:
             "kernel": subject.kernel.name,
             "device": str(subject.device),
             "case": case.label,
+            **({} if case.serving is None else {"serving": dict(case.serving)}),
         }
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

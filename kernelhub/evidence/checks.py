@@ -19,6 +19,7 @@ from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.problem import feature_name
+from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import KernelUnavailable, NoKernel
 from kernelhub.evidence.call import Answer, Call, Failed, Unavailable
 from kernelhub.evidence.cases.case import Arguments, Case, Make, OpCases, each
@@ -57,7 +58,9 @@ class Subject:
         selection = self.function.explain(**arguments)
         decision = next(item for item in selection.decisions if item.kernel == self.kernel.name)
         codes = {rejection.code for rejection in decision.rejections}
-        allowed = {"quarantined", "layout"} if self.kernel.needs_packing and self.kernel.packs_to else {"quarantined"}
+        allowed = {"quarantined", UNTRUSTED, OPT_IN}
+        if self.kernel.needs_packing and self.kernel.packs_to:
+            allowed.add("layout")
         if decision.accepted or (codes and codes <= allowed):
             schema = self.function.op.contract.schema
             return _Claim(True, class_of(schema, selection.problem), "quarantined" in codes)

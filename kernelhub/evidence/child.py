@@ -22,6 +22,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Case
+from kernelhub.evidence.cases.serving import serving_case
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.layers import take_over
 from kernelhub.evidence.results import Check
@@ -79,6 +80,8 @@ def _asked(order: Mapping[str, Any]) -> tuple[Subject | None, Case | None]:
     if kernel is None:
         return None, None
     subject = Subject(HUB.function(op), kernel, CASES[op], torch.device(order["device"]))
+    if "serving" in order:
+        return subject, serving_case(order["serving"])
     return subject, next((case for case in subject.cases.cases() if case.label == order["case"]), None)
 
 

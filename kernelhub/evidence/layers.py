@@ -9,7 +9,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.policy import Layer, Wish
 
 _WISHES = ("requests", "prefers", "disables")
-_FLAGS = ("deterministic", "batch_invariant", "strict", "unsafe")
+_FLAGS = ("deterministic", "batch_invariant", "strict", "unsafe", "trust")
 
 
 def plain_layers() -> list[dict[str, Any]]:

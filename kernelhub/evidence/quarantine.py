@@ -22,7 +22,7 @@ from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.evidence import store
-from kernelhub.evidence.results import IN_SERVICE, RIGHT, Check, Result
+from kernelhub.evidence.results import IN_SERVICE, RIGHT, Check, Result, is_of_serving
 from kernelhub.evidence.validity import difference, key_of, made_for, name_of
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import difference as difference_of_form
@@ -70,7 +70,7 @@ def quarantined(device: DeviceFacts) -> dict[tuple[str, str], Rejection]:
     for miss in kept.misses:
         say(miss)
     return {
-        (op, name): Rejection("quarantined", f"on {record.date[:10]} {record.result.reason}", _remedy(record.result))
+        (op, name): Rejection("quarantined", f"on {record.date[:10]} {record.result.reason}", remedy(record.result))
         for (op, name), record in kept.records.items()
         if record.result.failures
     }
@@ -82,19 +82,16 @@ def say(miss: store.Miss) -> None:
     log.warning("%s %s; it counts as not there", miss.path, miss.reason)
 
 
-def remedy(op: str, kernel: str) -> str:
+def remedy(result: Result) -> str:
     """What gets a kernel out of quarantine, or runs it all the same."""
-    return f"mend it, then `kernelhub verify {op} --backend {kernel}`; use(unsafe=True) with backend= runs it as it is"
-
-
-def _remedy(result: Result) -> str:
-    """The same for a result: what an audit found is taken back by the very call."""
-    if any(check.code == IN_SERVICE for check in result.failures):
-        return (
-            "mend it, then `kernelhub replay` the case in the folder audit of the cache; use(unsafe=True) with "
-            f"backend= runs {result.kernel} as it is"
-        )
-    return remedy(result.op, result.kernel)
+    forced = f"use(unsafe=True) with backend= runs {result.kernel} as it is"
+    if any(check.code == IN_SERVICE for check in result.failures):  # what an audit found the very call takes back
+        return f"mend it, then `kernelhub replay` the case in the folder audit of the cache; {forced}"
+    commands = dict.fromkeys(
+        f"`kernelhub verify {result.op} --backend {result.kernel}{f' {check.problem}' if is_of_serving(check) else ''}`"
+        for check in result.failures
+    )
+    return f"mend it, then {' and '.join(commands)}; {forced}"
 
 
 def all_kept(device: DeviceFacts, *, wrong_only: bool = False) -> Kept:

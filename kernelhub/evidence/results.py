@@ -10,6 +10,8 @@ from typing import Any
 RIGHT, WRONG, NOT_RUN = "right", "wrong", "not run"
 IN_SERVICE = "wrong_in_service"  # by an audit of real calls: verification, which passed, does not take it back
 
+SERVING = "serving"  # begins the label of a check of a call of serving, see `cases.serving`
+
 # What may be wrong with a kernel, worst first. Of several the one that most checks show is the code of its result.
 CODES = {
     "crashed": "it ended the process that ran it",
@@ -78,6 +80,11 @@ class Check:
         if not made.ok and made.code not in CODES:
             raise ValueError(f"{made.code!r} is no code of a check")
         return made
+
+
+def is_of_serving(check: Check) -> bool:
+    """Whether a check is about a call of serving."""
+    return check.case.startswith(f"{SERVING} ")
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from kernelhub.dispatch.explain import problem_from
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
+from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
 from kernelhub.evidence.call import OutOfMemory, Unavailable
@@ -22,7 +24,8 @@ from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, keep, kept_of, now
-from kernelhub.evidence.results import IN_SERVICE, Check, Result, Verification
+from kernelhub.evidence.results import IN_SERVICE, Check, Result, Verification, is_of_serving
+from kernelhub.ops.models.calls import need_of
 from kernelhub.probes.device import facts
 
 FULL_BUDGET_S, QUICK_BUDGET_S = 120.0, 20.0
@@ -39,6 +42,8 @@ def verify(
     budget_s: float | None = None,
     progress: Progress | None = None,
     apart: bool | None = None,
+    facets: Mapping[str, Any] | None = None,
+    token_counts: Sequence[int] | None = None,
 ) -> Verification:
     """Hold kernels against the references of their ops, on this machine, and keep what came out.
 
@@ -64,13 +69,17 @@ def verify(
         progress: called as each kernel begins, with its name, its place and how many there are.
         apart: True for a child process for kernelhub's own kernels, too (a few seconds, and on a GPU a context of its
             own), all but what is registered at run time, which no other process has; False for none, as for a debugger.
+        facets: of one problem class of `op`, as of `kernelhub.explain`: kernels are called as serving calls them, in
+            random order and with other values each time, and one that is right may be chosen for this class from then
+            on (docs/trust.md). All facets count; only token counts are left open.
+        token_counts: for `facets`, those of serving, up to the most that a step will have.
 
     Returns:
         One result for each kernel that could be chosen on this device. Results are kept below ``evidence`` in the
         cache folder (``KERNELHUB_CACHE_DIR``), keyed by device, driver, versions and the digest of the kernel.
 
     Raises:
-        ConfigurationError: an unknown op, backend or device; or the process is sealed.
+        ConfigurationError: an unknown op, backend, facet or device; facets without an op; or the process is sealed.
         DeviceLost: the device was lost before.
 
     Example:
@@ -82,6 +91,8 @@ def verify(
     where = device_here(device)
     GATE.check_change("verify")
     GATE.check_device(-1 if where.type == "cpu" else where.index)
+    if facets is not None or token_counts is not None:
+        return _verify_class(op, backend, where, budget_s, progress, apart, facets or {}, token_counts)
     subjects = list(_subjects(op, backend, where))
     limit_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else FULL_BUDGET_S
     results, lifted, unwritten, lost = [], [], "", ""
@@ -111,6 +122,51 @@ def verify(
         here.close()
         HUB.forget_evidence()
     return Verification(str(facts(where)), tuple(results), tuple(lifted), unwritten)
+
+
+def _verify_class(
+    op: OpFunction[Any, Any, Any] | str | None,
+    backend: str | Sequence[str] | None,
+    device: torch.device,
+    budget_s: float | None,
+    progress: Progress | None,
+    apart: bool | None,
+    facets: Mapping[str, Any],
+    token_counts: Sequence[int] | None,
+) -> Verification:
+    """Hold kernels against the reference on one problem class."""
+    from kernelhub.evidence.earn import BUDGET_S, earn
+
+    if op is None:
+        raise ConfigurationError("verify: facets and token_counts are those of one op; name it")
+    function = HUB.function(op) if isinstance(op, str) else op
+    name = function.op.contract.name
+    problem = problem_from(function.op.contract, facts(device), dict(facets))
+    need = need_of(name, problem)
+    results, lifted, unwritten = [], [], ""
+    subjects = [subject for subject in _subjects(op, backend, device) if _takes(function, problem, subject.kernel)]
+    with Child() as child:
+        for place, subject in enumerate(subjects):
+            if progress is not None:
+                progress(f"{name} {subject.kernel.name}", place, len(subjects))
+            before = kept_of(subject.kernel, facts(device))
+            earned = earn(
+                subject.kernel, need, device, token_counts, budget_s=budget_s or BUDGET_S, child=child, apart=apart
+            )
+            results.append(earned.result)
+            unwritten = earned.unwritten or unwritten
+            after = kept_of(subject.kernel, facts(device))
+            if before is not None and before.result.failures and (after is None or not after.result.failures):
+                lifted.append((name, subject.kernel.name))
+    HUB.forget_evidence()
+    return Verification(str(facts(device)), tuple(results), tuple(lifted), unwritten)
+
+
+def _takes(function: OpFunction[Any, Any, Any], problem: Any, kernel: Kernel) -> bool:
+    """Whether a kernel could run a problem class but for trust, quarantine, and weights that it packs itself."""
+    decision = next(item for item in function.op.select(problem, None).decisions if item.kernel == kernel.name)
+    allowed = {"quarantined", UNTRUSTED, OPT_IN} | ({"layout"} if kernel.packs_to else set())
+    return decision.accepted or {rejection.code for rejection in decision.rejections} <= allowed
 
 
 def count(
@@ -155,11 +211,12 @@ def _verified(subject: Subject, quick: bool, limit_s: float, asked_in: Child | H
         else:
             first = first or found
     # What failed before and was not asked again still stands; in a full run a case that is not there any more is gone.
+    # What was wrong at a model's sizes stands until that class of problems is verified again (see `earn`).
     labels = {case.label for case in subject.cases.cases()}
-    unasked = [check for name, check in failed.items() if name not in checks and name in labels]
     # An audit saw what no case asks: `kernelhub replay` of its call takes that back.
-    in_service = [check for check in failed.values() if check.code == IN_SERVICE]
-    standing = [*(unasked if quick or left_out else []), *in_service]
+    stays = {check.case for check in failed.values() if is_of_serving(check) or check.code == IN_SERVICE}
+    unasked = [check for name, check in failed.items() if name not in checks]
+    standing = [check for check in unasked if check.case in stays or ((quick or left_out) and check.case in labels)]
     result = Result(
         subject.kernel.op,
         subject.kernel.name,

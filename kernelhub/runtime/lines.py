@@ -109,7 +109,7 @@ def _context(layer: Any) -> str:
         for name, wishes in (("prefer", layer.prefers), ("disable", layer.disables))
         if wishes
     }
-    flags = ("deterministic", "batch_invariant", "strict", "unsafe")
+    flags = ("deterministic", "batch_invariant", "strict", "unsafe", "trust")
     said |= {name: getattr(layer, name) for name in flags if getattr(layer, name) is not None}
     return f"kernelhub.use({', '.join(f'{name}={_text(value)}' for name, value in said.items())})"
 

@@ -48,6 +48,33 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Earning:
+    """One kernel that was verified for one problem class, because it would be first.
+
+    Attributes:
+        op, kernel: which.
+        label: the class, by the layers that ask for it.
+        ok: it was right, and is chosen from now on.
+        seconds: what that took.
+        reason: why it is not chosen; empty if it is.
+    """
+
+    op: str
+    kernel: str
+    label: str
+    ok: bool
+    seconds: float
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "seconds": round(self.seconds, 3)}
+
+    def __str__(self) -> str:
+        what = "verified, and chosen now" if self.ok else f"not chosen: {self.reason}"
+        return f"{self.op} {self.kernel}: {what} ({self.seconds:.1f} s; {self.label})"
+
+
+@dataclass(frozen=True)
 class Peak:
     """Most memory that was in use.
 
@@ -79,6 +106,7 @@ class WarmUp:
         seconds: what all took.
         peak: most memory.
         notes: what else is to be known.
+        earned: kernels that would be first and were verified for a problem class, right or not.
     """
 
     device: str
@@ -93,6 +121,7 @@ class WarmUp:
     seconds: float = 0.0
     peak: Peak = field(default_factory=Peak)
     notes: tuple[str, ...] = ()
+    earned: tuple[Earning, ...] = ()
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
@@ -124,6 +153,7 @@ class WarmUp:
             "seconds": round(self.seconds, 3),
             "peak": vars(self.peak),
             "notes": list(self.notes),
+            "earned": [earning.to_dict() for earning in self.earned],
             "items": [item.to_dict() for item in self.items],
         }
 
@@ -137,6 +167,10 @@ class WarmUp:
             told.append(f"waited {self.waited_s:.1f} s for {self.waited_for}")
         if self.verified:
             told.append(f"{len(self.verified)} kernels verified, {len(self.quarantined)} of them quarantined")
+        if self.earned:
+            right = [earning for earning in self.earned if earning.ok]
+            seconds = sum(earning.seconds for earning in self.earned)
+            told.append(f"{len(right)} of {len(self.earned)} kernels that would be first are right ({seconds:.1f} s)")
         megabytes = [size >> 20 for size in (self.peak.host_bytes, self.peak.device_bytes, self.peak.children_bytes)]
         told.append("peak memory {} MB of the process, {} MB of the device, {} MB of a child".format(*megabytes))
         return "; ".join(told)
@@ -145,4 +179,5 @@ class WarmUp:
         lines = [str(item) for item in self.items]
         lines += [f"quarantined: {op} {kernel}: {reason}" for op, kernel, reason in self.quarantined]
         lines += [f"not verified: {op} {kernel}: {reason}" for op, kernel, reason in self.unverified]
+        lines += [str(earning) for earning in self.earned]
         return "\n".join([*lines, *self.notes, self.summary()])

@@ -29,10 +29,12 @@ from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED,
 from kernelhub.warming.proof import Proof
 from kernelhub.warming.ready import WANT_OF_MEMORY, Sizing, make_ready
 from kernelhub.warming.there import device_here
+from kernelhub.warming.trusting import Trusting
 from kernelhub.warming.turn import Turn, turn
 from kernelhub.warming.wanted import Item, What, items_of
 
 CONTEXT_LEN, MAX_CONTEXT_LEN = 256, 8192
+VERIFY_BUDGET_S = 600.0
 _ENOUGH_FOR_CHILDREN = 8  # items: a child takes some seconds to start
 _STRENGTH = (COMPILED, LOADED, DECIDED, BEFORE)
 
@@ -53,6 +55,7 @@ def warmup(
     max_context_len: int = MAX_CONTEXT_LEN,
     jobs: int | None = None,
     verify: bool = True,
+    verify_budget_s: float = VERIFY_BUDGET_S,
     build: bool = False,
     progress: Tell | Literal[True] | None = None,
     heartbeat: Tell | None = None,
@@ -78,7 +81,10 @@ def warmup(
         jobs: processes that compile. By default min(cores, free memory / 4 GB) shared among the ranks of this node
             (LOCAL_WORLD_SIZE), and 1 where little is to be compiled. FlashInfer's ninja gets as many (MAX_JOBS).
         verify: hold each kernel that is chosen against its reference, unless evidence is stored that it is right. One
-            that is wrong is quarantined, and the next best is taken.
+            that is wrong is quarantined, and the next best is taken. Before that, kernels that would be first but are
+            not verified on this family of devices are verified for each problem class, best first, until one is right:
+            it is chosen from then on, in later processes too (docs/trust.md).
+        verify_budget_s: most seconds for those that would be first; what is left over is listed in `WarmUp.notes`.
         build: build kernels that take minutes to compile, and are otherwise chosen only once they are built.
         progress: called with a `Beat` as each item begins and each second; True shows a bar on standard error.
         heartbeat: called with a `Beat` each second by a thread, also while a compiler runs: for liveness probes.
@@ -112,7 +118,7 @@ def warmup(
     with contextlib.ExitStack() as stack:
         shown = stack.enter_context(bar(sys.stderr)) if progress is True else progress
         heart = stack.enter_context(Heart(heartbeat, shown))
-        return _Run(items, where, sizing, heart, jobs, verify, build).run(timeout_s)
+        return _Run(items, where, sizing, heart, jobs, verify, verify_budget_s, build).run(timeout_s)
 
 
 class _Run:
@@ -126,12 +132,15 @@ class _Run:
         heart: Heart,
         jobs: int | None,
         verify: bool,
+        verify_budget_s: float,
         build: bool,
     ) -> None:
         self.items, self.device, self.sizing, self.heart = items, device, sizing, heart
         self.jobs, self.verify, self.build = jobs, verify, build
         self.journal = Journal(facts(device))
         self.proof = Proof()
+        self.trusting = Trusting()
+        self.verify_budget_s = verify_budget_s
         self.outcomes: dict[Item, Outcome] = {}
         self.in_children: dict[str, dict[str, Any]] = {}
         self.lost = Compiled()
@@ -174,8 +183,17 @@ class _Run:
             tuple(self.proof.unverified),
             time.monotonic() - begun,
             most,
-            (*self.notes, *self.lost.notes, *told_of_lengths(self.outcomes.values(), self.device)),
+            (*self.notes, *self.lost.notes, *told_of_lengths(self.outcomes.values(), self.device), *self._not_tried()),
+            tuple(self.trusting.earnings),
         )
+
+    def _not_tried(self) -> list[str]:
+        """What would be first, and was not verified within the time."""
+        return [
+            f"{op} {kernel} would be first for {label}, and {self.verify_budget_s:g} s were too few to verify it: "
+            "warm up again, or give a larger verify_budget_s"
+            for op, kernel, label in self.trusting.left
+        ]
 
     def _done(self) -> dict[str, str]:
         """How items were made ready, by key, that are on disk with the kernels that are chosen for them."""
@@ -187,7 +205,9 @@ class _Run:
         """Whether something is to be compiled or verified."""
         if any(item.need is None or item.key not in self.taken_over for item in self.items):
             return True
-        return self.verify and bool(self.proof.unknown(self.items, self.device))
+        if not self.verify:
+            return False
+        return bool(self.proof.unknown(self.items, self.device)) or self.trusting.pending(self.items, self.device)
 
     def _kernel(self, item: Item) -> str:
         if item.need is None:
@@ -199,6 +219,8 @@ class _Run:
             if self.build:
                 self.notes += build_better(self.items, self.device, self.sizing, self.heart)
             if self.verify:
+                context_len = self.sizing.context_len
+                self.trusting.settle(self.items, self.device, self.heart, self.verify_budget_s, context_len)
                 self.proof.settle(self.items, self.device, self.heart)
             self._in_children()
             self._in_this_process()

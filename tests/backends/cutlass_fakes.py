@@ -22,6 +22,7 @@ from kernelhub.dispatch.constraint import AnyOf, OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.runtime import operators
+from tests.dispatch.backends import EVERYWHERE
 
 E4M3 = torch.float8_e4m3fn
 _HALVES = (torch.bfloat16, torch.float16)
@@ -234,6 +235,7 @@ def on_the_cpu(*, with_library: bool = True) -> Iterator[None]:
             kernel,
             name=kernel.name.replace("cutlass.", "fake."),
             band=Band.PLUGIN,
+            standings=EVERYWHERE,
             constraints=(
                 anything("device"),
                 *(item for item in kernel.constraints if not isinstance(item, _OF_THE_MACHINE)),

@@ -15,6 +15,7 @@ from kernelhub.backends.deep_gemm import kernels as records
 from kernelhub.backends.deep_gemm.requirements import Offers, Toolkit, Whole, WritableCache
 from kernelhub.dispatch.constraint import AnyOf, OnDevice, anything
 from kernelhub.dispatch.kernel import Backend, Band
+from tests.dispatch.backends import EVERYWHERE
 
 FAKE = (Path(__file__).parent / "fakes" / "deep_gemm.py").read_text()
 _OF_THE_MACHINE = (OnDevice, AnyOf, Whole, Offers, Toolkit, WritableCache)
@@ -55,6 +56,7 @@ def on_the_cpu() -> Iterator[None]:
             kernel,
             name=kernel.name.replace("deep_gemm.", "fake."),
             band=Band.PLUGIN,
+            standings=EVERYWHERE,
             constraints=(
                 anything("device"),
                 *(item for item in kernel.constraints if not isinstance(item, _OF_THE_MACHINE)),

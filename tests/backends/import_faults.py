@@ -36,6 +36,7 @@ from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from tests.backends.fake import flash_mla
+from tests.dispatch.backends import EVERYWHERE
 
 BACKENDS = ("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_mla", "flashinfer", "marlin", "xformers")
 PACKAGES = (
@@ -97,6 +98,7 @@ def _anywhere(kernel: Kernel) -> Kernel:
         kernel,
         name="fake." + kernel.name.replace(".", "_"),
         band=Band.PLUGIN,
+        standings=EVERYWHERE,
         constraints=(Anything(tuple(schema.structural)),),
         features=frozenset(schema.features),
         layouts=(CHECKPOINT,),  # a weight is packed once an adapter is there

@@ -20,6 +20,7 @@ from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.constraint import OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from tests.backends.cutlass_fakes import packed, registered
+from tests.dispatch.backends import EVERYWHERE
 
 SCHEMA = (  # vLLM 0.33.0, vllm/_C_stable_libtorch.abi3.so
     "(Tensor a, Tensor? c_or_none, Tensor b_q_weight, Tensor? b_bias_or_none,Tensor b_scales, Tensor? a_scales, "
@@ -143,6 +144,7 @@ def on_the_cpu(*, with_library: bool = True) -> Iterator[None]:
             kernel,
             name=kernel.name.replace("marlin.", "fake."),
             band=Band.PLUGIN,
+            standings=EVERYWHERE,
             constraints=(
                 anything("device"),
                 *(item for item in kernel.constraints if not isinstance(item, (OnDevice, Package, Compiled))),

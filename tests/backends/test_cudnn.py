@@ -28,6 +28,7 @@ from tests.backends.fake.cudnn import write
 from tests.conftest import HAS_GPU
 from tests.contract.attention import Case, DenseContract, PagedContract, split
 from tests.contract.finite_pages import with_finite_ends
+from tests.dispatch.backends import EVERYWHERE
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="a cuDNN in torch stands in for the real one on a CPU only")
 
@@ -40,6 +41,7 @@ ANYWHERE = types.SimpleNamespace(
             record,
             name=record.name.replace("cudnn", "fake"),
             band=Band.PLUGIN,
+            standings=EVERYWHERE,
             constraints=(anything("device"), *(c for c in record.constraints if not isinstance(c, OnDevice))),
         )
         for record in kernels.KERNELS

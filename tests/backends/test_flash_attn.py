@@ -23,7 +23,7 @@ from kernelhub.ops.attention.tolerance import compare_lse, compare_out
 from tests.backends.flash_attn_numbers import WINDOWS
 from tests.contract.attention import Case, DenseContract, PagedContract, largest_value, paged_cases
 from tests.contract.test_liars import failures
-from tests.dispatch.backends import register
+from tests.dispatch.backends import EVERYWHERE, register
 
 SITE = Path(__file__).parent / "flash_attn_site"
 
@@ -97,7 +97,9 @@ def on_this_cpu(op: str, variant: str) -> str:
     _ = HUB.settings
     kernel = next(k for k in HUB.registry.candidates(op).kernels if k.name == f"flash_attn.{variant}")
     constraints = tuple(OnDevice("cpu") if isinstance(item, OnDevice) else item for item in kernel.constraints)
-    copy = dataclasses.replace(kernel, name=f"stand_in.{variant}", constraints=constraints, band=Band.PLUGIN)
+    copy = dataclasses.replace(
+        kernel, name=f"stand_in.{variant}", constraints=constraints, band=Band.PLUGIN, standings=EVERYWHERE
+    )
     register("stand_in", copy)
     return copy.name
 

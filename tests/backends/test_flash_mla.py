@@ -27,6 +27,7 @@ from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from tests.backends.fake.flash_mla import write
 from tests.conftest import HAS_GPU
 from tests.contract.mla_attention import Case, MlaContract
+from tests.dispatch.backends import EVERYWHERE
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="a FlashMLA in torch stands in for the real one on a CPU only")
 
@@ -39,6 +40,7 @@ ANYWHERE = types.SimpleNamespace(
             record,
             name=record.name.replace("flash_mla", "fake"),
             band=Band.PLUGIN,
+            standings=EVERYWHERE,
             constraints=(anything("device"), *(c for c in record.constraints if not isinstance(c, OnDevice))),
         )
         for record in kernels.KERNELS

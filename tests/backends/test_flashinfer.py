@@ -22,6 +22,7 @@ from tests.backends import flashinfer_fake as fake
 from tests.contract import mla_attention as mla
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, split
 from tests.contract.concat import ConcatContract
+from tests.dispatch.backends import EVERYWHERE
 
 _OF_THE_MACHINE = (
     "Module",
@@ -44,7 +45,9 @@ def _on_cpu(kernel: Kernel) -> Kernel:
             fields += constraint.fields
         else:
             kept.append(constraint)
-    return dataclasses.replace(kernel, constraints=(*kept, anything("device", *fields)), band=Band.PLUGIN)
+    return dataclasses.replace(
+        kernel, constraints=(*kept, anything("device", *fields)), band=Band.PLUGIN, standings=EVERYWHERE
+    )
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from kernelhub.runtime.operators import mismatch
 from tests.backends.flash_attn_numbers import check_bounds, check_operands, run
 from tests.contract.attention import DenseContract, largest_value
 from tests.contract.test_liars import failures
+from tests.dispatch.backends import EVERYWHERE
 
 # As released versions declare it (2.10 has not been read).
 SCHEMAS = {
@@ -61,7 +62,7 @@ def on_the_cpu(clean_hub):
     record = next(kernel for kernel in records.KERNELS if kernel.name == "torch.varlen_attn")
     own = tuple(item for item in record.constraints if not isinstance(item, (OnDevice, TorchBuilt)))
     copy = dataclasses.replace(
-        record, name="fake.varlen_attn", band=Band.PLUGIN, constraints=(anything("device"), *own)
+        record, name="fake.varlen_attn", band=Band.PLUGIN, standings=EVERYWHERE, constraints=(anything("device"), *own)
     )
     library = torch.library.Library("aten", "IMPL")
     library.impl("_flash_attention_forward", forward, "CPU")

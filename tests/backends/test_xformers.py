@@ -21,7 +21,7 @@ from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out
 from tests.contract.attention import DenseContract, largest_value
 from tests.contract.test_liars import failures
-from tests.dispatch.backends import register
+from tests.dispatch.backends import EVERYWHERE, register
 
 SITE = Path(__file__).parent / "xformers_site"
 MODEL = AttentionModel("grouped", 6, 2, 64, 64)
@@ -50,7 +50,9 @@ def on_this_cpu(variant: str) -> str:
     constraints = tuple(OnDevice("cpu") if isinstance(item, OnDevice) else item for item in kernel.constraints)
     register(
         "stand_in",
-        dataclasses.replace(kernel, name=f"stand_in.{variant}", constraints=constraints, band=Band.PLUGIN),
+        dataclasses.replace(
+            kernel, name=f"stand_in.{variant}", constraints=constraints, band=Band.PLUGIN, standings=EVERYWHERE
+        ),
     )
     return f"stand_in.{variant}"
 

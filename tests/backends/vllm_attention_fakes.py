@@ -25,6 +25,7 @@ from tests.backends.flash_attn_numbers import (
     limits_of_fa2,
     run,
 )
+from tests.dispatch.backends import EVERYWHERE
 
 # As the libraries in the wheel of vLLM 0.33.0 declare them.
 FA3 = (
@@ -128,6 +129,7 @@ def on_the_cpu() -> Iterator[None]:
             kernel,
             name=kernel.name.replace("flash_attn.vllm_", "fake."),
             band=Band.PLUGIN,
+            standings=EVERYWHERE,
             constraints=(
                 anything("device"),
                 *(item for item in kernel.constraints if not isinstance(item, (OnDevice, Package, Compiled))),

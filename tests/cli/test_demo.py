@@ -13,6 +13,7 @@ from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.evidence.timing import time_calls
 from kernelhub.ops.attention.adapter import AttentionAdapter
+from tests.dispatch.backends import EVERYWHERE
 
 QUICK = ("demo", "--quick", "--device", "cpu")
 BLOCK = "block of DeepSeek V3's shape"
@@ -46,6 +47,7 @@ def lying_backend(adapter: str) -> SimpleNamespace:
         target=f"{__name__}:{adapter}",
         summary="gives what is wrong",
         band=Band.PLUGIN,
+        standings=EVERYWHERE,
         constraints=(anything(*contract.schema.facets),),
         features=contract.schema.features,
     )

@@ -15,6 +15,7 @@ from kernelhub.dispatch.policy import Policy
 from kernelhub.dispatch.problem import Schema, facet, feature
 from kernelhub.dispatch.select import select
 from kernelhub.dispatch.selection import Selection
+from kernelhub.dispatch.standing import verified
 from kernelhub.probes.device import DeviceFacts, simulated
 
 
@@ -29,6 +30,7 @@ class ToyProblem:
     layout: str = feature("layout", "NHD", ("HND",))
 
 
+EVERYWHERE = (verified("*", evidence="a test's own"),)
 SCHEMA = Schema(ToyProblem)
 H200 = simulated("H200")
 
@@ -56,7 +58,7 @@ def kernel(
         band=band,
         constraints=(*constraints, anything(*silent)),
         features=frozenset(features),
-        **more,
+        **{"standings": EVERYWHERE} | more,
     )
 
 

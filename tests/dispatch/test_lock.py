@@ -19,6 +19,7 @@ from kernelhub.dispatch.lock_file import FORMAT, Lock, Locked, lock_text, read_l
 from kernelhub.errors import ConfigurationError, NoKernel
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.probes.device import facts
+from tests.dispatch.backends import EVERYWHERE
 
 CPU = facts(torch.device("cpu"))
 FACETS = {
@@ -212,6 +213,7 @@ class TestFails:
             target="kernelhub_test_absent:Kernel",
             summary="",
             band=Band.PLUGIN,
+            standings=EVERYWHERE,
             constraints=(anything(*AttentionProblem.__dataclass_fields__),),
             features=frozenset({"causal"}),
         )

@@ -85,6 +85,7 @@ class TestRecords:
 GOOD = """
     from kernelhub.dispatch.constraint import anything
     from kernelhub.dispatch.kernel import Backend, Band, Kernel
+    from kernelhub.dispatch.standing import verified
     from kernelhub.ops.attention.problem import AttentionProblem
 
     BACKEND = Backend("acme", "a third party's kernels")
@@ -92,6 +93,7 @@ GOOD = """
         Kernel(
             op="attention", name="acme.fast", target="acme_kernels.adapter:Fast", summary="fast", band=Band.PLUGIN,
             constraints=(anything(*AttentionProblem.__dataclass_fields__),),
+            standings=(verified("*", evidence="the third party's own tests"),),
         ),
     )
 """

@@ -19,7 +19,7 @@ from kernelhub.ops.moe.experts.adapter import PackingExperts, Values
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.ops.packed import PackedWeight, Tensors
-from tests.dispatch.backends import register
+from tests.dispatch.backends import EVERYWHERE, register
 
 TAG = "experts.mirror.v1"
 SIZES = {"tokens": 5, "num_experts": 6, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
@@ -75,6 +75,7 @@ def record(name: str = "mirror.k", tag: str = TAG, target: str = "Mirrored") -> 
         target=f"{__name__}:{target}",
         summary="a test's",
         band=Band.PLUGIN,
+        standings=EVERYWHERE,
         constraints=(OnDevice("cpu"), anything(*sorted(fields))),
         features=of_torch.features,
         layouts=(tag,),

@@ -21,6 +21,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.ops.models.problems import Need
+from tests.dispatch.backends import EVERYWHERE
 from tests.runtime.world import attempt, variables
 
 NEED = Need(
@@ -50,6 +51,7 @@ def plugin(*checks: Any, name: str = "extra", target: str = "tests.runtime.scene
         target=target,
         summary=summary,
         band=Band.PLUGIN,
+        standings=EVERYWHERE,
         constraints=(*checks, anything(*PagedAttentionProblem.__dataclass_fields__)),
     )
     return kernelhub.register_backend(

@@ -38,6 +38,7 @@ from kernelhub.errors import NotWarmed
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.probes.device import simulated
 from tests.backends.triton_ahead import Driver
+from tests.dispatch.backends import EVERYWHERE
 
 H200 = simulated("H200")
 DECLARED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -69,6 +70,7 @@ def register() -> None:
                 target=f"{__name__}:{target}",
                 summary="compiled, not launched",
                 band=Band.PLUGIN,
+                standings=EVERYWHERE,
                 constraints=(anything(*schema.structural),),
                 features=schema.features,
             )

@@ -24,6 +24,7 @@ from kernelhub.ops.models.published import CONFIGS
 from kernelhub.warming.beat import Beat
 from kernelhub.warming.forms import forms_of
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED
+from tests.dispatch.backends import EVERYWHERE
 from tests.evidence import liars
 
 SMALL: dict[str, Any] = {"token_counts": (1, 8), "device": "cpu", "verify": False}
@@ -260,6 +261,7 @@ def slow_backend() -> Any:
         target=f"{__name__}:Built",
         summary="of a test",
         band=Band.PLUGIN,
+        standings=EVERYWHERE,
         constraints=(unbuilt, anything(*schema.structural)),
         features=schema.features,
     )

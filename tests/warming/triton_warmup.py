@@ -30,6 +30,7 @@ from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.models.problems import problems_of
 from kernelhub.probes.device import simulated
+from tests.dispatch.backends import EVERYWHERE
 from tests.runtime.triton_traffic import launch_nothing
 from tests.warming.traffic import Server
 
@@ -64,6 +65,7 @@ def register(ops: set[str]) -> None:
                 target=f"tests.warming.triton_warmup:make_{op}",
                 summary="compiled, not launched",
                 band=Band.PLUGIN,
+                standings=EVERYWHERE,
                 constraints=(anything(*schema.structural),),
                 features=schema.features,
             )

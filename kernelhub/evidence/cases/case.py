@@ -39,6 +39,8 @@ class Case:
         repeats: whether the call is made again: for a kernel that claims to give the same bits each time; as part of
             wider tensors, without destinations, and with other values in the same memory.
         packs: whether the weight is packed too, where the kernel packs.
+        serving: what the call is made from, for a call of serving that is none of the op's own cases, as plain values:
+            see `serving`.
     """
 
     label: str
@@ -49,6 +51,7 @@ class Case:
     feature: str = ""
     repeats: bool = False
     packs: bool = False
+    serving: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

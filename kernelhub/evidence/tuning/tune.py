@@ -18,8 +18,11 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.plan import Plan
-from kernelhub.dispatch.selection import Selection
+from kernelhub.dispatch.selection import Decision, Selection
+from kernelhub.dispatch.standing import UNTRUSTED
 from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.apart import Child
+from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.evidence.tuning import tables
 from kernelhub.evidence.tuning.counts import usual_counts
 from kernelhub.evidence.tuning.decide import decide_for_all
@@ -61,6 +64,7 @@ def tune(
 ) -> Tuning:
     """Measure every kernel that could run each problem class, and have the fastest right one chosen from now on.
 
+    Kernels that are not verified on this family of devices are verified first, in a child process (docs/trust.md).
     Each kernel that selection accepts is held against the reference on the very call before it is timed; one that is
     wrong is reported and never chosen by its time. Kernels that can take other tiles are tried with those too. Times
     are medians of samples taken in turn: on a GPU of replayed CUDA graphs, or by events where a kernel cannot be
@@ -160,6 +164,8 @@ class _Run:
     def measure(self, need: Need, token_counts: Sequence[int] | None) -> None:
         """One problem class at every size; kept at once, also if somebody interrupts."""
         name = _name(need)
+        if not self._ended:
+            self._earn_trust(need, token_counts)
         kernels = self._kernels(need)
         if self._ended or not kernels:
             self.left_out.append(LeftOut(name, self._ended or "no kernel that is asked for can run it here"))
@@ -178,20 +184,51 @@ class _Run:
             raise
         self._keep(need, kernels, sizes)
 
-    def _kernels(self, need: Need) -> list[Kernel]:
-        """Those that selection accepts, whatever users ask for or prefer, as they are ranked without measurements."""
-        problem = need.problem(self._device)
+    def _earn_trust(self, need: Need, token_counts: Sequence[int] | None) -> None:
+        """Verify the kernels that only trust speaks against, each in a process that it may end."""
+        counts = token_counts if token_counts is not None else usual_counts(need, self._device)
+        untrusted = [item for item in self._decisions(need) if [said.code for said in item.rejections] == [UNTRUSTED]]
+        records = {kernel.name: kernel for kernel in HUB.registry.candidates(need.op).kernels}
+        wanted = [record for item in untrusted if self._is_asked_for(record := records[item.kernel])]
+        if not wanted:
+            return
+        with Child() as child:
+            for kernel in wanted:
+                left_s = self._limits.until - time.monotonic()
+                if left_s <= 0:
+                    self.left_out.append(LeftOut(f"{_name(need)}: {kernel.name}", "no time left of budget_s"))
+                    continue
+                budget_s = min(left_s, BUDGET_S)
+                found = earn(
+                    kernel, need, self._device, counts, context_len=self._context_len, budget_s=budget_s, child=child
+                )
+                if found.result.failures:
+                    self.wrong[need.op, kernel.name] = found.result.reason
+                elif not found.ok:
+                    self.left_out.append(LeftOut(f"{_name(need)}: {kernel.name}", found.result.why_not))
+        HUB.forget_evidence()
+
+    def _decisions(self, need: Need) -> Sequence[Decision]:
+        """What is decided about each kernel, whatever users ask for or prefer."""
         policy = dataclasses.replace(
             HUB.policy(need.op, None, HUB.contexts.get()),
             requests=(), prefers=(), held=(), deterministic=False, batch_invariant=False, unsafe=False,
         )  # fmt: skip
-        accepted = {item.kernel for item in HUB.select(need.op, problem, policy).decisions if item.accepted}
+        return HUB.select(need.op, need.problem(self._device), policy).decisions
+
+    def _is_asked_for(self, kernel: Kernel) -> bool:
+        return not self._words or any(map(kernel.matches, self._words))
+
+    def _kernels(self, need: Need) -> list[Kernel]:
+        """Those that selection accepts, whatever users ask for or prefer, as they are ranked without measurements."""
+        problem = need.problem(self._device)
+        accepted = {item.kernel for item in self._decisions(need) if item.accepted}
         candidates = HUB.registry.candidates(need.op)
         line = line_for(candidates.lines, problem.device, HUB.registry.contracts[need.op].regime(problem))
         return [
             kernel
             for kernel in ranked(candidates.kernels, line)
-            if kernel.name in accepted and (not self._words or any(map(kernel.matches, self._words)))
+            if kernel.name in accepted and self._is_asked_for(kernel)
         ]
 
     def _sizes(self, need: Need, kernels: Sequence[Kernel], counts: Sequence[int]) -> Iterator[Size]:

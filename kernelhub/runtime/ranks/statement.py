@@ -123,7 +123,7 @@ def _words(layer: Layer) -> str:
         for kind, wishes in (("request", layer.requests), ("prefer", layer.prefers), ("disable", layer.disables))
         for wish in wishes
     ]
-    for flag in ("deterministic", "batch_invariant", "strict", "unsafe"):
+    for flag in ("deterministic", "batch_invariant", "strict", "unsafe", "trust"):
         if getattr(layer, flag) is not None:
             parts.append(f"{flag}={getattr(layer, flag)}")
     return ", ".join(parts)

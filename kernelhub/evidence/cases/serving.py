@@ -1,0 +1,112 @@
+"""Calls of serving as cases: a problem class at the sizes that a model really has, with other values each time."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kernelhub.evidence.cases.case import Arguments, Case
+from kernelhub.evidence.results import SERVING
+from kernelhub.ops.models.calls import calls_of, counts_of
+from kernelhub.ops.models.problems import Need
+
+_MOST_SEEDS = 1 << 30
+_MOST_SIZES = 6  # token counts of one kind of call: the least, the most, and some between
+
+
+@dataclass(frozen=True)
+class ServingCall:
+    """One call of a problem class, as plain values from which any process makes the same tensors.
+
+    Attributes:
+        need: the problem class, with one kind of sizes.
+        tokens: new tokens.
+        context_len: tokens of a sequence in a paged cache.
+        seed: of the values.
+        repeats: whether it is also asked again, in other memory and with other values.
+    """
+
+    need: Need
+    tokens: int
+    context_len: int
+    seed: int
+    repeats: bool = False
+
+    @property
+    def label(self) -> str:
+        sizes = "".join(f", {name} {value}" for kind in self.need.sizes for name, value in kind)
+        again = ", asked again in other memory" if self.repeats else ""
+        return f"{mark_of(self.need)}: {self.tokens} tokens{sizes}, seed {self.seed}{again}"
+
+    def make(self, device: torch.device) -> Arguments:
+        """The call's arguments."""
+        calls = calls_of(self.need, [self.tokens], device, context_len=self.context_len, seed=self.seed)
+        return next(calls).arguments
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        need = {"op": self.need.op, "facets": list(self.need.facets), "sizes": list(self.need.sizes)}
+        rest = {"tokens": self.tokens, "context_len": self.context_len, "seed": self.seed, "repeats": self.repeats}
+        return {"need": need, **rest}
+
+    def case(self) -> Case:
+        """The call as a case."""
+        return Case(label=self.label, make=self.make, repeats=self.repeats, packs=self.repeats, serving=self.to_dict())
+
+
+def mark_of(need: Need) -> str:
+    """How labels of calls of a problem class begin, the same in every process."""
+    text = repr((need.op, sorted(need.facets)))
+    return f"{SERVING} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def serving_case(plain: Mapping[str, Any]) -> Case:
+    """The case that `ServingCall.to_dict` tells of."""
+    told = plain["need"]
+    need = Need(told["op"], _pairs(told["facets"]), (), (), tuple(map(_pairs, told["sizes"])))
+    rest = {name: plain[name] for name in ("tokens", "context_len", "seed", "repeats")}
+    return ServingCall(need, **rest).case()
+
+
+def serving_calls(
+    need: Need, tokens: Sequence[int], context_len: int, most_sizes: int = _MOST_SIZES
+) -> list[ServingCall]:
+    """Calls of a problem class to hold a kernel against its reference with.
+
+    Sizes are the least and the most of `tokens`, and some between, in random order and with random values. The
+    smallest comes once more at the end, after all others, so that what they left behind shows; that one is also asked
+    in other memory.
+
+    Args:
+        need: the problem class.
+        tokens: token counts of serving; those of which the class has no call are left out.
+        context_len: tokens of a sequence in a paged cache.
+        most_sizes: most token counts of each kind of call.
+    """
+    draw = random.Random()
+    found: list[ServingCall] = []
+    for kind in need.sizes or ((),):
+        one = replace(need, sizes=(kind,) if kind else ())
+        sizes = _spread(sorted(counts_of(one, tokens)), most_sizes, draw)
+        made = [ServingCall(one, size, context_len, draw.randrange(_MOST_SEEDS)) for size in sizes]
+        draw.shuffle(made)
+        if made:
+            last = ServingCall(one, sizes[0], context_len, draw.randrange(_MOST_SEEDS), repeats=True)
+            found += [*made, last]
+    return found
+
+
+def _spread(sizes: Sequence[int], most: int, draw: random.Random) -> list[int]:
+    """The least, the most, and random ones between."""
+    if len(sizes) <= most:
+        return list(sizes)
+    return sorted([sizes[0], sizes[-1], *draw.sample(sizes[1:-1], most - 2)])
+
+
+def _pairs(plain: Sequence[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, value) for name, value in plain)

@@ -1,0 +1,267 @@
+"""A kernel that nobody verified on a family of devices is chosen once it was verified here, for that class alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from kernelhub.errors import ConfigurationError
+from kernelhub.evidence import trust
+from kernelhub.ops.models.calls import need_of
+from kernelhub.probes.device import facts
+from tests.evidence import fake_vendor
+from tests.evidence.fake_vendor import ACTS
+
+CLASS = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32, "q_len": "many", "causal": True}
+QUICK = {"token_counts": [17, 19, 24], "device": "cpu"}
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Install kernels of the vendor's library; they are verified in this process unless they have to be apart."""
+    site = tmp_path / "site"
+
+    def installed(*names: str, apart: bool = False) -> None:
+        fake_vendor.install(site, names)
+        monkeypatch.syspath_prepend(str(site))
+        kernelhub.reload()
+        if not apart:
+            monkeypatch.setattr("kernelhub.evidence.earn.goes_apart", lambda kernel: False)
+
+    monkeypatch.setenv("KERNELHUB_VERIFY_TIMEOUT_S", "20")
+    yield installed
+    fake_vendor.uninstall(site)
+    trust.forget_unwritten()
+
+
+def chosen(**changes: Any) -> str | None:
+    return kernelhub.explain("attention", device="cpu", **{**CLASS, **changes}).selected
+
+
+def chosen_anew() -> str | None:
+    kernelhub.reload()
+    return chosen()
+
+
+def verify(name: str, **changes: Any) -> Any:
+    facets = {**CLASS, **changes}
+    return kernelhub.verify("attention", backend=f"vendor.{name}", facets=facets, **QUICK)
+
+
+class TestTrustHere:
+    def test_what_nobody_verified_is_not_chosen_and_the_command_that_changes_it_is_named(self, install) -> None:
+        install("g_right")
+        verdict = kernelhub.explain("attention", device="cpu", **CLASS)
+        assert verdict.selected.startswith("torch.")
+        (faster,) = verdict.faster
+        assert (faster.kernel, faster.code) == ("vendor.g_right", "untrusted")
+        assert "published: 2.1x of torch.sdpa" in faster.hint
+        command = "kernelhub verify attention --backend vendor.g_right --causal --head-dim-qk 32 --head-dim-vo 32"
+        assert faster.remedy == f"{command} --num-kv-heads 2 --num-q-heads 4 (about 9 s)"
+        assert "would be first; untested on" in str(verdict)
+
+    def test_it_is_chosen_once_it_was_verified(self, install) -> None:
+        install("g_right")
+        found = verify("g_right")
+        assert found.ok
+        assert found.results[0].checks
+        assert chosen() == "vendor.g_right"
+        kernelhub.reload()  # as a later process would, from what is on disk
+        assert chosen() == "vendor.g_right"
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"num_q_heads": 8},
+            {"head_dim_qk": 64, "head_dim_vo": 64},
+            {"q_len": "one"},
+            {"causal": False},
+            {"softcap": True},
+            {"lse": True},
+            {"q_dtype": "float16", "kv_dtype": "float16"},
+        ],
+        ids=str,
+    )
+    def test_a_class_that_differs_in_one_facet_is_not_covered(self, install, other) -> None:
+        install("g_right")
+        verify("g_right")
+        assert chosen(**other) != "vendor.g_right"
+
+    def test_without_the_evidence_the_former_choice_is_made(self, install, cache: Path) -> None:
+        install("g_right")
+        before = chosen()
+        verify("g_right")
+        assert chosen() != before
+        for path in cache.rglob("*.json"):
+            path.unlink()
+        HUB.forget_evidence()
+        assert chosen() == before
+
+    def test_another_driver_library_or_record_makes_it_a_miss_with_the_reason(self, install, cache, caplog) -> None:
+        install("g_right")
+        verify("g_right")
+        (path,) = cache.glob("trust/*/*/*.json")
+        document = json.loads(path.read_text())
+        document["document"]["key"]["record and source"] = "another"
+        path.write_text(json.dumps(document))
+        HUB.forget_evidence()
+        assert chosen() != "vendor.g_right"
+
+    def test_a_request_needs_no_evidence(self, install) -> None:
+        install("g_right")
+        with kernelhub.use(attention="vendor"):
+            assert chosen() == "vendor.g_right"
+        with kernelhub.use(prefer="vendor.g_right"):
+            assert chosen() == "vendor.g_right"
+
+
+class TestPolicies:
+    def test_a_vendor_s_word_suffices_where_the_user_says_so(self, install, monkeypatch) -> None:
+        install("g_right")
+        with kernelhub.use(trust="vendor"):
+            assert chosen() == "vendor.g_right"
+        kernelhub.configure(trust="vendor")
+        assert chosen() == "vendor.g_right"
+        kernelhub.configure()
+        monkeypatch.setenv("KERNELHUB_TRUST", "vendor")
+        kernelhub.reload()
+        assert chosen() == "vendor.g_right"
+
+    def test_measured_takes_no_evidence_of_this_machine(self, install) -> None:
+        install("g_right")
+        verify("g_right")
+        with kernelhub.use(trust="measured"):
+            assert chosen().startswith("torch.")
+
+    def test_a_config_file_says_it_too(self, install, monkeypatch, tmp_path) -> None:
+        install("g_right")
+        path = tmp_path / "kernelhub.toml"
+        path.write_text('trust = "vendor"\n')
+        monkeypatch.setenv("KERNELHUB_CONFIG", str(path))
+        kernelhub.reload()
+        assert chosen() == "vendor.g_right"
+        path.write_text('trust = "all"\n')
+        with pytest.raises(ConfigurationError, match="here, vendor, measured"):
+            chosen_anew()
+        monkeypatch.delenv("KERNELHUB_CONFIG")
+
+    def test_a_misspelt_word_names_the_right_ones(self, monkeypatch) -> None:
+        with pytest.raises(ConfigurationError, match="did you mean vendor"):
+            kernelhub.use(trust="vender")
+        monkeypatch.setenv("KERNELHUB_TRUST", "vender")
+        with pytest.raises(ConfigurationError, match="here, vendor or measured"):
+            chosen_anew()
+
+
+class TestWrongKernels:
+    @pytest.mark.parametrize(
+        ("name", "code"),
+        [
+            ("a_dies", "crashed"),
+            ("c_loses_the_device", "raised"),
+            ("d_wrong", "wrong_numbers"),
+            ("e_wrong_beyond_20_tokens", "wrong_numbers"),
+        ],
+    )
+    def test_is_quarantined_and_not_chosen_whoever_trusts_the_vendor(self, install, name, code) -> None:
+        install(name, apart=name == "a_dies")
+        found = verify(name)
+        assert [result.code for result in found.results] == [code]
+        with kernelhub.use(trust="vendor"):
+            verdict = kernelhub.explain("attention", device="cpu", **CLASS)
+        assert verdict.selected.startswith("torch.")
+        decision = next(item for item in verdict.decisions if item.kernel == f"vendor.{name}")
+        assert decision.code == "quarantined"
+        assert "--num-q-heads 4" in decision.remedy
+
+    def test_what_shows_after_other_calls_is_found(self, install) -> None:
+        install("f_wrong_after_other_calls")
+        assert not verify("f_wrong_after_other_calls").ok
+
+    def test_quarantine_takes_the_trust_of_every_class(self, install) -> None:
+        install("e_wrong_beyond_20_tokens")
+        few = {**QUICK, "token_counts": [17, 18]}
+        kernelhub.verify("attention", backend="vendor", facets=CLASS, **few)
+        assert chosen() == "vendor.e_wrong_beyond_20_tokens"
+        verify("e_wrong_beyond_20_tokens", num_q_heads=8)
+        assert chosen().startswith("torch.")
+        assert not trust.covered(facts_of_cpu())[("attention", "vendor.e_wrong_beyond_20_tokens")]
+
+    def test_the_op_s_own_cases_do_not_lift_what_was_wrong_at_a_model_s_sizes(self, install) -> None:
+        install("e_wrong_beyond_20_tokens")
+        verify("e_wrong_beyond_20_tokens")
+        HUB.forget_evidence()
+        found = kernelhub.verify("attention", backend="vendor", device="cpu", quick=True)
+        assert not found.ok
+
+    def test_a_hang_costs_its_time_limit_and_no_more(self, install, monkeypatch) -> None:
+        monkeypatch.setenv("KERNELHUB_VERIFY_TIMEOUT_S", "3")
+        install("b_hangs", apart=True)
+        assert [result.code for result in verify("b_hangs").results] == ["hung"]
+
+
+class TestWarmUp:
+    def test_verifies_what_would_be_first_until_one_is_right(self, install) -> None:
+        install("a_dies", "d_wrong", "g_right", "h_right_too", apart=True)
+        need = need_of("attention", kernelhub.explain("attention", device="cpu", **CLASS).problem)
+        done = kernelhub.warmup([need], token_counts=[17, 24], device="cpu")
+        assert [(item.kernel, item.ok) for item in done.earned] == [
+            ("vendor.a_dies", False),
+            ("vendor.d_wrong", False),
+            ("vendor.g_right", True),
+        ]
+        assert chosen() == "vendor.g_right"
+        assert {item.kernel for item in done.items} == {"vendor.g_right"}
+        assert "1 of 3 kernels that would be first are right" in str(done)
+        again = kernelhub.warmup([need], token_counts=[17, 24], device="cpu")
+        assert again.earned == ()
+
+    def test_says_what_it_had_no_time_for(self, install) -> None:
+        install("g_right")
+        need = need_of("attention", kernelhub.explain("attention", device="cpu", **CLASS).problem)
+        done = kernelhub.warmup([need], token_counts=[17], device="cpu", verify_budget_s=1e-9)
+        assert done.earned == ()
+        assert any("vendor.g_right would be first" in note for note in done.notes)
+        assert done.ok
+
+    def test_earns_nothing_where_nothing_is_verified(self, install) -> None:
+        install("g_right")
+        need = need_of("attention", kernelhub.explain("attention", device="cpu", **CLASS).problem)
+        assert kernelhub.warmup([need], token_counts=[17], device="cpu", verify=False).earned == ()
+        assert chosen().startswith("torch.")
+
+
+class TestTune:
+    def test_verifies_before_it_measures(self, install) -> None:
+        install("d_wrong", "g_right", apart=True)
+        need = need_of("attention", kernelhub.explain("attention", device="cpu", **CLASS).problem)
+        found = kernelhub.tune([need], token_counts=[17], device="cpu", backend=["vendor", "torch.blocked"], samples=3)
+        assert set(found.entries[0].ranking) == {"vendor.g_right", "torch.blocked"}
+        assert "wrong" in found.wrong["attention", "vendor.d_wrong"]
+
+
+class TestTheRequestPath:
+    def test_a_call_reads_evidence_and_makes_none(self, install, cache: Path) -> None:
+        import torch
+
+        install("g_right")
+        q = torch.randn(1, 17, 4, 32, dtype=torch.bfloat16)
+        kernelhub.attention(q, q[:, :, :2], q[:, :, :2], causal=True)
+        assert not list(cache.rglob("*.json"))
+        assert [row.kernel.partition(".")[0] for row in kernelhub.report().rows] == ["torch"]
+
+
+def facts_of_cpu() -> Any:
+    import torch
+
+    return facts(torch.device("cpu"))
+
+
+def test_every_act_is_tried() -> None:
+    source = Path(__file__).read_text()
+    assert all(f'"{name}"' in source for name in ACTS)
