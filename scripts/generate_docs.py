@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,32 +232,25 @@ def headlines_of_a_cpu() -> str:
     return table(("on 2 cores of a CPU", "op", "chosen", "torch's best", "chosen runs at"), rows)
 
 
+STANDING_ON = ("CPU", "A100", "L40S", "H200", "B200", "RTX5090", "MI300X")  # one device of each family
+
+
 def standing() -> str:
-    """How many kernels of each backend ran where, from the records of what was verified."""
-    known = {
-        name: {(row["op"], row["kernel"]) for row in record["tests"]}
-        for name, record in verification_page.records().items()
-    }
-    with_library = verification_page.with_libraries("h200")
-    counts: dict[str, list[int]] = {}
-    for op, kernel in every_kernel():
-        backend = kernel.partition(".")[0]
-        count = counts.setdefault(backend, [0] * 5)
-        on_gpu = (op, kernel) in known["h200"] or kernel in with_library
-        on_cpu = (op, kernel) in known["cpu"]
-        ours = backend in verification_page.OURS
-        count[0] += 1
-        count[1 if on_gpu else 2 if on_cpu and ours else 3 if on_cpu else 4] += 1
-    header = (
-        "backend",
-        "kernels",
-        "ran on an H200",
-        "on a CPU alone",
-        "against a model of its library alone",
-        "not run",
-    )
-    rows = [(f"`{backend}`", *(str(number or "-") for number in count)) for backend, count in sorted(counts.items())]
-    return table(header, rows)
+    """How many kernels of each backend stand how on each family of devices, by the records."""
+    words: dict[str, dict[str, Counter[str]]] = {}
+    kernels_of: Counter[str] = Counter()
+    for row in (row for function in functions() for row in matrix.rows(function)):
+        backend = row.kernel.backend
+        kernels_of[backend] += 1
+        of_backend = words.setdefault(backend, {name: Counter() for name in STANDING_ON})
+        for name in row.standings.keys() & of_backend.keys():
+            of_backend[name][row.standings[name].word.replace("_", "-")] += 1
+
+    def cell(count: Counter[str]) -> str:
+        return ", ".join(f"{number} {word}" for word, number in sorted(count.items(), reverse=True)) or "-"
+
+    rows = [(f"`{name}`", str(kernels_of[name]), *map(cell, words[name].values())) for name in sorted(words)]
+    return table(("backend", "kernels", *STANDING_ON), rows)
 
 
 def cost() -> str:

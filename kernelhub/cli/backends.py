@@ -68,6 +68,9 @@ def _matrix(functions: Iterable[AnyOp], as_json: bool, console: Console) -> int:
         console.table(Table(matrix.COLUMNS, [matrix.text(row) for row in matrix.rows(function)]))
         console.line()
     console.line(f"{matrix.SOME}: for some problems only; a dash: never. Every library is taken to be installed.")
+    console.line(
+        "verified: the project ran it there. published: its authors say that it is for it. opt-in: by name alone."
+    )
     return 0
 
 

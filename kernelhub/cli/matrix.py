@@ -1,4 +1,4 @@
-"""``kernelhub backends --matrix``: which kernel takes what on which device, by the records alone.
+"""``kernelhub backends --matrix``: which kernel takes what on which device, and how it stands there, by the records.
 
 Devices are simulated and every library is taken to be installed, so the answer is the same on every machine.
 """
@@ -25,6 +25,7 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.lineup import said_by
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
+from kernelhub.dispatch.standing import Standing
 from kernelhub.probes.device import SIMULATED, DeviceFacts
 from kernelhub.probes.finding import Finding, found
 from kernelhub.probes.torch_build import TorchBuild, torch_build_of
@@ -55,6 +56,7 @@ class Row:
     Attributes:
         kernel: the record.
         devices: per simulated device ``"yes"``, ``"some"`` (some problems only) or ``"-"``.
+        standings: per simulated device that is taken, how the kernel stands on its family.
         limits: what it asks of a problem, in words.
         needs: packages, each with versions.
         missing: features of the op that it has not.
@@ -62,6 +64,7 @@ class Row:
 
     kernel: Kernel
     devices: dict[str, str]
+    standings: dict[str, Standing]
     limits: tuple[str, ...]
     needs: tuple[str, ...]
     missing: tuple[str, ...]
@@ -73,6 +76,10 @@ class Row:
             "kernel": self.kernel.name,
             "summary": self.kernel.summary,
             "devices": self.devices,
+            "standings": {
+                device: {"word": standing.word, "evidence": standing.evidence, "figure": standing.figure}
+                for device, standing in self.standings.items()
+            },
             "features": sorted(self.kernel.features),
             "missing": list(self.missing),
             "limits": list(self.limits),
@@ -90,10 +97,12 @@ def rows(function: AnyOp) -> list[Row]:
     _ = HUB.settings
     kernels = sorted(HUB.registry.candidates(contract.name).kernels, key=lambda kernel: kernel.name)
     problems = {name: contract.problem(device=device) for name, device in SIMULATED.items()}
+    taken = {kernel: {name: _takes(kernel, problem) for name, problem in problems.items()} for kernel in kernels}
     return [
         Row(
             kernel,
-            {name: _takes(kernel, problem) for name, problem in problems.items()},
+            taken[kernel],
+            {name: kernel.standing_on(SIMULATED[name].family) for name, mark in taken[kernel].items() if mark != NONE},
             tuple(filter(None, map(limit_of, kernel.constraints))),
             tuple(f"{package.name} {package.versions}".strip() for package in packages_of(kernel.constraints)),
             tuple(sorted(contract.schema.features - kernel.features)),
@@ -132,14 +141,21 @@ def limit_of(constraint: Constraint) -> str:
 
 
 def text(row: Row) -> tuple[str, ...]:
-    """The cells of a row: kernel, a mark per device, limits, what it lacks of the op's features, what it needs."""
+    """The cells of a row: kernel, how it stands on each device, limits, features that it lacks, what it needs."""
     return (
         row.kernel.name,
-        *(row.devices[name] for name in SIMULATED),
+        *(_cell(row, name) for name in SIMULATED),
         "; ".join(row.limits) or "none",
         ", ".join(row.missing) or "nothing",
         ", ".join(row.needs) or "-",
     )
+
+
+def _cell(row: Row, device: str) -> str:
+    if device not in row.standings:
+        return NONE
+    word = row.standings[device].word.replace("_", "-")
+    return word if row.devices[device] == ALL else f"{word}, {row.devices[device]}"
 
 
 COLUMNS = ("kernel", *SIMULATED, "limits", "features it has not", "needs")

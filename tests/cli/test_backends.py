@@ -111,6 +111,19 @@ class TestMatrix:
                         "interpreter_off",
                     }
 
+    def test_it_says_how_a_kernel_stands_where_it_is_taken_and_on_what_evidence(self, ask):
+        for row in ask("backends", "--matrix", "--json").json["kernels"]:
+            taken = {name for name, mark in row["devices"].items() if mark != "-"}
+            assert set(row["standings"]) == taken
+            record = next(k for k in HUB.registry.candidates(row["op"]).kernels if k.name == row["kernel"])
+            for name, told in row["standings"].items():
+                standing = record.standing_on(SIMULATED[name].family)
+                assert (told["word"], told["evidence"]) == (standing.word, standing.evidence)
+        row = ask("backends", "--op", "mla_attention", "--matrix").row("flash_mla.sparse").split()
+        assert row[1 + list(SIMULATED).index("H200")] == "verified"
+        assert row[1 + list(SIMULATED).index("B200")] == "published"
+        assert row[1 + list(SIMULATED).index("CPU")] == "-"
+
     def test_people_get_a_table_per_op(self, ask):
         answer = ask("backends", "--op", "bmm_fp8", "--matrix")
         assert answer.code == 0
