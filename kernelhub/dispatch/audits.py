@@ -5,8 +5,10 @@ What recomputes them is `kernelhub.evidence.audit`; nothing of it is loaded whil
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +38,7 @@ SKIPPED = {
     "bytes": "its copies and recomputing it take more than KERNELHUB_AUDIT_BYTES",
     "memory": "the device has too little free memory",
     "pending": "as many calls as may wait for the device are waiting",
-    "capture": "it was captured in a CUDA graph, or another capture was under way",
+    "capture": "it was captured in a CUDA graph, or ran in the memory pool of one",
     "lost": "the device is lost",
     "packed": "its weight is in a layout that only the kernel reads",
     "no_numbers": "the reference gives no number, or one beyond the result's range, where the result differs",
@@ -81,6 +83,23 @@ class _Count:
     disputed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     figures: str = ""
+
+
+class _Paused(threading.local):
+    now = False
+
+
+PAUSED = _Paused()
+
+
+@contextlib.contextmanager
+def unaudited() -> Iterator[None]:
+    """A block whose calls serve nobody, so that this thread audits none of them: they verify, tune or recompute."""
+    before, PAUSED.now = PAUSED.now, True
+    try:
+        yield
+    finally:
+        PAUSED.now = before
 
 
 class Audits:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 
@@ -61,6 +63,20 @@ class ByAnotherThread(Lie):
             out.copy_(made)
 
         threading.Thread(target=write, daemon=True).start()
+
+
+class SpoilsItLate(Lie):
+    """Writes its result again when the launch has returned."""
+
+    spoils: ClassVar[Callable[[], Any]]
+
+    def spoil(self, q, k, out, lse):
+        def spoils():
+            thread = threading.Thread(target=out.zero_)
+            thread.start()
+            thread.join()
+
+        type(self).spoils = spoils
 
 
 class ChangesItsInput(Lie):

@@ -18,6 +18,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import CacheError, ConfigurationError
 from kernelhub.evidence.audit import findings, replay, schedule, watching
 from kernelhub.evidence.audit.comparing import Comparison
+from kernelhub.evidence.audit.launches import METHODS, READERS, Rows
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.results import CODES
 from kernelhub.runtime.caches import cases
@@ -67,6 +68,7 @@ def ordinary(number: int):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_kernel_that_lies_where_verification_does_not_look_is_found_in_time(lie, call, most_calls, told) -> None:
+    service.ByAnotherThread.done.clear()
     service.attention(lie)
     kernelhub.configure(audit=SHARE, attention="liar.k")
     for number in range(most_calls):
@@ -83,6 +85,22 @@ def test_a_kernel_that_lies_where_verification_does_not_look_is_found_in_time(li
     assert "kernelhub replay " in record.message
     assert kernelhub.health().wrong_in_service == (f"attention liar.k: 1 of {audit.checked} calls",)
     assert kernelhub.health().ok
+
+
+def test_a_result_that_is_right_and_spoiled_before_the_call_returns_is_found(monkeypatch) -> None:
+    """By another thread of the kernel, while the call is compared; after it nobody can tell it from the caller."""
+    service.attention(service.SpoilsItLate)
+    kernelhub.configure(audit=1.0, attention="liar.k")
+    really = watching.compared
+
+    def compared(*given, **named):
+        outcome = really(*given, **named)
+        service.SpoilsItLate.spoils()
+        return outcome
+
+    monkeypatch.setattr(watching, "compared", compared)
+    kernelhub.attention(*operands())
+    assert (the_audit().wrong, the_audit().figures) == (1, "out was written again after the launch had returned")
 
 
 def calls_of(op: str, most: int):
@@ -249,6 +267,52 @@ def test_a_call_that_raises_raises_as_before_and_is_not_counted_as_compared() ->
         assert the_audit().checked == 1, "later calls are audited"
     finally:
         liars.Raises.mended = False
+
+
+def spoiling(launch, op):
+    """A method of an adapter that writes its results otherwise in one place."""
+
+    def launched(self, *given):
+        returned = launch(self, *given)
+        for result in READERS[op](self.problem, given).results.values() or (returned,):
+            place = result.source if isinstance(result, Rows) else result
+            if isinstance(result, Rows) and not bool((result.index >= 0).any()):
+                continue
+            at = int(result.index[result.index >= 0][0]) if isinstance(result, Rows) else 0
+            first = place[at].flatten()[:1].float() if place.ndim else place.float()
+            spoiled = torch.where(first.abs() < 1, 3.0, -2.0 * first).nan_to_num(nan=3.0, posinf=3.0, neginf=3.0)
+            row = place[at]
+            while row.ndim:
+                row = row[0]
+            row.copy_(spoiled.view(()).to(place.dtype))
+        return returned
+
+    return launched
+
+
+@pytest.mark.parametrize("op", sorted(CASES))
+def test_one_wrong_element_is_found_in_any_op(op) -> None:
+    function = HUB.function(op)
+    for one in calls_of(op, 4):
+        arguments = one.make(torch.device("cpu"))
+        kernelhub.configure(audit=1.0)
+        kind = type(function.prepare(**arguments).adapter)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in METHODS:
+                if hasattr(kind, name):
+                    patch.setattr(kind, name, spoiling(getattr(kind, name), op))
+            kernelhub.configure(audit=1.0)
+            function(**arguments)
+    audits = kernelhub.report().audits
+    assert [str(item) for item in audits if item.wrong != item.checked or item.skipped] == []
+    assert audits
+
+
+def test_verifying_is_no_service() -> None:
+    liars.attention(liars.ThirtyPercentOff)
+    kernelhub.configure(audit=1.0)
+    kernelhub.verify("attention", backend="liar", device="cpu", quick=True)
+    assert kernelhub.report().audits == ()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ time and memory; where it answers otherwise, the reference decides, and where th
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.audits import unaudited
 from kernelhub.dispatch.context import use
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
@@ -27,15 +27,6 @@ from kernelhub.evidence.results import RIGHT
 from kernelhub.runtime.precision import without_autocast
 
 RIGHT_NUMBERS, WRONG_NUMBERS, DISPUTED, NO_NUMBERS = "right", "wrong", "disputed", "no_numbers"
-
-
-class Inside(threading.local):
-    """Whether this thread is recomputing a call, whose launches are not audited themselves."""
-
-    now = False
-
-
-INSIDE = Inside()
 
 
 @dataclass(frozen=True)
@@ -104,12 +95,8 @@ def compared(
         others: kernels that may be asked.
         affordable: whether the reference may be computed.
     """
-    INSIDE.now = True
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            return _compared(cases, results, arguments, others, affordable)
-    finally:
-        INSIDE.now = False
+    with unaudited(), torch.inference_mode(False), torch.no_grad():
+        return _compared(cases, results, arguments, others, affordable)
 
 
 @without_autocast
@@ -132,7 +119,7 @@ def _compared(
     judgement = cases.judge(results, arguments)
     if judgement.ok:
         return Comparison(RIGHT_NUMBERS, ratio=judgement.ratio)
-    if _no_numbers(cases, results, arguments, judgement):
+    if not cases.exact and _no_numbers(cases, results, arguments, judgement):
         return Comparison(NO_NUMBERS, ratio=judgement.ratio, figures=judgement.figures)
     code = kind_of_error(results, judgement)
     return Comparison(WRONG_NUMBERS, code, judgement.ratio, judgement.figures)

@@ -11,24 +11,24 @@ memory waits for anything; the calling thread does, for as long as recomputing t
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.audits import AUDITS, AuditSettings
+from kernelhub.dispatch.audits import AUDITS, PAUSED, AuditSettings, unaudited
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.making import at_fork
 from kernelhub.dispatch.selection import Selection
-from kernelhub.evidence.audit.comparing import DISPUTED, INSIDE, NO_NUMBERS, WRONG_NUMBERS, Comparison, Others, compared
+from kernelhub.evidence.audit.comparing import DISPUTED, NO_NUMBERS, WRONG_NUMBERS, Comparison, Others, compared
 from kernelhub.evidence.audit.copies import (
     bytes_of_copies,
     bytes_of_reference,
@@ -111,7 +111,7 @@ class Watch:
 
     def look(self, launch: Callable[..., Any], number: int, size: Any, given: tuple[Any, ...]) -> Any:
         """Run a call that may be due; compare it, or have it compared later."""
-        if INSIDE.now or torch.compiler.is_compiling():
+        if PAUSED.now or torch.compiler.is_compiling():
             return launch(*given)
         with self._guard:
             taken = self.schedule.takes(number, size)
@@ -121,7 +121,7 @@ class Watch:
         copy = self._begin(given) if taken else None
         if copy is None:
             return launch(*given)
-        with _inside():
+        with unaudited():  # it may launch again by itself
             returned = launch(*given)
         try:
             copy.end(returned)
@@ -147,7 +147,7 @@ class Watch:
         try:
             if self.device in GATE.lost:
                 raise NotAudited("lost")
-            if self.device >= 0 and torch.cuda.is_current_stream_capturing():
+            if self.device >= 0 and (torch.cuda.is_current_stream_capturing() or _in_pool_of_a_graph(self.device)):
                 raise NotAudited("capture")
             if self.device >= 0 and len(PENDING.of(self.device)) >= MOST_PENDING:
                 raise NotAudited("pending")
@@ -181,16 +181,6 @@ def _of(adapter: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
     """A function that passes for a method of an adapter: whose it is, is asked where a launch fails."""
     launch.__self__ = adapter  # type: ignore[attr-defined]
     return launch
-
-
-@contextlib.contextmanager
-def _inside() -> Iterator[None]:
-    """A launch that is looked at, which may launch again by itself."""
-    INSIDE.now = True
-    try:
-        yield
-    finally:
-        INSIDE.now = False
 
 
 @dataclass
@@ -341,3 +331,10 @@ def _free_bytes(device: int) -> int:
     """What can be taken of a GPU's memory: what nobody holds, and what torch holds and does not use."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _in_pool_of_a_graph(device: int) -> bool:
+    """Whether torch.compile runs a graph for the first time or captures it: in its memory nothing may be kept."""
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    manager = None if trees is None else trees.get_manager(device, create_if_none_exists=False)
+    return manager is not None and (manager.in_warmup or manager.in_recording)

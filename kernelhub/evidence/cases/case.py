@@ -78,11 +78,13 @@ class OpCases(abc.ABC):
 
     Attributes:
         op: its name.
+        exact: whether results must be the reference's to the bit, NaN and infinities among them.
         written: arguments that a call writes to.
         whole: arguments and destinations that the op takes in memory of their own only, not as part of a wider tensor.
     """
 
     op: str
+    exact: ClassVar[bool] = False
     written: ClassVar[tuple[str, ...]] = ()
     whole: ClassVar[tuple[str, ...]] = ()
 

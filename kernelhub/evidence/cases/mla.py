@@ -144,6 +144,7 @@ class MlaCacheCases(OpCases):
     """Tokens that are written and skipped, to the bit."""
 
     op = "write_mla_cache"
+    exact = True
     written = ("kv_cache",)
 
     def cases(self) -> Iterator[Case]:
@@ -216,6 +217,7 @@ class ConcatCases(OpCases):
     """Every bit is copied."""
 
     op = "concat_mla_k"
+    exact = True
 
     def cases(self) -> Iterator[Case]:
         for heads in (5, 128):

@@ -44,6 +44,8 @@ PLAIN: dict[str, Arguments] = {
 class QuantizeCases(OpCases):
     """One quantiser: every option, extreme values, given scales."""
 
+    exact = True
+
     def __init__(self, format: str) -> None:
         self.format = format
         self.op = f"quantize_{format}"
@@ -120,6 +122,8 @@ class QuantizeCases(OpCases):
 
 class DequantizeCases(OpCases):
     """One way back: every code of the format, with scales of all sizes."""
+
+    exact = True
 
     def __init__(self, format: str) -> None:
         self.format = format

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kernelhub.dispatch.audits import unaudited
 from kernelhub.dispatch.fingerprint import record_digest
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.held import facets_of
@@ -116,7 +117,7 @@ def tune(
     limits = Limits(Room(where, memory_bytes), samples, configurations=configurations, until=until)
     run = _Run(where, limits, words, context_len)
     try:
-        with torch.no_grad(), HUB.ledger.unreported():
+        with torch.no_grad(), HUB.ledger.unreported(), unaudited():
             for place, need in enumerate(needs):
                 if progress is not None:
                     progress(_name(need), place, len(needs))
