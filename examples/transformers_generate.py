@@ -4,7 +4,7 @@ Nothing is downloaded: the model is a small Llama with random weights, so what i
 
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="kernelhub")
 
-Run it with ``python examples/transformers_generate.py``.
+Run it with ``pip install -c constraints.txt -e ".[transformers]" && python examples/transformers_generate.py``.
 """
 
 from __future__ import annotations

@@ -119,7 +119,11 @@ __all__ = ["__version__", "errors", *_HOMES]
 
 def __getattr__(name: str) -> Any:
     if name != "errors" and name not in _HOMES:
-        raise AttributeError(f"module 'kernelhub' has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        close = [] if name.startswith("_") else get_close_matches(name, __all__, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise AttributeError(f"module 'kernelhub' has no attribute {name!r}{meant}")
     try:
         if name == "errors":
             value: Any = importlib.import_module("kernelhub.errors")

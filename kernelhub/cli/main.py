@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "help"):
         print(_help())
         return 0
     if name == "--version":

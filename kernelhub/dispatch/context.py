@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -14,12 +15,24 @@ from torch.compiler import is_dynamo_compiling
 
 from kernelhub.dispatch.audits import ACTIONS
 from kernelhub.dispatch.hub import HUB, keep
-from kernelhub.dispatch.policy import Layer, Names, Wish
+from kernelhub.dispatch.policy import Layer, Names, Wish, names_of
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.dispatch.standing import TRUSTS
 from kernelhub.errors import ConfigurationError
 
 NamesLike = str | Sequence[str]
+_PARAMETERS = (
+    "backend",
+    "prefer",
+    "disable",
+    "deterministic",
+    "batch_invariant",
+    "strict",
+    "unsafe",
+    "trust",
+    "audit",
+    "audit_action",
+)
 WishLike = NamesLike | Mapping[str, NamesLike]
 T = TypeVar("T")
 
@@ -176,7 +189,7 @@ def _layer(
         return tuple(
             Wish(op, names, source, _origin(word, parameter or op, op, names))
             for op, likes in table.items()
-            if (names := _names(likes))
+            if (names := names_of(likes, f"{word}({parameter or ('backend' if op == '*' else op)}=...)"))
         )
 
     if trust is not None and trust not in TRUSTS:
@@ -186,6 +199,10 @@ def _layer(
     parts = (wishes(requests, ""), wishes(prefer, "prefer"), wishes(disable, "disable"))
     layer = Layer(*parts, *flags, trust=trust)
     _ = HUB.settings
+    for op in requests:
+        close = difflib.get_close_matches(op, (*HUB.registry.contracts, *_PARAMETERS), n=1, cutoff=0.75)
+        if close and close[0] in _PARAMETERS:
+            raise ConfigurationError(f"{word}({op}=...): {op!r} is no parameter and no op (did you mean {close[0]}?)")
     HUB.registry.check_layer(layer)
     with HUB.lock:
         key = (*parts, *flags, trust)
@@ -193,10 +210,6 @@ def _layer(
         if known is None:
             keep(_interned, key, layer)
         return known or layer
-
-
-def _names(said: NamesLike) -> Names:
-    return (said,) if isinstance(said, str) else tuple(said)
 
 
 def _origin(word: str, parameter: str, op: str, names: Names) -> str:

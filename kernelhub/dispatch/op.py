@@ -26,10 +26,11 @@ from kernelhub.dispatch.forms import written
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.hub import HUB, Outdated, keep
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.policy import Names
+from kernelhub.dispatch.policy import Names, names_of
 from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.words import Layers
+from kernelhub.errors import ConfigurationError
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -82,7 +83,11 @@ class Op(Generic[ProblemT]):
         """The function to run where the call or a context says what it wants; None if not yet decided."""
         if type(backend) is list:
             backend = tuple(backend)
-        return self._overrides.get((cast(Backend, backend), HUB.contexts.get(), key))
+        try:
+            return self._overrides.get((cast(Backend, backend), HUB.contexts.get(), key))
+        except TypeError:  # it cannot be a key: say so by name
+            _names(cast(Backend, backend))
+            raise
 
     def decide(self, key: Key, device: int, backend: Backend | Ask) -> Run:
         """The function to run for a key that is new; the op has checked its arguments.
@@ -213,7 +218,10 @@ def _names(backend: Backend) -> Names | None:
     """``backend=`` as a tuple of names."""
     if backend is None:
         return None
-    return (backend,) if isinstance(backend, str) else tuple(backend)
+    names = names_of(backend, "backend")
+    if not names:
+        raise ConfigurationError(f"backend is {backend!r}; name a backend or a kernel, or leave it out")
+    return names
 
 
 class OpFunction(Protocol[P, R, PlanT]):

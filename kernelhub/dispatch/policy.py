@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.standing import HERE
+from kernelhub.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from kernelhub.dispatch.constraint import Constraint, Rejection
@@ -34,6 +35,20 @@ if TYPE_CHECKING:
     from kernelhub.dispatch.machine import Machine
 
 Names = tuple[str, ...]
+
+
+def names_of(said: Any, where: str) -> Names:
+    """What names backends or kernels, as a tuple; `where` is what it was said with, for the error."""
+    names = (
+        (said,) if isinstance(said, str) else tuple(said) if isinstance(said, (list, tuple, set, frozenset)) else None
+    )
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"{where} is {said!r}; give the name of a backend or a kernel, or a list of names: "
+            "`kernelhub backends` lists them"
+        )
+    return tuple(names)
+
 
 FOREIGN = "engine"
 _OWN_VARIABLES = ("force", "environment", "file", "lock")
