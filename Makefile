@@ -15,7 +15,7 @@ test:                 ## install what the tests need, and run them
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest
 
 ahead:                ## compile every Triton launch for every generation of GPU, which `make test` does for one
-	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest tests/backends/test_triton_ahead.py -m "ahead or not ahead"
+	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m ahead
 
 faults:               ## inject every fault, and count what survives
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m fault

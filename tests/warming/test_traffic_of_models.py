@@ -78,7 +78,13 @@ AHEAD: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", AHEAD)
+# What these launch is interpreted by the test of all models above; `make ahead` compiles them too.
+LEFT_OUT = ("llama in nvfp4", "deepseek-v3.2")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.ahead] if name in LEFT_OUT else []) for name in AHEAD]
+)
 def test_with_tritons_compiler_for_an_h200_nothing_is_compiled_after_the_warm_up(name: str, tmp_path) -> None:
     model, setting = AHEAD[name]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
