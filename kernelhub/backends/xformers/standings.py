@@ -13,7 +13,8 @@ STANDINGS = (
     published(
         "ampere",
         "ada",
-        evidence="the operators state the least compute capability, sm_80 and sm_50: "
-        "https://github.com/facebookresearch/xformers/tree/v0.0.32.post2/xformers/ops/fmha",
+        evidence="xformers says of FlashAttention that it is for sm_80 on, and of CUTLASS for GPUs as old as a P100: "
+        "https://github.com/facebookresearch/xformers/blob/89177a9e60b4e522d3a08b0d7fb87daa56d0bae5/"
+        "xformers/ops/fmha/flash.py and .../cutlass.py",
     ),
 )
