@@ -229,6 +229,18 @@ def test_after_seal_audits_go_on_and_decide_nothing_new(told) -> None:
     assert "it is quarantined for the next process, and not at once: kernelhub is sealed" in record.message
 
 
+def test_where_ranks_agreed_one_alone_does_not_choose_anew(told, monkeypatch) -> None:
+    liars.attention(liars.ThirtyPercentOff)
+    kernelhub.configure(audit=1.0, audit_action="quarantine")
+    plan = kernelhub.attention.prepare(*operands())
+    monkeypatch.setattr(HUB, "agreed", {"attention": object()})
+    generation = HUB.generation
+    plan.run(*operands())
+    assert the_audit().wrong == 1
+    assert HUB.generation == generation, "every choice stands"
+    assert "not at once: ranks agreed on what runs" in told.text
+
+
 def test_a_wrong_kernel_is_chosen_no_more_in_the_next_process_and_verification_does_not_take_that_back() -> None:
     service.attention(service.BeyondAThousandTokens)
     kernelhub.configure(audit=1.0)

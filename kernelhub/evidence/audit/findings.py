@@ -85,7 +85,7 @@ def found_wrong(found: Found, settings: AuditSettings) -> None:
     told.append(f"`kernelhub replay {path}` runs it again" if path else f"the case is not kept: {why_not}")
     told.append(_what_becomes_of_it(kernel, settings) + (f" ({unwritten})" if unwritten else ""))
     log.error("; ".join(told))
-    if settings.action == QUARANTINE and not GATE.sealed and HUB.machine.heeds_evidence:
+    if settings.action == QUARANTINE and not _why_not_at_once() and HUB.machine.heeds_evidence:
         HUB.forget_evidence()
 
 
@@ -94,12 +94,19 @@ def _what_becomes_of_it(kernel: Kernel, settings: AuditSettings) -> str:
         return "it stays in use: KERNELHUB_EVIDENCE is 0"
     if settings.action != QUARANTINE:
         return "it is quarantined for the next process, and KERNELHUB_AUDIT_ACTION=quarantine would do so at once"
-    if GATE.sealed:
-        return (
-            "it is quarantined for the next process, and not at once: kernelhub is sealed, and another choice would "
-            "have to be made, loaded and compiled while it serves"
-        )
+    why_not = _why_not_at_once()
+    if why_not:
+        return f"it is quarantined for the next process, and not at once: {why_not}"
     return "it is quarantined: calls choose anew, and a plan that is held runs it until it is prepared again"
+
+
+def _why_not_at_once() -> str:
+    """What speaks against choosing anew in this process; empty if nothing does."""
+    if GATE.sealed:
+        return "kernelhub is sealed, and another choice would have to be made, loaded and compiled while it serves"
+    if HUB.agreed:
+        return "ranks agreed on what runs, and this one would run another kernel than the others"
+    return ""
 
 
 def quarantine(kernel: Kernel, device: DeviceFacts, found: Found) -> str:
