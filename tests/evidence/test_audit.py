@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def test_a_right_kernel_is_never_accused(op, told) -> None:
     function = HUB.function(op)
     settings = (torch.get_default_dtype(), torch.is_autocast_enabled("cpu"))
     made = 0
-    for number, case in enumerate(calls_of(op, 10)):
+    for number, case in enumerate(calls_of(op, 7)):
         arguments = case.make(torch.device("cpu"))
         torch.set_default_dtype(torch.bfloat16 if number % 2 else torch.float32)
         try:
@@ -179,6 +180,40 @@ def test_calls_by_a_plan_and_by_its_steps_are_audited_too() -> None:
     step.run(q, k_cache, v_cache)
     step.run(q, k_cache, v_cache, out=torch.empty_like(q))
     assert the_audit(plan.kernel).checked == 3
+
+
+def test_calls_of_several_threads_are_audited_and_none_is_accused() -> None:
+    kernelhub.configure(audit=1.0)
+    errors = []
+
+    def serve(number):
+        try:
+            for _ in range(10):
+                kernelhub.attention(*operands(4 + number), causal=True)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sum(item.checked for item in kernelhub.report().audits) == 40
+    assert [str(item) for item in kernelhub.report().audits if item.wrong or item.skipped] == []
+
+
+def test_calls_of_a_compiled_graph_are_audited_where_they_run() -> None:
+    kernelhub.configure(audit=1.0)
+    given = operands()
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def layer(q, k, v):
+        return kernelhub.attention(q, k, v, causal=True) + 1
+
+    for _ in range(2):
+        layer(*given)
+    assert [(item.checked, item.wrong, item.skipped) for item in kernelhub.report().audits] == [(2, 0, {})]
 
 
 def test_off_is_off_a_call_runs_what_it_always_ran() -> None:
@@ -305,7 +340,7 @@ def spoiling(launch, op):
 @pytest.mark.parametrize("op", sorted(CASES))
 def test_one_wrong_element_is_found_in_any_op(op) -> None:
     function = HUB.function(op)
-    for one in calls_of(op, 4):
+    for one in calls_of(op, 3):
         arguments = one.make(torch.device("cpu"))
         kernelhub.configure(audit=1.0)
         kind = type(function.prepare(**arguments).adapter)
@@ -407,7 +442,8 @@ def test_a_case_of_any_op_can_be_kept_and_run_again(op, monkeypatch) -> None:
     monkeypatch.setattr(watching, "found_wrong", lambda found, settings: seen.append(found))
     kernelhub.configure(audit=1.0)
     for one in calls_of(op, 4):
-        HUB.function(op)(**one.make(torch.device("cpu")))
+        if not seen:  # the first may be of no tokens
+            HUB.function(op)(**one.make(torch.device("cpu")))
     path, why_not = replay.keep_case(seen[0])
     assert path is not None, why_not
     again = replay.replay(path)
