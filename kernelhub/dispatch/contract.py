@@ -59,4 +59,4 @@ class Contract(Generic[ProblemT]):
     @cached_property
     def schema(self) -> Schema:
         """The closed set of facets."""
-        return Schema(self.problem)
+        return Schema(self.problem, self.complete)

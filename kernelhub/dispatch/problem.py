@@ -13,6 +13,7 @@ a layout, a bit or a size *bucket*; never a token count. Facets are of three kin
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -106,10 +107,16 @@ def flag_of(facet: Facet, value: Any) -> str:
 
 
 class Schema:
-    """The closed set of facets of one op."""
+    """The closed set of facets of one op.
 
-    def __init__(self, problem_type: type) -> None:
+    Args:
+        problem_type: the dataclass of its problem.
+        complete: facets that a user wrote out, with those that follow from them filled in.
+    """
+
+    def __init__(self, problem_type: type, complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> None:
         self.problem_type = problem_type
+        self.complete = complete or (lambda facets: facets)
         self.facets: dict[str, Facet] = {}
         for item in dataclasses.fields(problem_type):
             if "kind" not in item.metadata:
@@ -129,6 +136,17 @@ class Schema:
         self.features = frozenset(
             feature_name(item.name, value) for item in self.facets.values() if item.semantic for value in item.values
         )
+
+    def flags(self, facets: Mapping[str, Any]) -> list[str]:
+        """Facets as flags of the commands, without those that are as usual or follow from the others."""
+        usual = {item.name: item.default for item in dataclasses.fields(self.problem_type)}
+        said = {name: value for name, value in facets.items() if value != usual[name]}
+        while True:
+            made = {**usual, **self.complete(dict(said))}
+            other = {name: value for name, value in facets.items() if made[name] != value and name not in said}
+            if not other:
+                return [flag_of(self.facets[name], said[name]) for name in facets if name in said]
+            said |= other
 
     def features_used(self, problem: Problem) -> list[str]:
         """Names of the features that `problem` asks for."""

@@ -6,7 +6,6 @@ it needs, and what it did not ask for can be told later, and is the same.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.lineup import CONSTRAINT_ERROR, Lineup, said_by
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.policy import Policy
-from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema, flag_of
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema
 from kernelhub.dispatch.standing import ANY, KNOWN_BAD, MEASURED, OPT_IN, PUBLISHED, UNTRUSTED, VENDOR, VERIFIED
 
 
@@ -26,6 +25,7 @@ class Question(NamedTuple):
 
     Attributes:
         op: name of the op.
+        schema: its facets.
         problem: what is asked.
         features: those that the problem uses.
         candidates: the kernels there are, and their known defects.
@@ -37,6 +37,7 @@ class Question(NamedTuple):
     """
 
     op: str
+    schema: Schema
     problem: Any
     features: Sequence[str]
     candidates: Candidates
@@ -114,7 +115,9 @@ def distrusted(asked: Question, kernel: Kernel) -> Rejection | None:
     reason = f"untested on {asked.problem.device.arch}{known}"
     if asked.policy.trust == MEASURED:
         return Rejection(UNTRUSTED, reason, "KERNELHUB_TRUST=here, then `kernelhub verify`")
-    command = command_for(asked.op, asked.problem, kernel)
+    command = " ".join(
+        ["kernelhub verify", asked.op, f"--backend {kernel.name}", *flags_of(asked.schema, asked.problem)]
+    )
     return Rejection(UNTRUSTED, reason, f"{command} (about {standing.seconds:.0f} s)")
 
 
@@ -154,16 +157,9 @@ def class_of(problem: Any) -> Facets:
     return tuple((name, CHECKPOINT if name == WEIGHT_LAYOUT else value) for name, value in facets)
 
 
-def command_for(op: str, problem: Any, kernel: Kernel) -> str:
-    """The command that verifies a kernel for a problem class."""
-    return " ".join(["kernelhub verify", op, f"--backend {kernel.name}", *flags_of(problem)])
-
-
-def flags_of(problem: Any) -> list[str]:
-    """A problem class as flags of the commands: its facets that are not as usual."""
-    usual = {item.name: item.default for item in dataclasses.fields(problem)}
-    facets = Schema(type(problem)).facets
-    return [flag_of(facets[name], value) for name, value in class_of(problem) if value != usual[name]]
+def flags_of(schema: Schema, problem: Any) -> list[str]:
+    """A problem class as flags of the commands."""
+    return schema.flags(dict(class_of(problem)))
 
 
 def forced_past_limits(asked: Question, kernel: Kernel) -> bool:

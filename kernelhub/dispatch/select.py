@@ -50,7 +50,7 @@ def select(
     quarantined = machine.quarantined(problem.device)
     features = tuple(schema.features_used(problem))
     earned = machine.earned(problem.device)
-    asked = Question(op, problem, features, candidates, lineup, machine, quarantined, earned, policy)
+    asked = Question(op, schema, problem, features, candidates, lineup, machine, quarantined, earned, policy)
     line, ranking = lineup.ranking(regime)
     tuned = machine.tuned(problem.device).find(op, problem)
     if tuned is not None:

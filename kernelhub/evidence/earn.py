@@ -109,7 +109,8 @@ class _Asking:
         self.passed: list[str] = []
         self.left_out, self.why_not = 0, ""
         self._subject = Subject(HUB.function(kernel.op), kernel, CASES[kernel.op], device)
-        self._class = " ".join(flags_of(need.problem(device)))
+        schema = HUB.registry.contracts[kernel.op].schema
+        self._class = " ".join(flags_of(schema, need.problem(device)))
         self._asked_in = asked_in
         self._until = until
 

@@ -5,6 +5,8 @@
 Two files per op. In the first each block is one set of installed packages, each row one model and phase, each
 column one device, and a cell names the chosen kernel. The second gives the code of every kernel's decision.
 
+``trust.txt`` is what each family of devices gets alone, with FlashInfer, and with every library, by trust.
+
 ``toolchains.txt`` is of libraries that compile or download their kernels: which of them is the first that can, asked
 for by the library's name, on machines that lack a CUDA toolkit, modules built ahead, or binaries.
 """
@@ -180,6 +182,56 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+FAMILIES = ("CPU", "A100", "L40S", "H200", "B200", "B300", "RTX5090", "MI300X")
+LIBRARIES: dict[str, dict[str, str]] = {
+    "nothing but Triton": {"triton": "3.7.1"},
+    "FlashInfer": {"triton": "3.7.1", "flashinfer": "0.6.18.post1", "cudnn": "1.32.0"},
+    "every library": {
+        "triton": "3.7.1",
+        **FLASH_ATTENTION,
+        "deep_gemm": "2.5.0",
+        "flash_mla": "1.0.0",
+        "cudnn": "1.32.0",
+        "flashinfer": "0.6.18.post1",
+        "vllm": "0.33.0",
+        "sgl_kernel": "0.3.21",
+        "xformers": "0.0.35",
+    },
+}
+TRUST: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("trust here", "here", ()),
+    ("trust here, after warm-up *", "here", ("*",)),
+    ("trust vendor", "vendor", ()),
+    ("trust measured", "measured", ()),
+)
+_GQA = {"num_q_heads": 64, "num_kv_heads": 8, "head_dim_qk": 128, "head_dim_vo": 128}
+_MLA = {"num_heads": 128}
+# Problems that models of today ask most.
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "ragged prefill": ("attention", {**_GQA, "q_len": "any", "ragged": True, "causal": True}),
+    "paged decode": ("paged_attention", {**_GQA, "q_len": "one"}),
+    "paged decode, fp8": ("paged_attention", {**_GQA, "q_len": "one", "kv_dtype": FP8, "kv_scale": "value"}),
+    "paged mixed": ("paged_attention", {**_GQA, "q_len": "any", "ragged": True, "causal": True}),
+    "paged decode, HND, sinks": (
+        "paged_attention",
+        {**_GQA, "head_dim_qk": 64, "head_dim_vo": 64, "q_len": "one", "kv_layout": "HND", "sinks": True},
+    ),
+    "latent decode": ("mla_attention", {**_MLA, "q_len": "one", "page_size": 64}),
+    "latent decode, sparse": ("mla_attention", {**_MLA, "q_len": "one", "page_size": 64, "sparse": True}),
+    "fp8 blocks, few rows": ("fp8_gemm", {"scaling": "block", "n": 7168, "k": 2048, "rows": "few"}),
+    "fp8 blocks, many rows": ("fp8_gemm", {"scaling": "block", "n": 7168, "k": 2048, "rows": "many"}),
+    "fp8 by row, many rows": ("fp8_gemm", {"scaling": "row", "n": 8192, "k": 8192, "rows": "many"}),
+    "nvfp4": ("fp4_gemm", {"a_format": "nvfp4", "b_format": "nvfp4"}),
+    "mxfp4, bf16 a": ("fp4_gemm", {"b_format": "mxfp4"}),
+    "experts, fp8 blocks": ("fused_moe", {"weights": "fp8_block", "activation_dtype": "fp8_block"}),
+    "experts, mxfp4": ("fused_moe", {"weights": "mxfp4"}),
+    "experts, nvfp4": ("fused_moe", {"weights": "nvfp4", "activation_dtype": "nvfp4", "static_scales": True}),
+    "groups, fp8 blocks": ("grouped_gemm", MORE["grouped_gemm"]["fp8 blocks"]),
+    "indexer": ("paged_mqa_logits", {"k_scale": True}),
+    "merge": ("merge_attention_states", {}),
+}
+
+
 def table(op: str) -> str:
     """The whole text of one op's file."""
     return "\n".join(_lines(op)) + "\n"
@@ -241,6 +293,23 @@ def toolchains() -> str:
     return "\n".join(lines) + "\n"
 
 
+def trusted() -> str:
+    """The whole text of ``trust.txt``."""
+    lines = [
+        "# chosen kernel by device, libraries and trust; * where all kernels passed verification there. "
+        "Written by python -m tests.golden.tables --write"
+    ]
+    for name, installed in LIBRARIES.items():
+        for head, trust, verified in TRUST:
+            lines += ["", f"## {name}, {head}", _row("", FAMILIES)]
+            machine = SimulatedMachine(installed, verified=verified)
+            with kernelhub.use(trust=trust):
+                for label, (op, facets) in ASKED.items():
+                    found = [kernelhub.explain(op, device=device, machine=machine, **facets) for device in FAMILIES]
+                    lines.append(_row(label, [verdict.selected or "-" for verdict in found]))
+    return "\n".join(lines) + "\n"
+
+
 def _first_of(library: str, op: str, device: str, machine: SimulatedMachine, facets: dict[str, Any]) -> str:
     verdict = kernelhub.explain(op, device=device, machine=machine, backend=library, **facets)
     return (verdict.selected or "-").removeprefix(f"{library}.")
@@ -256,6 +325,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.write:
         (HERE / "toolchains.txt").write_text(toolchains())
+        (HERE / "trust.txt").write_text(trusted())
     else:
         print(toolchains())
     for op in PHASES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelhub.dispatch.hub import HUB
-from tests.golden.tables import HERE, PHASES, TOOLCHAINS, reasons, table, toolchains
+from tests.golden.tables import HERE, PHASES, TOOLCHAINS, reasons, table, toolchains, trusted
 
 
 @pytest.mark.parametrize("op", PHASES)
@@ -23,6 +23,11 @@ def test_reasons_are_what_the_golden_table_says(op: str) -> None:
 def test_what_a_library_can_without_its_toolchain_is_what_the_golden_table_says() -> None:
     written = (HERE / "toolchains.txt").read_text()
     assert toolchains() == written, "if this is meant: python -m tests.golden.tables --write, and review the diff"
+
+
+def test_what_each_family_gets_by_what_is_trusted_is_what_the_golden_table_says() -> None:
+    written = (HERE / "trust.txt").read_text()
+    assert trusted() == written, "if this is meant: python -m tests.golden.tables --write, and review the diff"
 
 
 @pytest.mark.parametrize(("library", "ops"), [(library, ops) for library, _, _, ops in TOOLCHAINS])

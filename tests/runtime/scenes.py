@@ -19,6 +19,7 @@ import kernelhub
 from kernelhub.dispatch.constraint import Package, Rule, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.reasons import class_of
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.ops.models.problems import Need
 from tests.dispatch.backends import EVERYWHERE
@@ -43,7 +44,13 @@ def act(rank: int, size: int) -> dict[str, Any]:
     return answers
 
 
-def plugin(*checks: Any, name: str = "extra", target: str = "tests.runtime.scenes:Never", summary: str = "") -> Any:
+def plugin(
+    *checks: Any,
+    name: str = "extra",
+    target: str = "tests.runtime.scenes:Never",
+    summary: str = "",
+    standings: Any = EVERYWHERE,
+) -> Any:
     """A backend with one kernel of `paged_attention` that ranks above all others, registered here."""
     record = Kernel(
         op="paged_attention",
@@ -51,7 +58,7 @@ def plugin(*checks: Any, name: str = "extra", target: str = "tests.runtime.scene
         target=target,
         summary=summary,
         band=Band.PLUGIN,
-        standings=EVERYWHERE,
+        standings=standings,
         constraints=(*checks, anything(*PagedAttentionProblem.__dataclass_fields__)),
     )
     return kernelhub.register_backend(
@@ -120,6 +127,23 @@ def one_rank_refuses(rank: int) -> Any:
 def the_lead_refuses(rank: int) -> Any:
     plugin(Rule((), lambda problem: "out of order here" if rank == 0 else None, "broken_here", "mend it"))
     return agreed()
+
+
+def _verified_on(this: int, rank: int) -> Any:
+    """Agree where one rank alone has evidence that the kernel is right."""
+    plugin(standings=(), target=PACKED)
+    if rank == this:
+        evidence = {("paged_attention", "extra.kernel"): {class_of(NEED.problem("cpu"))}}
+        HUB.machine._read_earned = lambda device: evidence  # type: ignore[method-assign]
+    return agreed()
+
+
+def the_lead_alone_verified_it(rank: int) -> Any:
+    return _verified_on(0, rank)
+
+
+def one_rank_alone_verified_it(rank: int) -> Any:
+    return _verified_on(1, rank)
 
 
 def one_rank_lacks_the_package(rank: int) -> Any:
@@ -272,6 +296,7 @@ def library(name: str, version: str, code: str = "") -> Any:
 
 SCENES = (
     all_alike, a_large_table, one_rank_refuses, the_lead_refuses, one_rank_lacks_the_package,
+    the_lead_alone_verified_it, one_rank_alone_verified_it,
     one_rank_has_another_version_of_the_package, one_rank_cannot_load, one_rank_refuses_in_strict,
     one_rank_can_run_nothing_of_what_is_forced, another_variable, another_configuration, a_wrong_variable,
     another_version_of_kernelhub, another_record, other_problems, later_disagreement, a_plan_of_another_kernel,

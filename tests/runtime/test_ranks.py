@@ -90,6 +90,19 @@ class TestAgreement:
         assert {answer["called"] for answer in answers} == {"torch.packed"}
         assert answers[2]["codes"]["extra.kernel"][1].startswith("rank 0 refuses it: broken_here")
 
+    def test_the_lead_alone_verified_it(self, scene):
+        answers = values(scene)
+        assert {answer["called"] for answer in answers} == {"torch.packed"}
+        code, reason, remedy = answers[0]["codes"]["extra.kernel"]
+        assert code == "refused_by_rank"
+        assert "refuses it: untrusted: would be first; untested on " in reason
+        assert remedy.startswith("on rank 1: kernelhub verify paged_attention --backend extra.kernel")
+
+    def test_one_rank_alone_verified_it(self, scene):
+        answers = values(scene)
+        assert {answer["called"] for answer in answers} == {"torch.packed"}
+        assert "rank 0 refuses it: untrusted" in answers[1]["codes"]["extra.kernel"][1]
+
     @pytest.mark.fault("rank_without_package")
     def test_one_rank_lacks_the_package(self, scene):
         answers = values(scene)
