@@ -109,6 +109,40 @@ def choices() -> str:
     return table(("", *DEVICES), rows)
 
 
+# What users of each family have beside torch and Triton, and the problems that their models ask most.
+LIBRARIES = {
+    **{"triton": "3.7.1", "flashinfer": "0.6.18.post1", "cudnn": "1.32.0", "deep_gemm": "2.5.0", "flash_mla": "1.0.0"},
+    **{"flash_attn": "2.8.3", "flash_attn_interface": "3.0.0", "vllm": "0.33.0"},
+}
+_HEADS = {"num_q_heads": 64, "num_kv_heads": 8}
+OF_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "prefill, ragged": ("attention", {**_HEADS, "q_len": "any", "ragged": True, "causal": True}),
+    "paged decode": ("paged_attention", {**_HEADS, "q_len": "one"}),
+    "latent decode": ("mla_attention", {"num_heads": 128, "q_len": "one", "page_size": 64}),
+    "fp8 in blocks, many rows": ("fp8_gemm", {"n": 7168, "k": 2048, "rows": "many"}),
+    "nvfp4": ("fp4_gemm", {"a_format": "nvfp4", "b_format": "nvfp4"}),
+}
+
+
+def families() -> str:
+    """What each family of devices gets alone, and with the libraries that its users have, after warm-up."""
+    rows = []
+    for device in DEVICES[1:]:
+        for label, packages, evidence in (("alone", {"triton": "3.7.1"}, ()), ("with libraries", LIBRARIES, ("*",))):
+            machine = kernelhub.SimulatedMachine(packages, verified=evidence)
+            cells = [_and_how(op, device, machine, facets) for op, facets in OF_FAMILIES.values()]
+            rows.append((f"{device}, {label}", *cells))
+    return table(("", *OF_FAMILIES), rows)
+
+
+def _and_how(op: str, device: str, machine: Any, facets: dict[str, Any]) -> str:
+    """The kernel that is chosen, with a mark where the user's machine has to verify it first."""
+    verdict = kernelhub.explain(op, device=device, machine=machine, **facets)
+    word = verdict.kernel.standing_on(verdict.problem.device.family).word
+    portable = verdict.kernel in HUB.registry.candidates(op).portable
+    return f"`{verdict.selected}`{'' if word == 'verified' or portable else ' †'}"
+
+
 def explanation() -> str:
     """A verdict, of whose rejected kernels one for each code is shown."""
     verdict = kernelhub.explain("fp8_gemm", device="H200", machine=INSTALLED, rows="many")
@@ -426,6 +460,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "faults": faults,
     "engines": engines,
     "choices": choices,
+    "families": families,
     "explanation": explanation,
     "codes": codes,
     "known defects": defects,
