@@ -106,9 +106,17 @@ def _soft_source(
     if tuned is not None and chosen.name in tuned.because:
         return TUNED, tuned.because[chosen.name]
     if line is not None and chosen.name in line.kernels:
-        said = "expected, not measured: " if line.expected else ""
-        return "order", f"first able in the order for {line.family}/{line.regime}: {said}{line.evidence}"
+        return "order", f"first able in {_order_of(line, chosen)}"
     return "band", f"highest band: {chosen.band.name.lower()}"
+
+
+def _order_of(line: Line, chosen: Kernel) -> str:
+    """An order line with its evidence; what is expected of its first kernel says nothing of another."""
+    where = f"the order for {line.family}/{line.regime}"
+    if not line.expected:
+        return f"{where}: {line.evidence}"
+    where = f"{where}, which is expected and not measured"
+    return f"{where}: {line.evidence}" if chosen.name == line.kernels[0] else where
 
 
 def _overruled(op: str, request: Wish | None, chosen: Kernel | None, policy: Policy) -> tuple[str, ...]:
