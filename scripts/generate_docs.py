@@ -111,8 +111,14 @@ def choices() -> str:
 
 # What users of each family have beside torch and Triton, and the problems that their models ask most.
 LIBRARIES = {
-    **{"triton": "3.7.1", "flashinfer": "0.6.18.post1", "cudnn": "1.32.0", "deep_gemm": "2.5.0", "flash_mla": "1.0.0"},
-    **{"flash_attn": "2.8.3", "flash_attn_interface": "3.0.0", "vllm": "0.33.0"},
+    "triton": "3.7.1",
+    "flashinfer": "0.6.18.post1",
+    "cudnn": "1.32.0",
+    "deep_gemm": "2.5.0",
+    "flash_mla": "1.0.0",
+    "flash_attn": "2.8.3",
+    "flash_attn_interface": "3.0.0",
+    "vllm": "0.33.0",
 }
 _HEADS = {"num_q_heads": 64, "num_kv_heads": 8}
 OF_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
