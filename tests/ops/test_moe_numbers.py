@@ -172,3 +172,17 @@ def test_defaults_that_a_program_sets_change_nothing(kernel: str, setting: str) 
     assert torch.equal(out, right(kernel, arguments))
     for found, want in zip(routed, kernelhub.route_experts(**logits, backend=router), strict=True):
         assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("kernel", ["torch.experts", "triton.experts"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swiglu_oai", "swiglu_step"])
+def test_a_gate_beyond_the_least_number_adds_nothing(kernel: str, activation: str) -> None:
+    """-2^137 is minus infinity in float32, and the activation of it 0."""
+    arguments = experts(dtype=torch.bfloat16, activation=activation)
+    w13, half = torch.full_like(arguments["w13"], 2.0**-70), arguments["w13"].shape[1] // 2
+    w13[:, : half // 2] = -(2.0**60)
+    arguments |= {"x": torch.full_like(arguments["x"], 2.0**70), "w13": w13}
+    want = kernelhub.fused_moe.reference(**arguments, dtype=torch.float64)
+    made = kernelhub.fused_moe(**arguments, backend=kernel)
+    assert want.abs().amax() > 0.1
+    assert (made.double() - want).norm() < 2.0**-6 * want.norm()

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <array>
+#include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -55,6 +57,16 @@ struct Scale {
         return MEANING.e8m0[static_cast<const uint8_t *>(values)[place]];
     }
 };
+
+// Of a product of scales: whether it is a number of float32 that lost no bits. Else a sum is multiplied by the larger and
+// then by the smaller, which loses none that the result has: 2^127 x 2^127 x 0 is 0.
+inline bool is_normal(float product) {
+    const float size = std::fabs(product);
+    return size >= FLT_MIN && size <= FLT_MAX;
+}
+
+inline float larger_of(float s, float t) { return std::fabs(s) > std::fabs(t) ? s : t; }
+inline float smaller_of(float s, float t) { return std::fabs(s) > std::fabs(t) ? t : s; }
 
 enum Kind : int64_t { BFLOAT16, FLOAT16, FLOAT32 };
 
@@ -207,6 +219,12 @@ inline __m512i decode(const uint8_t *codes, bool all, float first, float second)
                            _mm512_and_si512(_mm512_castps_si512(odd), _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }
 
+inline __mmask16 are_normal(__m512 products) {
+    const __m512 size = _mm512_abs_ps(products);
+    const __mmask16 large = _mm512_cmp_ps_mask(size, _mm512_set1_ps(FLT_MIN), _CMP_GE_OQ);
+    return _mm512_mask_cmp_ps_mask(large, size, _mm512_set1_ps(FLT_MAX), _CMP_LE_OQ);
+}
+
 inline __mmask32 up_to(int64_t left) { return left >= 32 ? ~0u : left > 0 ? (1u << left) - 1 : 0; }
 
 // Columns of a line of the cache.
@@ -353,8 +371,13 @@ void few_rows(const Call &c, const Element *a, int64_t begin, int64_t end) {
             for (int j = 0; j < SIDE; j++) {
                 const float scale = c.b_scale.at(row(j) / c.row_block, g);
                 for (int i = 0; i < LINES; i++) {
-                    const __m512 both = _mm512_set1_ps(scale * c.a_scale.at(i / c.terms, g));
-                    total[i][j] = _mm512_fmadd_ps(sum[i][j], both, total[i][j]);
+                    const float other = c.a_scale.at(i / c.terms, g), both = scale * other;
+                    if (is_normal(both)) {
+                        total[i][j] = _mm512_fmadd_ps(sum[i][j], _mm512_set1_ps(both), total[i][j]);
+                    } else {
+                        const __m512 scaled = _mm512_mul_ps(sum[i][j], _mm512_set1_ps(larger_of(scale, other)));
+                        total[i][j] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(smaller_of(scale, other)), total[i][j]);
+                    }
                 }
             }
         }
@@ -441,7 +464,15 @@ void tile(const Element *const *rows, const uint32_t *panel, int64_t pairs, cons
     }
     for (int i = 0; i < ROWS; i++)
         for (int j = 0; j < 4; j++) {
-            const __m512 factor = _mm512_mul_ps(_mm512_set1_ps(a_scale[i]), _mm512_loadu_ps(factors + 16 * j));
+            const __m512 scale = _mm512_loadu_ps(factors + 16 * j), other = _mm512_set1_ps(a_scale[i]);
+            __m512 factor = _mm512_mul_ps(other, scale);
+            const __mmask16 normal = are_normal(factor);
+            if (normal != 0xffff) {
+                const __mmask16 in_order = _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_abs_ps(other), _CMP_GT_OQ);
+                const __m512 larger = _mm512_mask_mov_ps(other, in_order, scale);
+                sum[i][j] = _mm512_mask_mul_ps(sum[i][j], static_cast<__mmask16>(~normal), sum[i][j], larger);
+                factor = _mm512_mask_mov_ps(_mm512_mask_mov_ps(scale, in_order, other), normal, factor);
+            }
             float *at = sums + i * PANEL + 16 * j;
             _mm512_store_ps(at, _mm512_fmadd_ps(sum[i][j], factor, _mm512_load_ps(at)));
         }
@@ -599,7 +630,9 @@ void some_rows(const Call &c, const float *a, int64_t i, int64_t first, int64_t 
         for (int r = 0; r < ROWS; r++)
             for (int j = 0; j < TALL; j++) {
                 const int64_t n = first + j < c.n ? first + j : c.n - 1;
-                totals[(i + r) * TALL + j] += sum[r][j] * (c.a_scale.at(i + r, g) * c.b_scale.at(n / c.row_block, g));
+                const float scale = c.b_scale.at(n / c.row_block, g), other = c.a_scale.at(i + r, g), both = scale * other;
+                if (is_normal(both)) totals[(i + r) * TALL + j] += sum[r][j] * both;
+                else totals[(i + r) * TALL + j] += sum[r][j] * larger_of(scale, other) * smaller_of(scale, other);
             }
     }
 }

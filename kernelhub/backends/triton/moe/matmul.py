@@ -25,6 +25,9 @@ import triton.language as tl
 
 from kernelhub.backends.triton.formats import LOG2E, e4m3_scaled, e8m0_to_float
 from kernelhub.backends.triton.fp4 import group_factor, plus_quads, quads, spread, words_at
+from kernelhub.backends.triton.two_scales import LEFT_OF_BOTH, of_both, times_both
+
+_LEFT_OF_BOTH = tl.constexpr(LEFT_OF_BOTH)
 
 
 @triton.jit
@@ -123,6 +126,7 @@ def _products_of_fp4(
 
 @triton.jit
 def _activated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+    gate = tl.where(gate == float("-inf"), -3.4028234663852886e38, gate)  # of which every activation is 0, not NaN
     if ACTIVATION == "silu":
         return gate / (1.0 + tl.exp2(-gate * LOG2E)) * up
     if ACTIVATION == "gelu":
@@ -170,15 +174,17 @@ def _products(
             also = _weights(w, N + n, k, in_n, stride_wn, stride_wk, K, DTYPE, WEIGHTS, NATIVE, BLOCK_K, even_k)
         if BLOCK_SCALED:
             # Steps and blocks are 128 wide, and no tile of columns lies in two blocks.
-            of_a = 1.0
+            scale = _block_scale(w_scale, block_n * BLOCK_N // 128, k // 128, stride_sn, stride_sk, E8M0)
             if A_SCALE == "group":
                 groups: tl.constexpr = (K + 127) // 128
                 of_a = tl.load(a_scale + row * groups + k // 128, there, other=0.0)[:, None]
-            scale = _block_scale(w_scale, block_n * BLOCK_N // 128, k // 128, stride_sn, stride_sk, E8M0)
-            gate += tl.dot(left, tl.trans(right), input_precision="ieee") * (of_a * scale)
+                scale = of_both(of_a, scale)
+            gate += tl.dot(left, tl.trans(right), input_precision="ieee") * scale
             if GATED:
                 scale = _block_scale(w_scale, (N + block_n * BLOCK_N) // 128, k // 128, stride_sn, stride_sk, E8M0)
-                up += tl.dot(left, tl.trans(also), input_precision="ieee") * (of_a * scale)
+                if A_SCALE == "group":
+                    scale = of_both(of_a, scale)
+                up += tl.dot(left, tl.trans(also), input_precision="ieee") * scale
         elif FP8 and NATIVE:
             # Tensor cores of sm_90 keep 14 bits of a sum of fp8 products: take it over after each step.
             gate = tl.dot(left, tl.trans(right), gate, max_num_imprecise_acc=BLOCK_K)
@@ -188,6 +194,8 @@ def _products(
             gate = tl.dot(left, tl.trans(right), gate, input_precision="ieee")
             if GATED:
                 up = tl.dot(left, tl.trans(also), up, input_precision="ieee")
+    if BLOCK_SCALED and A_SCALE == "group":
+        gate, up = gate * _LEFT_OF_BOTH, up * _LEFT_OF_BOTH
     return gate, up
 
 
@@ -293,17 +301,18 @@ def experts_kernel(
             gate, up = gate * 65536.0, up * 65536.0
         elif WEIGHTS == "fp8":
             gate, up = gate * 256.0, up * 256.0
+    of_a = 1.0
     if A_SCALE == "row":
-        of_row = tl.load(a_scale + row, there, other=0.0)[:, None]
-        gate, up = gate * of_row, up * of_row
+        of_a = tl.load(a_scale + row, there, other=0.0)[:, None]
     elif A_SCALE == "one":
-        of_all = tl.load(a_scale)
-        gate, up = gate * of_all, up * of_all
+        of_a = tl.load(a_scale)
     if HAS_CHANNELS:
         at = channel_scale + expert * stride_ce + n * stride_cn
-        gate *= tl.load(at, in_n, other=0.0)[None, :]
+        gate = times_both(gate, of_a, tl.load(at, in_n, other=0.0)[None, :])
         if GATED:
-            up *= tl.load(at + N * stride_cn, in_n, other=0.0)[None, :]
+            up = times_both(up, of_a, tl.load(at + N * stride_cn, in_n, other=0.0)[None, :])
+    elif A_SCALE == "row" or A_SCALE == "one":
+        gate, up = gate * of_a, up * of_a
     if ROUTER != "":
         token = (pair // TOP_K).to(tl.int64)
         weight = tl.load(router + token * stride_rt + pair % TOP_K * stride_rk, there, other=0.0)[:, None]

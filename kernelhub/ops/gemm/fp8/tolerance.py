@@ -22,6 +22,14 @@ terms of random sign.
 So an element may be off by u |result| + the bound of the sums times mass, and the root mean square over a row or a
 column, of errors divided by their spread, is at most u rms(result / spread) + the bound there. The second is the sharp
 one: a wrong scale or a missing tail is off by percents.
+
+Two scales may have a product that is no number of float32, 2^127 x 2^127, where the result is one. Those of rows are
+multiplied into the sum one after the other, in an order in which nothing leaves float32 that the result does not. Those
+of blocks are multiplied over 2^20 in Triton, and sums by 2^20 at the end, which takes no instruction more in a step. No
+sum but 0 is below 2^-18, so a product that is too large yet makes a result infinite. So no result is NaN while the mass
+is below 2^128. What is lost lies at the other end: products of scales are rounded to multiples of 2^-129, and sums of a
+block to multiples of 2^-129, or 2^-113 where bytes are multiplied as float16 (before sm_89): results above 1e-29 do not
+see it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ code of nvfp4 with its scale has 6; of float32 values it is rounded). What is ro
 * the result, once, to its dtype: u |result|; float16 has an absolute floor of 2^-25 besides.
 
 Elements of mxfp4 and mxfp8 may be beyond float32 (6 and 448 x 2^127) and are multiplied over a power of two that is put
-back at the end: with S below 2^128 no result is NaN.
+back at the end: with S below 2^128 no result is NaN. Nor is it because of two scales whose product is no number of
+float32; what that costs results below 1e-29 stands in `ops/gemm/fp8/tolerance.py`.
 """
 
 from __future__ import annotations

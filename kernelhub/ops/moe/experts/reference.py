@@ -203,6 +203,7 @@ def local_ids(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> 
 def joined(both: Tensor, activation: str, alpha: float, limit: float) -> Tensor:
     """Gate and up [R, 2I] as what the down projection multiplies [R, I]."""
     gate, up = both.chunk(2, 1)
+    gate = gate.clamp(min=torch.finfo(gate.dtype).min)  # of minus infinity every activation is 0, not NaN
     if activation == SILU:
         return gate * gate.sigmoid() * up
     if activation in (GELU, GELU_TANH):

@@ -12,6 +12,9 @@ A result is a sum of terms w_k w2[h, i] a[k, i] (and biases) over experts k and 
 * float32 sums of up to 2^13 terms: 2^6.5 roundings of 2^-24, taken together 2^-17 of what a random walk of the terms
   reaches, and twice that for two matrix products.
 
+A gate below the least number of float32 adds nothing, as in exact arithmetic. So no result is NaN while sizes of terms
+add up to less than 2^128, nor where those of the gate are more and all below 0, and those of up less.
+
 These errors are independent and of mean zero. Hoeffding: with terms that are off by at most e t_i each, the sum is
 off by more than 8 e sqrt(sum t_i^2) with a chance of 2^-45. So with
 

@@ -11,6 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
+from kernelhub.backends.torch.gemm.two_scales import multiply_by_both
 from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4
@@ -50,17 +51,19 @@ class Dequantised(Fp4GemmAdapter):
             left = a.codes.float()
         else:
             left = _grouped(a.codes, a.scale, form)
-        after = [factor for factor in (a.global_scale, b.global_scale) if factor is not None]
+        of_a = a.scale if form == FP8 else None if a.global_scale is None else a.global_scale.reshape(())
+        of_b = None if b.global_scale is None else b.global_scale.reshape(())
         left_over = _LEFT.get(form, 1.0) * _LEFT.get(self.problem.b_format, 1.0)
         rows = max(1, _ELEMENTS.get(out.device.type, _ELEMENTS_ON_GPU) // self.problem.k)
         for start in range(0, out.shape[1], rows):
             part = slice(start, start + rows)
             product = left @ _grouped(b.codes[part], b.scale[part], self.problem.b_format).t()
-            for factor in after:
-                product *= factor.reshape(())
-            if form == FP8:
-                assert a.scale is not None
-                product *= a.scale
+            if of_a is not None and of_b is not None:
+                multiply_by_both(product, of_a, of_b)
+            elif of_a is not None:
+                product *= of_a
+            elif of_b is not None:
+                product *= of_b
             if left_over != 1.0:
                 product *= left_over
             if bias is not None:

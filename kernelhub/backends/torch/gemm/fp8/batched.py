@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
+from kernelhub.backends.torch.gemm.two_scales import multiply_by_both
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.runtime.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
@@ -19,13 +20,14 @@ class DequantizedBatch(BmmFp8Adapter):
     @at_own_precision
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
         batch, rows, columns = a.shape
-        factors = a_scale.reshape(-1, 1, 1) * b_scale.reshape(-1, 1, 1)
+        of_a, of_b = (scale.reshape(-1, 1, 1).expand(batch, 1, 1) for scale in (a_scale, b_scale))
         step = max(1, _WEIGHTS[a.device.type] // (max(rows, b.shape[1]) * columns))
         for start in range(0, batch, step):
             some = slice(start, start + step)
             left, right = _values("bmm_fp8 a", a[some]), _values("bmm_fp8 b", b[some])
             product = torch.bmm(left, right.transpose(1, 2))
-            out[some] = product.mul_(factors if factors.shape[0] == 1 else factors[some])
+            multiply_by_both(product, of_a[some], of_b[some])
+            out[some] = product
 
 
 def _values(tag: str, codes: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Weights made float32, as many rows at a time as fit the caches, and multiplied by float32 activations.
 
-Of mx scales, up to 2^127, a power of two is left for the product: 448 x 2^127 is beyond float32.
+Of scales, up to 2^128, a power of two is left for the product: 448 x 2^127 is beyond float32.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
+from kernelhub.backends.torch.gemm.two_scales import LEFT_OF_CODES
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
-from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, MX, ROW, TENSOR
+from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, ROW, TENSOR
 from kernelhub.ops.gemm.fp8.scaling import blocks, values_of
 from kernelhub.runtime.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 # Weights at a time: 1 MB and 4 MB in float32 on a CPU, 256 MB on a GPU. A multiple of 128 rows is taken.
 _WEIGHTS = {"cpu": 1 << 20, "cuda": 1 << 26}
-_LEFT_OF_MX = 2.0**9  # the least element over it is still a number of float32
 
 
 class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
@@ -25,21 +25,24 @@ class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
 
     @at_own_precision
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        self._multiply(self._matrix("fp8_gemm a", a, a_scale, 1), b, b_scale, bias, out)
+        left = self._matrix("fp8_gemm a", a, a_scale, 1)
+        self._multiply(left, b, b_scale, bias, out, LEFT_OF_CODES * LEFT_OF_CODES)
 
     @at_own_precision
     def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        self._multiply(scratch("fp8_gemm a", a.shape, torch.float32, a.device).copy_(a), b, b_scale, bias, out)
+        left = scratch("fp8_gemm a", a.shape, torch.float32, a.device).copy_(a)
+        self._multiply(left, b, b_scale, bias, out, LEFT_OF_CODES)
 
-    def _multiply(self, left: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def _multiply(
+        self, left: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor, left_over: float
+    ) -> None:
         n, k = b.shape
         step = max(128, _WEIGHTS[b.device.type] // k // 128 * 128)
         for start in range(0, n, step):
             rows = slice(start, start + step)
             right = self._matrix("fp8_gemm b", b[rows], self._of_rows(b_scale, start, step), self._row_block)
             product = left @ right.t()
-            if self.problem.scaling == MX:
-                product *= _LEFT_OF_MX * _LEFT_OF_MX
+            product *= left_over
             if bias is not None:
                 product += bias[rows]
             out[:, rows] = product
@@ -67,9 +70,7 @@ class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
             e4m3_values(tag, codes, values)
         else:
             values = codes.float()
-        factors = values_of(scale)
-        if self.problem.scaling == MX:
-            factors = factors / _LEFT_OF_MX
+        factors = values_of(scale) / LEFT_OF_CODES
         if self._one_scale(scale):
             return values.mul_(factors)
         if factors.ndim == 1:

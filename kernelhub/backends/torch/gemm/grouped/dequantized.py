@@ -1,6 +1,6 @@
 """Rows and weights as float32, times their scales.
 
-Scales of e8m0 for 32 columns are multiplied in but for a factor (`LEFT`): the largest elements are beyond float32.
+Scales are multiplied in but for a factor (`LEFT`): the largest elements are beyond float32.
 
 Where a scale is for a span of columns, products are taken span by span in place: nothing is spread out to the size of
 the weights. fp4 is looked up a byte at a time, which holds two values.
@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
+from kernelhub.backends.torch.gemm.two_scales import LEFT_OF_CODES
 from kernelhub.ops import formats
+from kernelhub.ops.gemm.grouped.problem import BLOCKS, GROUPS
 from kernelhub.runtime.scratch import scratch
 
 E4M3 = torch.float8_e4m3fn
 _E8M0 = (torch.float8_e8m0fnu, torch.uint8)
-# So that 6 or 448 times 2^127 is finite; the least value over it is still a number of float32.
-LEFT = {"mxfp4": 2.0**3, "mxfp8": 2.0**9}
+# So that 6 or 448 times the largest scale is finite; the least value of mx over it is still a number of float32.
+LEFT = {"mxfp4": 2.0**3} | dict.fromkeys(("mxfp8", "tensor", "token", "channel", *GROUPS, *BLOCKS), LEFT_OF_CODES)
 
 
 def widened(tag: str, values: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.torch.gemm.grouped.dequantized import LEFT, floats, of_group, scaled_by_spans, unpacked, widened
+from kernelhub.backends.torch.gemm.two_scales import multiply_by_both
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4, GROUPS, SMALL, SPAN, GroupedGemmProblem
 from kernelhub.runtime.host import on_host
@@ -40,9 +41,15 @@ class PerGroup(GroupedGemmAdapter):
                 result = torch.mm(rows, b[group].T, out_dtype=torch.float32)
             else:
                 result = self._rows(rows, operands.a_scale, span) @ self._weights(operands, group).T
-            for factor in (operands.a_global_scale, operands.b_global_scale):
-                if factor is not None:
-                    result *= of_group(factor, group)
+            factors = [
+                of_group(factor, group)
+                for factor in (operands.a_global_scale, operands.b_global_scale)
+                if factor is not None
+            ]
+            if len(factors) == 2:
+                multiply_by_both(result, *factors)
+            elif factors:
+                result *= factors[0]
             if self._left != 1.0:
                 result *= self._left
             if operands.bias is not None:
@@ -57,7 +64,8 @@ class PerGroup(GroupedGemmAdapter):
             return values
         if kind in GROUPS or kind in SMALL:
             return scaled_by_spans(values, floats(scale[span]) / LEFT.get(kind, 1.0), SPAN.get(kind, BLOCK))
-        return values.mul_(scale.reshape(()) if kind == "tensor" else scale[span].reshape(-1, 1))
+        of_rows = scale.reshape(()) if kind == "tensor" else scale[span].reshape(-1, 1)
+        return values.mul_(of_rows / LEFT[kind])
 
     def _weights(self, operands: GroupedOperands, group: int) -> Tensor:
         """The weights of one group in float32, times their scales."""
@@ -70,8 +78,9 @@ class PerGroup(GroupedGemmAdapter):
             return scaled_by_spans(values, floats(scale[group]) / LEFT.get(kind, 1.0), SPAN[kind])
         if kind in BLOCKS:
             rows = floats(scale[group]).repeat_interleave(BLOCK, 0)[: self.problem.n]
-            return scaled_by_spans(values, rows, BLOCK)
-        return values.mul_(of_group(scale, group) if kind == "tensor" else scale[group].reshape(-1, 1))
+            return scaled_by_spans(values, rows / LEFT[kind], BLOCK)
+        of_columns = of_group(scale, group) if kind == "tensor" else scale[group].reshape(-1, 1)
+        return values.mul_(of_columns / LEFT[kind])
 
 
 def _spans(operands: GroupedOperands) -> list[tuple[int | slice, ...]]:

@@ -27,6 +27,7 @@ import triton.language as tl
 
 from kernelhub.backends.triton.formats import e4m3_to_float, e8m0_to_float
 from kernelhub.backends.triton.fp4 import product
+from kernelhub.backends.triton.two_scales import times_both
 
 # Strides stay specialised: whether they are divisible by 16 decides how much is moved at once.
 _VARYING = ["M", "row_step"]
@@ -242,12 +243,15 @@ def finished(
     LEFT: tl.constexpr,
 ):
     """What follows the product, or the sum of its parts: one part may be beyond float32 where all together are not."""
+    of_a = 1.0
     if A_FORMAT == "nvfp4":
-        acc *= tl.load(a_global)
+        of_a = tl.load(a_global)
+    elif A_FORMAT == "fp8":
+        of_a = tl.load(a_scale + m * row_step, m_there, other=0.0)[:, None]
     if B_FORMAT == "nvfp4":
-        acc *= tl.load(b_global)
-    if A_FORMAT == "fp8":
-        acc *= tl.load(a_scale + m * row_step, m_there, other=0.0)[:, None]
+        acc = times_both(acc, of_a, tl.load(b_global))
+    else:
+        acc *= of_a
     if LEFT != 1.0:
         acc *= LEFT
     if HAS_BIAS:

@@ -12,7 +12,7 @@ in float32 and added by `add_parts_kernel` in their order, so the same call give
 Before sm_89 there is no product of float8: bytes become the float16 that is 256 times smaller, exactly, and
 2^16 goes into the scale. So do weights beside activations of 16 bits (WEIGHT_ONLY), in their dtype, and 2^8 goes
 into the sums. Scales of 32 columns are multiplied into bfloat16 operands: powers of two, exact, of 256ths of the codes,
-since 448 x 2^127 is no number of bfloat16.
+since 448 x 2^127 is no number of bfloat16. Of two scales of a block 2^20 is left for the sum (`two_scales.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ import triton
 import triton.language as tl
 
 from kernelhub.backends.triton.formats import e4m3_scaled, e8m0_to_float
+from kernelhub.backends.triton.two_scales import LEFT_OF_BOTH, of_both, times_both
+
+_LEFT_OF_BOTH = tl.constexpr(LEFT_OF_BOTH)
 
 
 @triton.jit
@@ -176,7 +179,7 @@ def product_kernel(
             if SCALING == "block":
                 factors = _scale(b_scale_at, B_E8M0)
                 if not WEIGHT_ONLY:
-                    factors = _scale(a_scale_at, A_E8M0) * factors
+                    factors = of_both(_scale(a_scale_at, A_E8M0), factors)
                 acc += tl.dot(left, right) * factors
             elif NATIVE and not WEIGHT_ONLY:  # what Hopper adds up in 14 bits goes to float32 after each block
                 acc = tl.dot(left, right, acc, max_num_imprecise_acc=BLOCK_K)
@@ -190,9 +193,13 @@ def product_kernel(
             b_scale_at += groups * stride_bk_scale
 
     if SCALING == "row":
-        if not WEIGHT_ONLY:
-            acc *= tl.load(a_scale + row * stride_am_scale)
-        acc *= tl.load(b_scale + column * stride_bn_scale)
+        of_columns = tl.load(b_scale + column * stride_bn_scale)
+        if WEIGHT_ONLY:
+            acc *= of_columns
+        else:
+            acc = times_both(acc, tl.load(a_scale + row * stride_am_scale), of_columns)
+    if SCALING == "block" and not WEIGHT_ONLY:
+        acc *= _LEFT_OF_BOTH
     if WEIGHT_ONLY:
         acc *= 256.0
     elif SCALING == "mx" or not NATIVE:

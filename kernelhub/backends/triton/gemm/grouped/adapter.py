@@ -13,8 +13,9 @@ from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.backends.triton.planes import DecodedPlanes, Planes, wide, words
 from kernelhub.backends.triton.requirements import has_float8
+from kernelhub.backends.triton.two_scales import LEFT_OF_BOTH
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
-from kernelhub.ops.gemm.grouped.problem import FP4, FP8, SMALL, GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.problem import BLOCKS, FP4, FP8, SMALL, GroupedGemmProblem
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
@@ -63,8 +64,9 @@ class Grouped(GroupedGemmAdapter):
             "HAS_A_GLOBAL": problem.a_global_scale,
             "HAS_GLOBAL": problem.global_scale,
             "HAS_BIAS": problem.bias,
-            # Each operand is decoded to a 256th.
-            "FACTOR": 65536.0 if mx or (fp8 and not native) else left_of(form, rows, ptx) * self._decoded_planes.left,
+            # Each operand is decoded to a 256th, and two scales of blocks are multiplied over a power of two.
+            "FACTOR": (65536.0 if mx or (fp8 and not native) else left_of(form, rows, ptx) * self._decoded_planes.left)
+            * (LEFT_OF_BOTH if problem.b_scale in BLOCKS else 1.0),
             "PRECISION": "ieee",
             "GROUP_M": _GROUP_M,
         }

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from kernelhub.backends.triton.formats import e2m1_to_float, e4m3_scaled, e4m3_to_float, e8m0_to_float
 from kernelhub.backends.triton.fp4 import product
+from kernelhub.backends.triton.two_scales import of_both, times_both
 
 _VARYING = [
     "rows",
@@ -224,7 +225,7 @@ def grouped_gemm_kernel(
                         s_at = b_scale + group * stride_bsg + (n_tile * BLOCK_N // 128) * stride_bsn + step * stride_bsk
                         s = scale_values(tl.load(s_at), B_SCALE_FORMAT)
                         t_at = a_scale + group * stride_asg + row * stride_asm + step * stride_ask
-                        t = scale_values(tl.load(t_at), A_SCALE_FORMAT) * s
+                        t = of_both(scale_values(tl.load(t_at), A_SCALE_FORMAT), s)
                         acc += part * (t[None, :] if SWAP else t[:, None])
                     else:
                         s_at = b_scale + group * stride_bsg + column * stride_bsn + step * stride_bsk
@@ -251,18 +252,27 @@ def grouped_gemm_kernel(
             acc = tl.trans(acc)
         if FORMAT == "e4m3" and FACTOR != 1.0:
             acc *= FACTOR
+        of_a = 1.0
+        of_b = 1.0
         if A_SCALE == "tensor":
-            acc *= tl.load(a_scale)
+            of_a = tl.load(a_scale)
         elif A_SCALE == "token":
-            acc *= tl.load(a_scale + group * stride_asg + row * stride_asm)[:, None]
+            of_a = tl.load(a_scale + group * stride_asg + row * stride_asm)[:, None]
+        elif HAS_A_GLOBAL:
+            of_a = tl.load(a_global + group * stride_a_global)
         if B_SCALE == "tensor":
-            acc *= tl.load(b_scale + group * stride_bsg)
+            of_b = tl.load(b_scale + group * stride_bsg)
         elif B_SCALE == "channel":
-            acc *= tl.load(b_scale + group * stride_bsg + column * stride_bsn)[None, :]
-        if HAS_A_GLOBAL:
-            acc *= tl.load(a_global + group * stride_a_global)
-        if HAS_GLOBAL:
-            acc *= tl.load(b_global + group * stride_global)
+            of_b = tl.load(b_scale + group * stride_bsg + column * stride_bsn)[None, :]
+        elif HAS_GLOBAL:
+            of_b = tl.load(b_global + group * stride_global)
+        if (A_SCALE == "tensor" or A_SCALE == "token") or HAS_A_GLOBAL:
+            if (B_SCALE == "tensor" or B_SCALE == "channel") or HAS_GLOBAL:
+                acc = times_both(acc, of_a, of_b)
+            else:
+                acc *= of_a
+        else:
+            acc *= of_b
         if FORMAT != "e4m3" and FACTOR != 1.0:
             acc *= FACTOR
         if HAS_BIAS:
