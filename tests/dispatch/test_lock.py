@@ -223,6 +223,27 @@ class TestFails:
         with pytest.raises(NoKernel, match="load_failed: importing kernelhub_test_absent raised ModuleNotFoundError"):
             call()
 
+    def test_it_needs_no_evidence_where_it_stands_in_a_lock(self, lock):
+        kernelhub.register_backend(
+            SimpleNamespace(
+                BACKEND=Backend("fresh", ""),
+                KERNELS=(
+                    Kernel(
+                        op="attention",
+                        name="fresh.kernel",
+                        target="kernelhub.backends.torch.attention.blocked:Blocked",
+                        summary="",
+                        band=Band.PLUGIN,
+                        constraints=(anything(*AttentionProblem.__dataclass_fields__),),
+                        features=frozenset({"causal"}),
+                    ),
+                ),
+            )
+        )
+        assert verdict().selected != "fresh.kernel"
+        lock("fresh.kernel")
+        assert verdict().selected == "fresh.kernel"
+
     def test_a_kernel_that_is_no_more_is_told(self, lock):
         lock("oldlib.kernel")
         with pytest.raises(NoKernel, match=r"holds oldlib\.kernel, and no kernel of that name is registered"):
