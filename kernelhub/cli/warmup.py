@@ -11,6 +11,7 @@ import kernelhub
 from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.served_model import add_model, served
+from kernelhub.cli.verify import seconds
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.apart import all_apart
 from kernelhub.ops.models.problems import PHASES
@@ -19,7 +20,7 @@ from kernelhub.warming.bar import bar
 from kernelhub.warming.counts import DEFAULT
 from kernelhub.warming.outcome import WarmUp
 from kernelhub.warming.there import Listed, list_wanted
-from kernelhub.warming.warmup import CONTEXT_LEN, MAX_CONTEXT_LEN
+from kernelhub.warming.warmup import CONTEXT_LEN, MAX_CONTEXT_LEN, VERIFY_BUDGET_S
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -37,7 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         "--max-context-len", metavar="TOKENS", type=int, default=MAX_CONTEXT_LEN, help="the longest sequence served"
     )
     parser.add_argument("--jobs", metavar="N", type=int, help="processes that compile (default: as memory allows)")
-    parser.add_argument("--no-verify", action="store_true", help="do not hold the chosen kernels against references")
+    parser.add_argument("--no-verify", action="store_true", help="do not hold kernels against references")
+    parser.add_argument(
+        "--verify-budget-s",
+        metavar="SECONDS",
+        type=seconds,
+        default=VERIFY_BUDGET_S,
+        help=f"most time for kernels that would be first and are not verified here (default: {VERIFY_BUDGET_S:g})",
+    )
     parser.add_argument("--build", action="store_true", help="build kernels that take minutes to compile, too")
     parser.add_argument(
         "--timeout-s",
@@ -75,6 +83,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
                 max_context_len=arguments.max_context_len,
                 jobs=arguments.jobs,
                 verify=not arguments.no_verify,
+                verify_budget_s=arguments.verify_budget_s,
                 build=arguments.build,
                 progress=progress,
                 timeout_s=arguments.timeout_s,
@@ -99,6 +108,8 @@ def _show(done: WarmUp, console: Console) -> None:
         console.line(f"{item.op}, {item.label}: {item.reason}")
     for op, kernel, reason in done.quarantined:
         console.line(f"{op} {kernel} is quarantined, the next best is taken: {reason}")
+    for earning in done.earned:
+        console.line(str(earning))
     for op, kernel, reason in done.unverified:
         console.line(f"{op} {kernel} is not verified: {reason}")
     for note in done.notes:
