@@ -19,6 +19,7 @@ ACTS = {
     "d_wrong": "spoil = True",
     "e_wrong_beyond_20_tokens": "spoil = q.shape[-3] > 20",
     "f_wrong_after_other_calls": "calls = globals().setdefault('calls', []); calls.append(1); spoil = len(calls) > 6",
+    "f_wrong_beyond_140_tokens": "spoil = q.shape[-3] > 140",  # which are more than those of the op's own cases
     "g_right": "",
     "h_right_too": "",
 }

@@ -193,8 +193,8 @@ class TestWrongKernels:
         assert not trust.covered(facts_of_cpu())[("attention", "vendor.e_wrong_beyond_20_tokens")]
 
     def test_the_op_s_own_cases_do_not_lift_what_was_wrong_at_a_model_s_sizes(self, install) -> None:
-        install("e_wrong_beyond_20_tokens")
-        verify("e_wrong_beyond_20_tokens")
+        install("f_wrong_beyond_140_tokens")
+        kernelhub.verify("attention", backend="vendor", facets=CLASS, token_counts=[17, 150], device="cpu")
         HUB.forget_evidence()
         found = kernelhub.verify("attention", backend="vendor", device="cpu", quick=True, budget_s=1.0, apart=False)
         assert [check.case[:7] for check in found.results[0].failures] == ["serving"]
