@@ -22,6 +22,7 @@ from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import DeviceLost, Subject
+from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, keep, kept_of, now
 from kernelhub.evidence.results import IN_SERVICE, Check, Result, Verification, is_of_serving
@@ -135,8 +136,6 @@ def _verify_class(
     token_counts: Sequence[int] | None,
 ) -> Verification:
     """Hold kernels against the reference on one problem class."""
-    from kernelhub.evidence.earn import BUDGET_S, earn
-
     if op is None:
         raise ConfigurationError("verify: facets and token_counts are those of one op; name it")
     function = HUB.function(op) if isinstance(op, str) else op

@@ -12,9 +12,11 @@ import kernelhub
 from kernelhub.cli import machine_facts
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.dispatch.standing import published
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from tests.backends.deep_gemm_copies import FAKE
 from tests.conftest import DEVICE
+from tests.dispatch.backends import record, register
 
 
 def facts(answer, status=None):
@@ -240,6 +242,25 @@ class TestKnownDefects:
 
     def test_those_of_what_is_not_installed_or_of_other_devices_are_not(self, ask, monkeypatch):
         assert self.told(ask, monkeypatch, {}) == {}
+
+
+class TestTrust:
+    def test_what_would_be_first_is_summed_up_with_the_command(self, ask):
+        stated = published("cpu", evidence="https://example.com/fast", figure="2.1x")
+        register("vendor", record("vendor.fast", standings=(stated,)))
+        fact = about(ask("doctor", "--json"), "would be first")
+        assert "vendor.fast would be first on" in fact["what"]
+        assert "for plain calls of attention the next best kernel runs" in fact["meaning"]
+        assert "kernelhub warmup --model NAME" in fact["remedy"]
+        assert "kernelhub verify attention --backend vendor.fast" in fact["remedy"]
+
+    def test_what_was_verified_here_is_counted(self, ask, tmp_path, monkeypatch):
+        monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path))
+        kernelhub.reload()
+        facets = {"num_q_heads": 2, "num_kv_heads": 2, "head_dim_qk": 16, "head_dim_vo": 16}
+        kernelhub.verify("attention", backend="torch.blocked", facets=facets, token_counts=[1, 17], device="cpu")
+        fact = about(ask("doctor", "--json"), "problem classes")
+        assert fact["what"].startswith("1 kernels verified for 1 problem classes on")
 
 
 class TestADriverThatTorchCannotUse:
