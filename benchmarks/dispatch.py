@@ -112,7 +112,8 @@ def measure_calls() -> dict[str, dict[str, float]]:
         "sl": torch.ones(8, dtype=torch.int32, device=device),
         "out": torch.empty_like(q),
         "out4": torch.empty_like(q).unsqueeze(1),
-        "kv4": torch.zeros(8, 64, 8, 128, dtype=torch.bfloat16, device=device),
+        "k4": torch.zeros(8, 64, 8, 128, dtype=torch.bfloat16, device=device),
+        "v4": torch.zeros(8, 64, 8, 128, dtype=torch.bfloat16, device=device),
         "shape": q.shape,
         "forget": kernelhub.attention.op._forget,
     }
@@ -137,7 +138,7 @@ def measure_calls() -> dict[str, dict[str, float]]:
         names,
     )
     rare = time_statements(
-        {"cached": "dense(q4, kv4, kv4, out=out4)", "miss": "forget(); dense(q4, kv4, kv4, out=out4)"}, names
+        {"cached": "dense(q4, k4, v4, out=out4)", "miss": "forget(); dense(q4, k4, v4, out=out4)"}, names
     )
     handle.remove()
     HUB.forget_report()
