@@ -19,9 +19,9 @@ from kernelhub.dispatch.work import JOURNAL
 watch_log = logging.getLogger("kernelhub.watch")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Bound:
-    """A selection made ready: the adapter's instance and the function that a call runs.
+    """A selection made ready: the adapter's instance and the function that a call runs; nothing of it changes.
 
     Attributes:
         selection: the verdict it came from.

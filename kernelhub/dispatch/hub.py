@@ -326,6 +326,7 @@ class Hub:
             self._policies.clear()
             for forget in self._caches:
                 forget()
+            self.ledger.settle()
 
     def forget_evidence(self) -> None:
         """Choose anew with what the store of evidence says now."""

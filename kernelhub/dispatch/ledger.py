@@ -23,6 +23,7 @@ from kernelhub.dispatch.work import JOURNAL
 
 _REASONS = 64  # for one problem; what else was said for it is counted together
 _MORE = "asked for in many other ways, counted together"
+_WAITING = 4  # ended selections that wait to be added up: a change of what is chosen by does that, seldom a choice
 
 
 class _Counted(weakref.ref[Bound]):
@@ -93,7 +94,7 @@ class Ledger:
         made = _Counted(bound, self._ended.append)
         made.selection, made.counter, made.adapter = bound.selection, bound.counter, id(bound.adapter)
         with self._guard:
-            if self._ended:
+            if len(self._ended) >= _WAITING:
                 self._settle()
             self._alive[made.adapter] = made
             if self._unreported.now:
@@ -102,6 +103,11 @@ class Ledger:
             made.place = self._place
             self._counted[made.place] = made
             self._place += 1
+
+    def settle(self) -> None:
+        """Let go of selections that nothing else holds any more."""
+        with self._guard:
+            self._settle()
 
     def _settle(self) -> None:
         """Add up the calls of selections that nothing holds any more."""

@@ -138,7 +138,7 @@ class Policy:
 
     def request_for(self, op: str) -> Wish | None:
         """The explicit choice that decides for `op`, or None if nothing explicit was said."""
-        return next((wish for wish in self.requests if wish.concerns(op)), None)
+        return next((wish for wish in self.requests if wish.concerns(op)), None) if self.requests else None
 
     def preferences_for(self, op: str) -> tuple[Wish, ...]:
         """The soft wishes that concern `op`, strongest first."""
@@ -153,7 +153,7 @@ class Policy:
 
     def fixes(self) -> bool:
         """Does something stand fixed for the problem that this policy is about?"""
-        return any(wish.fixed for wish in self.requests)
+        return bool(self.requests) and any(wish.fixed for wish in self.requests)
 
     def removing(self, op: str, kernel: Kernel) -> list[Wish]:
         """The wishes by which a kernel of `op` may not run."""
@@ -172,7 +172,8 @@ class Policy:
         """The same policy without wishes that are about other problems, and with what stands fixed for this one."""
         if self.held:
             return self.fixing(problem).about(problem, machine)
-        if not any(wish.where for wish in (*self.requests, *self.prefers, *self.disables)):
+        said = (*self.requests, *self.prefers, *self.disables)
+        if not said or not any(wish.where for wish in said):
             return self
 
         def kept(wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:

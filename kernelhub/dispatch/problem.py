@@ -13,6 +13,7 @@ a layout, a bit or a size *bucket*; never a token count. Facets are of three kin
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -133,6 +134,9 @@ class Schema:
             )
         self.structural = frozenset(name for name, item in self.facets.items() if not item.semantic and not item.layout)
         self._semantic = tuple((item.name, item.neutral) for item in self.facets.values() if item.semantic)
+        names = [name for name, _ in self._semantic]
+        self._values: Callable[[Any], Any] = operator.attrgetter(*names) if names else tuple
+        self._neutral = tuple(neutral for _, neutral in self._semantic)
         self.features = frozenset(
             feature_name(item.name, value) for item in self.facets.values() if item.semantic for value in item.values
         )
@@ -150,6 +154,8 @@ class Schema:
 
     def features_used(self, problem: Problem) -> list[str]:
         """Names of the features that `problem` asks for."""
+        if not self._neutral or self._values(problem) == self._neutral:
+            return []
         used = []
         for name, neutral in self._semantic:
             value = getattr(problem, name)

@@ -12,7 +12,7 @@ from functools import partial
 
 from kernelhub.dispatch.candidates import Candidates
 from kernelhub.dispatch.constraint import Rejection
-from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.dispatch.lineup import lineup_of
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import Line
@@ -22,6 +22,8 @@ from kernelhub.dispatch.reasons import Question, can_run, reasons
 from kernelhub.dispatch.selection import Decision, Selection
 from kernelhub.dispatch.standing import UNTRUSTED
 from kernelhub.dispatch.tuned import TUNED, Tuned
+
+_OF_BAND = {band: f"highest band: {band.name.lower()}" for band in Band}
 
 
 def select(
@@ -56,7 +58,11 @@ def select(
     if tuned is not None:
         ranking = tuned.ranked(ranking)
     order = as_wished(op, ranking, policy)
-    chosen = next((kernel for kernel in order if can_run(asked, kernel)), None)
+    chosen = None
+    for kernel in order:
+        if can_run(asked, kernel):
+            chosen = kernel
+            break
     request = policy.request_for(op)
     if request is not None:
         source, because = request.source, request.origin
@@ -100,14 +106,14 @@ def _soft_source(
     """Who decided when nothing explicit was said: the strongest wish that means the winner, times, or the heuristic."""
     if chosen is None:
         return "band", "no kernel can run"
-    wish = next((wish for wish in wishes if wish.means(chosen)), None)
+    wish = next((wish for wish in wishes if wish.means(chosen)), None) if wishes else None
     if wish is not None:
         return wish.source, f"preferred by {wish.origin}"
     if tuned is not None and chosen.name in tuned.because:
         return TUNED, tuned.because[chosen.name]
     if line is not None and chosen.name in line.kernels:
         return "order", f"first able in {_order_of(line, chosen)}"
-    return "band", f"highest band: {chosen.band.name.lower()}"
+    return "band", _OF_BAND[chosen.band]
 
 
 def _order_of(line: Line, chosen: Kernel) -> str:

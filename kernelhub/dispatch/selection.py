@@ -55,7 +55,7 @@ class Decision(NamedTuple):
         return plain
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Selection(Generic[ProblemT]):
     """The answer for one problem.
 
@@ -83,6 +83,31 @@ class Selection(Generic[ProblemT]):
     overruled: tuple[str, ...]
     tell: Callable[[], tuple[Decision, ...]]
     assumed: str = ""
+
+    def __init__(
+        self,
+        op: str,
+        problem: ProblemT,
+        kernel: Kernel | None,
+        source: str,
+        because: str,
+        explicit: bool,
+        overruled: tuple[str, ...],
+        tell: Callable[[], tuple[Decision, ...]],
+        assumed: str = "",
+    ) -> None:
+        # What a frozen dataclass writes takes a call for each attribute, at every choice.
+        self.__dict__.update(
+            op=op,
+            problem=problem,
+            kernel=kernel,
+            source=source,
+            because=because,
+            explicit=explicit,
+            overruled=overruled,
+            tell=tell,
+            assumed=assumed,
+        )
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:

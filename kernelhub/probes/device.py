@@ -42,6 +42,18 @@ class DeviceFacts:
     shared_memory_bytes: int = 0
     simulated: bool = False
 
+    def __hash__(self) -> int:
+        """Reckoned once: every choice asks for it several times."""
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = hash(dataclasses.astuple(self))
+            object.__setattr__(self, "_hash", known)
+        return known
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the hash, which another process reckons otherwise."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
     @property
     def family(self) -> str:
         """Generation that order lines and tile tables speak of: ``"hopper"``, ``"cpu"``, ..."""
@@ -122,9 +134,14 @@ def facts(device: torch.device) -> DeviceFacts:
 
 def facts_of(index: int) -> DeviceFacts:
     """The same by the index of a GPU, or -1 for the CPU, as `Tensor.get_device` gives it."""
+    return facts(_device(index))
+
+
+@functools.cache
+def _device(index: int) -> torch.device:
     import torch
 
-    return facts(torch.device("cpu") if index < 0 else torch.device("cuda", index))
+    return torch.device("cpu") if index < 0 else torch.device("cuda", index)
 
 
 def _cuda_facts(device: torch.device) -> DeviceFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -134,6 +135,13 @@ class TestDevice:
     def test_facts_may_be_written_out(self) -> None:
         future = DeviceFacts("a future GPU", "cuda", "nvidia", "sm_200", (20, 0), 300, 1 << 20, simulated=True)
         assert future.family == "unknown"
+
+    def test_facts_that_were_kept_by_hash_are_sent_to_other_processes_without_it(self) -> None:
+        one, other = (DeviceFacts("a GPU", "cuda", "nvidia", "sm_90", (9, 0)) for _ in range(2))
+        assert {one: "kept"}[other] == "kept"
+        sent = DeviceFacts("a GPU", "cuda", "nvidia", "sm_90", (9, 0))
+        assert pickle.dumps(one) == pickle.dumps(sent)
+        assert pickle.loads(pickle.dumps(one)) == sent
 
     def test_the_cpu_s_facts_are_its_own(self) -> None:
         facts = device.facts(torch.device("cpu"))

@@ -24,6 +24,7 @@ from kernelhub.evidence.tuning.tables import FORMAT, Plain
 from kernelhub.probes.device import DeviceFacts
 
 _Place = tuple[Path, Plain]  # an entry, and where it stands
+_NOT_ASKED: Any = object()
 
 
 def table_of(device: DeviceFacts, files: Sequence[str]) -> MeasuredTable:
@@ -50,11 +51,12 @@ class MeasuredTable:
         """What was measured for a problem, if that holds."""
         if not self._of_op(op):
             return None
-        where = op, facets_of(problem)
-        if where not in self._found:
-            entry = self._entry(op, key_of(where[1]), [])
-            self._found[where] = None if entry is None else entry.tuned()
-        return self._found[where]
+        where = op, problem  # to tell its facets takes a microsecond, and to look one up half of one
+        found: Tuned | None = self._found.get(where, _NOT_ASKED)
+        if found is _NOT_ASKED:
+            entry = self._entry(op, key_of(facets_of(problem)), [])
+            found = self._found[where] = None if entry is None else entry.tuned()
+        return found
 
     def entries(self, misses: list[Miss] | None = None) -> Iterator[Entry]:
         """Every entry that holds, for reports; why others do not is added to `misses`."""

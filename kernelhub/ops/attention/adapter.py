@@ -217,8 +217,10 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
         self.problem = problem
         # dtype, and the last dimensions, of each operand
         self._q = (getattr(torch, problem.q_dtype), (problem.num_q_heads, problem.head_dim_qk))
-        self._k = (getattr(torch, problem.kv_dtype), (*problem.kv_dims, problem.head_dim_qk))
-        self._v = (getattr(torch, problem.kv_dtype), (*problem.kv_dims, problem.head_dim_vo))
+        kv_dims: tuple[int, ...] = problem.kv_dims
+        kv_dtype: torch.dtype = getattr(torch, problem.kv_dtype)
+        self._k = (kv_dtype, (*kv_dims, problem.head_dim_qk))
+        self._v = (kv_dtype, (*kv_dims, problem.head_dim_vo))
 
     def begin(self, step: StepT) -> None:
         """Plan for one step on the host, if the kernel has to."""

@@ -236,21 +236,23 @@ def check_operands(
         out_shape: shape that `out` must have.
     """
     _, k_name, v_name = names
-    if q.dtype not in _FLOATS:
-        refuse(op, "q", f"has dtype {dtype_name(q.dtype)}", "give float32, float16 or bfloat16")
-    if k.dtype is not q.dtype and k.dtype is not _FP8:
-        refuse(op, k_name, f"has dtype {dtype_name(k.dtype)}", f"give {dtype_name(q.dtype)} as q, or {FP8}")
+    dtype, kv_dtype = q.dtype, k.dtype
+    if dtype not in _FLOATS:
+        refuse(op, "q", f"has dtype {dtype_name(dtype)}", "give float32, float16 or bfloat16")
+    if kv_dtype is not dtype and kv_dtype is not _FP8:
+        refuse(op, k_name, f"has dtype {dtype_name(kv_dtype)}", f"give {dtype_name(dtype)} as q, or {FP8}")
     check_alike(op, q, ((k_name, k), (v_name, v)))
-    if k.dtype is _FP8 and k_scale is None:
+    if kv_dtype is _FP8 and k_scale is None:
         refuse(
             op,
             "k_scale",
             f"is None with an fp8 {k_name}",
             "give k_scale and v_scale, 1.0 if nothing was scaled",
         )
-    if k.dtype is not _FP8 and k_scale is not None:
-        refuse(op, "k_scale", f"is given with a {dtype_name(k.dtype)} {k_name}", "scales belong to an fp8 KV")
-    num_q_heads, head_dim = q.shape[-2], q.shape[-1]
+    if kv_dtype is not _FP8 and k_scale is not None:
+        refuse(op, "k_scale", f"is given with a {dtype_name(kv_dtype)} {k_name}", "scales belong to an fp8 KV")
+    *_, num_q_heads, head_dim = q.shape
+    k_width, v_width = k.shape[-1], v.shape[-1]
     if num_kv_heads == 0 or num_q_heads % num_kv_heads:
         refuse(
             op,
@@ -258,18 +260,23 @@ def check_operands(
             f"has {num_q_heads} heads, {k_name} has {num_kv_heads}",
             f"the heads of q must be a multiple of those of {k_name}",
         )
-    for name, width in (("q", head_dim), (k_name, k.shape[-1]), (v_name, v.shape[-1])):
+    for name, width in (("q", head_dim), (k_name, k_width), (v_name, v_width)):
         if width == 0:
             refuse(op, name, "has head width 0", "give heads of one element or more")
-    if k.shape[-1] != head_dim:
-        refuse(op, k_name, f"has head width {k.shape[-1]}", f"q has {head_dim}")
+    if k_width != head_dim:
+        refuse(op, k_name, f"has head width {k_width}", f"q has {head_dim}")
     dims = num_q_heads, head_dim
-    features = causal, window, softcap, sinks, softmax_scale, k_scale, v_scale, return_lse
-    _, values = features_of(op, dims, num_kv_heads, False, *features)
-    check_extras(op, q, values)
+    read = {"q": q, k_name: k, v_name: v}
+    if not (
+        causal is return_lse is False
+        and window is softcap is sinks is softmax_scale is k_scale is v_scale is None  # as most calls
+    ):
+        features = causal, window, softcap, sinks, softmax_scale, k_scale, v_scale, return_lse
+        _, values = features_of(op, dims, num_kv_heads, False, *features)
+        check_extras(op, q, values)
+        read |= {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
     if out is not None:
-        read = {"q": q, k_name: k, v_name: v, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
-        check_destination(op, "out", out, out_shape, q.dtype, q.device, read)
+        check_destination(op, "out", out, out_shape, dtype, q.device, read)
     refuse_grad(op, names, (q, k, v))
 
 

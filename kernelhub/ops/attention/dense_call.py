@@ -91,8 +91,9 @@ def check(
             refuse(NAME, parameter, f"has shape {list(tensor.shape)}", f"give {wanted}")
     check_bound(NAME, "max_seqlen_q", max_seqlen_q)
     check_bound(NAME, "max_seqlen_k", max_seqlen_k)
-    check_shapes(q.shape, k.shape, v.shape)
-    out_shape = (*q.shape[:-1], v.shape[-1])
+    shape, v_shape = q.shape, v.shape
+    check_shapes(shape, k.shape, v_shape)
+    out_shape = shape if v_shape[-1] == shape[-1] else (*shape[:-1], v_shape[-1])
     features = causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse
     check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], *features, out, out_shape)
 
@@ -105,7 +106,7 @@ def refuse_half(cu_seqlens_q: Tensor | None) -> None:
 
 def check_shapes(q_shape: Sequence[int], k_shape: Sequence[int], v_shape: Sequence[int]) -> None:
     """k and v agree in all but width, and with q in the batch."""
-    if k_shape[:-1] != v_shape[:-1]:
+    if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
         refuse(NAME, "v", f"has shape {list(v_shape)}", f"k has {list(k_shape)}; all but D agree")
     if len(q_shape) == 4 and q_shape[0] != k_shape[0]:
         refuse(NAME, "k", f"has a batch of {k_shape[0]}", f"q has {q_shape[0]}")
@@ -269,7 +270,7 @@ def bind(
                     failed(compute, error)
                     raise
             out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
-        else:
+        elif ragged or not checked:  # a batched call has no metadata, and its check looked at all of this
             read: list[Any] = [q, k, v]
             if cu_seqlens_q is not None and cu_seqlens_k is not None:
                 read += [cu_seqlens_q, cu_seqlens_k]

@@ -99,18 +99,19 @@ def check(
                 f"has shape {list(cache.shape)}",
                 f"give {wanted} for kv_layout={kv_layout!r}",
             )
-    if k_cache.shape[:3] != v_cache.shape[:3]:
+    shape, k_shape, v_shape = q.shape, k_cache.shape, v_cache.shape
+    if k_shape != v_shape and k_shape[:3] != v_shape[:3]:
         refuse(
             NAME,
             "v_cache",
             f"has shape {list(v_cache.shape)}",
             f"k_cache has {list(k_cache.shape)}; all but D agree",
         )
-    if 0 in k_cache.shape[1:]:
+    if 0 in k_shape[1:]:
         refuse(NAME, "k_cache", f"has shape {list(k_cache.shape)}", "a page holds at least one token of one head")
     check_bound(NAME, "max_seqlen_q", max_seqlen_q)
-    num_kv_heads = k_cache.shape[2 if kv_layout == NHD else 1]
-    out_shape = (*q.shape[:-1], v_cache.shape[-1])
+    num_kv_heads = k_shape[2 if kv_layout == NHD else 1]
+    out_shape = shape if v_shape[-1] == shape[-1] else (*shape[:-1], v_shape[-1])
     features = causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse
     names = "q", "k_cache", "v_cache"
     check_operands(NAME, names, q, k_cache, v_cache, num_kv_heads, *features, out, out_shape)
