@@ -22,6 +22,7 @@ from kernelhub.dispatch.constraint import AnyOf, OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.runtime import operators
+from tests.backends.fake.addresses import check_small
 from tests.dispatch.backends import EVERYWHERE
 
 E4M3 = torch.float8_e4m3fn
@@ -101,8 +102,7 @@ def cutlass_scaled_mm(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_sca
     assert (m, n) == (a.shape[0], b.shape[1])
     assert a_scales.dtype is b_scales.dtype is torch.float32
     if a_scales.numel() in (1, m) and b_scales.numel() in (1, n):
-        assert a_scales.is_contiguous()
-        assert b_scales.is_contiguous()
+        check_small(a_scales, b_scales)
         made = (a.double() @ b.double()) * a_scales.double().reshape(-1, 1) * b_scales.double().reshape(1, -1)
     else:
         assert bias is None
@@ -132,6 +132,7 @@ def cutlass_scaled_fp4_mm(out: Tensor, a: Tensor, b: Tensor, a_sf: Tensor, b_sf:
     assert a.dtype is b.dtype is torch.uint8
     assert a_sf.dtype is b_sf.dtype is E4M3
     assert alpha.dtype is torch.float32
+    check_small(alpha)
     assert alpha.numel() == 1
     m, n, k = a.shape[0], b.shape[0], 2 * a.shape[1]
     assert n % 32 == k % 32 == 0
@@ -155,7 +156,7 @@ def cutlass_fp4_group_mm(out, a, b, a_sf, b_sf, alphas, problem_sizes, expert_of
     assert a_sf.dtype is b_sf.dtype is E4M3
     assert alphas.dtype is torch.float32
     assert alphas.shape == (b.shape[0],)
-    assert alphas.is_contiguous()
+    check_small(alphas)
     _groups(out, a, b, a_sf.double(), b_sf.double(), alphas, (problem_sizes, expert_offsets, sf_offsets), 16)
 
 

@@ -6,6 +6,7 @@ import torch
 
 from tests.backends import flashinfer_codes_fake as of_codes
 from tests.backends import flashinfer_mixed_fake as mixed
+from tests.backends.fake.addresses import check_small
 
 E4M3 = torch.float8_e4m3fn
 
@@ -64,6 +65,7 @@ def cutlass_fused_moe(
     fc1 = fc2 = None
     if static:
         fc1, quant, fc2, dequant = quant_scales
+        check_small(*quant_scales)
         assert fc1.shape == fc2.shape == (experts,)
         assert quant.ndim == dequant.ndim == 0
     else:

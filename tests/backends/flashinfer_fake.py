@@ -26,6 +26,7 @@ from tests.backends import flashinfer_trtllm_fake as trtllm
 from tests.backends.fake import flashinfer_cudnn as of_cudnn
 from tests.backends.fake import flashinfer_cutlass as cutlass
 from tests.backends.fake import flashinfer_trtllm as blackwell
+from tests.backends.fake.addresses import check_small
 from tests.backends.fake.flashinfer_attention import attend, check_out, check_rows, paged
 
 _ADAPTERS = (
@@ -185,6 +186,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         sinks: Tensor | None = None,
     ) -> Any:
         k, v = paged_kv_cache
+        check_small(sinks)
         starts, page_starts, indices, last = self._plan
         check_rows(q, k, v)
         assert k.stride() == v.stride(), "read by one set of strides"
@@ -225,7 +227,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         assert planned_scale == sm_scale
         assert sink.dtype is torch.float32
         assert sink.shape == (self._heads[0],)
-        assert sink.is_contiguous()
+        check_small(sink)
         self._sink = sink
         return super().run(q, paged_kv_cache, out)
 
@@ -396,7 +398,8 @@ def xqa_batch_decode_with_kv_cache(
     assert query.is_contiguous()
     assert block_tables.is_contiguous()
     assert block_tables.dtype is seq_lens.dtype is torch.int32
-    assert sinks is None or (sinks.dtype is torch.float32 and sinks.is_contiguous())
+    assert sinks is None or sinks.dtype is torch.float32
+    check_small(sinks)
     assert not workspace_buffer[: 8 << 20].any(), "semaphores are zero"
     workspace_buffer[8 << 20 : (8 << 20) + 64] = 77
     page_size = k.shape[2 if kv_layout == "HND" else 1]

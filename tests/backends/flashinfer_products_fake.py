@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tests.backends.fake.addresses import check_small
+
 E4M3 = torch.float8_e4m3fn
 
 
@@ -74,6 +76,7 @@ def fp8_gemm_sm100(a, b, scale_a, scale_b, out, workspace_buffer, runner_names) 
     assert all(size % 16 == 0 for size in b.shape[1:])
     assert scale_a.numel() == scale_b.numel() == 1
     assert scale_a.dtype is scale_b.dtype is torch.float32
+    check_small(scale_a, scale_b)
     assert out.dtype in (torch.bfloat16, torch.float16)
     assert workspace_buffer.numel() == 32 << 20
     out.copy_((a.float() @ b.float()) * scale_a * scale_b)
@@ -93,6 +96,7 @@ def mm_fp4(
     assert use_nvfp4 or backend == "cudnn"
     if use_nvfp4:
         assert alpha.shape == (1,)
+        check_small(alpha)
         assert alpha.dtype is torch.float32
     else:
         assert alpha is None

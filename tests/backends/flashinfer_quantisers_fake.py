@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import from_e8m0, to_e2m1, to_e4m3, to_e8m0_up
+from tests.backends.fake.addresses import check_small
 from tests.backends.flashinfer_products_fake import E4M3
 
 LARGEST_LAUNCH = (1 << 31) - 1
@@ -22,6 +23,7 @@ def nvfp4_kv_dequant(fp4_data: Tensor, block_scales: Tensor, global_scale: Tenso
         assert tensor.ndim == 2
         assert tensor.is_contiguous(), "CHECK_INPUT"
     assert fp4_data.dtype is torch.uint8
+    check_small(global_scale)
     assert output.data_ptr() % 4 == fp4_data.data_ptr() % 2 == 0, "pairs are stored, and pairs of pairs loaded"
     assert output.dtype in (torch.float16, torch.bfloat16)
     rows, k = output.shape
@@ -84,6 +86,7 @@ def fp4_quantize(
     else:
         assert global_scale.dtype is torch.float32
         assert global_scale.shape == (1,)
+        check_small(global_scale)
         multiplied = reciprocal(global_scale) if is_global_scale_inversed else global_scale
         scale = to_e4m3(flushed(multiplied * flushed(size * sixth)))
         factor = reciprocal(flushed(scale.float() * reciprocal(multiplied)))
@@ -103,6 +106,7 @@ def nvfp4_kv_quant(input: Tensor, global_scale: Tensor, fp4_output: Tensor, bloc
     assert width % 16 == 0
     assert fp4_output.shape == (rows, width // 2)
     assert block_scales.shape == (rows, width // 16)
+    check_small(global_scale)
     assert global_scale.dtype is torch.float32
     assert global_scale.shape == (1,)
     assert rows * width <= LARGEST_LAUNCH, "int"

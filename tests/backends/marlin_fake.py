@@ -20,6 +20,7 @@ from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.constraint import OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from tests.backends.cutlass_fakes import packed, registered
+from tests.backends.fake.addresses import check_small
 from tests.dispatch.backends import EVERYWHERE
 
 SCHEMA = (  # vLLM 0.33.0, vllm/_C_stable_libtorch.abi3.so
@@ -71,6 +72,7 @@ def marlin_gemm(
     elif scales.dtype is E4M3:
         assert scales.shape == (k // 16, n)
         assert global_scale is not None
+        check_small(global_scale)
         assert global_scale.dtype is torch.float32
         left = global_scale.flatten()[0]
     else:

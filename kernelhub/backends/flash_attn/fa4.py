@@ -16,6 +16,7 @@ from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter,
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+from kernelhub.runtime.operators import plain
 
 
 class FlashAttention4(FlashAdapter[ProblemT, StepT]):
@@ -26,7 +27,7 @@ class FlashAttention4(FlashAdapter[ProblemT, StepT]):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
     ) -> Tensor | None:
-        sinks = None if values.sinks is None else values.sinks.contiguous()
+        sinks = None if values.sinks is None else plain(values.sinks)
         features = _features(values) | {"learnable_sink": sinks, "num_splits": 1, "return_lse": wants_lse}
         with torch.cuda.device_of(q):  # it compiles for the current device and launches there
             if ends.max_seqlen_k is None:

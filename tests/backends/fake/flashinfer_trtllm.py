@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.backends.fake.addresses import check_small
 from tests.backends.fake.flashinfer_attention import attend, check_out, check_rows, paged
 
 
@@ -56,7 +57,8 @@ def trtllm_batch_context_with_kv_cache(
     assert block_tables.is_contiguous()
     assert (block_tables >= 0).all()
     assert causal or window_left < 0
-    assert sinks is None or (sinks.dtype is torch.float32 and sinks.is_contiguous())
+    assert sinks is None or sinks.dtype is torch.float32
+    check_small(sinks)
     _check_offsets(cum_seq_lens_q, cum_seq_lens_kv, seq_lens, max_q_len, max_kv_len)
     starts, page_size = cum_seq_lens_q.tolist(), k.shape[2 if kv_layout == "HND" else 1]
     for i, length in enumerate(seq_lens.tolist()):

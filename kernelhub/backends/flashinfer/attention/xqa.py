@@ -16,7 +16,7 @@ from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of,
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
-from kernelhub.runtime.operators import on_device_of
+from kernelhub.runtime.operators import on_device_of, plain
 
 
 class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
@@ -99,7 +99,7 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
                 bmm2_scale=1.0,
                 window_left=window_left,
                 out=out,
-                sinks=None if sinks is None else sinks.to(torch.float32).contiguous(),
+                sinks=None if sinks is None else plain(sinks.to(torch.float32)),
                 kv_layout=self.problem.kv_layout,
                 q_len_per_req=1,
                 **self._more,

@@ -28,7 +28,7 @@ def multiply(runner: str, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor
     direct = lies_whole(out)
     made = whole(out) if direct else out.new_empty(out.shape)
     room = scratch("flashinfer gemm", (_SCRATCH_BYTES,), torch.uint8, out.device)
-    scales = (a_scale.reshape(()), b_scale.reshape(()))
+    scales = (whole(a_scale.reshape(())), whole(b_scale.reshape(())))
     with on_device_of(out):
         fp8_gemm_sm100(whole(a), whole(b).transpose(1, 2), *scales, made, room, [runner])
     if not direct:

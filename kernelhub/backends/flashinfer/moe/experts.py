@@ -144,7 +144,7 @@ class ExpertsFp8(Experts):
         assert values.a1_scale is not None
         assert values.a2_scale is not None
         a1, a2 = values.a1_scale.reshape(()), values.a2_scale.reshape(())
-        return [w13.channel_scale[:, 0] * a1, a2.reciprocal(), w2.channel_scale[:, 0] * a2, a1]
+        return [w13.channel_scale[:, 0] * a1, a2.reciprocal(), w2.channel_scale[:, 0] * a2, whole(a1)]
 
 
 def unpack(packed: PackedWeight) -> Tensors:

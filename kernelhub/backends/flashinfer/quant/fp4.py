@@ -32,7 +32,7 @@ class QuantizeNvfp4(QuantizeAdapter):
         with on_device_of(x):
             if not self.problem.static:
                 write_global_scale(x, global_scale)
-            made, scales = _quantize(whole(x), global_scale.reshape(1))
+            made, scales = _quantize(whole(x), whole(global_scale.reshape(1)))
             codes.copy_(made)
             scale.view(torch.uint8).copy_(scales)
 

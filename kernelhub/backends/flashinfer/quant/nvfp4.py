@@ -40,7 +40,7 @@ class DequantizeNvfp4(DequantizeAdapter):
         )
         with on_device_of(out):
             for of_codes, of_scales, of_result in zip(*pieces, strict=True):
-                self._dequantize(of_codes, of_scales, global_scale.reshape(1), of_result)
+                self._dequantize(of_codes, of_scales, whole(global_scale.reshape(1)), of_result)
         if not lies_whole(out):
             out.copy_(made)
 

@@ -39,7 +39,7 @@ class QuantizeNvfp4Kv(QuantizeAdapter):
             rows = max(1, _MOST // x.shape[1])
             pieces = (part.split(rows) for part in (whole(x), *map(whole, made)))
             for of_x, of_codes, of_scales in zip(*pieces, strict=True):
-                self._quantize(of_x, global_scale.reshape(1), of_codes, of_scales)
+                self._quantize(of_x, whole(global_scale.reshape(1)), of_codes, of_scales)
             for place, result in zip(places, made, strict=True):
                 if place is not result:
                     place.copy_(result)
