@@ -133,20 +133,33 @@ class EntryPoint:
 def installed(name: str | None = None) -> list[Distribution]:
     """The distributions that are installed, or those of one name; of two with one name the first on the path.
 
-    A finder of foreign code that raises finds none.
+    A finder of foreign code that raises finds no more than it gave before; `broken` says which.
     """
+    return list(_found(name)[0].values())
+
+
+def _found(name: str | None) -> tuple[dict[str, Distribution], list[Finding]]:
+    """The distributions by name, and of each finder that raised what it raised."""
     said: dict[str, Any] = {} if name is None else {"name": name}
     context = metadata.DistributionFinder.Context(**said)
     found: dict[str, Distribution] = {}
+    wrong = []
     for finder in sys.meta_path:
         find = getattr(finder, "find_distributions", None)
         try:
             for item in find(context) if find is not None else ():
                 distribution = Distribution(_key(item), item)
                 found.setdefault(distribution.key, distribution)
-        except Exception:
-            continue
-    return list(found.values())
+        except Exception as error:
+            wrong.append(_raised(finder, error))
+    return found, wrong
+
+
+def _raised(finder: Any, error: Exception) -> Finding:
+    kind = finder if isinstance(finder, type) else type(finder)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    reason = f"finder {name} of sys.meta_path raised {type(error).__name__}: the distributions it finds are not known"
+    return lacking(name, "metadata_broken", reason, f"update or uninstall what installs {name}, or report it there")
 
 
 def distribution(name: str) -> Distribution | None:
@@ -181,8 +194,9 @@ def entry_points(group: str) -> tuple[list[EntryPoint], list[Finding]]:
 
 
 def broken() -> list[Finding]:
-    """What is wrong with the metadata of installed distributions, one finding for each: code ``metadata_broken``."""
-    return [finding for item in installed() if (finding := _wrong_with(item)) is not None]
+    """What is wrong with the metadata of installed distributions and with those who find them: ``metadata_broken``."""
+    found, wrong = _found(None)
+    return wrong + [finding for item in found.values() if (finding := _wrong_with(item)) is not None]
 
 
 def _wrong_with(item: Distribution) -> Finding | None:

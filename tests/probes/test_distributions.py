@@ -133,6 +133,25 @@ def test_a_finder_of_foreign_code_that_raises_finds_nothing(monkeypatch) -> None
     assert distributions.version_of("torch") == version
 
 
+def test_a_finder_that_raises_is_named_and_doctor_shows_it(monkeypatch) -> None:
+    from kernelhub.cli import machine_facts
+
+    class Crooked:
+        def find_spec(self, *arguments: object) -> None: ...
+
+        def find_distributions(self, context: object) -> list[object]:
+            raise RuntimeError("a\nlong story")
+
+    before = len(distributions.installed())
+    monkeypatch.setattr(sys, "meta_path", [Crooked(), *sys.meta_path])
+    assert len(distributions.installed()) == before
+    (told,) = [finding for finding in distributions.broken() if "Crooked" in finding.reason]
+    assert told.code == "metadata_broken"
+    assert "RuntimeError" in told.reason
+    assert told.remedy
+    assert any("Crooked" in fact.what for fact in machine_facts.broken_distributions())
+
+
 def test_a_version_of_a_hundred_thousand_digits_is_none(site: Path) -> None:
     install(site, "long_thing-1.0.dist-info", METADATA=f"Name: x\nVersion: {'9' * 100_000}\n")
     (site / "long_thing.py").write_text("")
