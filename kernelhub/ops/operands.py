@@ -136,7 +136,10 @@ def is_plain_view(tensor: Tensor) -> bool:
 
 
 def may_overlap(out: Tensor, operands: Iterable[Tensor | None]) -> bool:
-    """Whether a destination may share memory with an operand: then only `check_apart` tells."""
+    """Whether a destination may share memory with an operand: then only `check_apart` tells.
+
+    Of itself a contiguous one shares nothing; others are asked by `may_overlap_itself_or`.
+    """
     start, end = span_of(out)
     for operand in operands:
         if operand is not None:
@@ -146,6 +149,11 @@ def may_overlap(out: Tensor, operands: Iterable[Tensor | None]) -> bool:
                 if finish > start:
                     return True
     return False
+
+
+def may_overlap_itself_or(out: Tensor, operands: Iterable[Tensor | None]) -> bool:
+    """The same, or two elements of the destination may share memory: then only `check_destination` tells."""
+    return overlaps_itself(out) or may_overlap(out, operands)
 
 
 def _end_of_storage(tensor: Tensor) -> int:
@@ -213,28 +221,6 @@ def check_count(op: str, parameter: str, given: Any, least: int = 0) -> None:
     """A count or an upper bound is an int; a bool is none."""
     if type(given) is not int or not least <= given <= _MOST_INDEX:
         refuse(op, parameter, f"is {given!r}", f"give an int from {least} to {_MOST_INDEX}")
-
-
-def spans_meet(out: Tensor, *operands: Tensor) -> bool:
-    """Whether a destination may overlap itself or an operand in memory; `check_destination` tells for sure."""
-    start = out.data_ptr()
-    if out.is_contiguous():
-        end = start + out.nbytes
-    elif overlaps_itself(out):
-        return True
-    else:
-        end = _end_of(out)
-    for operand in operands:
-        at = operand.data_ptr()
-        if at < end and (at + operand.nbytes if operand.is_contiguous() else _end_of(operand)) > start:
-            return True
-    return False
-
-
-def _end_of(tensor: Tensor) -> int:
-    """Where the memory ends that it is a view of."""
-    memory = tensor.untyped_storage()
-    return memory.data_ptr() + memory.nbytes()
 
 
 def extent_of(tensor: Tensor) -> int:

@@ -29,7 +29,7 @@ from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import accept_call, check_out
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.known_form import KnownForm
-from kernelhub.ops.operands import check_operand, spans_meet
+from kernelhub.ops.operands import check_operand, may_overlap_itself_or
 from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
@@ -276,7 +276,7 @@ def bind(
                 read += [cu_seqlens_q, cu_seqlens_k]
             if extras_at:
                 read += [values[at] for at in extras_at]
-            if out.shape != out_shape or spans_meet(out, *read):
+            if out.shape != out_shape or may_overlap_itself_or(out, read):
                 metadata = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
                 check_out(NAME, out, out_shape, q, {"k": k, "v": v, **metadata, **values._asdict()})
         lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None

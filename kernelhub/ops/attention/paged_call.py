@@ -29,7 +29,7 @@ from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import accept_call, check_out, refuse_batch
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
 from kernelhub.ops.known_form import KnownForm
-from kernelhub.ops.operands import check_operand, spans_meet
+from kernelhub.ops.operands import check_operand, may_overlap_itself_or
 from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
@@ -321,7 +321,7 @@ def bind(
                 read.append(cu_seqlens_q)
             if extras_at:
                 read += [values[at] for at in extras_at]
-            if out.shape != out_shape or spans_meet(out, *read):
+            if out.shape != out_shape or may_overlap_itself_or(out, read):
                 indices = {"block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
                 caches = {"k_cache": k_cache, "v_cache": v_cache}
                 check_out(NAME, out, out_shape, q, {**caches, **indices, **values._asdict()})
