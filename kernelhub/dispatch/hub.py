@@ -191,9 +191,10 @@ class Hub:
                 self.ledger.add(bound)
                 remember(bound)
             self._say_what_the_lock_lacks(selection)
-            selection_log.info("%s: %s for %s (%s)", op, kernel.name, problem, selection.because)
-            if selection_log.isEnabledFor(logging.INFO) and selection.faster:
-                selection_log.info("%s: faster: %s", op, selection.faster[0].hint)
+            if selection_log.isEnabledFor(logging.INFO):
+                selection_log.info("%s: %s for %s (%s)", op, kernel.name, problem, selection.because)
+                if selection.faster:
+                    selection_log.info("%s: faster: %s", op, selection.faster[0].hint)
             return bound
 
     def watch(self) -> None:

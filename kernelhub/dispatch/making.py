@@ -33,20 +33,10 @@ _NESTED = (
 )
 
 
-class _Lock:
-    """A lock with the number of threads that hold it or wait for it."""
-
-    __slots__ = ("lock", "users")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.users = 0
-
-
 class _Alone:
-    """A block in which no other thread makes a thing; see `Making.alone`. A class, since every miss enters two."""
+    """A block in which no other thread makes a thing; see `Making.alone`. A class, since every miss enters one."""
 
-    __slots__ = ("_entry", "_held", "_making", "_outer", "_thing", "_timeout_s")
+    __slots__ = ("_held", "_lock", "_making", "_outer", "_thing", "_timeout_s")
 
     def __init__(self, making: Making, thing: tuple[Hashable, ...], timeout_s: float) -> None:
         self._making, self._thing, self._timeout_s = making, thing, timeout_s
@@ -55,33 +45,17 @@ class _Alone:
         making, thing, outer = self._making, self._thing, _inside.get()
         if outer and outer.count(thing) >= _NESTED:
             raise _endless(thing)
-        with making.guard:
-            entry = making.locks.get(thing)
-            if entry is None:
-                entry = making.locks[thing] = _Lock()
-            entry.users += 1
-        self._entry, self._outer = entry, outer
-        try:
-            self._held = entry.lock.acquire(blocking=False) or (
-                not outer and not making.busy() and entry.lock.acquire(timeout=self._timeout_s)
-            )
-        except BaseException:  # Ctrl-C while waiting
-            self._leave()
-            raise
+        lock = making.locks.get(thing)
+        if lock is None:
+            lock = making.locks.setdefault(thing, threading.Lock())  # one step: no other thread comes between
+        self._lock, self._outer = lock, outer
+        self._held = lock.acquire(False) or (not outer and not making.busy() and lock.acquire(timeout=self._timeout_s))
         _inside.set((*outer, thing))
 
     def __exit__(self, *error: object) -> None:
         _inside.set(self._outer)
         if self._held:
-            self._entry.lock.release()
-        self._leave()
-
-    def _leave(self) -> None:
-        making, entry = self._making, self._entry
-        with making.guard:
-            entry.users -= 1
-            if entry.users <= 0 and making.locks.get(self._thing) is entry:
-                del making.locks[self._thing]
+            self._lock.release()
 
 
 def _endless(thing: tuple[Hashable, ...]) -> KernelUnavailable:
@@ -105,8 +79,7 @@ class Making:
 
     def forget(self) -> None:
         """Drop every lock: after a fork the threads that held them are not here."""
-        self.guard = threading.RLock()  # re-entrant for signal handlers
-        self.locks: dict[Hashable, _Lock] = {}
+        self.locks: dict[Hashable, threading.Lock] = {}  # one for each kernel that was loaded, and stays
 
     def alone(self, *thing: Hashable, timeout_s: float) -> _Alone:
         """A block that makes a thing while no other thread makes it, by the rules of this module.

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, dtype_name, refuse
 
 _MOST_INDEX = 2**31 - 1
+_STRIDED = torch.strided
 _APART = "give one whose elements lie apart"
 tracing_state = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -34,7 +35,7 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
     tensor: Tensor = given
     if tensor.is_nested:
         refuse(op, parameter, "is a nested tensor", "give its values with cu_seqlens, or a padded tensor")
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not _STRIDED:
         refuse(op, parameter, f"has layout {tensor.layout}", f"give a dense tensor: {parameter}.to_dense()")
     if tensor.is_quantized:
         refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", "give codes and scales as tensors of their own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -271,7 +272,9 @@ class TestForks:
         held, go = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with HUB.lock, HUB.ledger._guard, HUB.making.guard:
+            with contextlib.ExitStack() as stack, HUB.lock, HUB.ledger._guard:
+                for kernel in kernelhub.attention.kernels():
+                    stack.enter_context(HUB.making.alone("attention", kernel, timeout_s=SOON_S))
                 held.set()
                 go.wait(SOON_S)
 

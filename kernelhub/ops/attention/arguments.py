@@ -301,8 +301,10 @@ def check_out(op: str, out: Tensor, q: Tensor, shape: Sequence[int]) -> None:
 def check_alike(op: str, q: Tensor, kv: tuple[tuple[str, Tensor], tuple[str, Tensor]]) -> None:
     """k and v, given with their names, are on q's device and of one dtype."""
     (k_name, k), (v_name, v) = kv
-    same_device(op, k_name, k, q)
-    same_device(op, v_name, v, q)
+    device = q.device
+    if k.device != device or v.device != device:
+        same_device(op, k_name, k, q)
+        same_device(op, v_name, v, q)
     if v.dtype is not k.dtype:
         refuse(op, v_name, f"has dtype {dtype_name(v.dtype)}", f"give {dtype_name(k.dtype)} as {k_name}")
 
