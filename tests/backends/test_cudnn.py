@@ -166,8 +166,9 @@ class TestPages:
         machine = SimulatedMachine({"triton": "3.7.1", "cudnn": "1.32.0"})
         verdict = kernelhub.explain("paged_attention", device="H200", machine=machine)
         assert verdict.selected != "cudnn.sdpa_paged"
-        (rejection,) = next(item for item in verdict.decisions if item.kernel == "cudnn.sdpa_paged").rejections
-        assert rejection.code == "known_bad"
+        told = next(item for item in verdict.decisions if item.kernel == "cudnn.sdpa_paged").rejections
+        assert [rejection.code for rejection in told] == ["known_bad", "opt_in"]
+        rejection = told[0]
         assert "cudnn-frontend/pull/740" in rejection.reason
         with kernelhub.use(unsafe=True):
             forced = kernelhub.explain("paged_attention", device="H200", machine=machine, backend="cudnn.sdpa_paged")
@@ -253,7 +254,7 @@ def test_it_serves_ragged_prefill_where_it_is_installed() -> None:
     for packages, want in (({"cudnn": "1.32.0"}, "cudnn.sdpa"), ({}, "triton.prefill")):
         machine = SimulatedMachine({"triton": "3.7.1"} | packages)
         assert kernelhub.explain("attention", device="H200", machine=machine, **facets).selected == want
-        assert kernelhub.explain("attention", device="A100", machine=machine, **facets).selected == "triton.prefill"
+        assert kernelhub.explain("attention", device="A100", machine=machine, **facets).selected == "torch.varlen_attn"
 
 
 def test_a_graph_is_for_many_queries() -> None:

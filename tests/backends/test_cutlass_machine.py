@@ -47,13 +47,13 @@ def write(site: Path, package: str, *files: str, version: str = "0.33.0", distri
 
 
 def codes(kernel: str, op: str = "fp8_gemm", device: str = "H200", machine: Any = None, **facets: Any) -> set[str]:
-    verdict = kernelhub.explain(op, device=device, machine=machine or Machine(), **facets)
+    verdict = kernelhub.explain(op, device=device, machine=machine or Machine(), backend=kernel, **facets)
     own = next(item for item in verdict.decisions if item.kernel == kernel)
     return {rejection.code for rejection in own.rejections}
 
 
 def reason(kernel: str, op: str = "fp8_gemm", device: str = "H200", machine: Any = None, **facets: Any) -> str:
-    verdict = kernelhub.explain(op, device=device, machine=machine or Machine(), **facets)
+    verdict = kernelhub.explain(op, device=device, machine=machine or Machine(), backend=kernel, **facets)
     own = next(item for item in verdict.decisions if item.kernel == kernel)
     return "; ".join(f"{rejection.reason} -> {rejection.remedy}" for rejection in own.rejections)
 

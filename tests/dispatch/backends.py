@@ -36,6 +36,7 @@ _FEATURES = {
 }
 
 
+OF_TRUST = {"untrusted", "opt_in"}  # codes that are no limits of a record
 EVERYWHERE = (verified("*", evidence="a test's own"),)
 
 
