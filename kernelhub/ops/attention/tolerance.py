@@ -14,6 +14,11 @@ u is the unit roundoff: 2^-8 for bfloat16, 2^-11 for float16, 2^-24 for float32.
 * Error of a whole result, as a ratio of root mean squares: rounding errors are spread evenly over
   (-u, u), so each of the two roundings adds u / sqrt(3), together 0.82 u. 2 u + 2^-17 is allowed.
 
+In float16 a weight that is rounded has an absolute error besides. In the Triton kernels it is 2^-40 of the largest
+weight of the row (operands of float16, and caches of float8), in libraries 2^-25: together 2^-25 N max |V| for N keys,
+below u max |V| up to 2^14 of them. Of values behind weights below 2^-25 of the largest libraries give nothing then. In
+bfloat16, and in torch's kernels on a CPU, weights have the range of float32.
+
 The second is the sharp one: an ignored mask, sink or softcap is off by percents, 2 u of bfloat16 is 0.8 %.
 LSE is a float32 log of a float32 sum. Its error is the relative error of the exponentials, which kernels may
 approximate to well within the rounding of the weights: u / 16 is allowed, and 2^-16 for float32 scores.

@@ -9,7 +9,7 @@ For a tile Q and keys n in a range, block by block (online softmax, Milakov and 
 
     s = Q K^T, softcap, mask
     m' = max(m, scale * max_n s)                in units of log2
-    p = 2^(scale * s - m')
+    p = 2^(scale * s - m')                      in float16 2^15 times that: m' is 15 less
     total = total * 2^(m - m') + sum_n p
     acc = acc * 2^(m - m') + p V
 
@@ -208,12 +208,16 @@ def attend(
             if HAS_RIGHT:
                 seen = seen & (n[None, :] <= position[:, None] + window_right)
             s = tl.where(seen, s, float("-inf"))
+        best = tl.max(s, 1)
+        if not HAS_SOFTCAP:
+            best *= scale
+        if q0.dtype == tl.float16:
+            best = tl.where(tl.abs(best) < 1048576.0, best - 15.0, best)
+        m_new = tl.maximum(m, best)
         if HAS_SOFTCAP:
-            m_new = tl.maximum(m, tl.max(s, 1))
             m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
             p = tl.exp2(s - m_finite[:, None])
         else:
-            m_new = tl.maximum(m, tl.max(s, 1) * scale)
             m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
             p = tl.exp2(s * factor - m_finite[:, None])
         rescale = tl.exp2(m - m_finite)
