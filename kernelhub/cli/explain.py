@@ -11,7 +11,7 @@ from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.facets import add_facets, given, op_named, ops
 from kernelhub.cli.models import family_of
-from kernelhub.dispatch.problem import as_dict
+from kernelhub.dispatch.problem import WEIGHT_LAYOUT, as_dict
 from kernelhub.dispatch.selection import Decision, Selection
 
 
@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         names = ", ".join(family.models)
         parser.add_argument("--model", metavar="NAME", help=f"fill the facets from a model: {names}")
     add_facets(parser, contract)
+    if WEIGHT_LAYOUT in contract.schema.facets:
+        help_text = "weights are packed before the kernel runs, so those that need it are ranked with the others"
+        parser.add_argument("--packing", action="store_true", help=help_text)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -81,7 +84,9 @@ def _verdict(arguments: argparse.Namespace) -> Selection[Any]:
     if family is not None and arguments.model is not None:
         facets = family.with_model(arguments.model, function.op.contract, facets)
     machine = machine_of(arguments)
-    return kernelhub.explain(function, device=arguments.device, backend=arguments.backend, machine=machine, **facets)
+    packing = getattr(arguments, "packing", False)
+    said = {"device": arguments.device, "backend": arguments.backend, "machine": machine, "packing": packing}
+    return kernelhub.explain(function, **said, **facets)
 
 
 def _written(verdict: Selection[Any]) -> str:

@@ -48,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     )
     parser.add_argument("--build", action="store_true", help="build kernels that take minutes to compile, too")
     parser.add_argument(
+        "--packing",
+        action="store_true",
+        help="weights are packed for the kernel that is chosen, so those that need it are ranked with the others",
+    )
+    parser.add_argument(
         "--timeout-s",
         metavar="SECONDS",
         type=float,
@@ -65,6 +70,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         "token_counts": arguments.tokens,
         "device": arguments.device,
         "phases": tuple(arguments.phase or PHASES),
+        "packing": arguments.packing,
         **served(arguments),
     }
     machine = machine_of(arguments)

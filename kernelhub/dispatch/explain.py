@@ -11,6 +11,7 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.op import Backend, OpFunction
+from kernelhub.dispatch.problem import WEIGHT_LAYOUT
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
@@ -30,6 +31,7 @@ def explain(
     device: DeviceLike = None,
     backend: Backend = None,
     machine: Machine | None = None,
+    packing: bool = False,
     **kwargs: Any,
 ) -> Selection[Any]:
     """What would run, who decides, and why every other kernel does not. Nothing runs and nothing is loaded.
@@ -42,11 +44,13 @@ def explain(
             facts; by default that of the arguments, else the first GPU, else the CPU.
         backend: as in the call.
         machine: facts of another machine, e.g. a `SimulatedMachine`.
+        packing: as of ``prepare``: weights as in a checkpoint will be packed with the plan's ``pack`` before the kernel
+            runs, so that kernels which need that are ranked with the others.
         kwargs: the call's keyword arguments, or facets.
 
     Raises:
         InvalidArgument: the call breaks the op's contract.
-        ConfigurationError: unknown op, device, facet or backend.
+        ConfigurationError: unknown op, device, facet or backend; or `packing` for an op without weights to pack.
 
     Example:
         >>> import kernelhub
@@ -55,6 +59,8 @@ def explain(
         ('torch.packed', True)
     """
     function = HUB.function(op) if isinstance(op, str) else op
+    if packing and WEIGHT_LAYOUT not in function.op.contract.schema.facets:
+        raise ConfigurationError(f"packing: {function.op.contract.name} takes no packed weights; leave packing out")
     if args or any(_holds_tensor(value) for value in kwargs.values()):
         asked = function.op.ask(backend, args, kwargs)
         problem = function.op.contract.problem_of(asked.key, asked.device)
@@ -62,7 +68,7 @@ def explain(
             problem = dataclasses.replace(problem, device=device_facts(device))
     else:
         problem = problem_from(function.op.contract, device_facts(device), kwargs)
-    return function.op.select(problem, backend, machine)
+    return function.op.select(problem, backend, machine, packing=packing)
 
 
 def _holds_tensor(value: object) -> bool:

@@ -400,8 +400,12 @@ class Hub:
                 self.machine.cannot_load(op, item.name, rejection)
         if policy.strict or GATE.sealed:
             raise unavailable(selection, failure, policy.strict) from failure
-        if self.ledger.add_fall(op, kernel.name, failure):
-            fallback_log.warning("%s: falling past %s: %s; %s", op, kernel.name, failure.reason, failure.remedy)
+        self.fall(op, kernel.name, failure)
+
+    def fall(self, op: str, kernel: str, failure: LoadFailure) -> None:
+        """Note that a chosen kernel gave way to the next, and say it once."""
+        if self.ledger.add_fall(op, kernel, failure):
+            fallback_log.warning("%s: falling past %s: %s; %s", op, kernel, failure.reason, failure.remedy)
 
 
 def keep(table: dict[_Key, _Value], key: _Key, value: _Value) -> None:

@@ -15,22 +15,24 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from dataclasses import dataclass, replace
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
 
 from kernelhub.dispatch.bound import Bound
+from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.forms import written
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.hub import HUB, Outdated, keep
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.policy import Names, names_of
+from kernelhub.dispatch.policy import Names, Policy, names_of
 from kernelhub.dispatch.problem import ProblemT
+from kernelhub.dispatch.refusal import no_kernel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.words import Layers
-from kernelhub.errors import ConfigurationError
+from kernelhub.errors import ConfigurationError, NoKernel
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -186,15 +188,40 @@ class Op(Generic[ProblemT]):
             self._asked[asked.key] = written(given, device_of(asked.device))
         return asked
 
-    def select(self, problem: ProblemT, backend: Backend, machine: Any = None) -> Selection[ProblemT]:
-        """The verdict alone; nothing is loaded."""
-        policy = HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
+    def select(
+        self,
+        problem: ProblemT,
+        backend: Backend,
+        machine: Any = None,
+        *,
+        packing: bool = False,
+        barred: Mapping[str, tuple[Rejection, ...]] | None = None,
+    ) -> Selection[ProblemT]:
+        """The verdict alone; nothing is loaded.
+
+        Args:
+            problem: what is asked.
+            backend: the call's ``backend=``.
+            machine: facts of another machine.
+            packing: weights as in a checkpoint will be packed for whichever kernel is chosen.
+            barred: what else speaks against kernels, by name.
+        """
+        policy = self.policy(backend)
+        if packing or barred:
+            policy = replace(policy, packing=packing, barred={**policy.barred, **(barred or {})})
         return HUB.select(self.contract.name, problem, policy, machine)
+
+    def no_kernel(self, selection: Selection[ProblemT], backend: Backend) -> NoKernel:
+        """The error that nothing may run what a verdict found no kernel for."""
+        return no_kernel(selection, self.policy(backend).about(selection.problem, HUB.machine))
 
     def ranked(self, problem: ProblemT, backend: Backend) -> Sequence[Kernel]:
         """The kernels that may run, best first, whether or not they can run this."""
-        policy = HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
-        return HUB.ranked(self.contract.name, problem, policy)
+        return HUB.ranked(self.contract.name, problem, self.policy(backend))
+
+    def policy(self, backend: Backend) -> Policy:
+        """What the user said about the op, here and now."""
+        return HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
 
     def kernels(self) -> tuple[str, ...]:
         """Names of every registered kernel, sorted."""
@@ -233,8 +260,13 @@ class OpFunction(Protocol[P, R, PlanT]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
+    @overload
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PlanT:
         """Choose once, for arguments like these; see `kernelhub.dispatch.plan`."""
+
+    @overload
+    def prepare(self, *args: Any, packing: bool, **kwargs: Any) -> PlanT:
+        """The same of an op whose weights can be packed; see `kernelhub.ops.packed`."""
 
     def explain(self, *args: Any, **kwargs: Any) -> Selection[Any]:
         """The verdict on arguments like these; see `kernelhub.explain`."""

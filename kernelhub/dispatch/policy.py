@@ -120,6 +120,7 @@ class Policy:
         disables: every removal, whoever said it.
         trust: on whose word a kernel may be chosen: ``"here"``, ``"vendor"`` or ``"measured"``; ``"any"`` asks nothing,
             for those who look for what could be verified.
+        packing: weights that are as in a checkpoint will be packed for whichever kernel is chosen, before it runs.
         held: what stands fixed for problems of the op, strongest first.
         barred: kernels that what is fixed speaks against, once the policy is about one problem; under ``"*"`` what
             speaks against every kernel.
@@ -133,6 +134,7 @@ class Policy:
     strict: bool = False
     unsafe: bool = False
     trust: str = HERE
+    packing: bool = False
     held: tuple[Held, ...] = ()
     barred: Mapping[str, tuple[Rejection, ...]] = field(default_factory=dict)
 

@@ -98,7 +98,7 @@ def reasons(asked: Question, kernel: Kernel) -> Iterator[Rejection]:
     if (distrust := distrusted(asked, kernel)) is not None:
         yield distrust
     layout = getattr(asked.problem, WEIGHT_LAYOUT, CHECKPOINT)
-    if layout not in kernel.layouts:
+    if layout not in kernel.layouts and not (layout == CHECKPOINT and asked.policy.packing and kernel.packs_to):
         yield _layout_rejection(kernel, layout, asked.candidates.kernels)
 
 
@@ -125,10 +125,24 @@ def _distrusts(asked: Question, kernel: Kernel) -> bool:
     """Whether the policy of trust speaks against a kernel, unless it is forced past its limits.
 
     Portable kernels need no evidence: something must run where nothing else is trusted. Nor do weights that are packed
-    for a kernel: who packed them had it chosen, or named it.
+    for a kernel: who packed them had it chosen, or named it. Where several kernels read one layout, and one of them is
+    trusted, it was packed for that one.
     """
+    doubts = _doubts(asked, kernel)
+    layout = getattr(asked.problem, WEIGHT_LAYOUT, CHECKPOINT)
+    if not doubts or layout == CHECKPOINT or asked.lineup.on_device[kernel].standing.word == KNOWN_BAD:
+        return doubts
+    return any(
+        not _doubts(asked, other) and next(reasons(asked, other), None) is None
+        for other in asked.candidates.kernels
+        if other is not kernel and layout in other.layouts
+    )
+
+
+def _doubts(asked: Question, kernel: Kernel) -> bool:
+    """Whether the policy of trust speaks against a kernel, whoever packed the weights."""
     word, trust = asked.lineup.on_device[kernel].standing.word, asked.policy.trust
-    if word == VERIFIED or getattr(asked.problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT:
+    if word == VERIFIED:
         return False
     if word == KNOWN_BAD:
         return not forced_past_limits(asked, kernel)

@@ -14,8 +14,11 @@ An op that takes packed weights does four things:
 
 1. its problem has ``weight_layout: str = weight_layout()``, and its key holds ``layout_of(weight)``;
 2. its argument is ``Tensor | PackedWeight``; what it needs to know of the weight stands in `shape` and `facts`;
-3. its plan is a `PackingPlan`, with the weight's arguments in the order of `pack`, prepared for `key_to_prepare`;
+3. its plan is a `PackingPlan`, with the weight's arguments in the order of `pack`, made by `prepared`;
 4. adapters whose record has `packs_to` are `PackingAdapter`s too.
+
+A kernel that reads no checkpoint's weights is chosen where the caller says that it will pack: with `packing` of
+``prepare``, ``explain`` and `kernelhub.warmup`. All of them ask one selection, under one policy.
 
 Packing never changes a number: `unpack` gives back the checkpoint's tensors bit for bit. A kernel whose format does not
 hold the weight's numbers raises `InvalidArgument` when it packs.
@@ -27,18 +30,25 @@ import abc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
+from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.gate import Caller
-from kernelhub.dispatch.op import Backend, Op
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.load import LoadFailure
+from kernelhub.dispatch.op import Asked, Backend, Op
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.work import JOURNAL
+from kernelhub.errors import InvalidArgument, NoKernel
 from kernelhub.ops.arguments import describe
 
+PlanT = TypeVar("PlanT")
 Tensors = tuple[Tensor | None, ...]
 
 
@@ -106,25 +116,83 @@ def layout_of(weight: Tensor | PackedWeight) -> str:
     return weight.layout if isinstance(weight, PackedWeight) else CHECKPOINT
 
 
-def key_to_prepare(op: Op[Any], key: Any, device: int, backend: Backend, packed: Callable[[Any, str], Any]) -> Any:
-    """The key of a plan for a weight as in a checkpoint.
+@dataclass(frozen=True)
+class _Prepared:
+    """What a plan is made of: the key it is for, and the choice under which that key was found."""
 
-    It is the call's own, unless only kernels that need their weights packed may run: then that of the layout of the
-    best of these that can, so that its plan can pack them.
+    key: Any
+    chosen: Selection[Any] | None
+
+
+def prepared(
+    op: Op[Any],
+    asked: Asked,
+    backend: Backend,
+    packed: Callable[[Any, str], Any],
+    packing: bool,
+    make: Callable[[Bound], PlanT],
+) -> PlanT:
+    """A plan for a weight as in a checkpoint, or for one that is packed already.
+
+    With `packing` the kernel is chosen among all, those that need their weights packed too, and the plan is for the
+    layout that its `pack` makes. Without it the plan is for the weight as it is given, unless only kernels that need it
+    packed may run: then it is for the best of these, so that it can pack.
 
     Args:
+        op: the op.
+        asked: how it reads the call.
+        backend: the call's ``backend=``.
         packed: key and tag -> the key with that layout.
+        packing: the caller packs weights as in a checkpoint with the plan's `pack` before it runs.
+        make: the plan of a choice that is made ready. It raises `InvalidArgument` if `packing`, and the kernel's format
+            does not hold this weight's numbers: the next best is taken then, unless the user asks for the kernel.
+
+    Raises:
+        NoKernel: no kernel can run this; of those that only trust keeps back, the commands that verify them are named.
     """
-    problem_of = op.contract.problem_of
-    problem = problem_of(key, device)
-    if op.select(problem, backend).kernel is not None:
-        return key
-    for record in op.ranked(problem, backend):
-        if record.needs_packing and record.packs_to:
-            other = packed(key, record.packs_to)
-            if op.select(problem_of(other, device), backend).kernel is record:
-                return other
-    return key
+    refused: dict[str, tuple[Rejection, ...]] = {}
+    while True:
+        found = _key_to_prepare(op, asked, backend, packed, packing, refused)
+        try:
+            return make(op.bound_for(found.key, asked.device, backend))
+        except NoKernel:
+            if found.chosen is None or _key_to_prepare(op, asked, backend, packed, packing, refused).key == found.key:
+                raise
+            # The kernel could not be loaded, which is known from now on: the next one is chosen.
+        except InvalidArgument as error:
+            if found.chosen is None or not packing or found.chosen.explicit or op.policy(backend).strict:
+                raise
+            name = found.chosen.selected
+            assert name is not None
+            failure = LoadFailure("layout", f"it cannot pack this weight: {error}", f"disable={name!r}")
+            refused[name] = (Rejection(failure.code, failure.reason, failure.remedy),)
+            HUB.fall(op.contract.name, name, failure)
+
+
+def _key_to_prepare(
+    op: Op[Any],
+    asked: Asked,
+    backend: Backend,
+    packed: Callable[[Any, str], Any],
+    packing: bool,
+    refused: Mapping[str, tuple[Rejection, ...]],
+) -> _Prepared:
+    """The key of a plan: the call's own, or that of the layout of the chosen kernel."""
+    key, problem_of = asked.key, op.contract.problem_of
+    problem = problem_of(key, asked.device)
+    as_given = _Prepared(key, None)
+    if problem.weight_layout != CHECKPOINT or (not packing and op.select(problem, backend).kernel is not None):
+        return as_given
+    selection = op.select(problem, backend, packing=True, barred=refused)
+    kernel = selection.kernel
+    if kernel is None:
+        raise op.no_kernel(selection, backend)
+    if not kernel.packs_to:
+        return as_given
+    other = packed(key, kernel.packs_to)
+    if kernel.needs_packing or op.select(problem_of(other, asked.device), backend).kernel is kernel:
+        return _Prepared(other, selection)
+    return as_given
 
 
 class PackingAdapter(abc.ABC):
@@ -133,6 +201,13 @@ class PackingAdapter(abc.ABC):
     @abc.abstractmethod
     def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
         """The tensors in the layout `packs_to`, by name, and a module's function that gives back the arguments."""
+
+    def check_holds(self, *weight: Tensor | None) -> None:  # noqa: B027, most layouts hold every number
+        """Look whether the layout holds a weight's numbers, without packing it.
+
+        Raises:
+            InvalidArgument: it does not, as `pack` would say.
+        """
 
 
 class PackingPlan(Plan):
@@ -151,6 +226,11 @@ class PackingPlan(Plan):
         """Whether the kernel cannot read weights as they lie in a checkpoint."""
         assert self.selection.kernel is not None
         return self.selection.kernel.needs_packing
+
+    def check_packs(self, *weight: Tensor | None) -> None:
+        """Raise what `pack` would, if the kernel's format does not hold the weight's numbers."""
+        if self.layout != CHECKPOINT:
+            self.adapter.check_holds(*weight)
 
     def _pack(self, weight: Mapping[str, Tensor | None], facts: Mapping[str, Any]) -> PackedWeight:
         """What a subclass's `pack` returns, once it has checked the arguments; the weight itself comes first."""

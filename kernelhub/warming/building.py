@@ -19,7 +19,7 @@ def unbuilt(item: Item, device: torch.device) -> list[str]:
     if item.need is None or item.backend is not None:
         return []
     op, problem = HUB.function(item.op).op, item.need.problem(device)
-    selection = op.select(problem, None)
+    selection = item.selection(device)
     only = {
         decision.kernel
         for decision in selection.decisions

@@ -30,6 +30,7 @@ def order_for(item: Item, kernel: str, device: torch.device, sizing: Sizing) -> 
         "kernel": kernel,
         "device": str(device),
         "sizing": [sizing.context_len, sizing.max_context_len],
+        "packing": item.packing,
     }
     return json.dumps(told)
 
@@ -41,7 +42,7 @@ def main() -> None:
     for line in sys.stdin:
         told: dict[str, Any] = json.loads(line)
         need = Need(told["op"], _pairs(told["facets"]), (), (), tuple(map(_pairs, told["sizes"])))
-        item = Item(need, tuple(told["tokens"]), told["kernel"] or None)
+        item = Item(need, tuple(told["tokens"]), told["kernel"] or None, packing=told["packing"])
         outcome = make_ready(item, torch.device(told["device"]), Sizing(*told["sizing"]))
         print(json.dumps(outcome.to_dict()), file=answers, flush=True)
 

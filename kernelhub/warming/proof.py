@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.evidence.quarantine import kept_of
 from kernelhub.evidence.results import NOT_RUN, WRONG
@@ -79,7 +78,7 @@ def chosen(items: Sequence[Item], device: torch.device) -> list[Kernel]:
     kernels = []
     for item in items:
         if item.need is not None:
-            selection = HUB.function(item.op).op.select(item.need.problem(device), item.backend)
+            selection = item.selection(device)
             if selection.kernel is not None:
                 kernels.append(selection.kernel)
     return kernels

@@ -63,9 +63,7 @@ def make_ready(
         DeviceLost: a device error, after which nothing can be made ready in this process.
     """
     begun, count = time.monotonic(), JOURNAL.count
-    problem = None if item.need is None else item.need.problem(device)
-    function = None if item.need is None else HUB.function(item.op)
-    expected = "" if function is None else function.op.select(problem, item.backend).selected or ""
+    expected = "" if item.need is None else item.selection(device).selected or ""
     tokens: list[int] = []
     try:
         with torch.no_grad():
@@ -75,7 +73,7 @@ def make_ready(
             else:
                 for call in _calls(item, device, sizing):
                     on_call(call.label)
-                    make(call, item.backend)
+                    make(call, item.backend, packing=item.packing)
                     tokens.append(call.tokens)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -97,19 +95,25 @@ def make_ready(
     how = COMPILED if COMPILED in done else LOADED if LOADED in done else BEFORE if before else DECIDED
     kernel, reason = expected, ""
     failure = HUB.machine.load_failures.get((item.op, expected))
-    if function is not None and failure is not None:
-        kernel = function.op.select(problem, item.backend).selected or ""
+    if item.need is not None and failure is not None:
+        kernel = item.selection(device).selected or ""
         if _KILLED.search(failure.reason):
             return _failed(item, tokens, begun, f"{WANT_OF_MEMORY}: {expected}: {failure.reason}")
         reason = f"in place of {expected}: {failure.reason}"
     return Outcome(item.op, kernel, item.label, tuple(tokens), how, time.monotonic() - begun, reason)
 
 
-def make(call: Call, backend: str | None) -> None:
-    """Make one call in each of the ways in which engines make it: directly, by a plan, and with packed weights."""
+def make(call: Call, backend: str | None, *, packing: bool = False) -> None:
+    """Make one call in each of the ways in which engines make it: directly, by a plan, and with packed weights.
+
+    Args:
+        call: the call, its weights as in a checkpoint.
+        backend: the kernel that is asked for by name.
+        packing: as of ``prepare``.
+    """
     function, said = HUB.function(call.op), {} if backend is None else {"backend": backend}
     arguments = call.arguments
-    plan = function.prepare(**arguments, **said)
+    plan = function.prepare(**arguments, **said, packing=True) if packing else function.prepare(**arguments, **said)
     packs = hasattr(plan, "pack") and plan.selection.kernel.packs_to
     if packs:
         arguments = _packed(plan, arguments)

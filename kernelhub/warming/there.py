@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from kernelhub.dispatch.explain import device_facts
-from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import PHASES
@@ -70,22 +69,24 @@ def list_wanted(
     device: str | torch.device | DeviceFacts | None = None,
     machine: Machine | None = None,
     phases: Sequence[str] = PHASES,
+    packing: bool = False,
     **setting: Any,
 ) -> list[Listed]:
     """What `kernelhub.warmup` would make ready, on any device; nothing runs.
 
     Args:
-        what, token_counts, phases, setting: as of `kernelhub.warmup`.
+        what, token_counts, phases, packing, setting: as of `kernelhub.warmup`.
         device: as of `explain`; it need not be here.
         machine: facts of another machine, e.g. a `SimulatedMachine`.
     """
     where = device_facts(device)
-    items = items_of(what, checked(token_counts), {"phases": phases, **setting}, on_gpu=where.type != "cpu")
+    said = {"phases": phases, **setting}
+    items = items_of(what, checked(token_counts), said, on_gpu=where.type != "cpu", packing=packing)
     found = []
     for item in items:
         if item.need is None:
             found.append(Listed(item.op, "", item.label, (), "runs as it is"))
             continue
-        selection = HUB.function(item.op).op.select(item.need.problem(where), item.backend, machine)
+        selection = item.selection(where, machine)
         found.append(Listed(item.op, selection.selected or "", item.label, item.tokens, selection.because))
     return found

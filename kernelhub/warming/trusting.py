@@ -27,6 +27,7 @@ class _Class:
     need: Need
     tokens: tuple[int, ...]
     label: str
+    packing: bool
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Trusting:
         return found.ok
 
     def _next(self, one: _Class, device: torch.device) -> Decision | None:
-        selection = HUB.function(one.need.op).op.select(one.need.problem(device), None)
+        selection = HUB.function(one.need.op).op.select(one.need.problem(device), None, packing=one.packing)
         untried = (item for item in selection.faster if self._key(one, item, device) not in self._tried)
         return next(untried, None)
 
@@ -94,10 +95,10 @@ def _classes(items: Sequence[Item]) -> Iterator[_Class]:
     found: dict[Any, list[Item]] = {}
     for item in items:
         if item.need is not None and item.backend is None:
-            found.setdefault((item.need.op, item.need.facets), []).append(item)
+            found.setdefault((item.need.op, item.need.facets, item.packing), []).append(item)
     for same in found.values():
         first = same[0].need
         assert first is not None
         sizes = tuple(dict.fromkeys(kind for item in same if item.need is not None for kind in item.need.sizes))
         tokens = tuple(sorted({count for item in same for count in item.tokens}))
-        yield _Class(replace(first, sizes=sizes), tokens, same[0].label)
+        yield _Class(replace(first, sizes=sizes), tokens, same[0].label, same[0].packing)

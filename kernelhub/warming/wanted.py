@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.op import Op
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
 from kernelhub.dispatch.selection import Selection
@@ -41,6 +43,7 @@ class Item:
         backend: the kernel that was asked for by name; None for whatever is chosen.
         task: the user's function, or a line.
         name: of the function, or the line.
+        packing: the weights are packed with the plan's `pack` before the kernel runs, whichever is chosen.
     """
 
     need: Need | None
@@ -48,6 +51,7 @@ class Item:
     backend: str | None = None
     task: Task | None = None
     name: str = ""
+    packing: bool = False
 
     @property
     def op(self) -> str:
@@ -72,11 +76,20 @@ class Item:
         """Equal for equal items, in every process; empty for a function, which nothing tells from another."""
         if self.need is None:
             return ""
-        text = repr((self.need.op, self.need.facets, self.need.sizes, self.tokens, self.backend))
+        packing = (self.packing,) if self.packing else ()
+        text = repr((self.need.op, self.need.facets, self.need.sizes, self.tokens, self.backend, *packing))
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
+    def selection(self, device: Any, machine: Machine | None = None) -> Selection[Any]:
+        """The verdict on the calls of a need."""
+        assert self.need is not None
+        op: Op[Any] = HUB.function(self.op).op
+        return op.select(self.need.problem(device), self.backend, machine, packing=self.packing)
 
-def items_of(what: What, tokens: Sequence[int], setting: Mapping[str, Any], *, on_gpu: bool) -> list[Item]:
+
+def items_of(
+    what: What, tokens: Sequence[int], setting: Mapping[str, Any], *, on_gpu: bool, packing: bool = False
+) -> list[Item]:
     """Every item, each once.
 
     Args:
@@ -84,6 +97,7 @@ def items_of(what: What, tokens: Sequence[int], setting: Mapping[str, Any], *, o
         tokens: token counts.
         setting: keyword arguments of `problems_of`, for models.
         on_gpu: whether they will be called on a GPU.
+        packing: whether weights that can be packed are, before the chosen kernel runs.
 
     Raises:
         ConfigurationError: a model, line or object that is none.
@@ -91,6 +105,7 @@ def items_of(what: What, tokens: Sequence[int], setting: Mapping[str, Any], *, o
     pieces = [what] if _is_piece(what) else list(what)  # type: ignore[arg-type]
     of_models: list[Need] = []
     needs: list[Need] = []
+    packed: list[Need] = []
     chosen: list[tuple[Need, str]] = []
     tasks: list[Item] = []
     for piece in pieces:
@@ -101,6 +116,8 @@ def items_of(what: What, tokens: Sequence[int], setting: Mapping[str, Any], *, o
             need = _need_of(selection, piece.bound if isinstance(piece, Plan) else None)
             if selection.source in _ASKED and selection.kernel is not None:
                 chosen.append((need, selection.kernel.name))
+            elif _is_packed(selection):
+                packed.append(need)
             else:
                 needs.append(need)
         elif isinstance(piece, str) and looks_like_a_line(piece):
@@ -115,11 +132,25 @@ def items_of(what: What, tokens: Sequence[int], setting: Mapping[str, Any], *, o
                 "verdicts of explain(), needs of problems_of(), lines of NotWarmed, or functions"
             )
     found = [item for need in forms_of([*of_models, *needs]) for item in _items(need, tokens, None, on_gpu)]
-    for need in map(whole, needs):  # asked for by itself, so that it has a call, whatever the counts
+    found += [replace(item, packing=True) for need in forms_of(packed) for item in _items(need, tokens, None, on_gpu)]
+    for need in map(whole, [*needs, *packed]):  # asked for by itself, so that it has a call, whatever the counts
         if not counts_of(need, tokens):
-            found += _items(need, [n for n in _COUNTS if counts_of(need, [n])][:1], None, on_gpu)
+            alone = _items(need, [n for n in _COUNTS if counts_of(need, [n])][:1], None, on_gpu)
+            found += [replace(item, packing=need in packed) for item in alone]
     found += [item for need, kernel in chosen for item in _items(need, tokens, kernel, on_gpu)]
+    if packing:
+        found = [replace(item, packing=_takes_packed(item)) for item in found]
     return [*dict.fromkeys(found), *tasks]
+
+
+def _is_packed(selection: Selection[Any]) -> bool:
+    """Whether a verdict is about weights in a kernel's own layout."""
+    return getattr(selection.problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT
+
+
+def _takes_packed(item: Item) -> bool:
+    """Whether an item has weights that can be packed."""
+    return item.need is not None and WEIGHT_LAYOUT in dict(item.need.facets)
 
 
 def _is_piece(what: object) -> bool:

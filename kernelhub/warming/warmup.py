@@ -57,6 +57,7 @@ def warmup(
     verify: bool = True,
     verify_budget_s: float = VERIFY_BUDGET_S,
     build: bool = False,
+    packing: bool = False,
     progress: Tell | Literal[True] | None = None,
     heartbeat: Tell | None = None,
     timeout_s: float = PATIENCE_S,
@@ -86,6 +87,8 @@ def warmup(
             it is chosen from then on, in later processes too (docs/trust.md).
         verify_budget_s: most seconds for those that would be first; what is left over is listed in `WarmUp.notes`.
         build: build kernels that take minutes to compile, and are otherwise chosen only once they are built.
+        packing: as of ``prepare``, for engines that pack weights when they load a model: kernels that need that are
+            ranked with the others, verified where they would be first, and made ready with packed weights.
         progress: called with a `Beat` as each item begins and each second; True shows a bar on standard error.
         heartbeat: called with a `Beat` each second by a thread, also while a compiler runs: for liveness probes.
         timeout_s: how long another process that compiles on this node is waited for.
@@ -113,7 +116,7 @@ def warmup(
     setting = {"tp": tp, "ep": ep, "dtype": dtype, "kv_dtype": kv_dtype, "page_size": page_size}
     setting |= {"quantization": quantization, "phases": phases}
     counts = checked(token_counts)
-    items = items_of(what, counts, setting, on_gpu=where.type == "cuda")
+    items = items_of(what, counts, setting, on_gpu=where.type == "cuda", packing=packing)
     sizing = Sizing(context_len, max(context_len, max_context_len))
     with contextlib.ExitStack() as stack:
         shown = stack.enter_context(bar(sys.stderr)) if progress is True else progress
@@ -212,7 +215,7 @@ class _Run:
     def _kernel(self, item: Item) -> str:
         if item.need is None:
             return ""
-        return HUB.function(item.op).op.select(item.need.problem(self.device), item.backend).selected or ""
+        return item.selection(self.device).selected or ""
 
     def _make_all(self) -> None:
         with max_jobs(self.jobs or jobs_here()):
@@ -318,4 +321,7 @@ class _Run:
 def _is_ready(item: Item, device: torch.device) -> bool:
     """Whether such calls were decided before this warm-up."""
     assert item.need is not None
-    return item.need.problem(device) in HUB.function(item.op).op.ready()
+    problem = item.need.problem(device)
+    if item.packing and (kernel := item.selection(device).kernel) is not None and kernel.needs_packing:
+        problem = replace(problem, weight_layout=kernel.packs_to)
+    return problem in HUB.function(item.op).op.ready()

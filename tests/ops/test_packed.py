@@ -17,7 +17,7 @@ from kernelhub.ops.gemm.fp4.adapter import Fp4GemmAdapter
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.packed import PackedWeight, PackingAdapter
 from tests.conftest import DEVICE
-from tests.dispatch.backends import record, register
+from tests.dispatch.backends import EVERYWHERE, record, register
 
 
 class Mirrored(Fp4GemmAdapter, PackingAdapter):
@@ -112,8 +112,9 @@ class TestAKernelThatPacks:
         assert verdict.to_dict()["weights"]["needs_packing"]
 
     def test_of_several_that_need_it_a_plan_is_for_the_one_that_ranks_first(self, arguments) -> None:
-        register("other", fp4_record("other.k", layouts=("other.v1",), packs_to="other.v1"))
-        register("mirror", fp4_record(layouts=("mirror.v1",), packs_to="mirror.v1"))
+        more = {"standings": EVERYWHERE}
+        register("other", fp4_record("other.k", layouts=("other.v1",), packs_to="other.v1", **more))
+        register("mirror", fp4_record(layouts=("mirror.v1",), packs_to="mirror.v1", **more))
         prepare = kernelhub.fp4_gemm.prepare
         assert prepare(**arguments, backend=("mirror", "other")).kernel == "mirror.k"
         assert prepare(**arguments, backend=("other", "mirror")).kernel == "other.k"

@@ -69,14 +69,34 @@ class MarlinFp4(Fp4GemmAdapter, PackingAdapter):
 
     def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
         """Codes and scales in Marlin's order, once it is known that its format holds them."""
+        codes, _, global_scale = weight
+        assert codes is not None
+        raw = codes.view(torch.uint8).contiguous()
+        more = padded_rows(raw.shape[0], 2 * raw.shape[1]) - raw.shape[0]
+        made, shift, exponent = self._held(*weight)
+        shape = None if global_scale is None else tuple(global_scale.shape)
+        if global_scale is not None:
+            global_scale = (global_scale.double() * 2.0**exponent).float().reshape(1)
+        pad = functools.partial(torch.nn.functional.pad, pad=(0, 0, 0, more))
+        tensors = {
+            "codes": ordered_codes(pad(raw)).view(torch.uint8),
+            "scale": ordered_scales(pad(made)).view(self._scale_dtype),
+            "global_scale": global_scale,
+        }
+        return tensors, functools.partial(unpack, shift=shift, exponent=exponent, shape=shape)
+
+    def check_holds(self, *weight: Tensor | None) -> None:
+        """Whether Marlin's format holds the scales."""
+        self._held(*weight)
+
+    def _held(self, *weight: Tensor | None) -> tuple[Tensor, int, int]:
+        """Scales as Marlin reads them, in their place, and the powers of two that they and the global one moved by."""
         codes, scale, global_scale = weight
         assert codes is not None
         assert scale is not None
         raw = codes.view(torch.uint8).contiguous()
-        more = padded_rows(raw.shape[0], 2 * raw.shape[1]) - raw.shape[0]
         n, groups = scale.shape
         used = (raw & 0x77).view(n, groups, -1).amax(-1) != 0
-        shape = None if global_scale is None else tuple(global_scale.shape)
         exponent = shift = 0
         try:
             if global_scale is None:
@@ -92,14 +112,7 @@ class MarlinFp4(Fp4GemmAdapter, PackingAdapter):
                 check_global_scale(float(global_scale), exponent)
             except Unfit as unfit:
                 _refuse("b_global_scale", unfit)
-            global_scale = (global_scale.double() * 2.0**exponent).float().reshape(1)
-        pad = functools.partial(torch.nn.functional.pad, pad=(0, 0, 0, more))
-        tensors = {
-            "codes": ordered_codes(pad(raw)).view(torch.uint8),
-            "scale": ordered_scales(pad(made)).view(self._scale_dtype),
-            "global_scale": global_scale,
-        }
-        return tensors, functools.partial(unpack, shift=shift, exponent=exponent, shape=shape)
+        return made, shift, exponent
 
 
 def unpack(packed: PackedWeight, *, shift: int, exponent: int, shape: tuple[int, ...] | None) -> Tensors:

@@ -89,13 +89,7 @@ class MarlinFp8(Fp8GemmAdapter, WeightOnlyAdapter, PackingAdapter):
         assert codes is not None
         assert scale is not None
         n = codes.shape[0]
-        blocks = self.problem.scaling == BLOCK and self.problem.k > _BLOCK  # a single one is that of the row
-        factors = scale if scale.dtype is torch.float32 else from_e8m0(scale)
-        try:
-            held = held_scales(factors, self._dtype, blocks)
-        except Unfit as unfit:
-            fix = "prepare a plan with another kernel, such as backend='triton', which takes every weight"
-            raise InvalidArgument("fp8_gemm", "b_scale", str(unfit), fix) from unfit
+        blocks, held = self._held(scale)
         more = self._rows_of_b - n
         every = _BLOCK if self.problem.scaling == BLOCK else 1
         raw = torch.nn.functional.pad(codes.view(torch.uint8).contiguous(), (0, 0, 0, more))
@@ -107,6 +101,22 @@ class MarlinFp8(Fp8GemmAdapter, WeightOnlyAdapter, PackingAdapter):
             ordered = ordered_columns(torch.nn.functional.pad(each.reshape(-1).expand(n), (0, more)))
         tensors: dict[str, Tensor | None] = {"codes": ordered_bytes(raw), "scale": ordered.contiguous()}
         return tensors, functools.partial(unpack, every=every, dtype=scale.dtype, shape=tuple(scale.shape))
+
+    def check_holds(self, *weight: Tensor | None) -> None:
+        """Whether the dtype of the activations holds the scales."""
+        _, scale = weight
+        assert scale is not None
+        self._held(scale)
+
+    def _held(self, scale: Tensor) -> tuple[bool, Tensor]:
+        """Whether scales are of blocks of a row, and the scales as Marlin multiplies by them."""
+        blocks = self.problem.scaling == BLOCK and self.problem.k > _BLOCK  # a single one is that of the row
+        factors = scale if scale.dtype is torch.float32 else from_e8m0(scale)
+        try:
+            return blocks, held_scales(factors, self._dtype, blocks)
+        except Unfit as unfit:
+            fix = "prepare a plan with another kernel, such as backend='triton', which takes every weight"
+            raise InvalidArgument("fp8_gemm", "b_scale", str(unfit), fix) from unfit
 
 
 def held_scales(factors: Tensor, dtype: torch.dtype, blocks: bool) -> Tensor:

@@ -19,7 +19,7 @@ from kernelhub.ops.gemm.fp4.call import bind, form_of, key_of, problem_of, refus
 from kernelhub.ops.gemm.fp4.operands import NAME, check, check_weight
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem, contradiction
 from kernelhub.ops.gemm.fp4.reference import fp4_gemm_reference
-from kernelhub.ops.packed import PackedWeight, PackingPlan, key_to_prepare
+from kernelhub.ops.packed import PackedWeight, PackingPlan, prepared
 
 _op: Op[Fp4GemmProblem] = Op(
     Contract(
@@ -102,11 +102,21 @@ class Fp4GemmPlan(PackingPlan):
         return self._pack(weight, {"format": form, "scale_dtype": b_scale.dtype})
 
 
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> Fp4GemmPlan:
-    """Choose once for operands like these: arguments as of `fp4_gemm`."""
+def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwargs: Any) -> Fp4GemmPlan:
+    """Choose once for operands like these: arguments as of `fp4_gemm`.
+
+    With `packing` the weight is as in a checkpoint, and the caller packs it with the plan's `pack` before it runs:
+    kernels that need that are ranked with the others, and the plan runs what its `pack` gives.
+    """
     asked = _op.ask(backend, args, kwargs)
-    key = key_to_prepare(_op, asked.key, asked.device, backend, with_layout)
-    return Fp4GemmPlan(_op.bound_for(key, asked.device, backend))
+
+    def make(bound: Bound) -> Fp4GemmPlan:
+        plan = Fp4GemmPlan(bound)
+        if packing and isinstance(weight := asked.arguments[1], Tensor):
+            plan.check_packs(weight, asked.arguments[3], asked.arguments[5])
+        return plan
+
+    return prepared(_op, asked, backend, with_layout, packing, make)
 
 
 @publish(_op, _prepare, traced=library.fp4_gemm)

@@ -22,7 +22,7 @@ from kernelhub.ops.gemm.fp8.call import bind, problem_of, with_layout
 from kernelhub.ops.gemm.fp8.checks import NAME, check, facts_of_weight, refuse
 from kernelhub.ops.gemm.fp8.problem import MOST_FEW, REGIMES, Fp8GemmProblem, complete, contradiction, regime
 from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
-from kernelhub.ops.packed import PackedWeight, PackingPlan, key_to_prepare
+from kernelhub.ops.packed import PackedWeight, PackingPlan, prepared
 
 _op: Op[Fp8GemmProblem] = Op(
     Contract(
@@ -99,11 +99,22 @@ class Fp8GemmPlan(PackingPlan):
         return self._pack({"codes": b, "scale": b_scale}, facts_of_weight(b, b_scale, problem))
 
 
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> Fp8GemmPlan:
-    """Choose once for operands like these: arguments as of `fp8_gemm`."""
+def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwargs: Any) -> Fp8GemmPlan:
+    """Choose once for operands like these: arguments as of `fp8_gemm`.
+
+    With `packing` the weight is as in a checkpoint, and the caller packs it with the plan's `pack` before it runs:
+    kernels that need that are ranked with the others, and the plan runs what its `pack` gives. Only weights beside
+    activations that are not quantised can be packed; others are left as they are.
+    """
     asked = _op.ask(backend, args, kwargs)
-    key = key_to_prepare(_op, asked.key, asked.device, backend, with_layout)
-    return Fp8GemmPlan(_op.bound_for(key, asked.device, backend))
+
+    def make(bound: Bound) -> Fp8GemmPlan:
+        plan = Fp8GemmPlan(bound)
+        if packing and isinstance(weight := asked.arguments[1], Tensor):
+            plan.check_packs(weight, asked.arguments[3])
+        return plan
+
+    return prepared(_op, asked, backend, with_layout, packing, make)
 
 
 @publish(_op, _prepare, traced=library.fp8_gemm)

@@ -21,7 +21,7 @@ from kernelhub.ops.moe.experts.check import NAME, Operands, check
 from kernelhub.ops.moe.experts.packing import layer_of, packed, with_packed
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fused_moe_reference
-from kernelhub.ops.packed import PackedWeight, PackingPlan, key_to_prepare, layout_of
+from kernelhub.ops.packed import PackedWeight, PackingPlan, layout_of, prepared
 
 _op: Op[ExpertsProblem] = Op(
     Contract(
@@ -133,11 +133,15 @@ class ExpertsPlan(PackingPlan):
         return words
 
 
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ExpertsPlan:
-    """Choose once for a layer like this: arguments as of `fused_moe`."""
+def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwargs: Any) -> ExpertsPlan:
+    """Choose once for a layer like this: arguments as of `fused_moe`.
+
+    With `packing` the weights are given as in a checkpoint, and the caller packs them with the plan's `pack`, or lets
+    the plan keep them packed: kernels that need that are ranked with the others.
+    """
     asked = _op.ask(backend, args, kwargs)
-    key = key_to_prepare(_op, asked.key, asked.device, backend, with_layout)
-    return ExpertsPlan(_op.bound_for(key, asked.device, backend), asked.arguments[0])
+    given: Operands = asked.arguments[0]
+    return prepared(_op, asked, backend, with_layout, packing, lambda bound: ExpertsPlan(bound, given))
 
 
 @publish(_op, _prepare, traced=library.fused_moe)
