@@ -20,9 +20,9 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.problem import feature_name
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
-from kernelhub.errors import KernelUnavailable, NoKernel
+from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
 from kernelhub.evidence.call import Answer, Call, Failed, Unavailable
-from kernelhub.evidence.cases.case import Arguments, Case, Make, OpCases, each
+from kernelhub.evidence.cases.case import Arguments, Case, Make, OpCases, Packing, each
 from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, overwrite, same
 from kernelhub.evidence.results import Check
 
@@ -86,6 +86,8 @@ class Subject:
             try:
                 answer = self._ask(arguments)
                 wrong = self._wrong_with(case, arguments, answer)
+            except _NotHeld as error:
+                return str(error)
             except Failed as failure:
                 check = found(failure.code, math.inf, str(failure))
                 if self._lost():
@@ -144,6 +146,8 @@ class Subject:
         return self._ask(arguments, own=True) if self.cases.destinations(arguments) else None
 
     def _in_place(self, arguments: Arguments) -> Answer | None:
+        if self.kernel.needs_packing:
+            return None
         made = self.cases.in_place(copied(arguments))
         if made is None or not self.claims(made[0] | made[1]).holds:
             return None
@@ -183,19 +187,22 @@ class Subject:
         made = self._packed(arguments)
         if made is None:
             return None
-        packed, originals = made
-        for place, (got, want) in enumerate(zip(packed["b"].unpack(), originals, strict=True)):
-            if (got is None) != (want is None) or (got is not None and want is not None and not same(got, want)):
-                return "packing", f"tensor {place} of the weight does not come back from {packed['b'].layout} as it was"
+        packed, weights = made
+        for weight, originals in weights:
+            for place, (got, want) in enumerate(zip(weight.unpack(), originals, strict=True)):
+                if (got is None) != (want is None) or (got is not None and want is not None and not same(got, want)):
+                    return "packing", f"tensor {place} of the weight does not come back from {weight.layout} as it was"
         judgement = self._ask(arguments, packed=packed).judgement
         return None if judgement.ok else ("packing", f"the packed weight gives another result: {judgement.figures}")
 
-    def _packed(self, arguments: Arguments) -> tuple[Arguments, tuple[Tensor | None, ...]] | None:
+    def _packed(self, arguments: Arguments) -> tuple[Arguments, tuple[Packing, ...]] | None:
         try:
             plan = self.function.prepare(**arguments, backend=self.kernel.name)
             return self.cases.pack(plan, arguments)
         except (NoKernel, KernelUnavailable) as error:
             raise Unavailable(str(error).partition("\n")[0]) from error
+        except InvalidArgument as error:
+            raise _NotHeld(f"its format does not hold this weight: {error}") from error
         except SystemExit as error:
             raise Failed("crashed", f"packing raised SystemExit({error.code!r})") from error
         except Exception as error:
@@ -236,6 +243,10 @@ class Subject:
         except RuntimeError:
             return True
         return False
+
+
+class _NotHeld(Exception):
+    """The kernel's layout does not hold the numbers of a weight, as it says itself."""
 
 
 class _Claim(NamedTuple):

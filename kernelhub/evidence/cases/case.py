@@ -14,12 +14,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
+from kernelhub.ops.packed import PackedWeight
 
 Arguments = dict[str, Any]
 Make = Callable[[torch.device], Arguments]
@@ -71,6 +72,13 @@ class Judgement:
     @property
     def ok(self) -> bool:
         return self.ratio <= 1.0
+
+
+class Packing(NamedTuple):
+    """A weight that a plan packed, and the tensors that unpacking it must give."""
+
+    weight: PackedWeight
+    tensors: tuple[Tensor | None, ...]
 
 
 class OpCases(abc.ABC):
@@ -125,8 +133,8 @@ class OpCases(abc.ABC):
         """By parameter, which rows of a destination are not the call's to write: bool, over its first dimensions."""
         return {}
 
-    def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Tensor | None, ...]] | None:
-        """The call with its weight packed by a plan, and what unpacking must give; None if nothing is packed."""
+    def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Packing, ...]] | None:
+        """The call with its weights packed by a plan, and each of them; None if the op takes no packed weights."""
         return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, worst
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, Packing, worst
 from kernelhub.evidence.cases.operands import lacking, scaled, zeroed
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
@@ -83,11 +83,11 @@ class Fp4GemmCases(OpCases):
         numbers = ~(want.isnan() & out.isnan())
         return Judgement(*worst((out.double() - want).abs()[numbers], allowed[numbers]), {"out": want})
 
-    def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Tensor | None, ...]] | None:
+    def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Packing, ...]]:
         weight = {name: arguments.get(name) for name in ("b", "b_scale", "b_global_scale")}
         packed = plan.pack(**weight)
         rest = {name: value for name, value in arguments.items() if not name.startswith("b_")}
-        return rest | {"b": packed}, tuple(weight.values())
+        return rest | {"b": packed}, (Packing(packed, tuple(weight.values())),)
 
 
 def _sizes(reference: Any, arguments: Arguments) -> Tensor:

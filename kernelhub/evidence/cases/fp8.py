@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, Packing
 from kernelhub.evidence.cases.operands import lacking, scaled, transposed, zeroed
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
@@ -84,6 +84,12 @@ class Fp8GemmCases(OpCases):
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
         return _judge_fp8(self.reference, results["out"], arguments)
+
+    def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Packing, ...]]:
+        weight = {name: arguments[name] for name in ("b", "b_scale")}
+        packed = plan.pack(**weight)
+        rest = {name: value for name, value in arguments.items() if name not in weight}
+        return rest | {"b": packed}, (Packing(packed, tuple(weight.values())),)
 
 
 class BmmFp8Cases(OpCases):

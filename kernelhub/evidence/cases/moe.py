@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases
+from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, Packing
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS
 from kernelhub.ops.moe.experts.tolerance import compare
@@ -107,7 +107,16 @@ class ExpertsCases(OpCases):
         figures = f"{agreement.worst:.2g} of what an element may be off, {agreement.overall:.2g} of all together"
         return Judgement(ratio, figures if agreement.finite else "some elements are no numbers", {"out": want})
 
+    def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Packing, ...]]:
+        names = {side: [side + part for part in _PARTS] for side in ("w13", "w2")}
+        layer = {name: arguments.get(name) for side in names.values() for name in side}
+        made = dict(zip(names, plan.pack(**layer), strict=True))
+        rest = {name: value for name, value in arguments.items() if name not in layer}
+        each = tuple(Packing(made[side], tuple(layer[name] for name in names[side])) for side in names)
+        return rest | made, each
 
+
+_PARTS = ("", "_scale", "_global_scale", "_bias")
 _NOWHERE: Arguments = {"topk_ids": "some nowhere"}
 
 
