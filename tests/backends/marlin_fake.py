@@ -19,6 +19,7 @@ from kernelhub.backends.marlin import kernels as records
 from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.constraint import OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
+from kernelhub.dispatch.standing import Standing
 from tests.backends.cutlass_fakes import packed, registered
 from tests.backends.fake.addresses import check_small
 from tests.dispatch.backends import EVERYWHERE
@@ -139,14 +140,14 @@ def _as(bits: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @contextlib.contextmanager
-def on_the_cpu(*, with_library: bool = True) -> Iterator[None]:
+def on_the_cpu(*, with_library: bool = True, standings: tuple[Standing, ...] = EVERYWHERE) -> Iterator[None]:
     """Backend `fake`: the records of marlin without what they ask of the machine; and the operator they call."""
     made = [
         dataclasses.replace(
             kernel,
             name=kernel.name.replace("marlin.", "fake."),
             band=Band.PLUGIN,
-            standings=EVERYWHERE,
+            standings=standings,
             constraints=(
                 anything("device"),
                 *(item for item in kernel.constraints if not isinstance(item, (OnDevice, Package, Compiled))),

@@ -20,6 +20,7 @@ from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import PLAIN
 from kernelhub.warming.outcome import BEFORE
 from kernelhub.warming.there import list_wanted
+from tests.backends.marlin_fake import on_the_cpu
 from tests.dispatch.backends import register
 from tests.ops.test_packed_experts import LAYER, SIZES, Mirrored, layer, record
 
@@ -136,3 +137,32 @@ def test_a_list_for_another_device_names_kernels_that_pack() -> None:
     for packing, kernel in ((False, "flashinfer.cutlass_experts"), (True, "flashinfer.trtllm_experts")):
         listed = list_wanted("qwen3-30b-a3b", device="B200", machine=machine, packing=packing)
         assert {item.kernel for item in listed if item.op == "fused_moe"} == {kernel}
+
+
+PRODUCTS: dict[str, dict[str, Any]] = {
+    "fp4_gemm": {"n": 64, "k": 128},
+    "fp8_gemm": {"n": 64, "k": 128, "weight_only": "bfloat16", "scaling": "row"},
+}
+
+
+def warmed_product(op: str) -> Any:
+    """Marlin's kernels, in plain torch and verified by nobody, where they would be first."""
+    verdict = kernelhub.explain(op, device="cpu", packing=True, **PRODUCTS[op])
+    assert not verdict.selected.startswith("fake.")
+    (tried,) = kernelhub.warmup([need_of(op, verdict.problem)], packing=True, **QUICK).earned
+    return tried, kernelhub.explain(op, device="cpu", packing=True, **PRODUCTS[op])
+
+
+def test_a_product_with_packed_weights_is_earned_too() -> None:
+    with on_the_cpu(standings=CLAIMED):
+        tried, verdict = warmed_product("fp4_gemm")
+    assert tried.ok
+    assert verdict.selected == tried.kernel
+
+
+def test_a_weight_that_the_format_does_not_hold_earns_nothing_and_is_no_failure() -> None:
+    with on_the_cpu(standings=CLAIMED):
+        tried, verdict = warmed_product("fp8_gemm")
+    assert not tried.ok
+    assert "its format does not hold this weight" in tried.reason
+    assert [item.kernel for item in verdict.faster] == [tried.kernel], "untested as before, and not quarantined"
