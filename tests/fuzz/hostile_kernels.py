@@ -45,6 +45,7 @@ GATE = (
 _KERNELS = """
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.problem import AttentionProblem
 
 BACKEND = Backend("hostile", "kernels that do what none should")
@@ -52,6 +53,7 @@ KERNELS = tuple(
     Kernel(
         op="attention", name=f"hostile.{{name}}", target=f"hostile_acts:{{name}}", summary=name, band=Band.PLUGIN,
         constraints=(anything(*AttentionProblem.__dataclass_fields__),),
+        standings=(verified("*", evidence="so it says itself"),),
     )
     for name in {names!r}
 )
