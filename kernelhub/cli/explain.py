@@ -57,6 +57,8 @@ def show_verdict(verdict: Selection[Any], console: Console) -> None:
     console.line(f"decided by: {verdict.source}, {verdict.because}")
     for sentence in verdict.overruled:
         console.line(f"overruled: {sentence}")
+    if verdict.faster:
+        console.line(f"faster: {verdict.faster[0].hint}")
     console.line(f"problem: {_written(verdict)}")
     if verdict.assumed:
         console.line(f"assumed: {verdict.assumed}")

@@ -216,3 +216,11 @@ def test_a_machine_may_lack_a_toolkit_or_binaries(ask):
     alone = ask("explain", "paged_attention", "--without", "nvcc")
     assert alone.code != 0
     assert "--with" in alone.err
+
+
+def test_what_would_be_faster_is_said_in_one_line_with_the_command(ask) -> None:
+    flags = (*TRITON, "--with", "flashinfer=0.6.18.post1", "--num-q-heads", "64", "--q-len", "one")
+    answer = ask("explain", "paged_attention", "--device", "B200", *flags)
+    line = answer.row("faster:")
+    assert "flashinfer.trtllm_gen would be first; untested on sm_100 (published:" in line
+    assert "kernelhub verify paged_attention --backend flashinfer.trtllm_gen --num-q-heads 64" in line
