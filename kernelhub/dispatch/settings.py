@@ -10,7 +10,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,25 +105,16 @@ def _parse_bytes(text: str) -> int:
     return num_bytes
 
 
-def _parse_action(text: str) -> str:
-    word = text.strip().lower()
-    if word not in ACTIONS:
-        raise ValueError(f"{text!r} is neither {' nor '.join(ACTIONS)}")
-    return word
+def _one_of(words: Sequence[str]) -> Callable[[str], str]:
+    """A parser that takes one of some words, in any case, spaces around ignored."""
 
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(f"{text!r} is neither {' nor '.join(words)}{did_you_mean(word, words)}")
+        return word
 
-def _parse_missing(text: str) -> str:
-    word = text.strip().lower()
-    if word not in ("auto", "error"):
-        raise ValueError(f"{text!r} is neither auto nor error")
-    return word
-
-
-def _parse_trust(text: str) -> str:
-    word = text.strip().lower()
-    if word not in TRUSTS:
-        raise ValueError(f"{text!r} is not one of {', '.join(TRUSTS)}{did_you_mean(word, TRUSTS)}")
-    return word
+    return parse
 
 
 def _parse_folder(text: str) -> Path:
@@ -195,7 +186,7 @@ VARIABLES = {
         ),
         Variable(
             "KERNELHUB_AUDIT_ACTION",
-            _parse_action,
+            _one_of(ACTIONS),
             OFF.action,
             "record or quarantine",
             "What becomes of a kernel that an audit finds wrong: quarantined for the next process, or at once.",
@@ -210,7 +201,7 @@ VARIABLES = {
         ),
         Variable(
             "KERNELHUB_TRUST",
-            _parse_trust,
+            _one_of(TRUSTS),
             None,
             "here, vendor or measured",
             "Choose kernels verified on this family of devices or machine; or too what a vendor states; or only ours.",
@@ -269,7 +260,7 @@ VARIABLES = {
         Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run what `kernelhub lock` wrote down, or fail."),
         Variable(
             "KERNELHUB_LOCK_MISSING",
-            _parse_missing,
+            _one_of(("auto", "error")),
             "auto",
             "auto or error",
             "What a problem gets that is not in the lock file: a free choice, or an error.",
