@@ -54,11 +54,14 @@ def can_run(asked: Question, kernel: Kernel) -> bool:
         return False
     if _distrusts(asked, kernel):  # asked first, since the reason names a command that takes a while to write
         return False
-    return next(reasons(asked, kernel), None) is None
+    return next(reasons(asked, kernel, trusted=True), None) is None
 
 
-def reasons(asked: Question, kernel: Kernel) -> Iterator[Rejection]:
-    """Every reason against one kernel, but that one for other devices is not asked about the problem."""
+def reasons(asked: Question, kernel: Kernel, *, trusted: bool = False) -> Iterator[Rejection]:
+    """Every reason against one kernel, but that one for other devices is not asked about the problem.
+
+    `trusted` says that trust was asked already, and speaks not against the kernel.
+    """
     policy, machine = asked.policy, asked.machine
     if policy.disables:
         for wish in policy.removing(asked.op, kernel):
@@ -95,7 +98,7 @@ def reasons(asked: Question, kernel: Kernel) -> Iterator[Rejection]:
             yield Rejection("known_bad", f"{entry.symptom} ({entry.issue})", entry.remedy)
     if asked.quarantined and (found := asked.quarantined.get((asked.op, kernel.name))) is not None:
         yield found
-    if (distrust := distrusted(asked, kernel)) is not None:
+    if not trusted and (distrust := distrusted(asked, kernel)) is not None:
         yield distrust
     layout = getattr(asked.problem, WEIGHT_LAYOUT, CHECKPOINT)
     if layout not in kernel.layouts and not (layout == CHECKPOINT and asked.policy.packing and kernel.packs_to):
