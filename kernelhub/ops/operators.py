@@ -42,7 +42,7 @@ def _without_nested(name: str) -> Callable[..., Any]:
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(tensor, Tensor) and tensor.is_nested:
                     check_operand(name.removesuffix("_out"), parameter, tensor)
-        raise NotImplementedError(function)
+        raise NotImplementedError(f"{function} takes no nested tensor: give padded ones, or one with cu_seqlens")
 
     return refuse_nested
 
