@@ -21,11 +21,8 @@ from kernelhub.warming.wanted import Item
 def order_for(item: Item, kernel: str, device: torch.device, sizing: Sizing) -> str:
     """An item as a line for a child."""
     assert item.need is not None
-    need = item.need
     told = {
-        "op": need.op,
-        "facets": need.facets,
-        "sizes": need.sizes,
+        "need": item.need.to_dict(),
         "tokens": item.tokens,
         "kernel": kernel,
         "device": str(device),
@@ -41,11 +38,8 @@ def main() -> None:
     os.dup2(2, 1)
     for line in sys.stdin:
         told: dict[str, Any] = json.loads(line)
-        need = Need(told["op"], _pairs(told["facets"]), (), (), tuple(map(_pairs, told["sizes"])))
-        item = Item(need, tuple(told["tokens"]), told["kernel"] or None, packing=told["packing"])
+        item = Item(
+            Need.from_dict(told["need"]), tuple(told["tokens"]), told["kernel"] or None, packing=told["packing"]
+        )
         outcome = make_ready(item, torch.device(told["device"]), Sizing(*told["sizing"]))
         print(json.dumps(outcome.to_dict()), file=answers, flush=True)
-
-
-def _pairs(plain: list[list[Any]]) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, value) for name, value in plain)

@@ -50,9 +50,8 @@ class ServingCall:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        need = {"op": self.need.op, "facets": list(self.need.facets), "sizes": list(self.need.sizes)}
         rest = {"tokens": self.tokens, "context_len": self.context_len, "seed": self.seed, "repeats": self.repeats}
-        return {"need": need, **rest}
+        return {"need": self.need.to_dict(), **rest}
 
     def case(self) -> Case:
         """The call as a case."""
@@ -67,10 +66,8 @@ def mark_of(need: Need) -> str:
 
 def serving_case(plain: Mapping[str, Any]) -> Case:
     """The case that `ServingCall.to_dict` tells of."""
-    told = plain["need"]
-    need = Need(told["op"], _pairs(told["facets"]), (), (), tuple(map(_pairs, told["sizes"])))
     rest = {name: plain[name] for name in ("tokens", "context_len", "seed", "repeats")}
-    return ServingCall(need, **rest).case()
+    return ServingCall(Need.from_dict(plain["need"]), **rest).case()
 
 
 def serving_calls(
@@ -106,7 +103,3 @@ def _spread(sizes: Sequence[int], most: int, draw: random.Random) -> list[int]:
     if len(sizes) <= most:
         return list(sizes)
     return sorted([sizes[0], sizes[-1], *draw.sample(sizes[1:-1], most - 2)])
-
-
-def _pairs(plain: Sequence[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, value) for name, value in plain)

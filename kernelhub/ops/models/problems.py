@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,19 @@ class Need:
     def problem(self, device: DeviceLike = None) -> Any:
         """The op's problem on a device: as `explain` takes it, by default the first GPU here, else the CPU."""
         return problem_from(HUB.function(self.op).op.contract, device_facts(device), dict(self.facets))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: what calls are made from, for another process."""
+        return {"op": self.op, "facets": list(self.facets), "sizes": list(self.sizes)}
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> Need:
+        """The need that `to_dict` tells of, asked in no phase and by no layer."""
+        return Need(plain["op"], _pairs(plain["facets"]), (), (), tuple(map(_pairs, plain["sizes"])))
+
+
+def _pairs(plain: Sequence[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, value) for name, value in plain)
 
 
 def describe(model: Model, quantization: str | None = None) -> Description:
