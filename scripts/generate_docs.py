@@ -380,7 +380,7 @@ def codes() -> str:
     """Stable codes of decisions, with what each means."""
     meanings = {
         "selected": "it runs",
-        "outranked": "it could run; another is expected to be faster or was preferred",
+        "supported": "it could run; another is expected to be faster or was preferred",
         "not_requested": "it could run; something else was asked for",
         "disabled": "switched off by a variable, file, context or `configure`",
         "refused_by_rank": "another rank cannot run it; the reason names the rank and its own reason",

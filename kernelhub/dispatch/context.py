@@ -60,7 +60,7 @@ class use(contextlib.ContextDecorator):
         trust: on whose word a kernel may be chosen that nobody names: ``"here"``, it was verified on this family of
             devices, by the project or on this machine; ``"vendor"``, a vendor's statement suffices too;
             ``"measured"``, the project ran it on this family (docs/trust.md).
-        ops: for each op named, the backends or kernels that run it, first able first.
+        ops: for each op named, the backends or kernels that run it, first supported one.
 
     Raises:
         ConfigurationError: a name means no op, no backend and no kernel.

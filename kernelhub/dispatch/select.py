@@ -112,7 +112,7 @@ def _soft_source(
     if tuned is not None and chosen.name in tuned.because:
         return TUNED, tuned.because[chosen.name]
     if line is not None and chosen.name in line.kernels:
-        return "order", f"first able in {_order_of(line, chosen)}"
+        return "order", f"fastest supported kernel in {_order_of(line, chosen)}"
     return "band", _OF_BAND[chosen.band]
 
 
@@ -142,19 +142,19 @@ def _overruled(op: str, request: Wish | None, chosen: Kernel | None, policy: Pol
 def _decisions(asked: Question, ranking: Sequence[Kernel], chosen: Kernel | None, because: str) -> tuple[Decision, ...]:
     """What is decided about every kernel, once one was chosen."""
     against = {kernel: tuple(reasons(asked, kernel)) for kernel in asked.candidates.kernels}
-    able = [kernel for kernel in ranking if not against[kernel]]
-    order = as_wished(asked.op, able, asked.policy)
+    supported = [kernel for kernel in ranking if not against[kernel]]
+    order = as_wished(asked.op, supported, asked.policy)
     request = asked.policy.request_for(asked.op)
     result = []
     if chosen is not None:
         result.append(Decision(chosen.name, True, "selected", because))
         result += [
-            Decision(kernel.name, True, "outranked", f"able, ranked after {order[index].name}")
+            Decision(kernel.name, True, "supported", f"supported, ranked below {order[index].name}")
             for index, kernel in enumerate(order[1:])
         ]
-    for kernel in able:
+    for kernel in supported:
         if kernel not in order and request is not None:
-            reason = f"able, but {request.origin} asks for {' or '.join(request.names)}"
+            reason = f"supported, but {request.origin} asks for {' or '.join(request.names)}"
             undo = request.undo or f"remove {request.origin}"
             result.append(Decision(kernel.name, False, "not_requested", reason, undo))
     faster = _distrusted_before(asked, ranking, against, chosen)

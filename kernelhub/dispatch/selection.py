@@ -1,4 +1,4 @@
-"""A verdict as users see it: the chosen kernel, who decided, and what was decided about every other one."""
+"""A selection as users see it: the chosen kernel, who decided, and what was decided about every other one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Decision(NamedTuple):
     Attributes:
         kernel: its name.
         accepted: whether it could run this problem under this policy.
-        code: ``"selected"``, ``"outranked"``, or the stable code of the first rejection.
+        code: ``"selected"``, ``"supported"``, or the stable code of the first rejection.
         reason: a sentence.
         remedy: what would change the decision; empty if nothing would here.
         rejections: every reason against it, the first of which gave `code`.
@@ -111,9 +111,9 @@ class Selection(Generic[ProblemT]):
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
-        """One for every registered kernel of the op: the chosen one first, then those outranked, then the rejected.
+        """One for every registered kernel of the op: the selected one first, then those supported, then the rejected.
 
-        Outranked ones come best first; then those that would be chosen if they were verified here; other rejected ones
+        Supported ones come best first; then those that would be chosen if they were verified here; other rejected ones
         by name. A choice ends with the first kernel that can run, so
         these are made when they are first looked at; they tell of the moment of the choice.
         """
@@ -137,9 +137,9 @@ class Selection(Generic[ProblemT]):
             return None
         reads = f"weights: given as {given}; {self.kernel.name} reads {' or '.join(self.kernel.layouts)}"
         if not self.kernel.packs_to:
-            return f"{reads}, and packs nothing"
-        need = "and needs that" if self.kernel.needs_packing else "which is not needed"
-        return f"{reads}, and packs to {self.kernel.packs_to}, {need}"
+            return f"{reads}; no repacking needed"
+        need = "required" if self.kernel.needs_packing else "optional"
+        return f"{reads}; packing to {self.kernel.packs_to} is {need}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the keys ``op``, ``problem``, ``selected``, ``source``, ``decisions``."""
@@ -172,7 +172,7 @@ class Selection(Generic[ProblemT]):
         width = max((len(decision.kernel) for decision in self.decisions), default=0)
         for decision in self.decisions:
             mark = "*" if decision.code == "selected" else "+" if decision.accepted else "-"
-            lines.append(f"  {mark} {decision.kernel:<{width}}  {decision.code}: {decision.reason}")
+            lines.append(f"  {mark} {decision.kernel:<{width}}  {_sentence(decision)}")
             if decision.remedy and not decision.accepted:
                 lines.append(f"    {'':<{width}}  remedy: {decision.remedy}")
         return "\n".join(lines)
@@ -197,6 +197,11 @@ class Selection(Generic[ProblemT]):
     @property
     def _choice(self) -> tuple[Any, ...]:
         return self.op, self.problem, self.kernel, self.source, self.because, self.explicit, self.overruled
+
+
+def _sentence(decision: Decision) -> str:
+    """The reason with its code, unless it opens with the code."""
+    return decision.reason if decision.reason.startswith(decision.code) else f"{decision.code}: {decision.reason}"
 
 
 class _Told(NamedTuple):

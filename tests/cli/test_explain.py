@@ -152,7 +152,7 @@ class TestForPeople:
         words = ("--device", "B200", "--model", "gpt-oss-120b", *TRITON)
         first, second, third, *_ = ask("explain", "paged_attention", *words).out.splitlines()
         assert first == "paged_attention on NVIDIA B200, sm_100 (simulated): triton.split_kv"
-        assert second.startswith("decided by: order, first able in the order for")
+        assert second.startswith("decided by: order, fastest supported kernel in the order for")
         assert "head_dim_qk=64" in third
         assert third.endswith("window_left, sinks, page_size=16")
 

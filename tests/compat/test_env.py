@@ -159,7 +159,7 @@ class TestWhereItHolds:
                 assert decision.reason == "disabled by VLLM_DISABLE_FLASHINFER_PREFILL=1"
                 remedy = "unset VLLM_DISABLE_FLASHINFER_PREFILL, or set KERNELHUB_IGNORE_VLLM_ENV=1"
                 assert decision.remedy == remedy
-        assert codes == {192: "disabled", 128: "outranked"}
+        assert codes == {192: "disabled", 128: "supported"}
 
     def test_a_request_for_a_library_of_gpus_leaves_the_cpu_alone(self, environment) -> None:
         environment(VLLM_ATTENTION_BACKEND="FLASH_ATTN")

@@ -49,7 +49,7 @@ class TestTheMomentOfChoice:
         behind = kernel("a.one", Rule(("width",), lambda asked: costly.append(asked.width)), band=Band.PORTABLE)
         verdict = choose(behind, kernel("b.one", band=Band.TUNED))
         assert (verdict.selected, costly) == ("b.one", [])
-        assert [item.code for item in verdict.decisions] == ["selected", "outranked"]
+        assert [item.code for item in verdict.decisions] == ["selected", "supported"]
         assert costly == [64]
 
     def test_a_failure_to_load_that_came_later_is_not_told(self) -> None:
@@ -57,10 +57,10 @@ class TestTheMomentOfChoice:
         pair = kernel("a.one"), kernel("b.one")
         before = choose(*pair, machine=machine)
         machine.cannot_load("toy", "b.one", Rejection("load_failed", "gone"))
-        assert [item.code for item in before.decisions] == ["selected", "outranked"]
+        assert [item.code for item in before.decisions] == ["selected", "supported"]
         assert [item.code for item in choose(*pair, machine=machine).decisions] == ["selected", "load_failed"]
         machine.forget()
-        assert [item.code for item in choose(*pair, machine=machine).decisions] == ["selected", "outranked"]
+        assert [item.code for item in choose(*pair, machine=machine).decisions] == ["selected", "supported"]
 
     def test_a_package_that_was_installed_later_is_not_told(self, tmp_path: Path, monkeypatch) -> None:
         machine = Machine()
@@ -74,7 +74,7 @@ class TestTheMomentOfChoice:
         machine.forget()
         now = choose(*pair, machine=machine)
         assert "a_late_package" not in sys.modules
-        assert [item.code for item in now.decisions] == ["selected", "outranked"]
+        assert [item.code for item in now.decisions] == ["selected", "supported"]
         assert [item.code for item in before.decisions] == ["selected", "package_missing"]
 
     def test_neither_configuration_nor_backends_that_came_later_are_told(self) -> None:

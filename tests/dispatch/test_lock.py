@@ -75,7 +75,7 @@ class TestHolds:
         assert (told.selected, told.source, told.because) == ("torch.blocked", "lock", f"{path}:{line}")
         others = [item for item in told.decisions if item.code == "not_requested"]
         assert others
-        assert all(item.reason == f"able, but {path}:{line} asks for torch.blocked" for item in others)
+        assert all(item.reason == f"supported, but {path}:{line} asks for torch.blocked" for item in others)
         assert "unset KERNELHUB_LOCK" in others[0].remedy
 
     def test_a_reload_without_the_variable_ends_it(self, lock, monkeypatch):
