@@ -262,7 +262,7 @@ class Contract:
     def test_operands_may_have_any_strides(self) -> None:
         arguments = self.inputs(self.plain)
         want = self.run(arguments)
-        for layout in (_sliced, _transposed, _spread, _in_wider):
+        for layout in (_sliced, _transposed, _spread, _in_wider, _moved):
             moved = {
                 name: layout(t) if name in ("q", "k", "v", "k_cache", "v_cache") else t for name, t in arguments.items()
             }
@@ -403,3 +403,11 @@ def _in_wider(tensor: Tensor) -> Tensor:
     part = wide[..., gap:]
     part.copy_(tensor)
     return part
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """Without gaps, one element past an aligned address."""
+    raw = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+    longer = raw.new_zeros(raw.numel() + 1)
+    longer[1:] = raw.flatten()
+    return longer[1:].view(tensor.dtype).view(tensor.shape)

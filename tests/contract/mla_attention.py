@@ -263,7 +263,7 @@ class MlaContract:
         sparse = Case("sparse", UNIFORM | {"topk": 9})
         for arguments in self.taken(PLAIN, SEVERAL, sparse, dataclasses.replace(sparse, kv_scale="value")):
             want, want_lse = self.run(arguments, return_lse=True)
-            for layout in (_sliced, _transposed, _spread):
+            for layout in (_sliced, _transposed, _spread, _moved):
                 moved = arguments | {name: layout(arguments[name]) for name in ("q", "kv_cache", "block_table")}
                 if "topk_indices" in moved:
                     moved["topk_indices"] = layout(moved["topk_indices"])
@@ -388,3 +388,11 @@ def _spread(tensor: Tensor) -> Tensor:
     wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))
     wide[..., ::2] = tensor
     return wide[..., ::2]
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """Without gaps, one element past an aligned address."""
+    raw = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+    longer = raw.new_zeros(raw.numel() + 1)
+    longer[1:] = raw.flatten()
+    return longer[1:].view(tensor.dtype).view(tensor.shape)

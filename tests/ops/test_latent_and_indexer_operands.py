@@ -32,6 +32,14 @@ def mla(**changes: Any) -> dict[str, Any]:
     return mla_attention_inputs(SMALL, **given)
 
 
+def listed(**changes: Any) -> dict[str, Any]:
+    return mla(topk=7, q_lens=2, **changes)
+
+
+def listed_ragged() -> dict[str, Any]:
+    return mla(topk=7, q_lens=(2, 0, 3))
+
+
 def with_sinks(**changes: Any) -> dict[str, Any]:
     return mla(**changes) | {"sinks": torch.linspace(-1, 3, 3, device=DEVICE)}
 
@@ -125,7 +133,7 @@ def test_every_operand_may_have_any_strides(op: str, form: int, backend: str) ->
             if (op, name) != ("write_mla_cache", "kv_cache")  # written: its layouts are those of the contract's tests
         }
         got = run(op, given | moved, backend)
-        assert torch.equal(got.nan_to_num(), want.nan_to_num()) or (got - want).abs().max() < 1e-5
+        assert torch.allclose(got, want, rtol=0.0, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("backend", KERNELS)
@@ -279,6 +287,8 @@ CONTRADICTIONS = [
     ("linear_attention", linear, "decay", lambda t: t * torch.inf, "is inf for head 0"),
     ("linear_attention", linear, "decay", lambda t: t * torch.nan, "is nan for head 0"),
     ("linear_attention", linear, "decay", lambda t: t * -1, "finite numbers from 0 up"),
+    ("mla_attention", listed, "topk_indices", lambda t: t * 0 + 3, "lists position 3 twice for token 0"),
+    ("mla_attention", listed_ragged, "topk_indices", lambda t: t * 0 + 3, "lists position 3 twice for token 0"),
     ("write_mla_cache", cache, "slot_mapping", lambda t: t.clamp(max=0) * 0 + 2, "is 2 for tokens 0 and 1"),
     ("write_mla_cache", cache, "slot_mapping", lambda t: t * 0 + 999, "is 999 for token 0"),
 ]
@@ -300,10 +310,12 @@ def test_metadata_that_contradicts_itself_is_named(
     assert caught.value.parameter == parameter
 
 
-def test_an_empty_pool_is_named() -> None:
+def test_an_empty_pool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELHUB_CHECK", "1")
+    kernelhub.reload()
     given = pool()
     with pytest.raises(InvalidArgument, match="state has 0 slots"):
-        run("linear_attention", given | {"state": given["state"][:0], "state_indices": given["state_indices"].cpu()})
+        run("linear_attention", given | {"state": given["state"][:0], "state_indices": given["state_indices"]})
 
 
 BAD = [

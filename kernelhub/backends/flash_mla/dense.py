@@ -14,7 +14,7 @@ from kernelhub.backends.flash_mla.results import VALUE_DIM, finish
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
-from kernelhub.runtime.operators import is_aligned, on_device_of, positive_scale
+from kernelhub.runtime.operators import on_device_of, positive_scale, readable
 
 
 class Dense(MlaAdapter):
@@ -42,9 +42,7 @@ class Dense(MlaAdapter):
     ) -> None:
         if q.ndim == 3:
             q = q.unsqueeze(1)
-        if not is_aligned(q):
-            q = q.contiguous()
-        pages = kv_cache if is_aligned(kv_cache) else kv_cache.contiguous()
+        q, pages = readable(q), readable(kv_cache)
         table, lengths = step.block_table, step.seq_lens
         if step.max_pages == 0:  # no sequence has a token; the kernel looks at a first page all the same
             table = table.new_zeros(step.num_seqs, 1)

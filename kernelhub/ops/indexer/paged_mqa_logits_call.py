@@ -259,8 +259,8 @@ def bind(
             right = False
         given = (k_cache, k_scale_cache)
         if right:
+            check_untransformed(NAME, {"q": q, "k_cache": k_cache, "weights": weights})
             if looks:
-                check_untransformed(NAME, {"q": q, "k_cache": k_cache, "weights": weights})
                 check_values(block_table, seq_lens, page_size, k_cache.shape[0], max_seq_len)
             k_cache, k_scale_cache = split_cache(k_cache, k_scale_cache, head_dim)
         else:

@@ -71,7 +71,6 @@ def bind(
     """The function that a call runs: the checks, the destination, the launch."""
     launch = adapter.launch
     form = (problem.k, problem.row_starts, problem.row_ends)
-    on_host = problem.device.type == "cpu"
     wanted, float32, int32 = problem.k, torch.float32, torch.int32
 
     def known(logits: Tensor, k: int, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor | None) -> bool:
@@ -108,7 +107,7 @@ def bind(
                 has = ("with" if given else "no" for given in form[1:])
                 bounds = "{} starts and {} ends".format(*has)
                 refuse("k", f"is {k}, or bounds of rows differ", f"the plan is for {problem.k} of rows {bounds}")
-        elif on_host:
+        else:
             check_untransformed(NAME, {"logits": logits})
         if out is None:
             out = logits.new_empty((logits.shape[0], k), dtype=int32)

@@ -263,9 +263,10 @@ def bind(
             if out_state is not None and not keeps:
                 refuse("out_state", "is given to a plan without it", "prepare it with return_state=True")
             forms.add(form)
-        elif looks:
+        else:
             check_untransformed(NAME, {"q": q, "k": k, "v": v, "decay": decay, "state": state})
-            check_values(q, decay, state, cu_seqlens, state_indices, out_state)
+            if looks:
+                check_values(q, decay, state, cu_seqlens, state_indices, out_state)
         if out is None:
             out = v.new_empty(tuple(v.shape))
         sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1

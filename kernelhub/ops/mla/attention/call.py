@@ -28,7 +28,7 @@ from kernelhub.ops.operands import (
     is_plain_view,
     may_overlap,
 )
-from kernelhub.ops.values import checks_devices
+from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
 
 NAME = "mla_attention"
@@ -174,6 +174,32 @@ def check_topk(topk_indices: Any, shape: Sequence[int]) -> None:
         refuse("topk_indices", f"has shape {list(topk_indices.shape)}", wanted)
 
 
+def check_lists(topk_indices: Tensor, step: PagedStep, causal: bool) -> None:
+    """No query lists a position that it sees twice: kernels would count it twice, and do not look."""
+    lists = values_to_check(topk_indices)
+    lengths = None if lists is None or step.num_seqs == 0 else values_to_check(step.seq_lens)
+    if lists is None or lengths is None:
+        return
+    rows = lists.flatten(0, -2)
+    if step.cu_seqlens_q is None:
+        tokens = rows.shape[0] // step.num_seqs
+        counts, ends = torch.full_like(lengths, tokens), torch.arange(1, step.num_seqs + 1) * tokens
+    else:
+        offsets = values_to_check(step.cu_seqlens_q)
+        if offsets is None:
+            return
+        counts, ends = offsets.diff(), offsets[1:]
+    seen = lengths.repeat_interleave(counts)
+    ordered = rows[: seen.shape[0]].sort(1).values
+    if causal:
+        seen = seen - (ends.repeat_interleave(counts) - 1 - torch.arange(seen.shape[0]))
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0) & (ordered[:, 1:] < seen[:, None])
+    if bool(twice.any()):
+        row, entry = (int(index) for index in twice.nonzero()[0])
+        found = f"lists position {int(ordered[row, entry])} twice for token {row}"
+        refuse("topk_indices", found, "list each position once, and -1 in what is left of a list")
+
+
 def rows_of(kv_cache: Tensor) -> Tensor:
     """A cache [num_pages, page_size, D], or with a dimension of one head, as the former."""
     return kv_cache.squeeze(2) if kv_cache.ndim == 4 else kv_cache
@@ -301,7 +327,7 @@ def bind(
             return run_there(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
         if not fits(q, kv_cache):
             recheck(problem, q, kv_cache, max_seqlen_q, topk_indices, values)
-        elif device < 0:
+        else:
             check_untransformed(NAME, {"q": q, "kv_cache": kv_cache})
         step = steps.last
         if (
@@ -321,6 +347,7 @@ def bind(
         if topk_indices is not None:
             check_topk(topk_indices, q.shape)
             same_device(NAME, "topk_indices", topk_indices, q)
+            check_lists(topk_indices, step, problem.causal)
         if values.sinks is not None:
             same_device(NAME, "sinks", values.sinks, q)
             values = with_plain_sinks(values)

@@ -12,7 +12,7 @@ from kernelhub.ops.attention.arguments import same_device
 from kernelhub.ops.attention.operands import check_step_device, refuse_batch
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.ops.mla.attention.adapter import MlaValues
-from kernelhub.ops.mla.attention.call import NAME, check_topk, destination_of, recheck, refuse
+from kernelhub.ops.mla.attention.call import NAME, check_lists, check_topk, destination_of, recheck, refuse
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.operands import check_operand
 from kernelhub.ops.values import checks_devices
@@ -104,6 +104,7 @@ class StepOperands:
             check_operand(NAME, "topk_indices", topk_indices)
             check_topk(topk_indices, q.shape)
             same_device(NAME, "topk_indices", topk_indices, q)
+            check_lists(topk_indices, step, problem.causal)
         if out is not None:
             destination_of(problem, self._device)(out, q, kv_cache, topk_indices, values, step)
 
