@@ -381,6 +381,7 @@ def codes() -> str:
     meanings = {
         "selected": "it runs",
         "supported": "it could run; another is expected to be faster or was preferred",
+        "not_faster": "a library's own heuristic does not expect it to be faster there",
         "not_requested": "it could run; something else was asked for",
         "disabled": "switched off by a variable, file, context or `configure`",
         "refused_by_rank": "another rank cannot run it; the reason names the rank and its own reason",

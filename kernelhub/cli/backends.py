@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kernelhub.cli import matrix
 from kernelhub.cli.console import Console, Table
+from kernelhub.cli.explain import named_together
 from kernelhub.cli.facets import AnyOp, op_named, ops
 from kernelhub.cli.here import devices, library, obstacles
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.lineup import OF_DEVICES
 from kernelhub.dispatch.problem import Schema
 from kernelhub.dispatch.registry import Registered
+from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding
 
 # Fewer missing features than this are told instead of those that are there.
@@ -27,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     """The command's options."""
     parser.add_argument("--op", metavar="OP", type=op_named, help=f"only kernels of this op: {', '.join(ops())}")
     parser.add_argument("--matrix", action="store_true", help="what each record takes, on any device")
+    parser.add_argument("--all", action="store_true", help="list every kernel of every op with all that is known of it")
     parser.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
 
 
@@ -48,6 +53,65 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             }
         )
         return 0
+    if arguments.all:
+        _show_all(functions, backends, kernels, device, console)
+    elif arguments.op is not None:
+        _show_op(arguments.op, kernels, device, console)
+    else:
+        console.heading(f"backends on {device}")
+        console.table(Table(("backend", "kernels", "library", "remedy"), _summary(backends, kernels)))
+        console.line("kernels: supported here, of all. --op OP lists those of an op, --all everything;")
+        console.line("`kernelhub info KERNEL` what one of them takes, `--matrix` which device runs what")
+    return 0
+
+
+def _summary(backends: Sequence[tuple[Registered, Finding | None]], kernels: Sequence[_Entry]) -> list[tuple[str, ...]]:
+    """A row for each backend: how many of its kernels can run here, its library, and what is missing."""
+    here = Counter(entry.kernel.backend for entry in kernels if not entry.obstacles)
+    rows: list[tuple[str, ...]] = []
+    for registered, finding in backends:
+        if registered.backend is None:
+            remedy = "mend or uninstall it, or set KERNELHUB_PLUGINS"
+            rows.append((registered.name, "broken", f"{registered.code}: {registered.error}", remedy))
+            continue
+        of_backend = [entry for entry in kernels if entry.kernel.backend == registered.name]
+        what = finding.reason if finding is not None else "built in" if registered.builtin else _place(registered)
+        elsewhere = bool(of_backend) and all(
+            any(item.code in OF_DEVICES for item in entry.obstacles) for entry in of_backend
+        )
+        remedy = "" if finding is None or finding.ok or elsewhere else finding.remedy
+        if elsewhere:
+            what += "; its kernels are for other devices"
+        rows.append((registered.name, f"{here[registered.name]} of {len(registered.kernels)}", what, remedy))
+    return rows
+
+
+def _show_op(function: AnyOp, kernels: Sequence[_Entry], device: DeviceFacts, console: Console) -> None:
+    """The kernels of an op, one a line with the first reason against it; those of a library that share it, together."""
+    contract = function.op.contract
+    console.heading(f"kernels of {contract.name} ({contract.summary}) on {device}")
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for entry in kernels:
+        alone = "" if entry.obstacles else entry.kernel.name
+        reason = entry.obstacles[0].reason if entry.obstacles else entry.kernel.summary
+        rows.setdefault((entry.kernel.backend, alone, reason), []).append(entry.kernel.name)
+    made = [
+        (named_together(names), "supported" if alone else "rejected", reason)
+        for (_, alone, reason), names in rows.items()
+    ]
+    console.table(
+        Table(("kernel", "here", "what it is, or why not"), sorted(made, key=lambda row: row[1] == "rejected"))
+    )
+    console.line("--all lists each with all reasons and remedies; `kernelhub info KERNEL` what one of them takes")
+
+
+def _show_all(
+    functions: Iterable[AnyOp],
+    backends: Sequence[tuple[Registered, Finding | None]],
+    kernels: Sequence[_Entry],
+    device: DeviceFacts,
+    console: Console,
+) -> None:
     console.heading("backends")
     console.table(_backend_table(backends))
     for function in functions:
@@ -55,7 +119,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.line()
         console.heading(f"kernels of {contract.name} ({contract.summary}) on {device}")
         console.table(_kernel_table(contract.schema, [entry for entry in kernels if entry.kernel.op == contract.name]))
-    return 0
 
 
 def _matrix(functions: Iterable[AnyOp], as_json: bool, console: Console) -> int:
@@ -105,10 +168,10 @@ class _Entry:
 def _kernels(function: AnyOp) -> list[_Entry]:
     """The kernels of an op, best first for its default problem on this machine."""
     name = function.op.contract.name
-    verdict = function.explain()
+    selection = function.explain()
     records = {kernel.name: kernel for kernel in HUB.registry.candidates(name).kernels}
-    ordered = (records[decision.kernel] for decision in verdict.decisions)
-    return [_Entry(kernel, obstacles(kernel, verdict)) for kernel in ordered]
+    ordered = (records[decision.kernel] for decision in selection.decisions)
+    return [_Entry(kernel, obstacles(kernel, selection)) for kernel in ordered]
 
 
 def _backend_dict(registered: Registered, finding: Finding | None) -> dict[str, Any]:
@@ -166,7 +229,7 @@ def _kernel_row(schema: Schema, entry: _Entry) -> tuple[str, ...]:
     kernel = entry.kernel
     return (
         kernel.name,
-        "no" if entry.obstacles else "yes",
+        "rejected" if entry.obstacles else "supported",
         kernel.band.name.lower(),
         kernel.graph.name.lower(),
         "yes" if kernel.deterministic else "-",

@@ -12,11 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from kernelhub.warming.bar import bar
+from kernelhub.warming.beat import Heart
+
 if TYPE_CHECKING:
     import rich.console
 
+_MIN_COLUMN = 20  # a column that has to wrap is not made narrower than this
+
 _STYLES = {
-    "ok": "green", "yes": "green", "able": "green", "runs": "bold green",
+    "ok": "green", "yes": "green", "supported": "green", "selected": "bold green", "rejected": "red",
     "note": "yellow", "environment": "yellow",
     "right": "green", "wrong": "bold red", "not run": "yellow",
     "problem": "bold red", "invalid": "bold red", "no": "red", "broken": "red",
@@ -65,6 +70,15 @@ class Console:
         """A JSON document, the same on a terminal and in a pipe."""
         print(json.dumps(value, indent=2, default=str), file=self.stream)
 
+    def entries(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Labels with a sentence each; on a terminal a long sentence goes on below itself."""
+        width = max((len(label) for label, _ in rows), default=0)
+        for label, text in rows:
+            self._entry(f"{label:<{width}}  ", " ".join(text.split()))
+
+    def _entry(self, label: str, text: str) -> None:
+        self.line(f"{label}{text}".rstrip())
+
 
 class TerminalConsole(Console):
     """The same through rich."""
@@ -89,12 +103,50 @@ class TerminalConsole(Console):
         from rich.text import Text
 
         table = table.shown()
+        widths = fitting(table, self._terminal.width)
+        if widths is None:
+            self._stack(table)
+            return
         framed = rich.table.Table(box=rich.box.ROUNDED, header_style="bold")
-        for index, name in enumerate(table.columns):
-            framed.add_column(name, overflow="fold", no_wrap=index == 0)
+        for name, width in zip(table.columns, widths, strict=True):
+            framed.add_column(name, overflow="fold", width=width)
         for row in table.rows:
-            framed.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+            framed.add_row(*(Text(" ".join(cell.split()), style=_STYLES.get(cell, "")) for cell in row))
         self._terminal.print(framed)
+
+    def _stack(self, table: Table) -> None:
+        """A row over several lines: its first cell, and below it each other one with its column's name."""
+        width = max(map(len, table.columns[1:]), default=0)
+        for first, *rest in table.rows:
+            self.heading(first)
+            for name, cell in zip(table.columns[1:], rest, strict=True):
+                if cell:
+                    self._entry(f"  {name:<{width}}  ", " ".join(cell.split()))
+
+    def _entry(self, label: str, text: str) -> None:
+        width = self._terminal.width
+        hanging = " " * min(len(label), max(width - _MIN_COLUMN, 0))
+        made = textwrap.wrap(label + text, width, subsequent_indent=hanging, break_on_hyphens=False)
+        for part in made:
+            super().line(part)
+
+
+def fitting(table: Table, width: int) -> list[int] | None:
+    """Widths of a framed table's columns, so that it fits; None if one would have to wrap below 20 characters."""
+    natural = [
+        max(len(" ".join(cell.split())) for cell in (name, *(row[index] for row in table.rows)))
+        for index, name in enumerate(table.columns)
+    ]
+    widths = list(natural)
+    available = width - 3 * len(widths) - 1
+    while sum(widths) > available:
+        widest = max(range(len(widths)), key=widths.__getitem__)
+        if widths[widest] <= _MIN_COLUMN:
+            return None
+        others = max((item for item in widths if item < widths[widest]), default=0)
+        excess = sum(widths) - available
+        widths[widest] = max(_MIN_COLUMN, widths[widest] - max(1, min(excess, widths[widest] - others)))
+    return widths
 
 
 def console_for(stream: IO[str]) -> Console:
@@ -104,40 +156,23 @@ def console_for(stream: IO[str]) -> Console:
 
 
 @contextlib.contextmanager
-def steps(total: int, stream: IO[str]) -> Iterator[Callable[[str], None]]:
-    """Tell how far a long command is: a bar on a terminal, else a line for each step.
+def steps(stage: str, total: int, stream: IO[str]) -> Iterator[Callable[[str], None]]:
+    """Progress of a long command with the time left: a bar on a terminal, else a line for each step.
 
     Yields:
         A function to call as each of the `total` steps begins, with what it does.
     """
-    terminal = _terminal(stream)
-    if terminal is None:
-        yield _plain_step(total, stream)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=terminal, transient=True) as bar:
-        task = bar.add_task("", total=total)
+    with bar(stream) as show, Heart(None, show) as heart:
         begun = 0
 
         def step(text: str) -> None:
             nonlocal begun
-            bar.update(task, description=text, completed=begun)
+            if not begun:
+                heart.stage(stage, total)
+            heart.step(text, begun)
             begun += 1
 
         yield step
-
-
-def _plain_step(total: int, stream: IO[str]) -> Callable[[str], None]:
-    begun = 0
-
-    def step(text: str) -> None:
-        nonlocal begun
-        begun += 1
-        print(f"step {begun}/{total}: {text}", file=stream, flush=True)
-
-    return step
 
 
 def _terminal(stream: IO[str]) -> rich.console.Console | None:

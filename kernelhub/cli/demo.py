@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+import kernelhub
 from kernelhub.cli import block
-from kernelhub.cli.console import Console, steps
-from kernelhub.cli.explain import decision_table
+from kernelhub.cli.console import Console, Table, steps
+from kernelhub.cli.explain import reasons_table
 from kernelhub.cli.showcase import FULL, QUICK, Case, cases
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     """The command's options."""
     parser.add_argument("--device", choices=("cuda", "cpu"), help="where to run (default: the first GPU, else the CPU)")
     parser.add_argument("--quick", action="store_true", help="smaller shapes and shorter measurements")
+    parser.add_argument("--all", action="store_true", help="list every kernel of each case with all reasons against it")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
 
 
@@ -36,15 +38,18 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     device = _device(arguments.device)
     size = (QUICK if arguments.quick else FULL)[device.type]
     made = cases(size, device)
-    with steps(_STEPS_OF_A_CASE * len(made), sys.stderr) as step:
+    with steps("demo", _STEPS_OF_A_CASE * len(made), sys.stderr) as step:
         results = [_run_case(title, make, device, size.budget_s, step) for title, make in made.items()]
     ok = all(result.agreement.ok for result in results)
     if arguments.json:
         console.json({"ok": ok, "results": [result.to_dict() for result in results]})
     else:
-        for result in results:
-            _show(result, console)
-        console.line("next: kernelhub explain paged_attention --device B200    the choice on a GPU that is not here")
+        if arguments.all:
+            for result in results:
+                _show(result, console)
+        else:
+            _summary(results, console)
+        console.line("next: kernelhub explain paged_attention --device B200    the selection on a GPU that is not here")
         console.line("      kernelhub doctor                                   what could be better on this machine")
     return 0 if ok else 1
 
@@ -57,7 +62,7 @@ class _Result:
         title: name of the case.
         what, tokens, checked, peer_is: as of the case.
         peer_name: the fastest of the case's peers.
-        verdict: the selection that the call ran by.
+        selection: what the call ran by.
         agreement: the result against the reference.
         ours: time of the call.
         peer: time of that one.
@@ -69,7 +74,7 @@ class _Result:
     checked: str
     peer_is: str
     peer_name: str
-    verdict: Selection[Any]
+    selection: Selection[Any]
     agreement: Agreement | block.Agreement
     ours: Timing
     peer: Timing
@@ -86,12 +91,18 @@ class _Result:
     def ratio(self) -> float:
         return self.peer.median_s / self.ours.median_s
 
+    @property
+    def error(self) -> float:
+        """The largest of the errors, as a share of what is allowed."""
+        found = self.agreement
+        return max(found.largest / found.largest_allowed, found.rms_ratio / found.rms_ratio_allowed)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a number that is none, as of a wrong result, is null."""
         return {
             "title": self.title,
             "what": self.what,
-            **self.verdict.to_dict(),
+            **self.selection.to_dict(),
             "error": {
                 **{name: _number(value) for name, value in dataclasses.asdict(self.agreement).items()},
                 "ok": self.agreement.ok,
@@ -121,27 +132,68 @@ def _run_case(
 ) -> _Result:
     step(f"{title}: draw the inputs")
     case = make()
-    step(f"{title}: run it and hold it against the reference")
-    verdict = case.function.prepare(**case.arguments).selection
+    step(f"{title}: run it and check it against the reference")
+    selection = case.function.prepare(**case.arguments).selection
     agreement = case.check(case.function(**case.arguments))
     step(f"{title}: time it beside plain torch")
     ours, *others = time_calls((lambda: case.function(**case.arguments), *case.peers.values()), device, budget_s)
     name, peer = min(zip(case.peers, others, strict=True), key=lambda timed: timed[1].median_s)
-    return _Result(title, case.what, case.tokens, case.checked, case.peer_is, name, verdict, agreement, ours, peer)
+    return _Result(title, case.what, case.tokens, case.checked, case.peer_is, name, selection, agreement, ours, peer)
+
+
+def _summary(results: Sequence[_Result], console: Console) -> None:
+    """A few lines a case: the kernel, its error, its speed, torch's best at the same, the next best kernels."""
+    console.heading(
+        f"kernelhub {kernelhub.__version__} on {results[0].selection.problem.device}, torch {torch.__version__}"
+    )
+    console.line(
+        "each case: the kernel that ran; its error, of what is allowed; its speed through one layer; and its speed "
+        "over that of the fastest way to call plain torch for the same work (below 1 torch is faster)"
+    )
+    rows = []
+    for result in results:
+        error = f"{result.error:.2f}" if result.agreement.ok else "WRONG"
+        rows.append(
+            (
+                result.title,
+                result.selection.selected or "",
+                error,
+                f"{result.tokens_per_s:,.0f}",
+                f"{result.ratio:.2f}x",
+            )
+        )
+    console.line()
+    console.table(Table(("case", "kernel", "error", "tokens/s", "vs torch"), rows))
+    console.line()
+    console.entries([(result.title, _next_best(result.selection)) for result in results])
+    console.line()
+    rejected = sum(not decision.accepted for result in results for decision in result.selection.decisions)
+    console.line(f"{rejected} unsupported here, --all lists them with their reasons, and what torch ran")
+
+
+def _next_best(selection: Selection[Any]) -> str:
+    """The two kernels that would run in place of the selected one."""
+    names = [decision.kernel for decision in selection.decisions if decision.accepted][1:3]
+    rejected = sum(not decision.accepted for decision in selection.decisions)
+    return f"next best: {', '.join(names) or 'none'}; {rejected} unsupported here"
 
 
 def _show(result: _Result, console: Console) -> None:
-    verdict, agreement = result.verdict, result.agreement
+    selection, agreement = result.selection, result.agreement
     console.heading(f"{result.title}: {result.what}")
-    console.line(f"ran: {verdict.op} by {verdict.selected} on {verdict.problem.device}", indent=2)
-    console.line(f"decided by: {verdict.source}, {verdict.because}", indent=2)
-    console.line(f"numbers: {agreement}: {'within bounds' if agreement.ok else 'WRONG'}", indent=2)
-    console.line(f"held against: the float32 reference, {result.checked}", indent=2)
     timing = f"{result.ours.median_s * 1e3:.3g} ms a call, median of {result.ours.samples}"
-    console.line(f"speed: {result.tokens_per_s:,.0f} tokens/s through one layer ({timing})", indent=2)
-    console.line(f"torch: {result.peer_tokens_per_s:,.0f} tokens/s by {result.peer_name} ({result.peer_is})", indent=2)
-    console.line(f"ratio: kernelhub runs at {result.ratio:.2f} times the speed of that", indent=2)
-    console.table(decision_table(verdict))
+    console.entries(
+        [
+            ("  ran", f"{selection.op} by {selection.selected} on {selection.problem.device}"),
+            ("  decided by", f"{selection.source}, {selection.because}"),
+            ("  numbers", f"{agreement}: {'within bounds' if agreement.ok else 'WRONG'}"),
+            ("  checked against", f"the float32 reference, {result.checked}"),
+            ("  speed", f"{result.tokens_per_s:,.0f} tokens/s through one layer ({timing})"),
+            ("  torch", f"{result.peer_tokens_per_s:,.0f} tokens/s by {result.peer_name} ({result.peer_is})"),
+            ("  ratio", f"kernelhub runs at {result.ratio:.2f} times the speed of that"),
+        ]
+    )
+    console.table(reasons_table(selection.decisions))
     console.line()
 
 

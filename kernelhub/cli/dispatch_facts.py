@@ -9,7 +9,7 @@ from typing import Any
 from kernelhub.cli.defects import defects
 from kernelhub.cli.env import file_words
 from kernelhub.cli.facets import AnyOp, ops
-from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
+from kernelhub.cli.fact import ABSENT, NOTE, OK, PROBLEM, Fact
 from kernelhub.cli.here import LAYOUT, devices, libraries_of, measured_devices, obstacles
 from kernelhub.cli.variables import Variables
 from kernelhub.dispatch.constraint import Rejection
@@ -77,7 +77,7 @@ def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
             yield _library(registered, copies, verdicts)
         else:
             for finding in copies:
-                yield Fact(OK if finding.ok else NOTE, finding.reason, "", finding.remedy)
+                yield Fact(OK if finding.ok else ABSENT, finding.reason, "", finding.remedy)
 
 
 def known_defects(variables: Variables) -> Iterator[Fact]:
@@ -162,22 +162,22 @@ def plugins(variables: Variables) -> Iterator[Fact]:
             yield _plugin(registered)
 
 
-def verdicts() -> Iterator[Fact]:
+def selections() -> Iterator[Fact]:
     """For each kind of device here and each op: what would run, and what faster kernel is missing."""
     for device in devices():
         for function in ops().values():
-            yield _verdict(function, device)
+            yield _selected(function, device)
 
 
 def _library(registered: Registered, copies: list[Finding], verdicts: Mapping[str, list[Selection[Any]]]) -> Fact:
     """One provider: which copies, how many of its kernels can run, and for the others why not, the commonest first."""
     what = "; ".join(_with_place(finding) for finding in copies)
     total = f"{len(registered.kernels)} kernels of backend {registered.name}"
-    able, elsewhere, against, remedies = 0, 0, Counter[str](), dict[str, str]()
+    usable, elsewhere, against, remedies = 0, 0, Counter[str](), dict[str, str]()
     for kernel in registered.kernels:
         reasons = [obstacles(kernel, verdict) for verdict in verdicts[kernel.op]]
         if not all(reasons):
-            able += 1
+            usable += 1
         elif all(any(item.code in _OF_DEVICES for item in items) for items in reasons):
             elsewhere += 1
         else:
@@ -185,15 +185,20 @@ def _library(registered: Registered, copies: list[Finding], verdicts: Mapping[st
             against.update({item.reason for item in lacks})
             for item in lacks:
                 remedies[item.reason] = remedies.get(item.reason) or item.remedy
-    if able == len(registered.kernels):
+    if usable == len(registered.kernels):
         return Fact(OK, what, f"fits {total}")
-    told = [f"of {total} {able} can run here"]
+    told = [f"of {total} {usable} can run here"]
     if elsewhere:
         told.append(f"{elsewhere} are for other devices")
-    if copies[0].code != "package_missing":  # of what is not here nothing else need be told
-        told += [f"{number} lack this: {reason}" for reason, number in against.most_common() if reason not in what]
+    if _absent(copies):
+        return Fact(ABSENT, what, "; ".join(told), copies[0].remedy if against else "")
+    told += [f"{number} lack this: {reason}" for reason, number in against.most_common() if reason not in what]
     first = next((remedies[reason] for reason, _ in against.most_common() if remedies[reason]), "")
     return Fact(NOTE if against else OK, what, "; ".join(told), first)
+
+
+def _absent(copies: list[Finding]) -> bool:
+    return copies[0].code == "package_missing"
 
 
 def _with_place(finding: Finding) -> str:
@@ -217,7 +222,7 @@ def _plugin(registered: Registered) -> Fact:
     return Fact(OK, what, f"{len(registered.kernels)} kernels registered")
 
 
-def _verdict(function: AnyOp, device: DeviceFacts) -> Fact:
+def _selected(function: AnyOp, device: DeviceFacts) -> Fact:
     name = function.op.contract.name
     verdict = function.explain(device=device)
     missing = _missing(function, verdict)

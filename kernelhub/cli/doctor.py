@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from kernelhub.cli import machine_facts
 from kernelhub.cli.console import Console, Table
-from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
+from kernelhub.cli.fact import (
+    ABSENT,
+    CACHES,
+    EVIDENCE,
+    KERNELS,
+    LIBRARIES,
+    MACHINE,
+    NOTE,
+    OK,
+    PARTS,
+    PROBLEM,
+    SETTINGS,
+    TOOLCHAIN,
+    Fact,
+)
 from kernelhub.cli.probe_plugins import probed
 from kernelhub.errors import KernelhubError
 
@@ -17,35 +32,85 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     parser.add_argument(
         "--probe-plugins", action="store_true", help="import each plugin in a child first, and none that ends it"
     )
+    parser.add_argument("--all", action="store_true", help="print every finding with what it means")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print every finding; 1 if one is a problem, which keeps calls from running."""
-    facts = [*(probed() if arguments.probe_plugins else ()), *_facts()]
+    """Print what was found; 1 if one finding is a problem, which keeps calls from running."""
+    facts = [*(_of(LIBRARIES, probed()) if arguments.probe_plugins else ()), *_facts()]
     problems = sum(fact.status == PROBLEM for fact in facts)
     if arguments.json:
         console.json({"ok": not problems, "facts": [fact.to_dict() for fact in facts]})
-    else:
+        return 1 if problems else 0
+    if arguments.all:
         columns = ("status", "what", "what it means", "what to do")
         console.table(Table(columns, [(fact.status, fact.what, fact.meaning, fact.remedy) for fact in facts]))
-        console.line(_summary(facts, problems))
+    else:
+        _show(facts, console)
+    console.line(_summary(facts, problems))
     return 1 if problems else 0
 
 
+def _show(facts: Sequence[Fact], console: Console) -> None:
+    """What was found, a line for each part of the machine; then each problem and note with what to do about it."""
+    rows = []
+    for part in PARTS:
+        fine = [fact for fact in facts if fact.part == part and fact.status == OK]
+        if part == KERNELS and fine:
+            rows.append((part, f"{len(fine)} ops run the first kernel of their order; `kernelhub backends` lists them"))
+        elif fine:
+            rows.append((part, "; ".join(dict.fromkeys(_short(fact) for fact in fine))))
+    absent: dict[str, str] = {}
+    for fact in facts:
+        if fact.status == ABSENT:
+            name = fact.what.partition(" ")[0]
+            absent[name] = absent.get(name) or fact.remedy
+    if absent:
+        rows.append(("not installed", ", ".join(absent)))
+    console.entries(rows)
+    useful = [(f"  {name}", remedy) for name, remedy in absent.items() if remedy]
+    if useful:
+        console.line()
+        console.heading("not installed, and of use here")
+        console.entries(useful)
+    for status in (PROBLEM, NOTE):
+        found = [fact for fact in facts if fact.status == status]
+        if found:
+            console.line()
+            console.heading(f"{status}s")
+        for fact in found:
+            console.line(f"{fact.what}: {fact.meaning}" if fact.meaning else fact.what, indent=2)
+            if fact.remedy:
+                console.line(f"fix: {fact.remedy}", indent=4)
+    console.line()
+
+
+def _short(fact: Fact) -> str:
+    """A finding without the path of a library and what it means, which ``--all`` prints."""
+    if fact.part == LIBRARIES:
+        return fact.what.partition(" (")[0]
+    return f"{fact.what}, {fact.meaning}" if fact.what.startswith("torch ") else fact.what
+
+
 def _facts() -> Iterator[Fact]:
-    yield machine_facts.python()
+    yield from _of(MACHINE, [machine_facts.python()])
     torch = machine_facts.torch_package()
-    yield torch
+    yield from _of(MACHINE, [torch])
     devices = machine_facts.devices() if torch.status == OK else []
-    yield from devices
+    yield from _of(MACHINE, devices)
     if torch.status == OK:
-        yield from machine_facts.toolchain()
-    yield from machine_facts.caches()
-    yield from machine_facts.extras()
-    yield from machine_facts.broken_distributions()
+        yield from _of(TOOLCHAIN, machine_facts.toolchain())
+    yield from _of(CACHES, machine_facts.caches())
+    yield from _of(LIBRARIES, machine_facts.extras())
+    yield from _of(LIBRARIES, machine_facts.broken_distributions())
     if torch.status == OK:
         yield from _dispatch_facts(all(device.status != PROBLEM for device in devices))
+
+
+def _of(part: str, facts: Iterable[Fact]) -> Iterator[Fact]:
+    """The facts, said to be of a part of the machine."""
+    return (replace(fact, part=part) for fact in facts)
 
 
 def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
@@ -55,24 +120,28 @@ def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
 
     try:
         variables = read_variables()
-        yield from dispatch_facts.settings(variables)
+        yield from _of(SETTINGS, dispatch_facts.settings(variables))
         can_choose = devices_answer and not variables.wrong
-        yield from dispatch_facts.engines(variables)
-        yield from dispatch_facts.libraries(variables, can_choose)
+        yield from _of(SETTINGS, dispatch_facts.engines(variables))
+        yield from _of(LIBRARIES, dispatch_facts.libraries(variables, can_choose))
         if can_choose:
-            yield from dispatch_facts.known_defects(variables)
-            yield from dispatch_facts.quarantine()
-            yield from dispatch_facts.trust()
-            yield from dispatch_facts.tuned()
-        yield from dispatch_facts.plugins(variables)
+            yield from _of(LIBRARIES, dispatch_facts.known_defects(variables))
+            yield from _of(EVIDENCE, dispatch_facts.quarantine())
+            yield from _of(EVIDENCE, dispatch_facts.trust())
+            yield from _of(EVIDENCE, dispatch_facts.tuned())
+        yield from _of(LIBRARIES, dispatch_facts.plugins(variables))
         if can_choose:
-            yield from dispatch_facts.verdicts()
+            yield from _of(KERNELS, dispatch_facts.selections())
     except KernelhubError as error:
-        yield Fact(PROBLEM, "kernelhub cannot be set up", str(error), "see the message")
+        yield Fact(PROBLEM, "kernelhub cannot be set up", str(error), "see the message", SETTINGS)
 
 
 def _summary(facts: Sequence[Fact], problems: int) -> str:
-    notes = sum(fact.status == NOTE for fact in facts)
+    notes = _count(sum(fact.status == NOTE for fact in facts), "note")
     if problems:
-        return f"{problems} to mend before calls run, {notes} to know of"
-    return f"nothing keeps calls from running; {notes} to know of"
+        return f"{_count(problems, 'problem')} to fix before calls run, {notes}"
+    return f"no problems, {notes}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

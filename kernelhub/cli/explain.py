@@ -1,4 +1,4 @@
-"""``kernelhub explain``: the verdict on a problem written as flags, for this machine or one that is not here."""
+"""``kernelhub explain``: the kernel selected for a problem written as flags, for this machine or a simulated one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelhub.cli.console import Console, Table
 from kernelhub.cli.facets import add_facets, given, op_named, ops
 from kernelhub.cli.models import family_of
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT, as_dict
-from kernelhub.dispatch.selection import Decision, Selection
+from kernelhub.dispatch.selection import REJECTED, SELECTED, Decision, Selection
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         type=_names,
         help="as backend= of the call: the first of these that can",
     )
-    parser.add_argument("--json", action="store_true", help="print the verdict as JSON, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print the selection as JSON, and nothing else")
+    parser.add_argument("--all", action="store_true", help="list every kernel with all its reasons and remedies")
     asked = next((word for word in words if word in ops()), None)
     if asked is None:
         parser.epilog = f"{parser.epilog}; `kernelhub explain OP --help` lists the facets of an op"
@@ -42,44 +43,81 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the verdict; 1 if no kernel can run."""
-    verdict = _verdict(arguments)
+    """Print the selection; 1 if no kernel can run."""
+    selection = _selection(arguments)
     if arguments.json:
-        console.json(verdict.to_dict())
+        console.json(selection.to_dict())
     else:
-        show_verdict(verdict, console)
-    return 0 if verdict.kernel else 1
+        show_selection(selection, console, every_reason=arguments.all, asked=arguments.backend or ())
+    return 0 if selection.kernel else 1
 
 
-def show_verdict(verdict: Selection[Any], console: Console) -> None:
-    """The verdict in full: the question, the answer, who decided, and every kernel with its reasons."""
-    console.heading(f"{verdict.op} on {verdict.problem.device}: {verdict.selected or 'no kernel can run this'}")
-    console.line(f"decided by: {verdict.source}, {verdict.because}")
-    for sentence in verdict.overruled:
-        console.line(f"overruled: {sentence}")
-    if verdict.faster:
-        console.line(f"faster: {verdict.faster[0].hint}")
-    console.line(f"problem: {_written(verdict)}")
-    if verdict.assumed:
-        console.line(f"assumed: {verdict.assumed}")
-    if verdict.weights:
-        console.line(verdict.weights)
-    console.table(decision_table(verdict))
+def show_selection(selection: Selection[Any], console: Console, *, every_reason: bool, asked: Sequence[str]) -> None:
+    """The problem, the selected kernel, who decided, and every other kernel with its first reason, or with all."""
+    console.heading(f"{selection.op} on {selection.problem.device}: {selection.selected or 'no kernel can run this'}")
+    said = [("decided by", f"{selection.source}, {selection.because}")]
+    said += [("overruled", sentence) for sentence in selection.overruled]
+    if selection.faster:
+        said.append(("faster", selection.faster[0].hint))
+    said.append(("problem", _written(selection)))
+    if selection.assumed:
+        said.append(("assumed", selection.assumed))
+    if selection.weights:
+        said.append(("weights", selection.weights.removeprefix("weights: ")))
+    console.entries(said)
+    console.line()
+    if every_reason:
+        console.table(reasons_table(selection.decisions))
+        return
+    console.table(Table(("kernel", "selection", "reason"), summary_rows(selection.decisions, asked)))
+    if any(not decision.accepted for decision in selection.decisions):
+        console.line("--all lists every kernel with all its reasons and what to do about each")
 
 
-def decision_table(verdict: Selection[Any]) -> Table:
-    """Every kernel with what was decided on it; a row for each reason against one."""
-    rows = [row for decision in verdict.decisions for row in _rows(decision)]
-    return Table(("kernel", "verdict", "code", "reason", "remedy"), rows)
+def summary_rows(decisions: Sequence[Decision], asked: Sequence[str] = ()) -> list[tuple[str, str, str]]:
+    """A row for each kernel with its first reason; kernels of one library rejected for the same reason share a row.
+
+    A kernel that was asked for by its name has a row of its own, with every reason.
+    """
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for decision in decisions:
+        library = decision.kernel.partition(".")[0]
+        named = decision.kernel in asked and not decision.accepted
+        alone = decision.kernel if decision.accepted or decision.ahead or named else ""
+        reason = "; ".join(item.reason for item in decision.rejections) if named else ""
+        rows.setdefault((library, alone, reason or _first_reason(decision)), []).append(decision.kernel)
+    by_name = {decision.kernel: decision for decision in decisions}
+    made = []
+    for (_, _, reason), names in rows.items():
+        decision = by_name[names[0]]
+        more = len(decision.rejections) - 1 if len(names) == 1 and names[0] not in asked else 0
+        made.append((named_together(names), decision.state, f"{reason} (and {more} more)" if more > 0 else reason))
+    return [row for row in made if row[1] != REJECTED] + [row for row in made if row[1] == REJECTED]
+
+
+def reasons_table(decisions: Sequence[Decision]) -> Table:
+    """Every kernel; a row for each reason against one."""
+    rows = [row for decision in decisions for row in _rows(decision)]
+    return Table(("kernel", "selection", "code", "reason", "remedy"), rows)
+
+
+def _first_reason(decision: Decision) -> str:
+    if decision.state == SELECTED:
+        return decision.reason.partition(": ")[0]  # its evidence stands above the table
+    return decision.reason.removeprefix("supported, ") if decision.accepted else decision.reason
+
+
+def named_together(kernels: Sequence[str]) -> str:
+    """One name for kernels of one library."""
+    return kernels[0] if len(kernels) == 1 else f"{kernels[0].partition('.')[0]}: {len(kernels)} kernels"
 
 
 def _rows(decision: Decision) -> list[tuple[str, ...]]:
-    word = "runs" if decision.code == "selected" else "able" if decision.accepted else "no"
     reasons = decision.rejections or (decision,)
-    return [(decision.kernel, word, reason.code, reason.reason, reason.remedy) for reason in reasons]
+    return [(decision.kernel, decision.state, reason.code, reason.reason, reason.remedy) for reason in reasons]
 
 
-def _verdict(arguments: argparse.Namespace) -> Selection[Any]:
+def _selection(arguments: argparse.Namespace) -> Selection[Any]:
     function = arguments.op
     facets = given(arguments, function.op.contract)
     family = family_of(function.op.contract)
@@ -91,10 +129,10 @@ def _verdict(arguments: argparse.Namespace) -> Selection[Any]:
     return kernelhub.explain(function, **said, **facets)
 
 
-def _written(verdict: Selection[Any]) -> str:
+def _written(selection: Selection[Any]) -> str:
     """The facets of the problem; of the features, those that are asked for."""
-    schema = ops()[verdict.op].op.contract.schema
-    facets = as_dict(verdict.problem)
+    schema = ops()[selection.op].op.contract.schema
+    facets = as_dict(selection.problem)
     return ", ".join(
         name if facets[name] is True else f"{name}={facets[name]}"
         for name, facet in schema.facets.items()

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-OK, NOTE, PROBLEM = "ok", "note", "problem"
+OK, NOTE, PROBLEM, ABSENT = "ok", "note", "problem", "absent"
+
+# Parts of the machine, in the order in which `doctor` shows them.
+MACHINE, TOOLCHAIN, CACHES, SETTINGS, LIBRARIES, EVIDENCE, KERNELS = PARTS = (
+    "machine",
+    "toolchain",
+    "caches",
+    "settings",
+    "libraries",
+    "evidence",
+    "kernels",
+)
 
 
 @dataclass(frozen=True)
@@ -13,16 +24,18 @@ class Fact:
 
     Attributes:
         status: ``"ok"``; ``"note"``, calls run but something could be faster or is missing; ``"problem"``,
-            calls fail until it is mended.
+            calls fail until it is fixed; ``"absent"``, an optional library that is not installed.
         what: what was found.
         meaning: what that means for kernelhub.
         remedy: what to do; empty when there is nothing to do.
+        part: the part of the machine that it is about, one of `PARTS`.
     """
 
     status: str
     what: str
     meaning: str
     remedy: str = ""
+    part: str = ""
 
     def to_dict(self) -> dict[str, str]:
         """Plain values for JSON."""

@@ -15,7 +15,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from kernelhub.cli.fact import NOTE, OK, PROBLEM, Fact
+from kernelhub.cli.fact import ABSENT, NOTE, OK, PROBLEM, Fact
 from kernelhub.probes.cache import open_to_others, triton_cache_folder, writable
 from kernelhub.probes.compiler import c_compiler, cxx_compiler, python_headers
 from kernelhub.probes.device import DeviceFacts, facts
@@ -110,7 +110,11 @@ def extras() -> Iterator[Fact]:
     if sys.version_info < (3, 11):
         uses["tomli"] = "config files on Python 3.10"
     for name, use in uses.items():
-        yield _fact(package(name, str(wanted.get(name, ""))), f"for {use}", f"optional, for {use}")
+        found = package(name, str(wanted.get(name, "")))
+        if found.code == "package_missing":
+            yield Fact(ABSENT, found.reason, f"optional, for {use}", found.remedy)
+        else:
+            yield _fact(found, f"for {use}", f"optional, for {use}")
 
 
 def requirements() -> dict[str, SpecifierSet]:

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if not needs:
         raise ConfigurationError(f"--op: {arguments.model} asks nothing of {' and '.join(ops or ())}")
     try:
-        with steps(len(needs), sys.stderr) as step:
+        with steps("tuning", len(needs), sys.stderr) as step:
             found = kernelhub.tune(
                 needs,
                 token_counts=arguments.tokens,
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
                 configurations=not arguments.no_configurations,
                 samples=arguments.samples,
                 budget_s=arguments.budget_s,
-                progress=lambda name, place, number: step(f"tune {name}"),
+                progress=lambda name, place, number: step(name),
             )
     except KeyboardInterrupt:
         print("kernelhub: interrupted; what was measured before is kept", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``kernelhub verify``: every kernel that claims a problem held against the reference, on this machine."""
+"""``kernelhub verify``: every kernel that supports a problem, checked against the reference on this machine."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         of_class["facets"] = facets
     if arguments.token_counts:
         of_class["token_counts"] = arguments.token_counts
-    with all_apart(), steps(count(arguments.op, **asked), sys.stderr) as step:
+    with all_apart(), steps("verifying", count(arguments.op, **asked), sys.stderr) as step:
         found = kernelhub.verify(
             arguments.op,
             **asked,
             quick=arguments.quick,
             budget_s=arguments.budget_s,
-            progress=lambda name, place, number: step(f"verify {name}"),
+            progress=lambda name, place, number: step(name),
             **of_class,
         )
     if arguments.json:
@@ -95,7 +95,7 @@ def _show(found: Verification, console: Console) -> None:
         console.line("none of these kernels can be chosen on this device; `kernelhub backends` says why")
         return
     console.table(
-        Table(("verdict", "op", "kernel", "checks", "worst", "what"), [_row(result) for result in found.results])
+        Table(("result", "op", "kernel", "checks", "worst", "what"), [_row(result) for result in found.results])
     )
     for op, kernel in found.lifted:
         console.line(f"{op} {kernel} passed and is no longer quarantined")

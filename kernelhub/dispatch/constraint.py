@@ -72,7 +72,7 @@ class OnDevice:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         device = problem.device
         if device.vendor != self.vendor:
-            return Rejection("vendor", f"runs on {self}; {device.name} is not one")
+            return Rejection("vendor", "CPU only" if self.vendor == "cpu" else f"needs {self}")
         sm = device.capability
         if (
             (self.at_least is not None and sm < self.at_least)
@@ -80,7 +80,7 @@ class OnDevice:
             or (self.only and sm not in self.only)
             or (self.arch and device.arch not in self.arch)
         ):
-            return Rejection("capability", f"runs on {self}; {device.name} is {device.arch}")
+            return Rejection("capability", f"needs {self}; {device.name} is {device.arch}")
         return None
 
     def __str__(self) -> str:

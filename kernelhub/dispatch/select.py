@@ -141,7 +141,7 @@ def _overruled(op: str, request: Wish | None, chosen: Kernel | None, policy: Pol
 
 def _decisions(asked: Question, ranking: Sequence[Kernel], chosen: Kernel | None, because: str) -> tuple[Decision, ...]:
     """What is decided about every kernel, once one was chosen."""
-    against = {kernel: tuple(reasons(asked, kernel)) for kernel in asked.candidates.kernels}
+    against = {kernel: tuple(dict.fromkeys(reasons(asked, kernel))) for kernel in asked.candidates.kernels}
     supported = [kernel for kernel in ranking if not against[kernel]]
     order = as_wished(asked.op, supported, asked.policy)
     request = asked.policy.request_for(asked.op)
@@ -152,19 +152,27 @@ def _decisions(asked: Question, ranking: Sequence[Kernel], chosen: Kernel | None
             Decision(kernel.name, True, "supported", f"supported, ranked below {order[index].name}")
             for index, kernel in enumerate(order[1:])
         ]
+    faster = _distrusted_before(asked, ranking, against, chosen)
+    requested = [] if request is None else _in_order_of(asked.candidates.kernels, request.names)
+    result += [_rejected(kernel, against[kernel], kernel in faster) for kernel in requested if against[kernel]]
     for kernel in supported:
         if kernel not in order and request is not None:
             reason = f"supported, but {request.origin} asks for {' or '.join(request.names)}"
             undo = request.undo or f"remove {request.origin}"
             result.append(Decision(kernel.name, False, "not_requested", reason, undo))
-    faster = _distrusted_before(asked, ranking, against, chosen)
-    for kernel in (*faster, *(kernel for kernel in against if kernel not in faster)):
-        if rejections := against[kernel]:
-            first = rejections[0]
-            ahead = kernel in faster
-            reason = f"would be first; {first.reason}" if ahead else first.reason
-            result.append(Decision(kernel.name, False, first.code, reason, first.remedy, rejections, ahead))
+    others = (*faster, *(kernel for kernel in against if kernel not in faster))
+    result += [
+        _rejected(kernel, against[kernel], kernel in faster)
+        for kernel in others
+        if against[kernel] and kernel not in requested
+    ]
     return tuple(result)
+
+
+def _rejected(kernel: Kernel, rejections: tuple[Rejection, ...], ahead: bool) -> Decision:
+    first = rejections[0]
+    reason = f"would be first; {first.reason}" if ahead else first.reason
+    return Decision(kernel.name, False, first.code, reason, first.remedy, rejections, ahead)
 
 
 def _distrusted_before(

@@ -11,6 +11,8 @@ from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT, ProblemT, as_dict
 
+SELECTED, SUPPORTED, REJECTED = "selected", "supported", "rejected"
+
 
 class Decision(NamedTuple):
     """What was decided about one kernel.
@@ -32,6 +34,11 @@ class Decision(NamedTuple):
     remedy: str = ""
     rejections: tuple[Rejection, ...] = ()
     ahead: bool = False
+
+    @property
+    def state(self) -> str:
+        """``"selected"``, ``"supported"`` (it could run, and ranks below) or ``"rejected"``."""
+        return SELECTED if self.code == SELECTED else SUPPORTED if self.accepted else REJECTED
 
     @property
     def hint(self) -> str:
@@ -111,7 +118,7 @@ class Selection(Generic[ProblemT]):
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
-        """One for every registered kernel of the op: the selected one first, then those supported, then the rejected.
+        """One for every registered kernel of the op: selected, supported, rejected though asked for, the rest.
 
         Supported ones come best first; then those that would be chosen if they were verified here; other rejected ones
         by name. A choice ends with the first kernel that can run, so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 
 import pytest
@@ -132,11 +133,26 @@ class TestMatrix:
 
 
 class TestForPeople:
-    def test_backends_and_kernels_have_a_row_each(self, ask):
+    def test_one_screen_has_a_row_for_each_backend_with_how_many_kernels_can_run(self, ask):
         answer = ask("backends")
         assert answer.code == 0
+        assert len(answer.out.splitlines()) <= 24
+        assert re.search(r"^torch +[1-9]\d* of \d+ +torch \d", answer.row("torch"))
+        for registered in HUB.registry.backends.values():
+            assert answer.row(registered.name).split()[2:4] == ["of", str(len(registered.kernels))]
+
+    def test_of_an_op_each_kernel_is_named_with_the_first_reason(self, ask):
+        answer = ask("backends", "--op", "attention")
+        assert len(answer.out.splitlines()) <= 24
+        assert answer.row("torch.sdpa").split()[1] == "supported"
+        assert answer.row("cudnn.sdpa").split()[1] == "rejected"
+
+    def test_all_lists_every_kernel_of_every_op(self, ask):
+        answer = ask("backends", "--all")
         assert answer.row("torch").split()[1] == "ok"
-        assert answer.row("torch.sdpa").split()[1] == "yes"
+        for op in HUB.registry.contracts:
+            for record in HUB.registry.candidates(op).kernels:
+                assert answer.row(record.name).split()[1] in ("supported", "rejected")
 
     def test_a_broken_plugin_is_a_row_with_the_reason(self, ask, broken_plugin):
         answer = ask("backends")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from kernelhub.cli.console import Console, Table, TerminalConsole, console_for, 
 from kernelhub.cli.main import main
 
 LONG = "a reason of many words " * 30
-TABLE = Table(("kernel", "verdict", "remedy"), [("torch.sdpa", "runs", ""), ("triton.prefill", "no", LONG)])
+TABLE = Table(("kernel", "selection", "remedy"), [("torch.sdpa", "selected", ""), ("triton.prefill", "rejected", LONG)])
 
 
 class Terminal(io.StringIO):
@@ -43,15 +44,15 @@ class TestPlain:
         stream = io.StringIO()
         Console(stream).table(TABLE)
         header, first, second = stream.getvalue().splitlines()
-        assert header.split() == ["kernel", "verdict", "remedy"]
-        assert first.split() == ["torch.sdpa", "runs"]
+        assert header.split() == ["kernel", "selection", "remedy"]
+        assert first.split() == ["torch.sdpa", "selected"]
         assert LONG.strip() in second
 
     def test_columns_are_aligned(self):
         stream = io.StringIO()
         Console(stream).table(TABLE)
         header, first, second = stream.getvalue().splitlines()
-        assert header.index("verdict") == first.index("runs") == second.index("no")
+        assert header.index("selection") == first.index("selected") == second.index("rejected")
 
     def test_a_column_without_a_word_is_left_out(self):
         stream = io.StringIO()
@@ -75,6 +76,22 @@ class TestOnATerminal:
         console_for(terminal).table(TABLE)
         assert terminal.getvalue().count("reason") == LONG.count("reason")
         assert "…" not in terminal.getvalue()
+
+    @pytest.mark.parametrize("width", [30, 40, 80, 120, 200])
+    def test_no_column_is_made_narrower_than_20_characters_and_nothing_is_wider_than_the_terminal(
+        self, terminal, monkeypatch, width
+    ):
+        monkeypatch.setenv("COLUMNS", str(width))
+        words = ("a reason of many words " * 8).strip()
+        rows = [("flashinfer.fa2_prefill", "rejected", words, words), ("torch.sdpa", "selected", words, words)]
+        console_for(terminal).table(Table(("kernel", "selection", "reason", "remedy"), rows))
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+        assert max(map(len, lines)) <= width
+        told = " ".join(" ".join(lines).replace("│", " ").split())
+        assert told.count("reason") >= 4 * 8
+        if "╭" in lines[0]:
+            widths = [len(part) - 2 for part in lines[0].strip("╭╮").split("┬")]
+            assert all(len(cell) <= width or width >= 20 for width, cell in zip(widths, rows[0], strict=True))
 
     def test_brackets_are_not_markup(self, terminal):
         console_for(terminal).table(Table(("grammar",), [("[op=]name[,name]",)]))
@@ -101,19 +118,21 @@ class TestOnATerminal:
 class TestProgress:
     def test_in_a_pipe_each_step_is_a_line(self):
         stream = io.StringIO()
-        with steps(2, stream) as step:
+        with steps("demo", 2, stream) as step:
             step("draw")
             step("run")
-        assert stream.getvalue() == "step 1/2: draw\nstep 2/2: run\n"
+        first, second = stream.getvalue().splitlines()
+        assert first == "demo 0/2, 0 s: draw"
+        assert re.fullmatch(r"demo 1/2, 0 s, about \d+ s left: run", second)
 
     def test_on_a_terminal_it_is_a_bar_that_goes_away(self, terminal):
-        with steps(2, terminal) as step:
+        with steps("demo", 2, terminal) as step:
             step("draw")
             step("run")
-        assert "step 1/2" not in terminal.getvalue()
+        assert "demo 0/2" not in terminal.getvalue()
         assert "2/2" not in terminal.getvalue().splitlines()[-1]
 
     def test_on_a_terminal_without_rich_each_step_is_a_line(self, terminal, without_rich):
-        with steps(1, terminal) as step:
+        with steps("demo", 1, terminal) as step:
             step("draw")
-        assert terminal.getvalue() == "step 1/1: draw\n"
+        assert terminal.getvalue() == "demo 0/1, 0 s: draw\n"

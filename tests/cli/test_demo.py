@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -75,18 +76,36 @@ class TestQuick:
     def test_for_people_it_says_what_ran_why_how_exact_and_how_fast(self, ask):
         answer = ask(*QUICK)
         assert answer.code == 0
-        for word in ("ran: ", "decided by: ", "numbers: ", "held against: ", "speed: ", "torch: ", "ratio: "):
-            assert answer.out.count(f"\n  {word}") == len(TITLES)
-        assert "tokens/s through one layer" in answer.out
-        assert "does not support sinks" in answer.out
+        for title, op in zip(TITLES, OPS, strict=True):
+            first, second = (
+                line.removeprefix(title).split() for line in answer.out.splitlines() if line.startswith(f"{title}  ")
+            )
+            kernel, error, speed, ratio = first
+            assert kernel in getattr(kernelhub, op).kernels()
+            assert 0 <= float(error) <= 1
+            assert float(speed.replace(",", "")) > 0
+            assert re.fullmatch(r"\d+\.\d\dx", ratio)
+            assert re.fullmatch(r"next best: .+; \d+ unsupported here", " ".join(second))
+        assert "the fastest way to call plain torch" in answer.out
+        assert re.search(r"^\d+ unsupported here, --all lists them", answer.out, re.MULTILINE)
+        assert len(answer.out.splitlines()) <= 24
         *_, first, second = answer.out.splitlines()
         assert "kernelhub explain paged_attention --device B200" in first
         assert "kernelhub doctor" in second
 
+    def test_all_lists_every_kernel_with_every_reason(self, ask):
+        answer = ask(*QUICK, "--all")
+        for word in ("ran ", "decided by ", "numbers ", "checked against ", "speed ", "torch ", "ratio "):
+            assert len(re.findall(rf"^  {word}", answer.out, re.MULTILINE)) == len(TITLES)
+        assert "tokens/s through one layer" in answer.out
+        assert "does not support sinks" in answer.out
+
     def test_in_a_pipe_progress_is_lines_on_stderr(self, ask):
         lines = ask(*QUICK).err.splitlines()
-        assert lines[0] == "step 1/18: prefill: draw the inputs"
-        assert len(lines) == 18
+        assert lines[0] == "demo 0/18, 0 s: prefill: draw the inputs"
+        begun = [line.partition(",")[0] for line in lines]
+        assert list(dict.fromkeys(begun)) == [f"demo {step}/18" for step in range(18)]
+        assert all("s left" in line for line in lines[2:])
 
     def test_what_the_user_said_decides(self, ask, monkeypatch):
         monkeypatch.setenv("KERNELHUB_FORCE", "attention=torch.blocked;paged_attention=torch.blocked")
@@ -113,7 +132,7 @@ class TestWrongNumbers:
 
     def test_people_are_told_in_a_word(self, ask):
         kernelhub.register_backend(lying_backend("Liar"))
-        assert ": WRONG\n" in ask(*QUICK).out
+        assert " WRONG " in ask(*QUICK).out
 
 
 class TestChecks:

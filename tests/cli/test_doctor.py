@@ -10,6 +10,7 @@ import pytest
 
 import kernelhub
 from kernelhub.cli import machine_facts
+from kernelhub.cli.fact import PARTS
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.standing import published
@@ -36,8 +37,9 @@ class TestAHealthyMachine:
         assert answer.code == 0
         assert answer.json["ok"] is True
         for fact in facts(answer):
-            assert fact.keys() == {"status", "what", "meaning", "remedy"}
-            assert fact["status"] in ("ok", "note")
+            assert fact.keys() == {"status", "what", "meaning", "remedy", "part"}
+            assert fact["status"] in ("ok", "note", "absent")
+            assert fact["part"] in PARTS
             assert fact["what"]
             assert fact["meaning"]
 
@@ -53,14 +55,24 @@ class TestAHealthyMachine:
             assert selected in next(fact["what"] for fact in facts(answer) if fact["what"].startswith(f"{op} on "))
 
     def test_for_people_each_fact_is_a_row_and_the_end_sums_up(self, ask):
-        answer = ask("doctor")
+        answer = ask("doctor", "--all")
         *_, last = answer.out.splitlines()
         head = answer.out.splitlines()[0].split()
         assert head in (
             ["status", "what", "what", "it", "means"],
             ["status", "what", "what", "it", "means", "what", "to", "do"],
         )
-        assert last.startswith("nothing keeps calls from running")
+        assert last.startswith("no problems, ")
+
+    def test_one_screen_names_each_part_of_the_machine_and_what_is_not_installed_once(self, ask):
+        answer = ask("doctor")
+        assert answer.code == 0
+        assert len(answer.out.splitlines()) <= 24
+        for part in ("machine", "toolchain", "caches", "settings", "libraries", "kernels"):
+            assert answer.row(part)
+        for name in ("vllm", "flashinfer"):
+            assert answer.row("not").count(f" {name},") == 1
+        assert "ops run the first kernel of their order" in answer.row("kernels")
 
 
 @pytest.mark.usefixtures("an_h200")
@@ -364,10 +376,11 @@ class TestAsAProcess:
         assert "\x1b" not in answer.out
 
     def test_without_rich_it_answers_and_says_what_rich_is_for(self, ask_shell):
-        answer = ask_shell("doctor", before="sys.modules['rich'] = None")
+        answer = ask_shell("doctor", "--all", before="sys.modules['rich'] = None")
         assert answer.code == 0
         assert "rich is not installed" in answer.out
         assert "progress bar" in answer.out
+        assert "\n  rich  pip install" in ask_shell("doctor", before="sys.modules['rich'] = None").out
 
     def test_python_is_held_against_the_range_of_the_package(self, monkeypatch):
         monkeypatch.setattr(sys, "version_info", (3, 99, 0))

@@ -142,7 +142,7 @@ def _expected_faster(num_tokens: int, kv_cache_dtype: str, is_prefill: bool) -> 
         why = f"decode of {num_tokens} tokens with a {kv_cache_dtype} cache"
     if fast:
         return found(_SUBJECT, None, f"expected faster: {why}")
-    return lacking(_SUBJECT, "outranked", f"not expected faster: {why}", "turn use_trtllm_attention on")
+    return lacking(_SUBJECT, "not_faster", f"not expected faster: {why}", "turn use_trtllm_attention on")
 
 
 def _heads(num_qo_heads: int, num_kv_heads: int) -> Finding:
