@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Literal
 
 from kernelhub.dispatch.hub import HUB
@@ -72,9 +73,14 @@ def can_go_apart(kernel: Kernel) -> bool:
 
 
 class Child:
-    """The process that serves a run; it is started when it is first asked."""
+    """The process that serves a run; it is started when it is first asked.
 
-    def __init__(self) -> None:
+    Args:
+        variables: of its environment, beside this process's own.
+    """
+
+    def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._variables = variables
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._number = 0
@@ -166,6 +172,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a kernel may print anything, without end
             start_new_session=True,
+            env={**os.environ, **self._variables},
         )
         ready = self._answer(_START_TIMEOUT_S)
         if isinstance(ready, str):

@@ -21,7 +21,7 @@ from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.problem import feature_name
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
-from kernelhub.evidence.call import Answer, Call, Failed, Unavailable
+from kernelhub.evidence.call import Answer, Call, Failed, OutOfMemory, Unavailable
 from kernelhub.evidence.cases.case import Arguments, Case, Make, OpCases, Packing, each
 from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, overwrite, same
 from kernelhub.evidence.results import Check
@@ -74,6 +74,12 @@ class Subject:
             OutOfMemory: the case does not fit.
             DeviceLost: nothing can be run after this.
         """
+        try:
+            return self._check(case)
+        except (torch.OutOfMemoryError, MemoryError) as error:  # of what is around the kernel: tensors, the reference
+            raise OutOfMemory(str(error)) from error
+
+    def _check(self, case: Case) -> Check | str:
         arguments = case.make(self.device)
         claim = self.claims(arguments)
         if not claim.holds:

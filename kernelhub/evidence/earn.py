@@ -22,7 +22,7 @@ from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.serving import ServingCall, mark_of, serving_calls
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.here import Here
-from kernelhub.evidence.quarantine import begun, keep, kept_of, now
+from kernelhub.evidence.quarantine import begun, changing, keep, kept_of, now
 from kernelhub.evidence.results import RIGHT, Check, Result, is_of_serving
 from kernelhub.ops.models.problems import Need
 from kernelhub.probes.device import facts
@@ -89,7 +89,8 @@ def earn(
             earned = Earned(result)
             if result.failures or earned.ok:
                 note.ended = True
-                unwritten = _keep(kernel, need, device, result)
+                with changing:
+                    unwritten = _keep(kernel, need, device, result)
                 if earned.ok:
                     covered = class_of(need.problem(device))
                     unwritten = trust.keep(kernel, facts(device), covered, asking.passed, seconds) or unwritten
@@ -122,7 +123,7 @@ class _Asking:
                 self.left_out = len(calls) - place
                 self.why_not = f"{self.left_out} of {len(calls)} calls were left out for lack of time"
                 return
-            step(call.label)
+            step(f"call {place + 1} of {len(calls)}, {call.tokens} tokens")
             try:
                 found = self._check(call)
             except Unavailable as error:

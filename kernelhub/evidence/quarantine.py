@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import math
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ _HOLDER = {"host": str, "boot": str, "container": str, "pid": int, "started": st
 _RUNNING = {"at": float, "holder": _HOLDER}
 _SCHEMA = {"op": str, "kernel": str, "date": str, "left_out": int, "checks": [_CHECK], "running?": _RUNNING}
 _MOST_PID = 1 << 31
+changing = threading.RLock()  # held while a result is read and written anew: kernels are verified by several threads
 _LONGEST_S = 3600.0  # that a process elsewhere, of which nothing can be told, verifies one kernel
 
 
@@ -147,16 +149,22 @@ def begun(kernel: Kernel, device: DeviceFacts) -> Iterator[Note]:
 
     What was known of the kernel stands beside it, and stands again where the block ends without another result.
     """
-    before, note = kept_of(kernel, device), Note()
-    result = before.result if before is not None else Result(kernel.op, kernel.name)
-    date = before.date if before is not None else now()
+    note = Note()
     running = {"at": time.time(), "holder": asdict(myself(uuid.uuid4().hex))}
-    _write(kernel, device, result, date, {"status": "running", "running": running})
+    with changing:
+        _write(kernel, device, *_known(kernel, device), {"status": "running", "running": running})
     try:
         yield note
     finally:
         if not note.ended:
-            _write(kernel, device, result, date)
+            with changing:  # what another thread found of the kernel meanwhile stands
+                _write(kernel, device, *_known(kernel, device))
+
+
+def _known(kernel: Kernel, device: DeviceFacts) -> tuple[Result, str]:
+    """What is known of a kernel, and since when."""
+    kept = kept_of(kernel, device)
+    return (Result(kernel.op, kernel.name), now()) if kept is None else (kept.result, kept.date)
 
 
 def now() -> str:

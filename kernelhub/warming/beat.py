@@ -16,13 +16,14 @@ class Beat:
     """How far a warm-up is.
 
     Attributes:
-        stage: ``"waiting"``, ``"building"``, ``"verifying"``, ``"compiling"``, which child processes do, or
-            ``"making ready"``.
+        stage: ``"waiting"``, ``"building"``, ``"earning trust"``, ``"verifying"``, ``"compiling"``, which child
+            processes do, or ``"making ready"``.
         label: what is being done.
         done: items done in this stage.
         total: items of this stage.
         seconds: since the warm-up began.
         stage_seconds: since the stage began.
+        budget_s: most seconds of the stage; None if it has no limit.
     """
 
     stage: str
@@ -31,6 +32,12 @@ class Beat:
     total: int
     seconds: float
     stage_seconds: float
+    budget_s: float | None = None
+
+    @property
+    def budget_left_s(self) -> float | None:
+        """What is left of the stage's limit."""
+        return None if self.budget_s is None else max(0.0, self.budget_s - self.stage_seconds)
 
     @property
     def remaining_s(self) -> float | None:
@@ -39,6 +46,8 @@ class Beat:
 
     def __str__(self) -> str:
         left = "" if self.remaining_s is None else f", about {self.remaining_s:.0f} s left"
+        if self.budget_left_s is not None:
+            left = f", {self.budget_left_s:.0f} s of the budget left"
         return f"{self.stage} {self.done}/{self.total}, {self.seconds:.0f} s{left}: {self.label}"
 
 
@@ -55,7 +64,9 @@ class Heart:
         self._tell = [tell for tell in (heartbeat, progress) if tell is not None]
         self._progress = progress
         self._begun = self._stage_begun = time.monotonic()
-        self._at = ("", "", 0, 0)
+        self._at: tuple[str, str, int, int] = ("", "", 0, 0)
+        self._budget_s: float | None = None
+        self._seconds: dict[str, float] = {}
         self._ended = threading.Event()
         self._guard = threading.RLock()
         self._error: BaseException | None = None
@@ -73,18 +84,31 @@ class Heart:
         if self._tell:
             self._thread.join()
 
-    def stage(self, name: str, total: int) -> None:
-        """Another stage begins."""
-        self._stage_begun = time.monotonic()
+    def stage(self, name: str, total: int, budget_s: float | None = None) -> None:
+        """Another stage begins, of at most `budget_s` seconds if given."""
+        self._end_stage()
+        self._stage_begun, self._budget_s = time.monotonic(), budget_s
         self._at = (name, "", 0, total)
 
-    def step(self, label: str, done: int | None = None) -> None:
-        """Something begins, after so many items of the stage are done."""
+    @property
+    def stages(self) -> tuple[tuple[str, float], ...]:
+        """What each stage took so far, in the order in which they began first."""
+        self._end_stage()
+        self._stage_begun = time.monotonic()
+        return tuple(self._seconds.items())
+
+    def _end_stage(self) -> None:
+        name = self._at[0]
+        if name:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - self._stage_begun
+
+    def step(self, label: str, done: int | None = None, total: int | None = None) -> None:
+        """Something begins, after so many items of the stage are done; `total` changes how many it has."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        stage, _, before, total = self._at
-        self._at = (stage, label, before if done is None else done, total)
+        stage, _, before, of = self._at
+        self._at = (stage, label, before if done is None else done, of if total is None else total)
         if self._progress is not None and done is not None:
             with self._guard:
                 self._progress(self.now)
@@ -93,7 +117,7 @@ class Heart:
     def now(self) -> Beat:
         """How far it is."""
         at = time.monotonic()
-        return Beat(*self._at, at - self._begun, at - self._stage_begun)
+        return Beat(*self._at, at - self._begun, at - self._stage_begun, self._budget_s)
 
     def _beat(self) -> None:
         while True:

@@ -107,6 +107,7 @@ class WarmUp:
         peak: most memory.
         notes: what else is to be known.
         earned: kernels that would be first and were verified for a problem class, right or not.
+        stages: what each stage took, as (stage, seconds): see `Beat.stage`.
     """
 
     device: str
@@ -122,6 +123,7 @@ class WarmUp:
     peak: Peak = field(default_factory=Peak)
     notes: tuple[str, ...] = ()
     earned: tuple[Earning, ...] = ()
+    stages: tuple[tuple[str, float], ...] = ()
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
@@ -154,6 +156,7 @@ class WarmUp:
             "peak": vars(self.peak),
             "notes": list(self.notes),
             "earned": [earning.to_dict() for earning in self.earned],
+            "stages": {stage: round(seconds, 3) for stage, seconds in self.stages},
             "items": [item.to_dict() for item in self.items],
         }
 
@@ -171,6 +174,8 @@ class WarmUp:
             right = [earning for earning in self.earned if earning.ok]
             seconds = sum(earning.seconds for earning in self.earned)
             told.append(f"{len(right)} of {len(self.earned)} kernels that would be first are right ({seconds:.1f} s)")
+        if self.stages:
+            told.append(", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.stages))
         megabytes = [size >> 20 for size in (self.peak.host_bytes, self.peak.device_bytes, self.peak.children_bytes)]
         told.append("peak memory {} MB of the process, {} MB of the device, {} MB of a child".format(*megabytes))
         return "; ".join(told)

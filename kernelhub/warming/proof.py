@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.reasons import class_of
 from kernelhub.evidence.quarantine import kept_of
 from kernelhub.evidence.results import NOT_RUN, WRONG
+from kernelhub.evidence.trust import covered
 from kernelhub.evidence.verify import verify
 from kernelhub.probes.device import facts
 from kernelhub.warming.beat import Heart
@@ -33,11 +36,15 @@ class Proof:
     unverified: list[tuple[str, str, str]] = field(default_factory=list)
 
     def unknown(self, items: Sequence[Item], device: torch.device) -> list[Kernel]:
-        """The kernels that are chosen now and of which nothing is known, each once; stored evidence is taken."""
+        """The kernels that are chosen now and of which nothing is known, each once; stored evidence is taken.
+
+        A kernel that was verified for the very class that it is chosen for (`trusting`) is known there.
+        """
         found: dict[tuple[str, str], Kernel] = {}
-        for kernel in chosen(items, device):
+        earned = {key: {one.facets for one in ones} for key, ones in covered(facts(device)).items()}
+        for kernel, problem in chosen(items, device):
             key = (kernel.op, kernel.name)
-            if key in self.asked or key in found:
+            if key in self.asked or key in found or class_of(problem) in earned.get(key, ()):
                 continue
             kept = kept_of(kernel, facts(device))
             if kept is not None and not kept.result.failures:
@@ -73,12 +80,12 @@ class Proof:
             self.quarantined.append((*key, result.reason))
 
 
-def chosen(items: Sequence[Item], device: torch.device) -> list[Kernel]:
-    """The kernels that items would run now."""
+def chosen(items: Sequence[Item], device: torch.device) -> list[tuple[Kernel, Any]]:
+    """The kernels that items would run now, each with the problem."""
     kernels = []
     for item in items:
         if item.need is not None:
             selection = item.selection(device)
             if selection.kernel is not None:
-                kernels.append(selection.kernel)
+                kernels.append((selection.kernel, selection.problem))
     return kernels

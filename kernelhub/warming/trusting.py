@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import logging
+import queue
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +17,17 @@ import torch
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.reasons import class_of
 from kernelhub.dispatch.selection import Decision
-from kernelhub.evidence.apart import Child
+from kernelhub.evidence.apart import Child, goes_apart
 from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.ops.models.problems import Need
 from kernelhub.warming.beat import Heart
+from kernelhub.warming.memory import MAX_JOBS, free_device_bytes, jobs_here
 from kernelhub.warming.outcome import Earning
 from kernelhub.warming.wanted import Item
+
+log = logging.getLogger("kernelhub.evidence")
+
+_CHILD_BYTES = 16 << 30  # of a layer of experts, copies of it, and the reference's float64
 
 
 @dataclass(frozen=True)
@@ -37,57 +47,156 @@ class Trusting:
     Attributes:
         earnings: each try.
         left: kernels that would be first and were not tried for lack of time, as (op, kernel, class).
+        tried: what need not be tried again, as (op, kernel, class).
     """
 
     earnings: list[Earning] = field(default_factory=list)
     left: list[tuple[str, str, str]] = field(default_factory=list)
-    _tried: set[tuple[str, str, Any]] = field(default_factory=set)
+    tried: set[tuple[str, str, Any]] = field(default_factory=set)
 
     def pending(self, items: Sequence[Item], device: torch.device) -> bool:
         """Whether a kernel would be first for some class, if it were verified."""
-        return any(self._next(one, device) is not None for one in _classes(items))
+        return any(self.next_of(one, device) is not None for one in _classes(items))
 
     def settle(
-        self, items: Sequence[Item], device: torch.device, heart: Heart, budget_s: float, context_len: int
+        self,
+        items: Sequence[Item],
+        device: torch.device,
+        heart: Heart,
+        budget_s: float,
+        context_len: int,
+        jobs: int | None = None,
     ) -> None:
         """Verify what would be first, class by class and best first, until one is right or the time is spent.
 
         Each runs in a child process: one that crashes, hangs or loses the device costs that child, and is quarantined.
+        Several children share the classes out, `jobs` of them or as many as there is room for: what a library compiles
+        at its first call takes longer than the checks.
         """
-        until = time.monotonic() + budget_s
-        classes = list(_classes(items))
-        heart.stage("earning trust", len(classes))
-        with Child() as child:
-            for place, one in enumerate(classes):
-                while (decision := self._next(one, device)) is not None:
-                    heart.step(f"{one.need.op} {decision.kernel}", place)
-                    self._tried.add(self._key(one, decision, device))
-                    rest = until - time.monotonic()
-                    if rest <= 0:
-                        self.left.append((one.need.op, decision.kernel, one.label))
-                        continue
-                    if self._ask(one, decision, device, child, min(rest, BUDGET_S), context_len):
-                        break
+        classes = [one for one in _classes(items) if self.next_of(one, device) is not None]
+        crew = _Crew(self, device, heart, time.monotonic() + budget_s, context_len, len(classes))
+        heart.stage("earning trust", len(classes), budget_s)
+        crew.work(classes, min(jobs or room_for_children(device), len(classes)))
+        for one in crew.told:
+            self.earnings += one
 
-    def _ask(
-        self, one: _Class, decision: Decision, device: torch.device, child: Child, budget_s: float, context_len: int
-    ) -> bool:
+    def next_of(self, one: _Class, device: torch.device) -> Decision | None:
+        """The best of those that would be first for a class and were not tried."""
+        selection = HUB.function(one.need.op).op.select(one.need.problem(device), None, packing=one.packing)
+        untried = (item for item in selection.faster if self.key_of(one, item, device) not in self.tried)
+        return next(untried, None)
+
+    def key_of(self, one: _Class, decision: Decision, device: torch.device) -> tuple[str, str, Any]:
+        """A try, as `tried` has it."""
+        return one.need.op, decision.kernel, class_of(one.need.problem(device))
+
+
+class _Crew:
+    """Threads, each with a child process, and what they share."""
+
+    def __init__(
+        self, trusting: Trusting, device: torch.device, heart: Heart, until: float, context_len: int, classes: int
+    ) -> None:
+        self.trusting, self.device, self.heart = trusting, device, heart
+        self.until, self.context_len = until, context_len
+        self.told: list[list[Earning]] = [[] for _ in range(classes)]
+        self.tries, self.open = 0, classes
+        self.error: BaseException | None = None
+        self.guard = threading.Lock()
+        self.here = threading.Lock()  # kernels that cannot go to a child are asked in this process, one at a time
+
+    def work(self, classes: Sequence[_Class], processes: int) -> None:
+        """Settle every class; with one process in this thread."""
+        waiting: queue.SimpleQueue[tuple[int, _Class]] = queue.SimpleQueue()
+        for place, one in enumerate(classes):
+            waiting.put((place, one))
+        if processes < 2:
+            self._serve(waiting, {})
+            return
+        variables = {MAX_JOBS: str(max(1, jobs_here() // processes))}
+        threads = [
+            threading.Thread(
+                target=contextvars.copy_context().run, args=(self._watched, waiting, variables), daemon=True
+            )
+            for _ in range(processes)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)  # so that Ctrl-C is heard
+        except BaseException as error:  # the others end at their next call; their children are not killed under them
+            self.error = self.error or error
+            raise
+        if self.error is not None:
+            raise self.error
+
+    def _watched(self, waiting: queue.SimpleQueue[tuple[int, _Class]], variables: dict[str, str]) -> None:
+        try:
+            self._serve(waiting, variables)
+        except BaseException as error:  # raised in the thread that waits
+            self.error = self.error or error
+
+    def _serve(self, waiting: queue.SimpleQueue[tuple[int, _Class]], variables: dict[str, str]) -> None:
+        with Child(variables) as child:
+            while True:
+                try:
+                    place, one = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                self._settle(one, self.told[place], child)
+                with self.guard:
+                    self.open -= 1
+
+    def _settle(self, one: _Class, told: list[Earning], child: Child) -> None:
+        """Verify what would be first for a class, best first, until one is right."""
+        trusting = self.trusting
+        while (decision := trusting.next_of(one, self.device)) is not None:
+            op, name, label = one.need.op, decision.kernel, f"{one.need.op} {decision.kernel}: {one.label}"
+            with self.guard:
+                trusting.tried.add(trusting.key_of(one, decision, self.device))
+                begun, self.tries = self.tries, self.tries + 1
+                total = begun + self.open
+            self._step(label, begun, total)
+            rest = self.until - time.monotonic()
+            if rest <= 0:
+                trusting.left.append((op, name, one.label))
+                continue
+            told.append(self._ask(one, decision, child, min(rest, BUDGET_S), label))
+            log.info("%s; %.0f s of the budget left", told[-1], max(0.0, self.until - time.monotonic()))
+
+    def _ask(self, one: _Class, decision: Decision, child: Child, budget_s: float, label: str) -> Earning:
         op = one.need.op
         kernel = next(kernel for kernel in HUB.registry.candidates(op).kernels if kernel.name == decision.kernel)
-        found = earn(kernel, one.need, device, one.tokens, context_len=context_len, budget_s=budget_s, child=child)
+        with contextlib.nullcontext() if goes_apart(kernel) else self.here:
+            found = earn(
+                kernel,
+                one.need,
+                self.device,
+                one.tokens,
+                context_len=self.context_len,
+                budget_s=budget_s,
+                child=child,
+                step=lambda call: self._step(f"{label}, {call}"),
+            )
         HUB.forget_evidence()
         result = found.result
         reason = "" if found.ok else result.why_not or result.reason
-        self.earnings.append(Earning(op, kernel.name, one.label, found.ok, result.seconds, reason))
-        return found.ok
+        return Earning(op, kernel.name, one.label, found.ok, result.seconds, reason)
 
-    def _next(self, one: _Class, device: torch.device) -> Decision | None:
-        selection = HUB.function(one.need.op).op.select(one.need.problem(device), None, packing=one.packing)
-        untried = (item for item in selection.faster if self._key(one, item, device) not in self._tried)
-        return next(untried, None)
+    def _step(self, label: str, done: int | None = None, total: int | None = None) -> None:
+        """Tell what is being done, unless another thread failed, or was interrupted."""
+        if self.error is not None:
+            raise self.error
+        self.heart.step(label, done, total)
 
-    def _key(self, one: _Class, decision: Decision, device: torch.device) -> tuple[str, str, Any]:
-        return one.need.op, decision.kernel, class_of(one.need.problem(device))
+
+def room_for_children(device: torch.device) -> int:
+    """How many processes may verify at a time: each has a context of its own on the device, and a layer's tensors."""
+    if device.type != "cuda":
+        return 1
+    return max(1, min(jobs_here(), free_device_bytes(device) // _CHILD_BYTES))
 
 
 def _classes(items: Sequence[Item]) -> Iterator[_Class]:

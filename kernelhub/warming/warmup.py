@@ -79,8 +79,9 @@ def warmup(
             else the CPU.
         context_len: tokens in the cache for each sequence of the calls that are made.
         max_context_len: the longest sequence that will be served; block tables have room for it.
-        jobs: processes that compile. By default min(cores, free memory / 4 GB) shared among the ranks of this node
-            (LOCAL_WORLD_SIZE), and 1 where little is to be compiled. FlashInfer's ninja gets as many (MAX_JOBS).
+        jobs: processes that compile, and that verify. By default min(cores, free memory / 4 GB) shared among the ranks
+            of this node (LOCAL_WORLD_SIZE), and 1 where little is to be compiled, or there is no GPU. FlashInfer's
+            ninja gets as many (MAX_JOBS).
         verify: hold each kernel that is chosen against its reference, unless evidence is stored that it is right. One
             that is wrong is quarantined, and the next best is taken. Before that, kernels that would be first but are
             not verified on this family of devices are verified for each problem class, best first, until one is right:
@@ -188,6 +189,7 @@ class _Run:
             most,
             (*self.notes, *self.lost.notes, *told_of_lengths(self.outcomes.values(), self.device), *self._not_tried()),
             tuple(self.trusting.earnings),
+            self.heart.stages,
         )
 
     def _not_tried(self) -> list[str]:
@@ -222,8 +224,8 @@ class _Run:
             if self.build:
                 self.notes += build_better(self.items, self.device, self.sizing, self.heart)
             if self.verify:
-                context_len = self.sizing.context_len
-                self.trusting.settle(self.items, self.device, self.heart, self.verify_budget_s, context_len)
+                context_len, budget_s = self.sizing.context_len, self.verify_budget_s
+                self.trusting.settle(self.items, self.device, self.heart, budget_s, context_len, self.jobs)
                 self.proof.settle(self.items, self.device, self.heart)
             self._in_children()
             self._in_this_process()

@@ -22,6 +22,7 @@ ACTS = {
     "f_wrong_beyond_140_tokens": "spoil = q.shape[-3] > 140",  # which are more than those of the op's own cases
     "g_right": "",
     "h_right_too": "",
+    "i_slow": "import time; time.sleep(0.1)",
 }
 FAMILY = "cpu"
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence import trust
+from kernelhub.evidence.cases.attention import AttentionCases
+from kernelhub.evidence.cases.serving import serving_calls
 from kernelhub.ops.models.calls import need_of
+from kernelhub.ops.models.problems import problems_of
 from kernelhub.probes.device import facts
+from kernelhub.warming.beat import Heart
+from kernelhub.warming.trusting import Trusting
+from kernelhub.warming.wanted import items_of
 from tests.evidence import fake_vendor
 from tests.evidence.fake_vendor import ACTS
 
@@ -31,7 +39,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.syspath_prepend(str(site))
         kernelhub.reload()
         if not apart:
-            monkeypatch.setattr("kernelhub.evidence.earn.goes_apart", lambda kernel: False)
+            for module in ("evidence.earn", "warming.trusting"):
+                monkeypatch.setattr(f"kernelhub.{module}.goes_apart", lambda kernel: False)
 
     monkeypatch.setenv("KERNELHUB_VERIFY_TIMEOUT_S", "20")
     yield installed
@@ -229,6 +238,44 @@ class TestWarmUp:
         assert any("vendor.g_right would be first" in note for note in done.notes)
         assert done.ok
 
+    def test_tells_which_kernel_is_verified_and_what_is_left_of_the_budget(self, install, caplog) -> None:
+        install("d_wrong", "g_right")
+        need = need_of("attention", kernelhub.explain("attention", device="cpu", **CLASS).problem)
+        beats: list[Any] = []
+        with caplog.at_level("INFO", logger="kernelhub.evidence"):
+            done = kernelhub.warmup([need], token_counts=[17], device="cpu", verify_budget_s=300, progress=beats.append)
+        lines = [str(beat) for beat in beats if beat.stage == "earning trust"]
+        firsts = [next(line for line in lines if f"vendor.{name}: as asked" in line) for name in ("d_wrong", "g_right")]
+        assert all(line.startswith(f"earning trust {place}/") for place, line in enumerate(firsts))
+        assert all("s of the budget left: attention vendor." in line for line in firsts)
+        assert all(0 < beat.budget_left_s <= 300 for beat in beats if beat.stage == "earning trust")
+        assert "attention vendor.g_right: verified, and chosen now" in caplog.text
+        stages = dict(done.stages)
+        assert set(stages) == {"waiting", "earning trust", "making ready"}  # and not verified a second time
+        assert sum(stages.values()) <= done.seconds + 0.1
+        assert "earning trust" in done.summary()
+
+    def test_several_processes_share_the_classes_out_and_come_to_the_same_answer(self, install) -> None:
+        install("d_wrong", "i_slow", apart=True)
+        heads, told = (2, 4), Trusting()
+        told.settle(items_of_heads(heads), torch.device("cpu"), Heart(None, None), 300.0, 64, jobs=2)
+        assert [item.kernel for item in told.earnings if item.ok] == ["vendor.i_slow"] * 2
+        assert [chosen(num_q_heads=number) for number in heads] == ["vendor.i_slow"] * 2
+        assert codes()["vendor.d_wrong"] == "quarantined"
+        assert chosen_anew() == "vendor.i_slow"
+
+    def test_what_progress_raises_while_several_verify_is_raised_and_quarantines_nothing(self, install) -> None:
+        install("g_right", "h_right_too")
+
+        def stops(beat: Any) -> None:
+            if beat.done == 1:
+                raise KeyError("stop")
+
+        items, heart = items_of_heads((2, 4, 8)), Heart(None, stops)
+        with pytest.raises(KeyError, match="stop"):
+            Trusting().settle(items, torch.device("cpu"), heart, 300.0, 64, jobs=2)
+        assert "quarantined" not in codes().values()
+
     def test_earns_nothing_where_nothing_is_verified(self, install) -> None:
         install("g_right")
         need = need_of("attention", kernelhub.explain("attention", device="cpu", **CLASS).problem)
@@ -245,10 +292,37 @@ class TestTune:
         assert "wrong" in found.wrong["attention", "vendor.d_wrong"]
 
 
+class TestWhatIsAsked:
+    def test_many_kinds_of_call_share_a_dozen_sizes_and_each_has_its_least_and_its_most(self) -> None:
+        (need,) = [need for need in problems_of("llama-3.1-8b", phases=["decode"]) if need.op == "paged_attention"]
+        counts = list(range(1, 200))
+        for kinds, most in ((1, 7), (2, 14), (4, 16), (6, 18)):
+            several = replace(need, sizes=tuple((("queries", number),) for number in range(kinds)))
+            calls = serving_calls(several, counts, 64)
+            assert len(calls) <= most
+            for kind in several.sizes:
+                mine = [call.tokens for call in calls if call.need.sizes == (kind,)]
+                assert {1, 199} <= set(mine)
+                assert mine[-1] == 1
+
+    def test_what_has_no_room_beside_the_kernel_says_nothing_against_it(self, install, monkeypatch) -> None:
+        install("g_right")
+
+        def no_room(self: Any, results: Any, arguments: Any) -> Any:
+            if arguments["q"].shape[-3] > 20:
+                raise torch.OutOfMemoryError("the reference needs 200 GB")
+            return judge(self, results, arguments)
+
+        judge = AttentionCases.judge
+        monkeypatch.setattr(AttentionCases, "judge", no_room)
+        found = verify("g_right")
+        assert found.ok
+        assert found.results[0].left_out == 1
+        assert chosen() == "vendor.g_right"
+
+
 class TestTheRequestPath:
     def test_a_call_reads_evidence_and_makes_none(self, install, cache: Path) -> None:
-        import torch
-
         install("g_right")
         q = torch.randn(1, 17, 4, 32, dtype=torch.bfloat16)
         kernelhub.attention(q, q[:, :, :2], q[:, :, :2], causal=True)
@@ -256,9 +330,16 @@ class TestTheRequestPath:
         assert [row.kernel.partition(".")[0] for row in kernelhub.report().rows] == ["torch"]
 
 
-def facts_of_cpu() -> Any:
-    import torch
+def codes() -> dict[str, str]:
+    return {item.kernel: item.code for item in kernelhub.explain("attention", device="cpu", **CLASS).decisions}
 
+
+def items_of_heads(heads: tuple[int, ...]) -> list[Any]:
+    verdicts = [kernelhub.explain("attention", device="cpu", **{**CLASS, "num_q_heads": number}) for number in heads]
+    return items_of(verdicts, [17, 18], {}, on_gpu=False)
+
+
+def facts_of_cpu() -> Any:
     return facts(torch.device("cpu"))
 
 

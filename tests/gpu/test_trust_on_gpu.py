@@ -17,6 +17,7 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.standing import OPT_IN, UNTESTED, Standing
 from kernelhub.ops.models.problems import problems_of
 from kernelhub.probes.device import facts
+from kernelhub.warming.bar import bar
 from tests.evidence import fake_vendor
 
 pytestmark = pytest.mark.gpu
@@ -66,7 +67,9 @@ def test_the_same_kernels_win_once_trust_is_earned_anew(model, setting, forget) 
     shipped = chosen(model, setting)
     forget()
     untrusted = chosen(model, setting)
-    done = kernelhub.warmup(model, token_counts=COUNTS, verify_budget_s=BUDGET_S, max_context_len=4096, **setting)
+    sizes = {"token_counts": COUNTS, "max_context_len": 4096}
+    with (results() / f"trust_{model}.log").open("w") as stream, bar(stream) as progress:
+        done = kernelhub.warmup(model, verify_budget_s=BUDGET_S, progress=progress, **sizes, **setting)
     earned = chosen(model, setting)
     note(model, done, shipped, untrusted, earned)
     late = {note.split(" would be first")[0] for note in done.notes if "would be first" in note}
@@ -91,16 +94,22 @@ def test_a_wrong_library_is_passed_over_and_a_right_one_is_not(tmp_path, monkeyp
 
 def note(model: str, done: Any, shipped: Any, untrusted: Any, earned: Any) -> None:
     """Keep what it took beside the other results of this machine."""
-    folder = Path(os.environ.get("OUT", "build"))
-    folder.mkdir(parents=True, exist_ok=True)
     told = {
         "device": done.device,
         "torch": torch.__version__,
         "seconds": round(sum(item.seconds for item in done.earned), 1),
+        "stages": {stage: round(seconds, 1) for stage, seconds in done.stages},
         "earned": [item.to_dict() for item in done.earned],
         "classes": len(shipped),
         "changed_without_standing": sum(untrusted[key] != shipped[key] for key in shipped),
         "other_than_shipped": sum(earned[key] != shipped[key] for key in shipped),
         "notes": list(done.notes),
     }
-    (folder / f"trust_{model}.json").write_text(json.dumps(told, indent=1))
+    (results() / f"trust_{model}.json").write_text(json.dumps(told, indent=1))
+
+
+def results() -> Path:
+    """Where results of this machine go."""
+    folder = Path(os.environ.get("OUT", "build"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

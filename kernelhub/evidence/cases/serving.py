@@ -17,6 +17,7 @@ from kernelhub.ops.models.problems import Need
 
 _MOST_SEEDS = 1 << 30
 _MOST_SIZES = 6  # token counts of one kind of call: the least, the most, and some between
+_MOST_OF_ALL = 12  # of all kinds of call together, but for the least and the most of each
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,13 @@ def serving_calls(
         need: the problem class.
         tokens: token counts of serving; those of which the class has no call are left out.
         context_len: tokens of a sequence in a paged cache.
-        most_sizes: most token counts of each kind of call.
+        most_sizes: most token counts of each kind of call; fewer where there are many kinds, but at least two.
     """
     draw = random.Random()
     found: list[ServingCall] = []
-    for kind in need.sizes or ((),):
+    kinds = need.sizes or ((),)
+    most_sizes = min(most_sizes, max(2, _MOST_OF_ALL // len(kinds)))
+    for kind in kinds:
         one = replace(need, sizes=(kind,) if kind else ())
         sizes = _spread(sorted(counts_of(one, tokens)), most_sizes, draw)
         made = [ServingCall(one, size, context_len, draw.randrange(_MOST_SEEDS)) for size in sizes]

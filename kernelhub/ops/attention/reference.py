@@ -13,6 +13,8 @@ from torch import Tensor
 from kernelhub.ops.attention.arguments import Scale, Window, window_pair
 from kernelhub.runtime.precision import at_own_precision
 
+_AT_A_TIME = 1 << 25  # scores: 256 MB of float64
+
 
 @at_own_precision
 def attention_reference(
@@ -119,13 +121,25 @@ class _Features:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, features: _Features) -> tuple[Tensor, Tensor]:
     """One sequence: q [S, H, D], k [SK, KH, D], v [SK, KH, DV] -> out [S, H, DV], lse [H, S]."""
-    q = q.to(features.dtype)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    step = max(1, _AT_A_TIME // max(1, q.shape[1] * k.shape[0]))
+    first = k.shape[0] - q.shape[0]
+    parts = [
+        _attend_some(q[row : row + step], k, v, first + row, features) for row in range(0, max(1, q.shape[0]), step)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts], 1)
+
+
+def _attend_some(q: Tensor, k: Tensor, v: Tensor, first: int, features: _Features) -> tuple[Tensor, Tensor]:
+    """Some rows of a sequence, the first of which is at position `first` among the keys."""
+    q = q.to(features.dtype)
     scores = torch.einsum("qhd,khd->hqk", q, k) * features.scale
     if features.softcap:
         scores = features.softcap * torch.tanh(scores / features.softcap)
-    position = torch.arange(q.shape[0], device=q.device)[:, None] + k.shape[0] - q.shape[0]
+    position = torch.arange(q.shape[0], device=q.device)[:, None] + first
     key = torch.arange(k.shape[0], device=q.device)[None, :]
     if features.left >= 0:
         scores = scores.masked_fill(key < position - features.left, -torch.inf)

@@ -8,6 +8,8 @@ from torch import Tensor
 from kernelhub.ops.indexer.layout import split_cache
 from kernelhub.runtime.precision import at_own_precision
 
+_AT_A_TIME = 1 << 25  # scores: 256 MB of float64
+
 
 @at_own_precision
 def mqa_logits_reference(
@@ -65,23 +67,34 @@ def topk_indices_reference(
     row_ends: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`topk_indices`, one row after the other by a stable sort; arguments as of the op, the destination ignored."""
-    indices = torch.full((logits.shape[0], k), -1, dtype=torch.int32, device=logits.device)
-    for row in range(logits.shape[0]):
-        start = 0 if row_starts is None else max(int(row_starts[row]), 0)
-        end = logits.shape[1] if row_ends is None else min(int(row_ends[row]), logits.shape[1])
-        values = logits[row, start : max(start, end)]
-        best = torch.sort(values, descending=True, stable=True).indices[:k]
-        chosen = best[values[best] != -torch.inf].sort().values
-        indices[row, : len(chosen)] = chosen.int()
+    """`topk_indices`, by a stable sort of each row; arguments as of the op, the destination ignored."""
+    rows, columns = logits.shape
+    indices = torch.full((rows, k), -1, dtype=torch.int32, device=logits.device)
+    column = torch.arange(columns, device=logits.device)
+    step = max(1, _AT_A_TIME // max(columns, 1))
+    for first in range(0, rows, step):
+        mine = slice(first, first + step)
+        starts = 0 if row_starts is None else row_starts[mine, None].long().clamp(min=0)
+        seen = column >= starts
+        if row_ends is not None:
+            seen = seen & (column < row_ends[mine, None])
+        values = torch.where(seen, logits[mine], -torch.inf)
+        best = torch.sort(values, dim=1, descending=True, stable=True).indices[:, :k]
+        chosen = torch.where(values.gather(1, best) == -torch.inf, columns, best).sort(1).values
+        indices[mine, : chosen.shape[1]] = torch.where(chosen == columns, -1, chosen - starts).int()
     return indices
 
 
 def _scores(q: Tensor, k: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """[T, S] without the keys' scales, a query at a time."""
+    """[T, S] without the keys' scales, some queries at a time."""
     k = k.to(dtype)
-    rows = [w.to(dtype) @ (one.to(dtype) @ k.T).relu() for one, w in zip(q, weights, strict=True)]
-    return torch.stack(rows) if rows else k.new_empty(0, k.shape[0])
+    logits = k.new_empty(q.shape[0], k.shape[0])
+    step = max(1, _AT_A_TIME // max(1, q.shape[1] * k.shape[0]))
+    for first in range(0, q.shape[0], step):
+        mine = slice(first, first + step)
+        scores = (q[mine].to(dtype) @ k.T).relu()
+        logits[mine] = (weights[mine, None].to(dtype) @ scores).squeeze(1)
+    return logits
 
 
 def _raw(tensor: Tensor) -> Tensor:

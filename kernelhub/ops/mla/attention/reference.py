@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kernelhub.runtime.precision import at_own_precision
 
+_AT_A_TIME = 1 << 25  # scores: 256 MB of float64
+
 
 @at_own_precision
 def mla_attention_reference(
@@ -40,28 +42,44 @@ def mla_attention_reference(
     tokens = 1 if q.ndim == 3 else q.shape[1]
     starts = cu_seqlens_q.tolist() if cu_seqlens_q is not None else [tokens * i for i in range(num_seqs + 1)]
     for i, length in enumerate(seq_lens.tolist()):
-        mine = slice(starts[i], starts[i + 1])
         pages = block_table[i, : -(-length // page_size)].long()
         keys = _rows_of(kv_cache, pages)[:length].to(compute_dtype)
         if kv_scale is not None:
             keys = keys * (kv_scale.to(compute_dtype).reshape(()) if isinstance(kv_scale, Tensor) else kv_scale)
-        scores = torch.einsum("qhd,kd->hqk", rows[mine], keys) * scale
-        key = torch.arange(length, device=q.device)
-        position = torch.arange(mine.stop - mine.start, device=q.device)[:, None] + length - (mine.stop - mine.start)
-        seen = key <= position if causal else torch.ones_like(key <= position)
-        if listed is not None:
-            seen = seen & (listed[mine, :, None] == key).any(1)
-        scores = scores.masked_fill(~seen, -torch.inf)
-        if sinks is not None:
-            scores = torch.cat([sinks.to(compute_dtype)[:, None, None].expand(-1, scores.shape[1], 1), scores], 2)
-            keys = torch.cat([keys.new_zeros(1, keys.shape[1]), keys])
-        row_lse = torch.logsumexp(scores, 2)
-        weights = torch.exp(scores - row_lse[..., None]).masked_fill(row_lse[..., None] == -torch.inf, 0.0)
-        out[mine], lse[:, mine] = torch.einsum("hqk,kd->qhd", weights, keys[:, :value_dim]), row_lse
+        step = max(1, _AT_A_TIME // max(1, heads * length))
+        for first in range(starts[i], starts[i + 1], step):
+            some = slice(first, min(first + step, starts[i + 1]))
+            seen = _seen(some, length - starts[i + 1], length, causal, None if listed is None else listed[some], keys)
+            out[some], lse[:, some] = _attend(rows[some], keys, seen, scale, value_dim, sinks)
     out = out.reshape(*q.shape[:-1], value_dim)
     if q.ndim == 4:
         lse = lse.reshape(heads, *q.shape[:2]).transpose(0, 1)
     return (out, lse) if return_lse else out
+
+
+def _seen(rows: slice, shift: int, length: int, causal: bool, listed: Tensor | None, keys: Tensor) -> Tensor:
+    """Which keys each of some rows sees: bool [rows, length]; row r is at position r + `shift`."""
+    key = torch.arange(length, device=keys.device)
+    position = torch.arange(rows.start, rows.stop, device=keys.device)[:, None] + shift
+    seen = key <= position if causal else torch.ones_like(key <= position)
+    if listed is None:
+        return seen
+    places = torch.where((listed >= 0) & (listed < length), listed, length).long()
+    return seen & seen.new_zeros(len(places), length + 1).scatter_(1, places, True)[:, :length]
+
+
+def _attend(
+    q: Tensor, keys: Tensor, seen: Tensor, scale: float, value_dim: int, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Some rows of one sequence: [rows, heads, value_dim], and LSE [heads, rows]."""
+    scores = torch.einsum("qhd,kd->hqk", q, keys) * scale
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([sinks.to(keys.dtype)[:, None, None].expand(-1, scores.shape[1], 1), scores], 2)
+        keys = torch.cat([keys.new_zeros(1, keys.shape[1]), keys])
+    lse = torch.logsumexp(scores, 2)
+    weights = torch.exp(scores - lse[..., None]).masked_fill(lse[..., None] == -torch.inf, 0.0)
+    return torch.einsum("hqk,kd->qhd", weights, keys[:, :value_dim]), lse
 
 
 def _rows_of(kv_cache: Tensor, pages: Tensor) -> Tensor:
