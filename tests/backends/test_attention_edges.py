@@ -15,8 +15,10 @@ from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.indexer.inputs import paged_logits_inputs
+from kernelhub.ops.linear_attention.adapter import States
+from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
 from kernelhub.ops.mla.attention.adapter import MlaValues
-from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
 from tests.contract.attention import largest_value, split
 
 pytestmark = pytest.mark.device
@@ -131,6 +133,65 @@ class TestWrongOffsets:
         assert (around[:12] == 7.0).all()
         assert (around[24:] == 7.0).all()
 
+    @pytest.mark.parametrize(
+        "offsets", [[0, 5, 3000], [0, -5, 7], [9, 5, 2], [-9000, 5, 7], [3000, 4000, 5000], [0, 0, -(1 << 30)]]
+    )
+    @pytest.mark.parametrize("op", ["paged_attention", "mla_attention", "mla_attention of lists", "linear_attention"])
+    def test_rows_of_other_ops_stay_as_they_are_too(self, op: str, offsets: list[int]) -> None:
+        ends = torch.tensor(offsets, dtype=torch.int32, device=DEVICE)
+        kernels = ["triton.chunked", "triton.recurrent"] if op == "linear_attention" else ["triton"]
+        for kernel in kernels:
+            around = _launched(op, kernel, ends)
+            assert (around[:12] == 7.0).all()
+            assert (around[24:] == 7.0).all()
+
+
+def _launched(op: str, kernel: str, ends: Tensor) -> Tensor:
+    """Three times 12 rows of 7.0, the middle ones the destination of a launch that checks nothing."""
+    around = torch.full((36, 4, 32), 7.0, dtype=torch.float16, device=DEVICE)
+    out, sizes = around[12:24], {"seq_lens": (40, 21), "q_lens": (7, 5), "dtype": torch.float16, "device": DEVICE}
+    if op == "linear_attention":
+        made = linear_inputs(LinearModel("small", 4, 32, 32), lengths=(7, 5), dtype=torch.float16, device=DEVICE)
+        plan = kernelhub.linear_attention.prepare(**made, backend=kernel)
+        memory = States(None, None, torch.zeros(2, 4, 32, 32, device=DEVICE), None)
+        plan.adapter.launch(*(made[name] for name in ("q", "k", "v", "decay")), 1.0, ends, memory, out)
+    elif op == "paged_attention":
+        made = paged_attention_inputs(MODEL, **sizes)
+        plan = kernelhub.paged_attention.prepare(**made, backend=kernel)
+        step = PagedStep(made["block_table"], made["seq_lens"], ends)
+        operands = (made[name] for name in ("q", "k_cache", "v_cache"))
+        plan.adapter.launch(*operands, step, Values(32**-0.5), out, None)
+    else:
+        listed = {"topk": 5} if op.endswith("lists") else {}
+        made = mla_attention_inputs(MlaModel("small", 4, 32, 16), **sizes, **listed)
+        plan = kernelhub.mla_attention.prepare(**made, backend=kernel)
+        step = PagedStep(made["block_table"], made["seq_lens"], ends)
+        operands = (made.get(name) for name in ("q", "kv_cache", "topk_indices"))
+        plan.adapter.launch(*operands, step, MlaValues(made["scale"]), out, None)
+    return around
+
+
+class TestSlotsOutsideOfThePool:
+    """On a GPU slots of states are not looked at. One that the pool does not have stands for none."""
+
+    @pytest.mark.parametrize("kernel", ["triton.chunked", "triton.recurrent", "torch"])
+    @pytest.mark.parametrize("slot", [4, 1 << 20, 0x7FFFFFFF])
+    def test_nothing_is_read_or_written_there(self, kernel: str, slot: int) -> None:
+        sizes = {"lengths": (7, 5), "slots": (1, 0), "num_slots": 4}
+        made = linear_inputs(LinearModel("small", 4, 32, 32), **sizes, dtype=torch.float16, device=DEVICE)
+        plan = kernelhub.linear_attention.prepare(**made, out_state=made["state"].clone(), backend=kernel)
+        operands = [made[name] for name in ("q", "k", "v", "decay")]
+        results = []
+        for first in (-1, slot):
+            around = torch.full((8, 4, 32, 32), torch.nan, device=DEVICE)
+            around[2:6] = made["state"]
+            pool, at = around[2:6], torch.tensor([first, 0], dtype=torch.int32, device=DEVICE)
+            out = torch.full_like(made["v"], torch.nan)
+            plan.adapter.launch(*operands, 1.0, made["cu_seqlens"], States(pool, at, pool, at), out)
+            results.append((out, around))
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.equal(results[0][1].nan_to_num(9.0), results[1][1].nan_to_num(9.0))
+
 
 class TestLengthsBeyondTheTable:
     """On a GPU lengths are not looked at. Kernels read no entry that a row of the table has not."""
@@ -172,6 +233,82 @@ class TestLengthsBeyondTheTable:
                 caches = (made["k_cache"], made["v_cache"])
                 plan.adapter.launch(made["q"], *caches, step, Values(32**-0.5), out, None)
         torch.testing.assert_close(out.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+
+
+class TestPagesOutsideOfTheCache:
+    """On a GPU entries of block tables are not looked at. A wrong one costs its own sequence's result, and no more."""
+
+    @pytest.mark.parametrize("page", [-1, -2, "next", 1 << 20, 0x7FFFFFFF, -0x80000000])
+    @pytest.mark.parametrize(
+        ("op", "kernel"),
+        [
+            *[("paged_attention", f"triton.{name}") for name in ("split_kv", "split_kv_fixed", "prefill", "mixed")],
+            *[("mla_attention", f"triton.{name}") for name in ("split_kv", "split_kv_fixed")],
+            *[("mla_attention of lists", f"triton.{name}") for name in ("split_kv", "split_kv_fixed")],
+            ("paged_mqa_logits", "triton.logits"),
+        ],
+    )
+    def test_they_are_not_followed(self, op: str, kernel: str, page: Any) -> None:
+        """Around the cache lies NaN, which no result may hold, and nothing at all beyond."""
+        made, names, launch = _paged_call(op, kernel == "triton.mixed")
+        caches = {name: _inside_of_nan(made[name]) for name in names}
+        table = made["block_table"].clone()
+        plan = getattr(kernelhub, op.split()[0]).prepare(**(made | caches), backend=kernel)
+        right = launch(plan, made | caches, table)
+        table[0, 1] = len(caches[names[0]]) if page == "next" else page
+        wrong = launch(plan, made | caches, table)
+        assert torch.equal(wrong[1:], right[1:])
+        assert not wrong.isnan().any()
+
+    @pytest.mark.parametrize("op", ["paged_attention", "mla_attention", "paged_mqa_logits"])
+    def test_a_cache_without_pages_holds_no_keys(self, op: str) -> None:
+        made, names, launch = _paged_call(op, False)
+        plan = getattr(kernelhub, op).prepare(**made, backend="triton")
+        result = launch(plan, made | {name: made[name][:0] for name in names}, made["block_table"])
+        assert ((result == 0.0) | (result == -torch.inf)).all()
+
+
+def _inside_of_nan(cache: Tensor) -> Tensor:
+    """The same values, with two pages of NaN before and behind them."""
+    around = torch.full((cache.shape[0] + 4, *cache.shape[1:]), torch.nan, device=DEVICE).to(cache.dtype)
+    around[2:-2].view(torch.uint8).copy_(cache.view(torch.uint8))
+    return around[2:-2]
+
+
+def _paged_call(op: str, ragged: bool) -> tuple[dict[str, Any], tuple[str, ...], Any]:
+    """A call of two sequences over pages of 16, the names of its caches, and its launch, which checks nothing."""
+    sizes: dict[str, Any] = {"seq_lens": (70, 33), "page_size": 16, "device": DEVICE}
+    if op == "paged_mqa_logits":
+        made = paged_logits_inputs(**sizes, max_seq_len=80)
+
+        def launch(plan: Any, given: dict[str, Any], table: Tensor) -> Tensor:
+            out = torch.full((2, 80), 7.0, device=DEVICE)
+            operands = (given["q"], given["k_cache"], given.get("k_scale_cache"), given["weights"])
+            plan.adapter.launch(*operands, table, given["seq_lens"], out)
+            return out
+
+        return made, ("k_cache",), launch
+    if op.startswith("mla_attention"):
+        listed = {"topk": 24} if op.endswith("lists") else {}
+        made = mla_attention_inputs("deepseek-v3", num_heads=4, **sizes, **listed, dtype=torch.float16)
+
+        def launch(plan: Any, given: dict[str, Any], table: Tensor) -> Tensor:
+            step = PagedStep(table, given["seq_lens"])
+            out = torch.full((2, 4, 512), 7.0, dtype=torch.float16, device=DEVICE)
+            values = MlaValues(given["scale"])
+            plan.adapter.launch(given["q"], given["kv_cache"], given.get("topk_indices"), step, values, out, None)
+            return out
+
+        return made, ("kv_cache",), launch
+    made = paged_attention_inputs(MODEL, **sizes, q_lens=(7, 3) if ragged else None, dtype=torch.float16)
+
+    def launch(plan: Any, given: dict[str, Any], table: Tensor) -> Tensor:
+        step = PagedStep(table, given["seq_lens"], given.get("cu_seqlens_q"))
+        out = torch.full(given["q"].shape, 7.0, dtype=torch.float16, device=DEVICE)
+        plan.adapter.launch(given["q"], given["k_cache"], given["v_cache"], step, Values(32**-0.5), out, None)
+        return out[6:] if ragged else out  # the first row is of the sequence whose table is wrong
+
+    return made, ("k_cache", "v_cache"), launch
 
 
 class TestAutocast:

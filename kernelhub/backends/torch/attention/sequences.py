@@ -76,6 +76,8 @@ def gathered(tag: str, cache: Tensor, pages: Tensor) -> Tensor:
     process to the next (2 cores, torch 2.13, bfloat16).
     """
     page_size, kv_heads, width = cache.shape[1:]
+    if not cache.is_cpu:  # where entries of the block table were not looked at, and a wrong one ends the process
+        pages = pages.clamp(0, cache.shape[0] - 1) if cache.shape[0] else pages[..., :0]
     count = pages.numel()
     if count and pages.shape[-1] == count:
         first = int(pages.reshape(-1)[0])

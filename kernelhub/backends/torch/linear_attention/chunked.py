@@ -58,7 +58,8 @@ class Chunked(LinearAdapter):
         slots = states.before_at[sequences].long()
         if states.before.shape[0] == 0:
             return decay.new_zeros(count, *states.before.shape[1:])
-        found, nowhere = states.before[slots.clamp(min=0)].contiguous(), slots < 0
+        nowhere = (slots < 0) | (slots >= states.before.shape[0])
+        found = states.before[slots.masked_fill(nowhere, 0)].contiguous()
         if nowhere.any():
             found.masked_fill_(nowhere[:, None, None, None], 0.0)
         return found
@@ -93,5 +94,5 @@ def _keep(states: States, sequences: slice, current: Tensor) -> None:
         states.after[sequences] = current
         return
     slots = states.after_at[sequences].long()
-    kept = slots >= 0
+    kept = (slots >= 0) & (slots < states.after.shape[0])
     states.after[slots[kept]] = current[kept]

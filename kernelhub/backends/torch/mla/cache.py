@@ -32,11 +32,12 @@ class Scatter(MlaCacheAdapter):
             rows, slot = (rows, slot_mapping) if bool(written.all()) else (rows[written], slot_mapping[written])
             cache[slot // size, slot % size] = rows
             return
+        written &= slot_mapping < len(cache) * size  # none has looked at them
         token = torch.arange(len(rows), device=rows.device)
         token = torch.where(written, token, written.int().argmax())
-        slot = slot_mapping[token]
-        page, place = slot.clamp(min=0) // size, slot.clamp(min=0) % size
-        cache[page, place] = torch.where((slot >= 0)[:, None], rows[token], cache[page, place])
+        slot = torch.where(written, slot_mapping, 0)[token]
+        page, place = slot // size, slot % size
+        cache[page, place] = torch.where(written[token][:, None], rows[token], cache[page, place])
 
 
 def _divisor(kv_scale: float | Tensor | None, device: torch.device) -> Tensor:

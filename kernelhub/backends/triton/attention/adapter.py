@@ -43,11 +43,12 @@ class Geometry(NamedTuple):
         num_seqs: sequences.
         q_tokens: queries per sequence; of all sequences if ragged.
         kv_tokens: keys per sequence of batched tensors; of all of them if ragged; of pages what a row of the block
-            table has room for.
+            table has room for, 0 if the cache has no page.
         kv_bound: no sequence has more keys.
         q_bound: no sequence has more queries.
         cu_seqlens_q, cu_seqlens_k, block_table, seq_lens: those that the form has.
         table_stride: elements between rows of the block table.
+        last_page: of the cache.
     """
 
     num_seqs: int
@@ -60,6 +61,7 @@ class Geometry(NamedTuple):
     block_table: Tensor | None = None
     seq_lens: Tensor | None = None
     table_stride: int = 0
+    last_page: int = 0
 
 
 class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
@@ -113,17 +115,20 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         """Sizes and metadata of a call in any form."""
         if isinstance(step, PagedStep):
             tokens = q.shape[1] if q.ndim == 4 else q.shape[0] if self.problem.ragged else 1
+            num_pages = k.shape[0]
+            room = step.max_pages * self.page_size if num_pages else 0  # there is no page to be read
             return Geometry(
                 step.num_seqs,
                 tokens,
-                min(step.max_pages * self.page_size, NO_LIMIT),
-                step.max_pages * self.page_size,
+                min(room, NO_LIMIT),
+                room,
                 tokens if step.max_seqlen_q is None else step.max_seqlen_q,
                 step.cu_seqlens_q,
                 None,
                 step.block_table,
                 step.seq_lens,
                 step.block_table.stride(0),
+                num_pages - 1,
             )
         if step.cu_seqlens_q is None:
             return Geometry(q.shape[0], q.shape[1], k.shape[1], k.shape[1], q.shape[1])
@@ -172,6 +177,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             at.num_seqs,
             at.q_tokens,
             at.kv_tokens,
+            at.last_page,
             min(values.window_left, NO_LIMIT),
             min(values.window_right, NO_LIMIT),
             *strides,
@@ -217,7 +223,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         part_out = torch.empty(parts, self.shape["DV_PAD"], dtype=torch.float32, device=q.device)
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
         windows = (min(values.window_left, NO_LIMIT), min(values.window_right, NO_LIMIT))
-        bounds = (at.q_tokens, at.kv_tokens, max_rows, splits, *windows)
+        bounds = (max_rows, splits, *windows)
         strides = strides_of_operands(q, k, v, out, self.problem.ragged, self.heads_first)
         lse_strides = strides_of_lse(lse, self.problem.ragged)
         variant = variant_of(q, k, v, out, values.sinks, strides)
@@ -241,6 +247,9 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             score_scale,
             value_scale,
             float(values.softcap),
+            at.q_tokens,
+            at.kv_tokens,
+            at.last_page,
             *bounds,
             *strides,
             *lse_strides,
@@ -258,6 +267,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
                 at.cu_seqlens_q,
                 at.cu_seqlens_k,
                 at.seq_lens,
+                at.q_tokens,
+                at.kv_tokens,
                 *bounds,
                 *strides[12:],
                 *lse_strides,

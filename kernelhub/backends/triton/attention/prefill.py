@@ -29,6 +29,7 @@ _VARYING = [
     "num_seqs",
     "q_tokens",
     "kv_tokens",
+    "last_page",
     "window_left",
     "window_right",
     "stride_table",
@@ -59,6 +60,7 @@ def prefill_kernel(
     num_seqs,
     q_tokens,
     kv_tokens,
+    last_page,
     window_left,
     window_right,
     stride_qb,
@@ -179,19 +181,19 @@ def prefill_kernel(
     if HAS_LEFT:
         acc, m, total = attend(
             acc, m, total, q0, q1, k, v, pages, position, low, tl.minimum(full_low, high), kv_len,
-            scale, softcap, window_left, window_right,
+            last_page, scale, softcap, window_left, window_right,
             stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
             PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
         )  # fmt: skip
     acc, m, total = attend(
         acc, m, total, q0, q1, k, v, pages, position, full_low, full_high, kv_len,
-        scale, softcap, window_left, window_right,
+        last_page, scale, softcap, window_left, window_right,
         stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
         PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, False, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
     )  # fmt: skip
     acc, m, total = attend(
         acc, m, total, q0, q1, k, v, pages, position, tl.maximum(full_low, full_high), high, kv_len,
-        scale, softcap, window_left, window_right,
+        last_page, scale, softcap, window_left, window_right,
         stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
         PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
     )  # fmt: skip

@@ -95,6 +95,21 @@ def within(offsets, sequence, tokens):
 
 
 @triton.jit
+def page_of(places, inside, last_page, MASKED: tl.constexpr):
+    """Pages that entries of a block table name, as places in the cache; the last one for what names none of it.
+
+    So a wrong entry costs a wrong result, and no address outside of the cache, for one more operation on as many
+    numbers as there are keys. KERNELHUB_CHECK=1 names the entry.
+    """
+    if MASKED:
+        page = tl.load(places, mask=inside, other=0)
+    else:
+        page = tl.load(places)
+    # Without a sign an entry below 0 is a large one.
+    return tl.minimum(page.to(tl.uint32, bitcast=True), last_page.to(tl.uint32)).to(tl.int64)
+
+
+@triton.jit
 def key_range(
     first_token,
     last_token,
@@ -131,6 +146,7 @@ def attend(
     low,
     high,
     kv_len,
+    last_page,
     scale,
     softcap,
     window_left,
@@ -161,8 +177,8 @@ def attend(
     q0 [M, D0] and q1 [M, D1] are the two parts of the queries' width (D1 is 0 if one part holds it all),
     `position` [M] where each row stands among the keys, `scale` the positive factor of the scores (in units of
     log2 unless they are capped), one per row with FP8. `k` and `v` point at the first token of the KV head
-    (or at the head in page 0), `pages` at the sequence's row of the block table. With MASKED false, every
-    row sees every key.
+    (or at the head in page 0), `pages` at the sequence's row of the block table, of whose entries none is
+    followed past `last_page`. With MASKED false, every row sees every key.
     """
     d0 = tl.arange(0, D0)
     dv = tl.arange(0, DV_PAD)
@@ -177,10 +193,7 @@ def attend(
             k_token = n.to(tl.int64) * stride_kt
             v_token = n.to(tl.int64) * stride_vt
         else:
-            if MASKED:
-                page = tl.load(pages + n // PAGE, mask=inside, other=0).to(tl.int64)
-            else:
-                page = tl.load(pages + n // PAGE).to(tl.int64)
+            page = page_of(pages + n // PAGE, inside, last_page, MASKED)
             k_token = page * stride_kp + (n % PAGE) * stride_kt
             v_token = page * stride_vp + (n % PAGE) * stride_vt
         k_rows = k + k_token

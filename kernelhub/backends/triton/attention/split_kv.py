@@ -31,6 +31,7 @@ from kernelhub.backends.triton.attention.softmax import (
 _VARYING = [
     "q_tokens",
     "kv_tokens",
+    "last_page",
     "max_rows",
     "splits",
     "window_left",
@@ -73,6 +74,7 @@ def split_kernel(
     softcap,
     q_tokens,
     kv_tokens,
+    last_page,
     max_rows,
     splits,
     window_left,
@@ -185,7 +187,7 @@ def split_kernel(
     begin = low + split * keys_each
     acc, m, total = attend(
         acc, m, total, q0, q1, k, v, pages, position, begin, tl.minimum(begin + keys_each, high), kv_len,
-        scale, softcap, window_left, window_right,
+        last_page, scale, softcap, window_left, window_right,
         stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
         PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
     )  # fmt: skip

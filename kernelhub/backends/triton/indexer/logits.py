@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernelhub.backends.triton.attention.softmax import page_of
 from kernelhub.backends.triton.formats import e4m3_scaled
 
 
@@ -146,7 +147,7 @@ def logits_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["next_n", "columns", "held", "stride_b", "stride_ot"],
+    do_not_specialize=["next_n", "columns", "held", "last_page", "stride_b", "stride_ot"],
     do_not_specialize_on_alignment=["k_scale", "weights", "block_table", "seq_lens"],
 )
 def paged_logits_kernel(
@@ -160,6 +161,7 @@ def paged_logits_kernel(
     next_n,
     columns,
     held,
+    last_page,
     stride_qb,
     stride_qt,
     stride_qh,
@@ -186,7 +188,7 @@ def paged_logits_kernel(
     FACTOR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """`paged_mqa_logits`; `held` is how many tokens the block table has pages for."""
+    """`paged_mqa_logits`; `held` is how many tokens the block table has pages for; none past `last_page` is read."""
     program = tl.program_id(0)
     tiles = tl.cdiv(columns, BLOCK_N)
     first_key = program % tiles * BLOCK_N
@@ -198,7 +200,7 @@ def paged_logits_kernel(
     end = tl.minimum(length, held)
     if first_key < end:
         d = tl.arange(0, D_PAD)
-        page = tl.load(block_table + sequence * stride_b + n // PAGE, n < end, other=0).to(tl.int64)
+        page = page_of(block_table + sequence * stride_b + n // PAGE, n < end, last_page, True)
         at = (page * stride_kp + n % PAGE * stride_kt)[:, None] + d[None, :] * stride_kd
         k_tile = _values(k_cache + at, (n < end)[:, None] & (d < D)[None, :], DECODES)
         scale = tl.full([BLOCK_N], FACTOR, tl.float32)

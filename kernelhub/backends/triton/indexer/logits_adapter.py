@@ -147,7 +147,7 @@ class PagedLogits(PagedLogitsAdapter):
     ) -> None:
         if self._decodes:
             q, k_cache = q.view(torch.uint8), k_cache.view(torch.uint8)
-        columns = out.shape[1]
+        columns, num_pages = out.shape[1], k_cache.shape[0]
         strides = (
             *q.stride(),
             *k_cache.stride(),
@@ -168,7 +168,8 @@ class PagedLogits(PagedLogitsAdapter):
                 out,
                 q.shape[1],
                 columns,
-                block_table.shape[1] * self.problem.page_size,
+                block_table.shape[1] * self.problem.page_size if num_pages else 0,  # there is no page to be read
+                num_pages - 1,
                 *strides,
                 block_table.stride(0),
                 seq_lens.stride(0),

@@ -118,6 +118,8 @@ class TritonLinear(LinearAdapter):
                 after_at,
                 out,
                 q.shape[-3],
+                0 if states.before is None else states.before.shape[0],
+                0 if states.after is None else states.after.shape[0],
                 float(scale),
                 *(stride for batch, one in zip(batches, strides, strict=True) for stride in (batch, *one)),
                 decay.stride(0),

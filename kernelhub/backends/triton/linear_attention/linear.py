@@ -18,32 +18,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernelhub.backends.triton.attention.softmax import within
 from kernelhub.backends.triton.formats import LOG2E
 
-_VARYING = ["tokens", "scale"]
+_VARYING = ["tokens", "scale", "slots_before", "slots_after"]
 _METADATA = ["decay", "before_at", "after_at", "cu_seqlens"]
 
 
 @triton.jit
-def _state_at(state, at, sequence, head, d, columns, stride_n, stride_h, stride_d, stride_v, HAS_AT: tl.constexpr):
-    """Places of a tile of a sequence's state, and whether it has a slot."""
+def _state_at(
+    state, at, slots, sequence, head, d, columns, stride_n, stride_h, stride_d, stride_v, HAS_AT: tl.constexpr
+):
+    """Places of a tile of a sequence's state, and whether it has one of the slots."""
     slot = sequence
     if HAS_AT:
         slot = tl.load(at + sequence).to(tl.int64)
     places = slot * stride_n + head * stride_h + d[:, None] * stride_d + columns[None, :] * stride_v
-    return state + places, slot >= 0
+    return state + places, (slot >= 0) & (slot < slots)
 
 
 @triton.jit
 def _sequence(sequence, tokens, cu_seqlens, RAGGED: tl.constexpr):
-    """The sequence's place along the batch, its first row, and how many it has."""
+    """The sequence's place along the batch, its first row, and how many it has, none of them past `tokens`."""
     batch = sequence
     first = sequence * 0
     length = tokens
     if RAGGED:
         batch = sequence * 0
-        first = tl.load(cu_seqlens + sequence).to(tl.int64)
-        length = tl.load(cu_seqlens + sequence + 1) - first.to(tl.int32)
+        start, length = within(cu_seqlens, sequence, tokens)
+        first = start.to(tl.int64)
     return batch, first, length
 
 
@@ -60,6 +63,8 @@ def chunk_kernel(
     after_at,
     out,
     tokens,
+    slots_before,
+    slots_after,
     scale,
     stride_qb,
     stride_qt,
@@ -112,8 +117,9 @@ def chunk_kernel(
     state = tl.zeros([D_PAD, BLOCK_V], tl.float32)
     if HAS_BEFORE:
         places, there = _state_at(
-            before, before_at, sequence, head, d, columns, stride_bn, stride_bh, stride_bd, stride_bv, HAS_BEFORE_AT
-        )
+            before, before_at, slots_before, sequence, head, d, columns,
+            stride_bn, stride_bh, stride_bd, stride_bv, HAS_BEFORE_AT,
+        )  # fmt: skip
         state = tl.load(places, tile & there, other=0.0)
 
     rate = tl.load(decay + head * stride_decay) * -LOG2E
@@ -151,8 +157,9 @@ def chunk_kernel(
 
     if HAS_AFTER:
         places, there = _state_at(
-            after, after_at, sequence, head, d, columns, stride_an, stride_ah, stride_ad, stride_av, HAS_AFTER_AT
-        )
+            after, after_at, slots_after, sequence, head, d, columns,
+            stride_an, stride_ah, stride_ad, stride_av, HAS_AFTER_AT,
+        )  # fmt: skip
         tl.store(places, state, tile & there)
 
 
@@ -169,6 +176,8 @@ def recurrent_kernel(
     after_at,
     out,
     tokens,
+    slots_before,
+    slots_after,
     scale,
     stride_qb,
     stride_qt,
@@ -218,8 +227,9 @@ def recurrent_kernel(
     state = tl.zeros([D_PAD, BLOCK_V], tl.float32)
     if HAS_BEFORE:
         places, there = _state_at(
-            before, before_at, sequence, head, d, columns, stride_bn, stride_bh, stride_bd, stride_bv, HAS_BEFORE_AT
-        )
+            before, before_at, slots_before, sequence, head, d, columns,
+            stride_bn, stride_bh, stride_bd, stride_bv, HAS_BEFORE_AT,
+        )  # fmt: skip
         state = tl.load(places, tile & there, other=0.0)
 
     factor = tl.exp2(tl.load(decay + head * stride_decay) * -LOG2E)
@@ -241,6 +251,7 @@ def recurrent_kernel(
 
     if HAS_AFTER:
         places, there = _state_at(
-            after, after_at, sequence, head, d, columns, stride_an, stride_ah, stride_ad, stride_av, HAS_AFTER_AT
-        )
+            after, after_at, slots_after, sequence, head, d, columns,
+            stride_an, stride_ah, stride_ad, stride_av, HAS_AFTER_AT,
+        )  # fmt: skip
         tl.store(places, state, tile & there)

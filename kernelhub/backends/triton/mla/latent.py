@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.attention.softmax import sequence_of, store_rows
+from kernelhub.backends.triton.attention.softmax import page_of, sequence_of, store_rows, within
 from kernelhub.backends.triton.attention.split_kv import split_bounds
 from kernelhub.backends.triton.formats import LN2, LOG2E, e4m3_scaled
 
@@ -36,6 +36,7 @@ _VARYING = [
     "topk",
     "splits",
     "room",
+    "last_page",
     "stride_lb",
     "stride_lh",
     "stride_lt",
@@ -71,7 +72,10 @@ def tile_rows(
     SPARSE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """(sequence, its first token in q, its tokens, first row of the tile, row past its last); rows of the sequence."""
+    """(sequence, its first token in q, its tokens, first row of the tile, row past its last); rows of the sequence.
+
+    `q_tokens` are those of a sequence, with RAGGED those of q. No row lies beyond them, whatever the offsets say.
+    """
     q_start = tile * 0
     q_len = q_tokens
     if SPARSE:
@@ -80,8 +84,7 @@ def tile_rows(
         if RAGGED:
             sequence = sequence_holding(token, cu_seqlens_q, num_seqs)
             if sequence < num_seqs:
-                q_start = tl.load(cu_seqlens_q + sequence)
-                q_len = tl.load(cu_seqlens_q + sequence + 1) - q_start
+                q_start, q_len = within(cu_seqlens_q, sequence, q_tokens)
             token -= q_start
         else:
             sequence = token // q_tokens
@@ -89,13 +92,13 @@ def tile_rows(
         first = token * HEADS + tile % blocks * BLOCK_M
         end = (token + 1) * HEADS
         if RAGGED:
-            end = tl.where(sequence < num_seqs, end, 0)
+            end = tl.where((sequence < num_seqs) & (token >= 0) & (token < q_len), end, 0)
+            first = tl.maximum(first, 0)
     elif RAGGED:
         sequence, block = sequence_of(tile, cu_seqlens_q, num_seqs, HEADS, BLOCK_M)
-        q_start = tl.load(cu_seqlens_q + sequence)
-        q_len = tl.load(cu_seqlens_q + sequence + 1) - q_start
-        first = block * BLOCK_M
-        end = q_len * HEADS
+        q_start, q_len = within(cu_seqlens_q, sequence, q_tokens)
+        first = tl.maximum(block, 0) * BLOCK_M
+        end = tl.where(block < 0, 0, q_len * HEADS)
     else:
         blocks = (q_tokens * HEADS + BLOCK_M - 1) // BLOCK_M
         sequence = tile // blocks
@@ -184,6 +187,7 @@ def latent_kernel(
     topk,
     splits,
     room,
+    last_page,
     stride_qb,
     stride_qt,
     stride_qh,
@@ -225,7 +229,8 @@ def latent_kernel(
 ):
     """One program per split of a tile. No sequence has more keys than `room`, what a row of the table has pages for.
 
-    R is the rotary width, 0 for none. APART: the two products of the scores are not summed in one accumulator.
+    No page past `last_page` is read. R is the rotary width, 0 for none. APART: the two products of the scores are not
+    summed in one accumulator.
     """
     program = tl.program_id(0)
     split = program % splits
@@ -290,7 +295,7 @@ def latent_kernel(
         else:
             key = n
             inside = n < kv_len
-        page = tl.load(pages + key // PAGE, mask=inside, other=0).to(tl.int64)
+        page = page_of(pages + key // PAGE, inside, last_page, True)
         cached = (kv_cache + page * stride_kp + (key % PAGE).to(tl.int64) * stride_kt)[None, :]
         if V_PAD > V:
             latent = tl.load(cached + dv * stride_kd, mask=inside[None, :] & (dv < V), other=0)

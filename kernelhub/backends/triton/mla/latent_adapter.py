@@ -106,7 +106,9 @@ class SplitKV(MlaAdapter):
         topk = 0 if topk_indices is None else topk_indices.shape[1]
         if step.num_seqs == 0:  # ragged, with tokens that belong to no sequence
             return
-        kv_bound = topk if problem.sparse else self._room(step)
+        num_pages = kv_cache.shape[0]
+        room = step.max_pages * problem.page_size if num_pages else 0  # there is no page to be read
+        kv_bound = topk if problem.sparse else room
         grid, launch, merge = self._cut(step.num_seqs, q.shape[0] * tokens, kv_bound)
         parts = grid.tiles * grid.sizes.block_m * grid.splits if grid.splits > 1 else 0
         part_out = torch.empty(parts, self._shape["V_PAD"], dtype=torch.float32, device=q.device)
@@ -116,7 +118,7 @@ class SplitKV(MlaAdapter):
             score_scale, value_scale = score_scale * values.kv_scale, value_scale * values.kv_scale
         kv_cache = kv_cache.view(torch.uint8) if self._scores["FP8"] else kv_cache
         strides = (*strides_of_tokens(q, ragged), *kv_cache.stride(), *strides_of_tokens(out, ragged))
-        sizes = (step.num_seqs, tokens, topk, grid.splits, self._room(step))
+        sizes = (step.num_seqs, q.shape[0] if ragged else tokens, topk, grid.splits, room)
         lse_strides = strides_of_lse(lse, ragged)
         variant = _variant_of(q, kv_cache, out, values.sinks, strides)
         block_table, seq_lens = _adjacent(step.block_table), _adjacent(step.seq_lens)
@@ -140,6 +142,7 @@ class SplitKV(MlaAdapter):
                 score_scale,
                 value_scale,
                 *sizes,
+                num_pages - 1,
                 *strides,
                 *lse_strides,
                 block_table.stride(0),
@@ -198,9 +201,6 @@ class SplitKV(MlaAdapter):
             grid = self.grid(*sizes)
             made = self._cuts[sizes] = (grid, *self._launchers_of(grid.sizes))
         return made
-
-    def _room(self, step: PagedStep) -> int:
-        return step.max_pages * self.problem.page_size
 
     def _launchers_of(self, tiles: Tiles) -> tuple[Launcher, Launcher]:
         made = self._launchers.get(tiles)
