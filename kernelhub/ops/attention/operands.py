@@ -15,7 +15,8 @@ from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import dtype_name, refuse
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import refuse_grad, same_device
-from kernelhub.ops.attention.problem import ONE, AttentionProblem
+from kernelhub.ops.attention.problem import ONE, AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.attention.step_values import check_step_values
 from kernelhub.ops.known_form import KnownForm, Sizes
 from kernelhub.ops.operands import check_destination, check_operand
 from kernelhub.ops.values import checks_devices
@@ -168,6 +169,8 @@ class StepOperands:
         if 0 in q.shape or (problem.ragged and not step.num_seqs):
             return False
         if checks_devices():  # every run is checked whole
+            page_size = problem.page_size if isinstance(problem, PagedAttentionProblem) else 0
+            check_step_values(op, problem.operand_names[1], page_size, step, q.shape[0], k.shape[0])
             return True
         if out is None:
             self.known.learn((q, k, v), (q.shape, k.shape, v.shape))

@@ -28,6 +28,7 @@ from kernelhub.ops.attention.arguments import (
 from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import accept_call, check_out, refuse_batch
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
+from kernelhub.ops.attention.step_values import check_lengths, check_pages
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.ops.operands import check_operand, may_overlap_itself_or
 from kernelhub.ops.values import checks_devices, values_to_check
@@ -178,10 +179,10 @@ def begin(
         check_same_values(op, "seq_lens", lengths, values)
         lengths = values
     if lengths is not None:
-        _check_lengths(op, lengths, num_seqs, max_pages, problem.page_size)
+        check_lengths(op, lengths, num_seqs, max_pages, problem.page_size)
     table = None if held is None or lengths is None else values_to_check(block_table)
     if table is not None and lengths is not None:
-        _check_pages(op, cache, table, lengths, problem.page_size, num_pages)
+        check_pages(op, cache, table, lengths, problem.page_size, num_pages)
     if cu_seqlens_q is not None:
         cu_seqlens_q = adjacent(op, "cu_seqlens_q", cu_seqlens_q, keep)
         held = values_to_check(cu_seqlens_q)
@@ -206,40 +207,6 @@ def begin(
         failed(adapter.begin, error)
         raise
     return step
-
-
-def _check_lengths(op: str, lengths: Sequence[int], num_seqs: int, max_pages: int, page_size: int) -> None:
-    if len(lengths) != num_seqs:
-        refuse(op, "seq_lens_cpu", f"has {len(lengths)} lengths", f"there are {num_seqs} sequences")
-    room = max_pages * page_size
-    for index, length in enumerate(lengths):
-        if not 0 <= length <= room:
-            pages = f"{max_pages} pages of {page_size}"
-            refuse(
-                op,
-                "seq_lens",
-                f"is {length} for sequence {index}",
-                f"block_table has room for {room} ({pages})",
-            )
-
-
-def _check_pages(
-    op: str, cache: str, block_table: Tensor, lengths: Sequence[int], page_size: int, num_pages: int
-) -> None:
-    """Every page that a sequence uses is a page of the cache."""
-    if not block_table.numel():
-        return
-    low, high = torch.aminmax(block_table)
-    if low >= 0 and high < num_pages:
-        return
-    used = (torch.tensor(lengths, device="cpu", dtype=torch.int64).reshape(-1, 1) + page_size - 1) // page_size
-    foreign = ((block_table < 0) | (block_table >= num_pages)) & (
-        torch.arange(block_table.shape[1], device="cpu") < used
-    )
-    if foreign.any():
-        row, page_column = foreign.nonzero()[0].tolist()
-        page = int(block_table[row, page_column])
-        refuse(op, "block_table", f"names page {page} at [{row}, {page_column}]", f"{cache} has {num_pages} pages")
 
 
 def bind(

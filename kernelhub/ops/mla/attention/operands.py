@@ -10,6 +10,7 @@ from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.arguments import same_device
 from kernelhub.ops.attention.operands import check_step_device, refuse_batch
+from kernelhub.ops.attention.step_values import check_step_values
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.call import NAME, check_lists, check_topk, destination_of, recheck, refuse
@@ -77,6 +78,8 @@ class StepOperands:
         if 0 in q.shape:
             return False
         if checks_devices():  # every run is checked whole
+            page_size, pages = self._problem.page_size, kv_cache.shape[0]
+            check_step_values(NAME, "kv_cache", page_size, step, q.shape[0], pages)
             return True
         tensors: list[Tensor] = [tensor for tensor in (q, kv_cache, topk_indices, out) if tensor is not None]
         if topk_indices is None:

@@ -1,0 +1,83 @@
+"""Values of a step's metadata: lengths within the block table, pages within the cache, offsets within the tokens.
+
+`begin` looks at them once. With KERNELHUB_CHECK=1 each run of a step looks again, since an engine may have written
+other values to the same tensors: a CUDA graph's are filled anew for every replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.arguments import refuse
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+from kernelhub.ops.attention.arguments import check_offsets
+from kernelhub.ops.values import values_to_check
+
+
+def check_step_values(
+    op: str, cache: str, page_size: int, step: DenseStep | PagedStep, q_tokens: int, keys: int
+) -> None:
+    """What a step's tensors hold now, where it is to be looked at.
+
+    Args:
+        op: for messages.
+        cache: the parameter that holds the pages, for messages.
+        page_size: tokens of a page, 0 without pages.
+        step: that is run.
+        q_tokens: rows of q.
+        keys: pages of the cache, or rows of k.
+
+    Raises:
+        InvalidArgument: a value lies outside of what it counts, with its place.
+    """
+    offsets = [("cu_seqlens_q", step.cu_seqlens_q, q_tokens, step.max_seqlen_q)]
+    if isinstance(step, DenseStep):
+        offsets.append(("cu_seqlens_k", step.cu_seqlens_k, keys, step.max_seqlen_k))
+    else:
+        lengths, table = values_to_check(step.seq_lens), values_to_check(step.block_table)
+        if lengths is not None and table is not None:
+            values = lengths.tolist()
+            check_lengths(op, values, step.num_seqs, step.max_pages, page_size)
+            check_pages(op, cache, table, values, page_size, keys)
+    for parameter, tensor, tokens, longest in offsets:
+        held = None if tensor is None else values_to_check(tensor)
+        if held is not None:
+            check_offsets(op, parameter, held.tolist(), step.num_seqs, tokens, longest)
+
+
+def check_lengths(op: str, lengths: Sequence[int], num_seqs: int, max_pages: int, page_size: int) -> None:
+    """The block table has room for each length."""
+    if len(lengths) != num_seqs:
+        refuse(op, "seq_lens_cpu", f"has {len(lengths)} lengths", f"there are {num_seqs} sequences")
+    room = max_pages * page_size
+    for index, length in enumerate(lengths):
+        if not 0 <= length <= room:
+            pages = f"{max_pages} pages of {page_size}"
+            refuse(
+                op,
+                "seq_lens",
+                f"is {length} for sequence {index}",
+                f"block_table has room for {room} ({pages})",
+            )
+
+
+def check_pages(
+    op: str, cache: str, block_table: Tensor, lengths: Sequence[int], page_size: int, num_pages: int
+) -> None:
+    """Every page that a sequence uses is a page of the cache."""
+    if not block_table.numel():
+        return
+    low, high = torch.aminmax(block_table)
+    if low >= 0 and high < num_pages:
+        return
+    used = (torch.tensor(lengths, device="cpu", dtype=torch.int64).reshape(-1, 1) + page_size - 1) // page_size
+    foreign = ((block_table < 0) | (block_table >= num_pages)) & (
+        torch.arange(block_table.shape[1], device="cpu") < used
+    )
+    if foreign.any():
+        row, page_column = foreign.nonzero()[0].tolist()
+        page = int(block_table[row, page_column])
+        refuse(op, "block_table", f"names page {page} at [{row}, {page_column}]", f"{cache} has {num_pages} pages")
