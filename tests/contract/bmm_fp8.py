@@ -83,7 +83,8 @@ class BmmFp8Contract:
             self.agrees(out[i : i + 1], {**one, **FP32})
 
     def test_scales_mean_the_same_in_every_form(self) -> None:
-        for scaling, shape in (("tensor", (1,)), ("batch", (3, 1, 1))):
+        forms = {"tensor": ((1,), (1, 1), (1, 1, 1)), "batch": ((3, 1), (3, 1, 1))}
+        for scaling, shape in ((scaling, shape) for scaling, shapes in forms.items() for shape in shapes):
             arguments = self.inputs(a_scaling=scaling, b_scaling=scaling)
             want = self.run(arguments)
             for name in ("a_scale", "b_scale"):

@@ -220,6 +220,12 @@ class GroupedGemmContract:
             assert torch.equal(self.run(arguments | scales)[:25], want[:25])
         if "tensor" in self.formats:
             arguments = self.inputs(format="tensor")
+            want = self.run(arguments)
+            groups = arguments["b"].shape[0]
+            for name, shape in (("a_scale", (1, 1)), ("b_scale", (groups, 1)), ("b_scale", (groups, 1, 1))):
+                change = {name: arguments[name].reshape(shape)}
+                self.check(self.run(arguments | change), arguments | change)
+                assert torch.equal(self.run(arguments | change)[:25], want[:25])
             arguments["b_scale"] = arguments["b_scale"][:1]
             self.check(self.run(arguments), arguments)
             scales = {name: arguments[name].reshape(()) for name in ("a_scale", "b_scale")}

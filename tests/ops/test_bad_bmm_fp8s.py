@@ -39,7 +39,7 @@ BAD = [
     ("b", call(b=codes(3, 6, 8, device="meta")), "is on meta"),
     ("a_scale", call(a_scale=1.0), "is float"),
     ("a_scale", call(a_scale=z(4)), r"float32 \[4\].*\[3\]"),
-    ("a_scale", call(a_scale=z(3, 1)), r"\[3, 1, 1\]"),
+    ("a_scale", call(a_scale=z(3, 2)), r"\[3, 1, 1\]"),
     ("a_scale", call(a_scale=z(()).half()), "float16"),
     ("b_scale", call(b_scale=z(2)), r"float32 \[2\]"),
     ("b_scale", call(b_scale=z(3).double()), "float64"),

@@ -67,6 +67,15 @@ BAD = [
     ("b_scale", made("channel", b_scale=z(3, 191)), r"channel scales are float32 \[3, 192\]"),
     ("b_scale", made("block", b_scale=z(3, 1, 2)), r"block scales are float32 \[3, 2, 2\]"),
     ("b_scale", made("block", b_scale=z(3, 192, 2)), r"block scales are float32 \[3, 2, 2\]"),
+    # As other libraries lay scales: what to give instead.
+    ("a_scale", made("block", a_scale=z(2, 9)), r"lies transposed \(MN-major\): give the view a_scale.mT, \[9, 2\]"),
+    (
+        "b_scale",
+        made("block", b=z(3, 300, 256, dtype=U8).view(E4M3), b_scale=z(3, 2, 3)),
+        r"give the view b_scale.mT, \[3, 3, 2\]",
+    ),
+    ("a_scale", made("block", a_scale=z(9, 1, dtype=torch.int32)), r"four exponents.*float8_e8m0fnu \[9, 2\]"),
+    ("b_scale", made("block", b_scale=z(3, 192, 1, dtype=torch.int32)), r"four exponents"),
     ("b_scale", made("nvfp4", b_scale=z(3, 192, 8).to(E4M3)), r"nvfp4 scales are float8_e4m3fn \[3, 192, 16\]"),
     ("b_scale", made("mxfp4", b_scale=z(3, 192, 8)), "mxfp4 scales are float8_e8m0fnu or uint8"),
     ("a", made("nvfp4 x nvfp4", b_scale=z(3, 192, 8, dtype=U8), b_global_scale=None), "nvfp4 rows take nvfp4 weights"),

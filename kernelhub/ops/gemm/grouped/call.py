@@ -13,10 +13,12 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import (
+    BLOCKS,
     FEW,
     FLOATS,
     FP4,
     FP4_ROWS,
+    GROUPS,
     MANY,
     PARTNERS,
     GroupedGemmProblem,
@@ -27,6 +29,8 @@ from kernelhub.ops.gemm.grouped.scales import (
     dtypes_of,
     geometry_of_a,
     geometry_of_b,
+    per_group,
+    remedy,
     shapes_of_a,
     shapes_of_b,
 )
@@ -183,7 +187,11 @@ def _check_scales(
         shapes = shapes_of_a(kind, tuple(a.shape[:-1]), k) if of_a else shapes_of_b(kind, groups, n, k)
         if tuple(scale.shape) not in shapes or scale.dtype not in dtypes_of(kind):
             dtypes = " or ".join(map(dtype_name, dtypes_of(kind)))
-            refuse(parameter, f"is {describe(scale)}", f"{kind} scales are {dtypes} {list(shapes[0])}")
+            other = None
+            if kind in (*GROUPS, *BLOCKS) or scale.dtype is torch.int32:
+                of_blocks = shapes_of_a(GROUPS[0], tuple(a.shape[:-1]), k) if of_a else shapes_of_b(BLOCKS[0], *sizes)
+                other = remedy(parameter, scale, of_blocks[0])
+            refuse(parameter, f"is {describe(scale)}", other or f"{kind} scales are {dtypes} {list(shapes[0])}")
     if a_kind in PARTNERS and b_kind not in PARTNERS[a_kind]:
         refuse("a", f"is in {a_kind}, b in {b_kind}", f"{a_kind} rows take {' or '.join(PARTNERS[a_kind])} weights")
 
@@ -202,7 +210,7 @@ def _check_global_scales(a: Tensor, b: Tensor, operands: Operands) -> None:
             continue
         if scale is None or kind != "nvfp4":
             refuse(parameter, "is given", f"it belongs to NVFP4 {of}, whose {parameter[0]}_scale is float8_e4m3fn")
-        shapes = shapes_of_b("tensor", b.shape[0], 0, 0)
+        shapes = per_group(b.shape[0])
         if given.dtype is not torch.float32 or tuple(given.shape) not in shapes:
             refuse(parameter, f"is {describe(given)}", f"give float32 {list(shapes[0])}")
 

@@ -105,14 +105,17 @@ def grouped_gemm(
         offsets: int32 ``[G]`` on the device of a: where each group ends in a, not decreasing; a group may be empty.
             Rows past the last end belong to no group.
         group_sizes: int32 ``[G]`` on the device of a: how many of its M_max rows each group has, from the first on.
-        a_scale: factor of float8 rows. float32 ``[]`` or ``[1]``; one per row, float32 ``[M]``; or, with b_scale per
-            block, one per row and 128 columns, ``[M, ceil(K / 128)]`` in float32 or UE8M0 (float8_e8m0fnu, uint8). For
-            masked rows ``[G, M_max]`` and ``[G, M_max, ceil(K / 128)]``. Of MXFP8 rows, UE8M0 ``[M, ceil(K / 32)]``; of
-            fp4 rows, which are of the weights' format, ``[M, ceil(K / 16)]`` or ``[M, ceil(K / 32)]`` as of b_scale.
-        b_scale: factor of float8 weights: float32 ``[]`` or ``[G]``; one per channel, float32 ``[G, N]``; or one per
-            block of 128 x 128, ``[G, ceil(N / 128), ceil(K / 128)]`` in float32 or UE8M0; MXFP8, UE8M0
-            ``[G, N, ceil(K / 32)]``. Factor of fp4 weights: NVFP4, float8_e4m3fn ``[G, N, ceil(K / 16)]``; MXFP4, UE8M0
-            ``[G, N, ceil(K / 32)]``. Not swizzled.
+        a_scale: factor of float8 rows. float32 ``[]``, ``[1]`` or ``[1, 1]``; one per row, float32 ``[M]`` or
+            ``[M, 1]``; or, with b_scale per block, one per row and 128 columns, ``[M, ceil(K / 128)]`` in float32 or
+            UE8M0 (float8_e8m0fnu, uint8). For masked rows ``[G, M_max]`` and ``[G, M_max, ceil(K / 128)]``. Of MXFP8
+            rows, UE8M0 ``[M, ceil(K / 32)]``; of fp4 rows, which are of the weights' format, ``[M, ceil(K / 16)]`` or
+            ``[M, ceil(K / 32)]`` as of b_scale. Any strides: of scales that lie transposed (MN-major), as
+            ``[ceil(K / 128), M]``, give the view ``a_scale.mT``.
+        b_scale: factor of float8 weights: float32 ``[]``, ``[G]``, ``[G, 1]`` or ``[G, 1, 1]``; one per channel,
+            float32 ``[G, N]`` or ``[G, N, 1]``; or one per block of 128 x 128, ``[G, ceil(N / 128), ceil(K / 128)]`` in
+            float32 or UE8M0, of transposed ones the view ``b_scale.mT``; MXFP8, UE8M0 ``[G, N, ceil(K / 32)]``. Factor
+            of fp4 weights: NVFP4, float8_e4m3fn ``[G, N, ceil(K / 16)]``; MXFP4, UE8M0 ``[G, N, ceil(K / 32)]``. Not
+            swizzled.
         a_global_scale: float32 ``[]`` or ``[G]``, one more factor of NVFP4 rows.
         b_global_scale: float32 ``[]`` or ``[G]``, one more factor of NVFP4 weights.
         bias: ``[G, N]`` in float32, float16 or bfloat16.

@@ -34,7 +34,14 @@ def geometry_of_b(scale: Tensor | None, b: Tensor) -> str | None:
         k = b.shape[-1]
         each = rows == b.shape[1] and scale.ndim == 3 and (rows > 1 or scale.shape[2] > -(-k // BLOCK))
         return "mxfp8" if each else "block_e8m0"
+    if rows == 1 and b.shape[1] != 1 and _of_group(scale, b):
+        return "tensor"
     return "channel" if scale.ndim == 2 or (rows == b.shape[1] and scale.shape[2] == 1) else "block"
+
+
+def _of_group(scale: Tensor, b: Tensor) -> bool:
+    """Whether [G, 1] or [G, 1, 1] is one number for a group. That of a single block means the same, as a block."""
+    return scale.ndim == 2 or (scale.shape[2] == 1 and max(b.shape[1:]) > BLOCK)
 
 
 def _of_fp4(scale: Tensor) -> str:
@@ -49,13 +56,15 @@ def geometry_of_a(scale: Tensor | None, geometry_of_b: str | None, a: Tensor) ->
         return "group_e8m0" if scale.dtype in E8M0_DTYPES else "group"
     if geometry_of_b in SMALL:
         return _of_fp4(scale) if a.dtype in PACKED else "mxfp8"
-    return "tensor" if scale.ndim == 0 or (scale.ndim == 1 and scale.shape[0] == 1) else "token"
+    if scale.numel() != 1:
+        return "token"
+    return "tensor" if scale.ndim < 2 or a.numel() != a.shape[-1] else "token"  # of one row, [1, 1] means either
 
 
 def shapes_of_a(geometry: str, rows: tuple[int, ...], k: int) -> tuple[tuple[int, ...], ...]:
     """The shapes that scales of a may have; `rows` is (M,) or (G, M_max)."""
     if geometry == "tensor":
-        return ((), (1,))
+        return ((), (1,), (1, 1))
     if geometry in GROUPS:
         return ((*rows, -(-k // BLOCK)),)
     if geometry in SMALL:
@@ -66,12 +75,30 @@ def shapes_of_a(geometry: str, rows: tuple[int, ...], k: int) -> tuple[tuple[int
 def shapes_of_b(geometry: str, groups: int, n: int, k: int) -> tuple[tuple[int, ...], ...]:
     """The shapes that scales of b may have."""
     if geometry == "tensor":
-        return ((groups,), (), (1,))
+        return (*per_group(groups), (groups, 1), (groups, 1, 1))
     if geometry == "channel":
         return ((groups, n), (groups, n, 1))
     if geometry in BLOCKS:
         return ((groups, -(-n // BLOCK), -(-k // BLOCK)),)
     return ((groups, n, -(-k // SPAN[geometry])),)
+
+
+def per_group(groups: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes of one factor for each group, or one for all."""
+    return (groups,), (), (1,)
+
+
+def remedy(parameter: str, scale: Tensor, shape: tuple[int, ...]) -> str | None:
+    """What to give in place of a scale of blocks that lies as another library has it; None if it does not.
+
+    One that lies transposed is refused even where its shape tells: at as many rows as there are blocks of columns it
+    would be read as one that does not.
+    """
+    if scale.dtype is torch.int32:
+        return f"DeepGEMM's four exponents in an int32: give them before they are packed, float8_e8m0fnu {list(shape)}"
+    if scale.ndim == len(shape) > 1 and tuple(scale.shape) == (*shape[:-2], shape[-1], shape[-2]):
+        return f"it lies transposed (MN-major): give the view {parameter}.mT, {list(shape)}"
+    return None
 
 
 def dtypes_of(geometry: str) -> tuple[torch.dtype, ...]:

@@ -76,7 +76,8 @@ def bmm_fp8(
         a: ``[B, M, K]``, float8_e4m3fn; for latent attention heads first, a view of ``[M, B, K]``.
         b: ``[B, N, K]``, float8_e4m3fn: weights as in checkpoints. FlashInfer's function takes ``[B, K, N]`` in
             column-major order, which is the same memory: give ``its_b.transpose(1, 2)``.
-        a_scale: float32 ``[]`` or ``[1]`` for all, or ``[B]`` or ``[B, 1, 1]`` for each.
+        a_scale: float32 ``[]`` or ``[1]`` for all, or ``[B]`` for each; more dimensions of one may follow, as in
+            ``[1, 1]`` and ``[B, 1, 1]``.
         b_scale: the same of b.
         out_dtype: bfloat16, float16 or float32.
         out: destination ``[B, M, N]`` in `out_dtype`, of any strides, which overlaps no operand.

@@ -19,6 +19,7 @@ from kernelhub.probes.device import facts_of
 
 NAME = "bmm_fp8"
 _READ = ("a", "b", "a_scale", "b_scale")
+_OF_ALL = ((), (1,), (1, 1), (1, 1, 1))  # shapes of a scale
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 
 
@@ -60,7 +61,7 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any, out: Any) 
         refuse("a", f"has shape {list(a.shape)}", f"b has {list(b.shape)}: give [{batch}, M, {k}]{hint}")
     for parameter in ("a_scale", "b_scale"):
         scale = operands[parameter]
-        if scale.dtype is not torch.float32 or tuple(scale.shape) not in ((), (1,), (batch,), (batch, 1, 1)):
+        if scale.dtype is not torch.float32 or tuple(scale.shape) not in (*_OF_ALL, *_of_each(batch)):
             legal = f"float32 [] for all, or [{batch}] or [{batch}, 1, 1] for each matrix"
             refuse(parameter, f"is {describe(scale)}", f"give {legal}")
     for parameter, tensor in operands.items():
@@ -99,7 +100,7 @@ def bind(
             return False
         for scale, each in ((a_scale, per_matrix[0]), (b_scale, per_matrix[1])):
             shape = tuple(scale.shape)
-            legal = ((batch,), (batch, 1, 1)) if each else ((), (1,), (1, 1, 1))
+            legal = _of_each(batch) if each else _OF_ALL
             if scale.dtype is not torch.float32 or shape not in legal:
                 return False
         return out is None or (out.dtype is dtype and out.shape == (batch, rows, n))
@@ -132,6 +133,11 @@ def bind(
         return out
 
     return run
+
+
+def _of_each(batch: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes of a scale for each matrix."""
+    return (batch,), (batch, 1), (batch, 1, 1)
 
 
 def per_matrix(scale: Tensor) -> bool:
