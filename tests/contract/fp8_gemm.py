@@ -54,6 +54,8 @@ SCALINGS = {
     "block": {"scaling": "block"},
     "block in e8m0": {"scaling": "block", "e8m0": (True, True)},
     "weights in e8m0": {"scaling": "block", "e8m0": (False, True)},
+    "row block": {"scaling": "row_block"},
+    "row block, weights in e8m0": {"scaling": "row_block", "e8m0": (False, True)},
     "mx": {"scaling": "mx"},
 }
 CASES = [
@@ -74,8 +76,12 @@ CASES = [
         for n, k in ((1, 128), (7, 16), (63, 129), (65, 127), (127, 33), (129, 31), (130, 1), (200, 300), (64, 272))
     ),
     *(
+        Case(f"row block, {tokens} rows, N {n}, K {k}", {**SCALINGS["row block"], "tokens": tokens, "n": n, "k": k})
+        for tokens, n, k in ((1, 130, 128), (17, 65, 300), (65, 7, 16), (130, 129, 31))
+    ),
+    *(
         Case(f"{label}, few rows of a long K", {**SCALINGS[label], "tokens": 3, "k": 2304, "bias": True})
-        for label in ("token x channel", "block", "mx")
+        for label in ("token x channel", "block", "row block", "mx")
     ),
 ]
 
@@ -225,16 +231,30 @@ class EveryScaling(Fp8GemmContract):
         want = self.run(arguments)
         for name in ("a_scale", "b_scale"):
             assert torch.equal(self.run({**arguments, name: arguments[name].view(1)}), want)
-        for scaling in ("block", "mx"):
+        for scaling in ("block", "row_block", "mx"):
             arguments = self.inputs(scaling=scaling, e8m0=(True, True))
             assert arguments["a_scale"].dtype is E8M0
             want = self.run(arguments)
             raw = {name: arguments[name].view(torch.uint8) for name in ("a_scale", "b_scale")}
             assert torch.equal(self.run({**arguments, **raw}), want)
 
+    def test_one_row_of_scales_may_be_that_of_128_tokens(self) -> None:
+        """As FlashInfer's gemm_fp8_nt_blockscaled has it: ``[ceil(M/128), ceil(K/128)]``."""
+        for tokens, e8m0 in ((5, (False, False)), (130, (True, True))):
+            arguments = self.inputs(tokens=tokens, e8m0=e8m0)
+            tall = arguments["a_scale"][::128].clone()
+            wanted = tall.view(torch.uint8) if tall.itemsize == 1 else tall
+            wanted = wanted.repeat_interleave(128, 0)[:tokens].view(tall.dtype)
+            want = self.run({**arguments, "a_scale": wanted})
+            assert torch.equal(self.run({**arguments, "a_scale": tall}), want)
+            self.agrees(want, {**arguments, "a_scale": tall})
+            made = {name: value for name, value in arguments.items() if name != "out_dtype"}
+            plan = kernelhub.fp8_gemm.prepare(**made, backend=self.kernel)
+            assert torch.equal(plan.run(**{**made, "a_scale": tall}), want)
+
     def test_each_scale_is_that_of_its_own_part(self) -> None:
         """One scale doubled changes the result by just the part of the sum that it scales."""
-        for scaling, tokens in itertools.product(("row", "block", "mx"), (5, 70)):
+        for scaling, tokens in itertools.product(("row", "block", "row_block", "mx"), (5, 70)):
             arguments = self.inputs(tokens=tokens, scaling=scaling, e8m0=(True, True), n=200, k=300, out_dtype=FP32)
             for name in ("a_scale", "b_scale"):
                 scale = arguments[name]
@@ -247,7 +267,7 @@ class EveryScaling(Fp8GemmContract):
                 self.agrees(self.run({**arguments, name: changed}), {**arguments, name: changed})
 
     def test_scales_far_apart_do_not_overflow_between(self) -> None:
-        for scaling, tokens in itertools.product(("block", "mx"), (4, 70)):
+        for scaling, tokens in itertools.product(("block", "row_block", "mx"), (4, 70)):
             arguments = self.inputs(tokens=tokens, scaling=scaling, e8m0=(True, True), out_dtype=FP32)
             arguments["a_scale"].view(torch.uint8).add_(60)
             arguments["b_scale"].view(torch.uint8).sub_(60)

@@ -35,6 +35,7 @@ SCALINGS = {
     "channel": {"scaling": "row"},
     "block": {"scaling": "block"},
     "block in e8m0": {"scaling": "block", "e8m0": (False, True)},
+    "row block": {"scaling": "row_block"},
 }
 CASES = [
     *(

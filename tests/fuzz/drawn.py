@@ -313,6 +313,7 @@ _SCALINGS: tuple[Arguments, ...] = (
     {"scaling": "row", "per_row": (False, True)},
     {"scaling": "block"},
     {"scaling": "block", "e8m0": (True, True)},
+    {"scaling": "row_block"},
     {"scaling": "mx"},
     {"scaling": "tensor", "weight_only": torch.bfloat16},
     {"scaling": "row", "weight_only": torch.float16},

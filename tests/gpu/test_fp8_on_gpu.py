@@ -22,7 +22,7 @@ from tests.gpu.test_attention_on_gpu import captured
 pytestmark = pytest.mark.gpu
 
 TRITON = "triton.fp8_gemm"
-SCALINGS = ("tensor", "row", "block", "mx")
+SCALINGS = ("tensor", "row", "block", "row_block", "mx")
 TORCH = {"torch.scaled_mm": "tensor", "torch.scaled_mm_rowwise": "row", "torch.scaled_mm_blockwise": "block"}
 
 

@@ -63,7 +63,14 @@ BAD = [
     ("b_scale", call(b_scale=z(2, 3)), r"float32 \[2, 3\].*\[2, 2\]"),
     ("b_scale", call(b_scale=z(1, 2)), r"\[1, 2\]"),
     ("b_scale", call(b_scale=z(150, 2).double()), "float64"),
-    ("b_scale", call(b_scale=z(150, 2)), r"\[150, 2\]"),
+    ("b_scale", call(b_scale=z(150, 3)), r"\[150, 3\]"),
+    # As other libraries lay scales: what to give instead.
+    ("a_scale", call(a_scale=z(2, 4)), r"lies transposed \(MN-major\): give the view a_scale.t\(\), \[4, 2\]"),
+    ("b_scale", call(b_scale=z(2, 150)), r"lies transposed \(MN-major\): give the view b_scale.t\(\), \[150, 2\]"),
+    ("b_scale", call(b=codes(300, 200), b_scale=z(2, 3)), r"give the view b_scale.t\(\), \[3, 2\]"),
+    ("b_scale", weights(b=codes(300, 200), b_scale=z(2, 3)), r"give the view b_scale.t\(\), \[3, 2\]"),
+    ("a_scale", call(a_scale=z(4, 1, dtype=torch.int32)), r"four exponents.*float8_e8m0fnu \[4, 2\]"),
+    ("b_scale", call(b_scale=z(150, 1, dtype=torch.int32)), r"four exponents.*float8_e8m0fnu \[150, 2\]"),
     ("b_scale", call(a_scale=z(4, 7).to(E8M0), b_scale=z(150, 7)), r"float8_e8m0fnu \[4, 7\] by \[150, 7\]"),
     ("bias", call(bias=z(149).bfloat16()), r"bfloat16 \[149\]; give bfloat16 \[150\]"),
     ("bias", call(bias=z(150)), "float32"),
@@ -110,13 +117,13 @@ def test_facets_that_cannot_stand_together_are_refused(facets) -> None:
         kernelhub.explain("fp8_gemm", device="H200", **facets)
 
 
-@pytest.mark.parametrize("scaling", ["tensor", "row", "block", "mx"])
+@pytest.mark.parametrize("scaling", ["tensor", "row", "block", "row_block", "mx"])
 def test_the_reference_itself_is_right(scaling: str) -> None:
     """Held against sums written out element by element, in float64."""
     arguments = fp8_gemm_inputs(tokens=3, n=130, k=200, scaling=scaling, bias=True)
     a, b, a_scale, b_scale = (arguments[name] for name in ("a", "b", "a_scale", "b_scale"))
-    width = {"tensor": 200, "row": 200, "block": 128, "mx": 32}[scaling]
-    tall = {"tensor": 200, "row": 1, "block": 128, "mx": 1}[scaling]
+    width = {"tensor": 200, "row": 200, "block": 128, "row_block": 128, "mx": 32}[scaling]
+    tall = {"tensor": 200, "row": 1, "block": 128, "row_block": 1, "mx": 1}[scaling]
     want = torch.zeros(3, 130, dtype=torch.float64)
     for i in range(3):
         for j in (0, 1, 127, 128, 129):

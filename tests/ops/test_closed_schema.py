@@ -93,7 +93,7 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     "fp8_gemm": [
         *(
             {"scaling": scaling, "rows": rows}
-            for scaling in ("tensor", "row", "block", "mx")
+            for scaling in ("tensor", "row", "block", "row_block", "mx")
             for rows in ("few", "many")
         ),
         {"scaling": "row", "k": 2048},

@@ -131,6 +131,7 @@ LINES = (
         _WEIGHT_ONLY,
         "Triton decodes in registers, torch through float32 in memory; Marlin takes packed weights alone",
     ),
+    Line("*", "row_block", (_TRITON, _LAST), "Triton multiplies float8, torch decodes to float32 in memory first"),
     Line("*", "mx", (_TRITON, "flashinfer.mx_cutlass", "flashinfer.mx_cudnn", _LAST), _H200),
     # cuDNN makes a plan for each number of rows.
     Line(

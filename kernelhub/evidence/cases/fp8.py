@@ -26,12 +26,15 @@ SCALINGS: dict[str, Arguments] = {
     "block": {"scaling": "block"},
     "block in e8m0": {"scaling": "block", "e8m0": (True, True)},
     "weights in e8m0": {"scaling": "block", "e8m0": (False, True)},
+    "row block": {"scaling": "row_block"},
+    "row block in e8m0": {"scaling": "row_block", "e8m0": (True, True)},
     "mx": {"scaling": "mx"},
     "weights by tensor": {"scaling": "tensor", "weight_only": BF16},
     "weights by channel": {"scaling": "row", "weight_only": BF16},
     "weights by channel, float16 by": {"scaling": "row", "weight_only": FP16},
     "weights by block": {"scaling": "block", "weight_only": BF16},
     "weights by block in e8m0": {"scaling": "block", "weight_only": BF16, "e8m0": (False, True)},
+    "weights by row block": {"scaling": "row_block", "weight_only": BF16},
 }
 
 

@@ -23,6 +23,7 @@ def _launch(tokens: int, facets: dict[str, Any], device: DeviceFacts) -> None:
         "tensor": ((), ()),
         "row": ((tokens, 1), (n,)),
         "block": ((tokens, -(-k // 128)), (-(-n // 128), -(-k // 128))),
+        "row_block": ((tokens, -(-k // 128)), (n, -(-k // 128))),
         "mx": ((tokens, -(-k // 32)), (n, -(-k // 32))),
     }[problem.scaling]
     dtypes = [torch.float32 if name == "float32" else E8M0 for name in (problem.a_scale_dtype, problem.b_scale_dtype)]
@@ -74,6 +75,10 @@ CASES = [
         )
         for scaling, dtype in (("row", "float16"), ("block", "bfloat16"))
         for tokens in (1, 64, 4096)
+    ),
+    *(
+        Case(f"fp8_gemm row_block, {tokens} rows", functools.partial(_launch, tokens, {"scaling": "row_block"}))
+        for tokens in (16, 4096)
     ),
     Case(
         "fp8_gemm block, e8m0, ragged K",

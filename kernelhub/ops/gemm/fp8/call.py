@@ -13,7 +13,7 @@ from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.checks import NAME, check, check_form, form_of_a, refuse
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FEW, FLOAT, GROUP, MANY, ROW, TENSOR, Fp8GemmProblem
-from kernelhub.ops.gemm.fp8.scaling import by_rows, of_a_tensor, scaling_of_form
+from kernelhub.ops.gemm.fp8.scaling import by_rows, of_rows, scaling_of_form
 from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
@@ -96,7 +96,7 @@ def bind(
             result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, bias, out)
             return result
         if transformed() or not known(a, b, a_scale, b_scale, bias, out):
-            a_scale = of_a_tensor(a, a_scale)
+            a_scale = of_rows(a, a_scale)
             if not checked:
                 check(a, b, a_scale, b_scale, bias, dtype, out)
                 check_form(b, a_scale, b_scale, bias, problem)

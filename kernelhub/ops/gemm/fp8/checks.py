@@ -11,7 +11,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, HALVES, Fp8GemmProblem
-from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, scaling_of_form
+from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, remedy, scaling_of_form
 from kernelhub.ops.operands import check_destination, check_operand
 from kernelhub.ops.packed import PackedWeight, layout_of
 
@@ -88,22 +88,24 @@ def _check_scales(a: Tensor, a_scale: Tensor | None, b_scale: Tensor, n: int, k:
     tokens = a.shape[0]
     if a_scale is None:
         if scaling_of_form(None, 0, 0, b_scale.dtype, b_scale.shape, n, k) is None:
-            of_blocks = f"[{blocks(n, 128)}, {blocks(k, 128)}] in float32 or float8_e8m0fnu"
-            fix = f"for b [{n}, {k}] beside {dtype_name(a.dtype)} give float32 [] or [{n}], or {of_blocks}"
-            refuse("b_scale", f"is {describe(b_scale)}", fix)
+            of_blocks = f"[{blocks(n, 128)}, {blocks(k, 128)}] or [{n}, {blocks(k, 128)}] in float32 or float8_e8m0fnu"
+            legal = f"for b [{n}, {k}] beside {dtype_name(a.dtype)} give float32 [] or [{n}], or {of_blocks}"
+            refuse("b_scale", f"is {describe(b_scale)}", remedy("b_scale", b_scale, n, k) or legal)
         return
     if scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, n, k) is None:
         parameter, told = ("a_scale", a_scale) if fits_b(b_scale.dtype, b_scale.shape, n, k) else ("b_scale", b_scale)
+        fix = remedy(parameter, told, tokens if told is a_scale else n, k)
         refuse(
             parameter,
             f"is {describe(told)}" + (f" beside a b_scale of {describe(b_scale)}" if told is a_scale else ""),
-            f"for a [{tokens}, {k}] and b [{n}, {k}] give float32 [], [{tokens}] by float32 [], [{n}], or "
-            f"[{tokens}, {blocks(k, 128)}] by [{blocks(n, 128)}, {blocks(k, 128)}] in float32 or float8_e8m0fnu, or "
-            f"float8_e8m0fnu [{tokens}, {blocks(k, 32)}] by [{n}, {blocks(k, 32)}]",
+            fix
+            or f"for a [{tokens}, {k}] and b [{n}, {k}] give float32 [], [{tokens}] by float32 [], [{n}], or "
+            f"[{tokens}, {blocks(k, 128)}] by [{blocks(n, 128)}, {blocks(k, 128)}] or [{n}, {blocks(k, 128)}] in "
+            f"float32 or float8_e8m0fnu, or float8_e8m0fnu [{tokens}, {blocks(k, 32)}] by [{n}, {blocks(k, 32)}]",
         )
     if (a_scale.ndim == 2 or (a_scale.ndim == 1 and a_scale.shape[0] != 1)) and a_scale.shape[0] != tokens:
-        legal = [tokens, *a_scale.shape[1:]]
-        refuse("a_scale", f"is {describe(a_scale)}", f"a has {tokens} rows: give {legal}")
+        wanted = [tokens, *a_scale.shape[1:]]
+        refuse("a_scale", f"is {describe(a_scale)}", f"a has {tokens} rows: give {wanted}")
 
 
 def check_form(

@@ -22,6 +22,7 @@ from kernelhub.ops.gemm.fp8.call import bind, problem_of, with_layout
 from kernelhub.ops.gemm.fp8.checks import NAME, check, facts_of_weight, refuse
 from kernelhub.ops.gemm.fp8.problem import MOST_FEW, REGIMES, Fp8GemmProblem, complete, contradiction, regime
 from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
+from kernelhub.ops.gemm.fp8.scaling import of_rows
 from kernelhub.ops.packed import PackedWeight, PackingPlan, prepared
 
 _op: Op[Fp8GemmProblem] = Op(
@@ -131,20 +132,22 @@ def fp8_gemm(
     """Multiply activations by float8 weights, scaled: ``(a * a_scale) @ (b * b_scale).T + bias``.
 
     How they are scaled is told from the scales: per tensor; per row of a (token), of b (channel) or of both; in blocks
-    of 1 x 128 of a by 128 x 128 of b; in blocks of 1 x 32 of both (MXFP8). Activations that are not quantised have no
-    scales, and weights then one, one per row or one per 128 x 128. The last blocks may be cut short by M, N, K.
+    of 1 x 128 of a by 128 x 128 or 1 x 128 of b; in blocks of 1 x 32 of both (MXFP8). Activations that are not
+    quantised have no scales, and weights then one, one per row, or one per 128 x 128 or 1 x 128. The last blocks may be
+    cut short by M, N, K.
 
     Args:
         a: activations ``[M, K]``, float8_e4m3fn; or bfloat16 or float16, where the weights alone are quantised.
         b: weights ``[N, K]``, float8_e4m3fn, as in checkpoints; or, beside bfloat16 and float16, the weight as a plan's
             `pack` gave it, with its scale.
         a_scale: float32 ``[]``, ``[1]`` or ``[1, 1]`` for all; float32 ``[M]`` or ``[M, 1]`` per token; float32 or
-            float8_e8m0fnu ``[M, ceil(K/128)]``; float8_e8m0fnu ``[M, ceil(K/32)]``. Any strides: of scales that lie
-            transposed, as ``[ceil(K/128), M]``, give the view ``a_scale.t()``. None beside bfloat16 and float16, where
-            b_scale is one of the first three.
+            float8_e8m0fnu ``[M, ceil(K/128)]``, or ``[ceil(M/128), ceil(K/128)]``, which is copied for each token;
+            float8_e8m0fnu ``[M, ceil(K/32)]``. Any strides: of scales that lie transposed (MN-major), as
+            ``[ceil(K/128), M]``, give the view ``a_scale.t()``. None beside bfloat16 and float16.
         b_scale: in the same order float32 ``[]``, ``[1]`` or ``[1, 1]``; float32 ``[N]``, ``[N, 1]`` or ``[1, N]`` per
-            channel; float32 or float8_e8m0fnu ``[ceil(N/128), ceil(K/128)]``, of transposed ones the view
-            ``b_scale.t()``; float8_e8m0fnu ``[N, ceil(K/32)]``. For float8_e8m0fnu, bytes as uint8 are accepted.
+            channel; float32 or float8_e8m0fnu ``[ceil(N/128), ceil(K/128)]`` or ``[N, ceil(K/128)]``, of transposed
+            ones the view ``b_scale.t()``; float8_e8m0fnu ``[N, ceil(K/32)]``. For float8_e8m0fnu, bytes as uint8 are
+            accepted.
         bias: ``[N]`` in `out_dtype`.
         out_dtype: bfloat16, float16 or float32.
         out: destination ``[M, N]`` in `out_dtype`, which overlaps no operand.
@@ -177,8 +180,9 @@ def fp8_gemm(
         of_a: tuple[torch.dtype | None, int, int] = (None, 0, 0)
         if a_scale is not None:
             rank = a_scale.ndim
-            if rank == 2 and a_scale.shape == (1, 1) and a.shape[0] != 1:
-                a_scale, rank = a_scale.reshape(1), 1  # of the whole tensor
+            if rank == 2 and a_scale.shape[0] != a.shape[0]:
+                a_scale = of_rows(a, a_scale)
+                rank = a_scale.ndim
             last = 1 if rank == 0 else a_scale.shape[1] if rank == 2 else int(a_scale.shape[0] == 1)
             of_a = (a_scale.dtype, rank, last)
         layout = CHECKPOINT

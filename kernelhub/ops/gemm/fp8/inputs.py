@@ -73,9 +73,9 @@ def fp8_gemm_inputs(
     Args:
         tokens: rows of a.
         n, k: shape of b.
-        scaling: tensor, row, block or mx.
+        scaling: tensor, row, block, row_block or mx.
         per_row: of row, whether a and b have a scale per row, else one per tensor.
-        e8m0: of block, whether scales of a and b are powers of two in one byte.
+        e8m0: of block and row_block, whether scales of a and b are powers of two in one byte.
         bias: add one.
         weight_only: dtype of activations that are not quantised.
         out_dtype: of the result.

@@ -10,9 +10,9 @@ from kernelhub.probes.device import DeviceFacts
 FLOATS = ("bfloat16", "float16", "float32")
 HALVES = FLOATS[:2]
 FLOAT, E8M0 = "float32", "float8_e8m0fnu"
-TENSOR, ROW, BLOCK, MX = "tensor", "row", "block", "mx"
-SCALINGS = (TENSOR, ROW, BLOCK, MX)
-GROUP = {BLOCK: 128, MX: 32}
+TENSOR, ROW, BLOCK, ROW_BLOCK, MX = "tensor", "row", "block", "row_block", "mx"
+SCALINGS = (TENSOR, ROW, BLOCK, ROW_BLOCK, MX)
+GROUP = {BLOCK: 128, ROW_BLOCK: 128, MX: 32}  # columns that a scale is for
 
 # Rows of a: those of decode, or of prefill.
 FEW, MANY = "few", "many"
@@ -25,7 +25,8 @@ class Fp8GemmProblem:
 
     device: DeviceFacts = facet("where the tensors are")
     scaling: str = facet(
-        "scales: one a tensor; one a row of a, of b or of both; 1 x 128 by 128 x 128; 1 x 32 by 1 x 32",
+        "scales: one a tensor; one a row of a, of b or of both; 1 x 128 by 128 x 128, or (row_block) by 1 x 128; "
+        "1 x 32 by 1 x 32",
         values=SCALINGS,
         default=BLOCK,
     )
@@ -67,7 +68,7 @@ def contradiction(problem: Fp8GemmProblem) -> str | None:
     return None
 
 
-REGIMES = (TENSOR, "row_decode", "row_prefill", "block_decode", "block_prefill", MX, "weight_only")
+REGIMES = (TENSOR, "row_decode", "row_prefill", "block_decode", "block_prefill", ROW_BLOCK, MX, "weight_only")
 
 
 def regime(problem: Fp8GemmProblem) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernelhub.ops.gemm.fp8.checks import form_of_a
 from kernelhub.ops.gemm.fp8.problem import BLOCK
-from kernelhub.ops.gemm.fp8.scaling import by_rows, dequantised, of_a_tensor, scaling_of_form
+from kernelhub.ops.gemm.fp8.scaling import by_rows, dequantised, of_rows, scaling_of_form
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.runtime.precision import at_own_precision
 
@@ -32,7 +32,7 @@ def fp8_gemm_reference(
         weight = b
     assert weight is not None
     assert b_scale is not None
-    a_scale = of_a_tensor(a, a_scale)
+    a_scale = of_rows(a, a_scale)
     scaling = str(scaling_of_form(*form_of_a(a_scale), b_scale.dtype, b_scale.shape, *weight.shape))
     b_scale = by_rows(b_scale, scaling)
     left = a.to(dtype) if a_scale is None else dequantised(a, a_scale, scaling, 1, dtype)

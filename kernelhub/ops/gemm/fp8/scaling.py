@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E8M0, from_e8m0
-from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, MX, ROW, TENSOR
+from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, MX, ROW, ROW_BLOCK, TENSOR
 
 _SCALE_TYPES = (torch.float32, E8M0, torch.uint8)
 # (of a, of b) -> scaling, in the order in which they are tried where several fit, which then mean the same.
@@ -20,9 +20,10 @@ _PAIRS = (
     ("tensor", "rows", ROW),
     ("rows", "rows", ROW),
     ("32", "32", MX),
+    ("128", "1x128", ROW_BLOCK),
 )
 # Beside activations without scales. Where [1, N] could be blocks too, it is read as those, as checkpoints have it.
-_OF_WEIGHTS = (("128x128", BLOCK), ("tensor", TENSOR), ("rows", ROW))
+_OF_WEIGHTS = (("128x128", BLOCK), ("tensor", TENSOR), ("rows", ROW), ("1x128", ROW_BLOCK))
 
 
 def scaling_of_form(
@@ -48,10 +49,35 @@ def fits_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> bool:
     return bool(_kinds_of_b(dtype, shape, n, k))
 
 
-def of_a_tensor(a: Tensor, a_scale: Any) -> Any:
-    """a_scale, or as [1] the [1, 1] that scales a whole a of several rows."""
-    if isinstance(a_scale, Tensor) and a_scale.shape == (1, 1) and a.shape[0] != 1:
+def remedy(parameter: str, scale: Tensor, rows: int, k: int) -> str | None:
+    """What to give in place of a scale that lies as another library has it, of a matrix [rows, k]; None if it does not.
+
+    A scale that lies transposed is refused even where its shape tells: at as many rows as there are blocks of columns
+    it would be read as one that does not, and the same caller would get wrong numbers.
+    """
+    wide = blocks(k, 128)
+    if scale.dtype is torch.int32:
+        return (
+            f"DeepGEMM's four exponents in an int32: give them before they are packed, float8_e8m0fnu [{rows}, {wide}]"
+        )
+    high = (rows, blocks(rows, 128)) if parameter == "b_scale" else (rows,)
+    if scale.dtype in _SCALE_TYPES and scale.ndim == 2 and tuple(scale.shape) in [(wide, size) for size in high]:
+        return f"it lies transposed (MN-major): give the view {parameter}.t(), {[scale.shape[1], wide]}"
+    return None
+
+
+def of_rows(a: Tensor, a_scale: Any) -> Any:
+    """a_scale with a row for each of a, of one for 128 rows; or as [1] the [1, 1] that scales a whole a of several.
+
+    Anything else is given back as it is.
+    """
+    if not isinstance(a_scale, Tensor) or a_scale.ndim != 2 or a_scale.shape[0] == a.shape[0]:
+        return a_scale
+    if a_scale.shape == (1, 1):
         return a_scale.reshape(1)
+    if a.ndim == 2 and a_scale.dtype in _SCALE_TYPES and a_scale.shape == tuple(blocks(size, 128) for size in a.shape):
+        raw = a_scale.view(torch.uint8) if a_scale.itemsize == 1 else a_scale
+        return raw.repeat_interleave(128, 0)[: a.shape[0]].view(a_scale.dtype)
     return a_scale
 
 
@@ -127,6 +153,8 @@ def _kinds_of_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> set
             kinds.add("rows")
     if shape == (blocks(n, 128), blocks(k, 128)):
         kinds.add("128x128")
+    if shape == (n, blocks(k, 128)):
+        kinds.add("1x128")
     if shape == (n, blocks(k, 32)) and dtype is not torch.float32:
         kinds.add("32")
     return kinds

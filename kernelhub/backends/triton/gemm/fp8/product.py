@@ -87,7 +87,7 @@ def product_kernel(
     NATIVE: tl.constexpr,
     WEIGHT_ONLY: tl.constexpr,
 ):
-    """BLOCK_K is 128 where SCALING is "block".
+    """BLOCK_K is 128 where SCALING is "block" or "row_block".
 
     With PARTS out is [splits, batch, m, n] in float32, contiguous and without the bias; its strides are not read.
     """
@@ -142,10 +142,13 @@ def product_kernel(
     else:
         row, column, rows, columns = row[:, None], column[None, :], rows[:, None], columns[None, :]
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if SCALING == "block":
+    if SCALING == "block" or SCALING == "row_block":
         if not WEIGHT_ONLY:
             a_scale_at = a_scale + row * stride_am_scale
-        b_scale_at = b_scale + tile_n * BLOCK_N // 128 * stride_bn_scale
+        if SCALING == "block":
+            b_scale_at = b_scale + tile_n * BLOCK_N // 128 * stride_bn_scale
+        else:
+            b_scale_at = b_scale + column * stride_bn_scale
 
     for block in range(begin, end):
         if SCALING == "mx":
@@ -176,7 +179,7 @@ def product_kernel(
                 right = e4m3_scaled(right, tl.float16, False)
             if SWAPPED:
                 left, right = right, left
-            if SCALING == "block":
+            if SCALING == "block" or SCALING == "row_block":
                 factors = _scale(b_scale_at, B_E8M0)
                 if not WEIGHT_ONLY:
                     factors = of_both(_scale(a_scale_at, A_E8M0), factors)
@@ -198,7 +201,7 @@ def product_kernel(
             acc *= of_columns
         else:
             acc = times_both(acc, tl.load(a_scale + row * stride_am_scale), of_columns)
-    if SCALING == "block" and not WEIGHT_ONLY:
+    if (SCALING == "block" or SCALING == "row_block") and not WEIGHT_ONLY:
         acc *= _LEFT_OF_BOTH
     if WEIGHT_ONLY:
         acc *= 256.0

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kernelhub.backends.triton.requirements import has_float8
-from kernelhub.ops.gemm.fp8.problem import BLOCK, MX
+from kernelhub.ops.gemm.fp8.problem import BLOCK, MX, ROW_BLOCK
 from kernelhub.probes.device import DeviceFacts
 
 FEW = 64  # rows: up to these, b is the left operand and the tile is as high as there are rows
 _MOST_SPLITS = 16
+_BLOCKS = (BLOCK, ROW_BLOCK)  # whose sums are scaled after each 128 columns
 _FEWEST_BLOCKS = 4  # of 128 columns that are worth a program of their own: 32 KB of weights
 
 
@@ -62,13 +63,13 @@ def tiles(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> Tiles
         return Tiles(128, 64, 128, 8, 3)
     if hopper:
         idle = -(-rows // 128) * -(-n // 128) < device.num_sms
-        if scaling == BLOCK:
+        if scaling in _BLOCKS:
             if idle and k <= 4096:
                 return Tiles(128, 64, 128, 4, 4)
             return Tiles(128, 64 if idle and n % 128 else 128, 128, 8, 4)
         return Tiles(64, 128, 128, 4, 4) if idle and k <= 4096 else Tiles(128, 128, 128, 4, 3)
     # Sums scaled by block leave the tensor memory of sm_10x: 128 x 128 of them spill 1 KB.
-    if scaling == BLOCK:
+    if scaling in _BLOCKS:
         return Tiles(128, 64, 128, 8, 4 if large else 3)
     return Tiles(128, 128, 128, 8, 4 if large else 3)
 
@@ -103,7 +104,7 @@ def candidates(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> 
     usual = tiles(device, scaling, rows, n, k)
     few = rows <= FEW
     heights = sorted({usual.block_m, max(16, usual.block_m // 2), min(64, usual.block_m * 2)}) if few else (64, 128)
-    depths = (128,) if scaling == BLOCK else (64, 128) if scaling == MX else (64, 128, 256)
+    depths = (128,) if scaling in _BLOCKS else (64, 128) if scaling == MX else (64, 128, 256)
     itemsize = 2 if scaling == MX or not has_float8(device) else 1
     for block_m in heights:
         for block_n in (64, 128):
@@ -135,6 +136,6 @@ def read(configuration: Mapping[str, Any], scaling: str) -> Tiles:
         raise ValueError(f"{dict(configuration)} are no sizes")
     if any(size & (size - 1) for size in powers) or made.block_m < 16:
         raise ValueError(f"{dict(configuration)}: sizes are powers of two, and rows at least 16")
-    if scaling == BLOCK and (made.block_k != 128 or made.block_n > 128):
+    if scaling in _BLOCKS and (made.block_k != 128 or made.block_n > 128):
         raise ValueError(f"{dict(configuration)}: products scaled by block have steps of 128 and up to 128 columns")
     return made
