@@ -6,7 +6,7 @@ FUZZ_JOBS ?= 2
 FUZZ_DEVICE ?= cpu
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test ahead faults fuzz lint bench docs golden verification test-matrix gpu
+.PHONY: demo test ahead faults fuzz lint bench docs site golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
@@ -44,6 +44,9 @@ golden:               ## rewrite the golden selection tables, to be reviewed as 
 
 docs:                 ## rewrite the generated pages
 	$(PYTHON) scripts/generate_docs.py
+
+site:                 ## build the documentation site into site/, with every warning an error
+	$(INSTALL) -e ".[docs]" && $(PYTHON) -m mkdocs build --strict --quiet
 
 verification:         ## run the kernels' tests, compile ahead, and rewrite what docs/verification.md says of both
 	$(INSTALL) -e ".[test]"

@@ -1,4 +1,4 @@
-"""Rewrite the generated parts of README.md and docs/: tables of variables, kernels and results, and the API.
+"""Rewrite the generated parts of README.md and docs/: tables of variables, kernels and results, the API, the picture.
 
 A part stands between ``<!-- name: made by scripts/generate_docs.py -->`` and ``<!-- end -->``. With ``--check``
 nothing is written, and the exit code is 1 if a part is out of date.
@@ -22,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+import relative_time  # noqa: E402
 import verification_page  # noqa: E402
 
 import kernelhub  # noqa: E402
@@ -37,7 +38,7 @@ from kernelhub.runtime.caches.notices import CODES  # noqa: E402
 from tests.faults.record import FIXTURES, NOTHING  # noqa: E402
 from tests.faults.records import FAULTS  # noqa: E402
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- ([a-z0-9_ ]+): made by scripts/generate_docs.py -->\n).*?(<!-- end -->)", re.DOTALL)
 OPS = tuple(function.op.contract.name for function in functions())
 INSTALLED = kernelhub.SimulatedMachine({"torch": "2.13.0", "triton": "3.7.1"})
@@ -492,6 +493,11 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
+PICTURES: dict[Path, Callable[[], str]] = {
+    ROOT / "docs" / "images" / "relative_time_h200.svg": lambda: relative_time.picture("h200"),
+}
+
+
 def refreshed(text: str) -> str:
     """A page with its generated parts made anew."""
     return PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}", text)
@@ -502,9 +508,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
     options = parser.parse_args()
     stale = []
-    for page in PAGES:
-        text = page.read_text()
-        fresh = refreshed(text)
+    for page in (*PAGES, *PICTURES):
+        text = page.read_text() if page.exists() else ""
+        fresh = PICTURES[page]() if page in PICTURES else refreshed(text)
         if fresh != text:
             stale.append(page.relative_to(ROOT))
             if not options.check:
