@@ -68,12 +68,15 @@ class Op(Generic[ProblemT]):
 
     Attributes:
         contract: what the op is.
+        function: the public function.
+        traced: what stands for it in traced code.
         table: key -> function to run, where neither the call nor a context says otherwise.
     """
 
     def __init__(self, contract: Contract[ProblemT]) -> None:
         self.contract = contract
         self.function: Callable[..., Any]
+        self.traced: Callable[..., Any]
         self.table: dict[Key, Run] = {}
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
         self._bound: dict[Place, Bound] = {}  # where neither the call nor a context says otherwise

@@ -1,19 +1,210 @@
-"""The operators of torch.library behind the ops: what torch.compile, torch.export and fake tensors see of them."""
+"""Public functions as operators of torch.library: what torch.compile, torch.export and fake tensors see of them.
+
+Traced code sees one opaque operator for each op, so that no graph can freeze a selection: the operator dispatches when
+it runs, under the policy of that moment. Eager calls never come here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from kernelhub.dispatch.op import Backend
-from kernelhub.ops.arguments import check_wants_no_gradient
+from kernelhub.ops.arguments import check_wants_no_gradient, plain
 from kernelhub.ops.operands import check_operand
 
 _LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
+
+
+class Form(NamedTuple):
+    """How a parameter crosses an operator.
+
+    Attributes:
+        schema: its part of the schema; ``{}`` stands for its name.
+        flat: its value as the operator takes it, one item for each argument in `schema`.
+        back: its value again, of these items.
+    """
+
+    schema: str
+    flat: Callable[[Any], tuple[Any, ...]]
+    back: Callable[..., Any]
+
+
+def _itself(schema: str) -> Form:
+    return Form(schema + " {}", lambda value: (value,), lambda value: value)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor as the eager op takes it without going through its operator again."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return plain(value) if isinstance(value, Tensor) else value
+
+
+_VALUE_OR_TENSOR = Form(
+    "float? {}_value, Tensor? {}",
+    lambda value: (None, value) if isinstance(value, Tensor) else (value, None),
+    lambda value, tensor: tensor if value is None else value,
+)
+FORMS: Mapping[str, Form] = {
+    "Tensor": _itself("Tensor"),
+    "Tensor | None": _itself("Tensor?"),
+    "Sequence[Tensor] | Tensor": Form("Tensor[] {}", lambda tensors: (list(tensors),), list),
+    "int": _itself("SymInt"),
+    "int | None": _itself("SymInt?"),
+    "bool": _itself("bool"),
+    "float": _itself("float"),
+    "float | None": _itself("float?"),
+    "str": _itself("str"),
+    "torch.dtype": _itself("ScalarType"),
+    "torch.dtype | None": _itself("ScalarType?"),
+    "Scale": _VALUE_OR_TENSOR,
+    "float | Tensor | None": _VALUE_OR_TENSOR,
+    "Window": Form(
+        "int[]? {}",
+        lambda window: (None if window is None else [window, -1] if isinstance(window, int) else list(window),),
+        lambda window: None if window is None else tuple(window),
+    ),
+}
+
+
+class Traced:
+    """What stands for a public function in traced code. Its operators are derived from the function's signature.
+
+    ``kernelhub::NAME`` makes its results; ``kernelhub::NAME_out`` fills those destinations that are given and makes the
+    rest. An op whose destination is a required parameter has only one operator, of its own name. An operator has a
+    fixed number of results: one that a call does not ask for is empty.
+
+    Args:
+        memory: takes the arguments by name, and gives the results' memory by name of the result, for fake tensors.
+            A result has the name of its destination, if it has one.
+        asked: name of the flag that asks for a result, for those results that not every call returns.
+        given_back: name of the parameter that is itself the result where it is given; an operator cannot return it.
+        within: a context in which the op runs.
+    """
+
+    def __init__(
+        self,
+        memory: Callable[..., Mapping[str, Tensor]],
+        results: Sequence[str] = ("out",),
+        asked: Mapping[str, str] | None = None,
+        given_back: Mapping[str, str] | None = None,
+        within: Callable[[Callable[[], Any]], Any] | None = None,
+    ) -> None:
+        self._memory = memory
+        self._results = tuple(results)
+        self._asked = dict(asked or {})
+        self._given_back = dict(given_back or {})
+        self._within = within or (lambda run: run())
+
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Define the operators of a function, and return what takes its place in traced code."""
+        name = function.__name__
+        parameters = dict(inspect.signature(function).parameters)
+        del parameters["backend"]
+        places = [result for result in self._results if result in parameters]
+        required = any(parameters[place].default is inspect.Parameter.empty for place in places)
+        forms = {item: FORMS[str(of.annotation)] for item, of in parameters.items() if item not in places}
+        operands = ", ".join(form.schema.replace("{}", item) for item, form in forms.items()) + ", str[]? backend"
+        written = ", ".join(
+            f"Tensor({chr(97 + at)}!){'' if required else '?'} {place}" for at, place in enumerate(places)
+        )
+        made = [result for result in self._results if result not in places] if required else list(self._results)
+        returned = "Tensor" if len(made) == 1 else f"({', '.join(['Tensor'] * len(made))})"
+
+        def arguments(flat: tuple[Any, ...]) -> dict[str, Any]:
+            items, given = iter(flat), {}
+            for item, form in forms.items():
+                given[item] = form.back(*(next(items) for _ in range(form.schema.count("{}"))))
+            return given | {"backend": next(items)} | dict(zip(places, items, strict=False))
+
+        def wants(given: Mapping[str, Any], result: str) -> bool:
+            """A call returns a result that it asks for, or for which it gives a destination."""
+            return result not in self._asked or given[self._asked[result]] or given.get(result) is not None
+
+        def fixed(given: Mapping[str, Any], results: Mapping[str, Tensor], like: Tensor) -> Any:
+            """As many results as the operator has: those that are given back, or not asked for, are empty."""
+            fresh = tuple(
+                results[result]
+                if result in results and given.get(result) is None and not back(given, result)
+                else like.new_empty(0, dtype=torch.float32)
+                for result in made
+            )
+            return fresh[0] if len(fresh) == 1 else fresh if fresh else None
+
+        def back(given: Mapping[str, Any], result: str) -> bool:
+            return result in self._given_back and given[self._given_back[result]] is not None
+
+        def run(*flat: Any) -> Any:
+            given = {item: _plain(value) for item, value in arguments(flat).items()}
+            results = self._within(lambda: function(**given))
+            results = results if isinstance(results, tuple) else (results,)
+            named = dict(zip((result for result in self._results if wants(given, result)), results, strict=True))
+            return fixed(given, named, results[0])
+
+        def fake(*flat: Any) -> Any:
+            given = arguments(flat)
+            results = self._memory(**given)
+            named = {result: memory for result, memory in results.items() if wants(given, result)}
+            return fixed(given, named, next(iter(results.values())))
+
+        if not required:
+            define(f"{name}({operands}) -> {returned}", run, fake)
+        writes = name if required else f"{name}_out"
+        if places:
+            define(f"{writes}({operands}, {written}) -> {returned if made else '()'}", run, fake if made else None)
+        functional = None if required else getattr(torch.ops.kernelhub, name).default
+        mutating = getattr(torch.ops.kernelhub, writes).default if places else None
+        order, needed = tuple(parameters), [item for item, of in parameters.items() if of.default is of.empty]
+        defaults = {item: of.default for item, of in parameters.items() if of.default is not of.empty}
+        tensors = [item for item, of in parameters.items() if "Tensor" in str(of.annotation)]
+
+        def traced(*args: Any, backend: Backend = None, **named: Any) -> Any:
+            if len(args) > len(order):
+                backend, args = args[-1], args[: len(order)]
+            given = {**defaults, **dict(zip(order, args, strict=False)), **named}
+            for item in needed:
+                if item not in given:
+                    raise TypeError(f"{name}() needs {item}")
+            for item in named:
+                if item not in parameters:
+                    raise TypeError(f"{name}() got an unexpected keyword argument {item!r}")
+            for item in tensors:
+                tensor = given[item]
+                if isinstance(tensor, Tensor):
+                    if tensor.is_nested:
+                        check_operand(name, item, tensor)
+                elif forms.get(item, FORMS["Tensor | None"]).schema.startswith("Tensor {}"):
+                    check_operand(name, item, tensor)
+            flat: list[Any] = []
+            for item, form in forms.items():
+                flat.extend(form.flat(given[item]))
+            flat.append(names_of(backend))
+            destinations = [given[place] for place in places]
+            if mutating is None or (functional is not None and all(place is None for place in destinations)):
+                new = functional(*flat)  # type: ignore[misc]
+            else:
+                new = mutating(*flat, *destinations)
+            fresh = dict(zip(made, (new,) if isinstance(new, Tensor) else new or (), strict=False))
+            returns = []
+            for result in self._results:
+                if not wants(given, result):
+                    continue
+                if back(given, result):
+                    returns.append(given[self._given_back[result]])
+                else:
+                    place = given.get(result)
+                    returns.append(fresh[result] if place is None else place)
+            return returns[0] if len(returns) == 1 else tuple(returns)
+
+        traced.__name__ = traced.__qualname__ = name
+        traced.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return traced
 
 
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any] | None = None) -> None:

@@ -78,8 +78,8 @@ class TestMlaAttention:
 
     def test_the_operators_pass_torch_s_own_check(self) -> None:
         a = inputs(seq_lens=(30, 7))
-        operands = (a["q"], a["kv_cache"], a["block_table"], a["seq_lens"], None, None, None, 0.1, 32)
-        arguments = (*operands, True, None, None, None, True, None)
+        operands = (a["q"], a["kv_cache"], a["block_table"], a["seq_lens"], 0.1, 32)
+        arguments = (*operands, None, None, True, None, None, None, None, True, None)
         torch.library.opcheck(torch.ops.kernelhub.mla_attention.default, arguments)
         out = torch.empty(2, 4, 32, device=DEVICE)
         torch.library.opcheck(torch.ops.kernelhub.mla_attention_out.default, (*arguments, out))
@@ -120,5 +120,5 @@ class TestWriteMlaCache:
 
     def test_the_operator_passes_torch_s_own_check(self) -> None:
         a = write_mla_cache_inputs(tokens=5, latent_dim=16)
-        operands = (a["kv_c"].clone(), a["k_rope"].clone(), a["kv_cache"], a["slot_mapping"], None, None, None)
+        operands = (a["kv_c"].clone(), a["k_rope"].clone(), a["slot_mapping"], None, None, None, a["kv_cache"])
         torch.library.opcheck(torch.ops.kernelhub.write_mla_cache.default, operands)

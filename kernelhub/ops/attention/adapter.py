@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import abc
 import threading
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -38,6 +39,15 @@ class _Lent(threading.local):
 
 
 LENT = _Lent()
+
+
+def lent(run: Callable[[], Any]) -> Any:
+    """Run a call whose tensors are lent."""
+    LENT.now = True
+    try:
+        return run()
+    finally:
+        LENT.now = False
 
 
 class DenseStep:

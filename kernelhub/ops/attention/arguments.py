@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.ops.arguments import check_is_tensor, dtype_name, refuse
+from kernelhub.ops.arguments import check_is_tensor, dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.problem import FP8, AttentionProblem
 from kernelhub.ops.operands import check_count, check_destination, check_flag, check_operand
 
@@ -406,3 +406,9 @@ def any_tensor(op: str, **operands: Any) -> None:
     """Each operand is a tensor at all."""
     for parameter, operand in operands.items():
         check_is_tensor(op, parameter, operand)
+
+
+def memory_like(q: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Memory for the results of attention to values of the width of v."""
+    lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
+    return {"out": q.new_empty((*q.shape[:-1], v.shape[-1])), "lse": lse}

@@ -17,8 +17,7 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
-from kernelhub.ops.attention import library
-from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
+from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, lent
 from kernelhub.ops.attention.arguments import (
     RAISED_BY_BAD_ARGUMENTS,
     Scale,
@@ -28,6 +27,7 @@ from kernelhub.ops.attention.arguments import (
     check_kept,
     features_of,
     host_values,
+    memory_like,
 )
 from kernelhub.ops.attention.dense_call import NAME, begin, bind, check, problem_of
 from kernelhub.ops.attention.operands import StepOperands, empties_of
@@ -45,6 +45,7 @@ from kernelhub.ops.attention.problem import (
     regime,
 )
 from kernelhub.ops.attention.reference import attention_reference
+from kernelhub.ops.operators import Traced
 
 _op: Op[AttentionProblem] = Op(
     Contract(
@@ -276,7 +277,11 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AttentionPla
     return AttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
-@publish(_op, _prepare, traced=library.attention)
+def _memory(q: Tensor, v: Tensor, **others: Any) -> dict[str, Tensor]:
+    return memory_like(q, v)
+
+
+@publish(_op, _prepare, traced=Traced(_memory, ("out", "lse"), {"lse": "return_lse"}, within=lent))
 def attention(
     q: Tensor,
     k: Tensor,
@@ -336,25 +341,7 @@ def attention(
         torch.Size([1, 128, 8, 64])
     """
     if type(q) is not Tensor and not isinstance(backend, Ask):
-        return library.attention(
-            q,
-            k,
-            v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            causal,
-            window,
-            softcap,
-            sinks,
-            scale,
-            k_scale,
-            v_scale,
-            return_lse,
-            out,
-            backend,
-        )
+        return _op.traced(**locals())
     try:
         shape = q.shape
         k_shape = k.shape

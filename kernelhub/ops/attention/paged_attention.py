@@ -20,8 +20,7 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
-from kernelhub.ops.attention import library
-from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
+from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep, lent
 from kernelhub.ops.attention.arguments import (
     RAISED_BY_BAD_ARGUMENTS,
     Scale,
@@ -30,6 +29,7 @@ from kernelhub.ops.attention.arguments import (
     check_bound,
     check_kept,
     features_of,
+    memory_like,
 )
 from kernelhub.ops.attention.operands import StepOperands, empties_of
 from kernelhub.ops.attention.paged_call import HND, NAME, NHD, bind, check, problem_of
@@ -45,6 +45,7 @@ from kernelhub.ops.attention.problem import (
     regime,
 )
 from kernelhub.ops.attention.reference import paged_attention_reference
+from kernelhub.ops.operators import Traced
 
 _op: Op[PagedAttentionProblem] = Op(
     Contract(
@@ -228,7 +229,11 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PagedAttenti
     return PagedAttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
-@publish(_op, _prepare, traced=library.paged_attention)
+def _memory(q: Tensor, v_cache: Tensor, **others: Any) -> dict[str, Tensor]:
+    return memory_like(q, v_cache)
+
+
+@publish(_op, _prepare, traced=Traced(_memory, ("out", "lse"), {"lse": "return_lse"}, within=lent))
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -296,26 +301,7 @@ def paged_attention(
         torch.Size([2, 8, 64])
     """
     if type(q) is not Tensor and not isinstance(backend, Ask):
-        return library.paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            block_table,
-            seq_lens,
-            cu_seqlens_q,
-            max_seqlen_q,
-            causal,
-            window,
-            softcap,
-            sinks,
-            scale,
-            k_scale,
-            v_scale,
-            kv_layout,
-            return_lse,
-            out,
-            backend,
-        )
+        return _op.traced(**locals())
     try:
         shape = q.shape
         k_shape = k_cache.shape

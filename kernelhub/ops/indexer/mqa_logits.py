@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
@@ -13,11 +14,11 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.indexer import library
 from kernelhub.ops.indexer.adapter import LogitsAdapter
 from kernelhub.ops.indexer.mqa_logits_call import NAME, bind, check, problem_of
 from kernelhub.ops.indexer.problem import LogitsProblem
 from kernelhub.ops.indexer.reference import mqa_logits_reference
+from kernelhub.ops.operators import Traced
 
 _op: Op[LogitsProblem] = Op(
     Contract(
@@ -74,7 +75,11 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> LogitsPlan:
     return LogitsPlan(_op.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_op, _prepare, traced=library.mqa_logits)
+def _memory(q: Tensor, k: Tensor, weights: Tensor, **others: Any) -> dict[str, Tensor]:
+    return {"out": weights.new_empty((q.shape[0], k.shape[0]), dtype=torch.float32)}
+
+
+@publish(_op, _prepare, traced=Traced(_memory))
 def mqa_logits(
     q: Tensor,
     k: Tensor,
@@ -117,7 +122,8 @@ def mqa_logits(
         (torch.Size([4, 10]), tensor(3))
     """
     if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
-        return library.mqa_logits(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out, backend)
+        traced: Tensor = _op.traced(**locals())
+        return traced
     try:
         _, heads, width = q.shape
         key = (q.dtype, heads, width, k_scale is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
@@ -13,12 +14,12 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.indexer import library
 from kernelhub.ops.indexer.adapter import PagedLogitsAdapter
 from kernelhub.ops.indexer.layout import is_fused
 from kernelhub.ops.indexer.paged_mqa_logits_call import NAME, bind, check, problem_of
 from kernelhub.ops.indexer.problem import PagedLogitsProblem
 from kernelhub.ops.indexer.reference import paged_mqa_logits_reference
+from kernelhub.ops.operators import Traced
 
 _op: Op[PagedLogitsProblem] = Op(
     Contract(
@@ -77,7 +78,11 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PagedLogitsP
     return PagedLogitsPlan(_op.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_op, _prepare, traced=library.paged_mqa_logits)
+def _memory(q: Tensor, weights: Tensor, max_seq_len: int, **others: Any) -> dict[str, Tensor]:
+    return {"out": weights.new_empty((q.shape[0] * q.shape[1], max_seq_len), dtype=torch.float32)}
+
+
+@publish(_op, _prepare, traced=Traced(_memory))
 def paged_mqa_logits(
     q: Tensor,
     k_cache: Tensor,
@@ -129,9 +134,8 @@ def paged_mqa_logits(
         tensor([20,  3])
     """
     if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
-        return library.paged_mqa_logits(
-            q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out, backend
-        )
+        traced: Tensor = _op.traced(**locals())
+        return traced
     try:
         _, _, heads, width = q.shape
         key = (q.dtype, heads, width, k_cache.shape[1], k_scale_cache is not None or is_fused(k_cache))

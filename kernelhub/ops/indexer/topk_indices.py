@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
@@ -13,11 +14,11 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.indexer import library
 from kernelhub.ops.indexer.adapter import TopKAdapter
 from kernelhub.ops.indexer.problem import TopKProblem
 from kernelhub.ops.indexer.reference import topk_indices_reference
 from kernelhub.ops.indexer.topk_indices_call import NAME, bind, check, problem_of
+from kernelhub.ops.operators import Traced
 
 _op: Op[TopKProblem] = Op(
     Contract(
@@ -70,7 +71,11 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> TopKPlan:
     return TopKPlan(_op.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_op, _prepare, traced=library.topk_indices)
+def _memory(logits: Tensor, k: int, **others: Any) -> dict[str, Tensor]:
+    return {"out": logits.new_empty((logits.shape[0], k), dtype=torch.int32)}
+
+
+@publish(_op, _prepare, traced=Traced(_memory))
 def topk_indices(
     logits: Tensor,
     k: int,
@@ -112,7 +117,8 @@ def topk_indices(
                 [ 0,  1, -1]], dtype=torch.int32)
     """
     if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, Ask):
-        return library.topk_indices(logits, k, row_starts, row_ends, out, backend)
+        traced: Tensor = _op.traced(**locals())
+        return traced
     key = (k, row_starts is not None, row_ends is not None)
     try:
         device = logits.get_device()

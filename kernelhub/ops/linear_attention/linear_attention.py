@@ -13,12 +13,12 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.linear_attention import library
 from kernelhub.ops.linear_attention.adapter import LinearAdapter
 from kernelhub.ops.linear_attention.call import NAME, bind, check, problem_of, q_len_of
 from kernelhub.ops.linear_attention.problem import DECODE, PREFILL, LinearProblem, regime
 from kernelhub.ops.linear_attention.reference import linear_attention_reference
 from kernelhub.ops.operands import check_flag
+from kernelhub.ops.operators import Traced
 
 _op: Op[LinearProblem] = Op(
     Contract(
@@ -84,7 +84,13 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> LinearPlan:
     return LinearPlan(_op.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_op, _prepare, traced=library.linear_attention)
+def _memory(q: Tensor, v: Tensor, decay: Tensor, cu_seqlens: Tensor | None, **others: Any) -> dict[str, Tensor]:
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    states = decay.new_empty((sequences, q.shape[-2], q.shape[-1], v.shape[-1]))
+    return {"out": v.new_empty(v.shape), "out_state": states}
+
+
+@publish(_op, _prepare, traced=Traced(_memory, ("out", "out_state"), {"out_state": "return_state"}))
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -147,9 +153,7 @@ def linear_attention(
         True
     """
     if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
-        return library.linear_attention(
-            q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, return_state, backend
-        )
+        return _op.traced(**locals())
     try:
         shape = q.shape
         key = (

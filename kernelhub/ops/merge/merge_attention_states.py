@@ -13,12 +13,13 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.merge import library
+from kernelhub.ops.formats import E4M3
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.call import NAME, bind, check, problem_of
 from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.merge.reference import merge_attention_states_reference
 from kernelhub.ops.operands import check_flag
+from kernelhub.ops.operators import Traced
 
 _op: Op[MergeProblem] = Op(
     Contract(
@@ -71,7 +72,12 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MergePlan:
     return MergePlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments[4])
 
 
-@publish(_op, _prepare, traced=library.merge_attention_states)
+def _memory(outs: Any, lses: Any, out_scale: float | Tensor | None, **others: Any) -> dict[str, Tensor]:
+    dtype = outs[0].dtype if out_scale is None else E4M3
+    return {"out": outs[0].new_empty(outs[0].shape, dtype=dtype), "out_lse": lses[0].new_empty(lses[0].shape)}
+
+
+@publish(_op, _prepare, traced=Traced(_memory, ("out", "out_lse"), {"out_lse": "return_lse"}))
 def merge_attention_states(
     outs: Sequence[Tensor] | Tensor,
     lses: Sequence[Tensor] | Tensor,
@@ -119,7 +125,7 @@ def merge_attention_states(
     try:
         first = outs[0]
         if type(first) is not Tensor and isinstance(first, Tensor) and not isinstance(backend, Ask):
-            return library.merge_attention_states(outs, lses, out, out_lse, return_lse, out_scale, backend)
+            return _op.traced(**locals())
         shape = first.shape
         key = (
             first.dtype,

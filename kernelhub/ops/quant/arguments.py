@@ -151,3 +151,13 @@ def any_rows(tensor: Tensor, matrices: bool) -> Tensor:
     if tensor.ndim == (3 if matrices else 2):
         return tensor
     return tensor.reshape((-1, *tensor.shape[-2:]) if matrices else (-1, tensor.shape[-1]))
+
+
+def dequantized(x: Tensor, out_dtype: torch.dtype, **others: Any) -> dict[str, Tensor]:
+    """Memory for what codes of a byte each become."""
+    return {"out": x.new_empty(x.shape, dtype=out_dtype)}
+
+
+def dequantized_fp4(x: Tensor, out_dtype: torch.dtype, **others: Any) -> dict[str, Tensor]:
+    """Memory for what codes of half a byte each become."""
+    return {"out": x.new_empty((*x.shape[:-1], x.shape[-1] * 2), dtype=out_dtype)}

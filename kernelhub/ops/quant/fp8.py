@@ -13,16 +13,17 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.formats import E8M0
-from kernelhub.ops.quant import library
+from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
+from kernelhub.ops.quant.arguments import dequantized, fp8_scale_shape, new_scale
 from kernelhub.ops.quant.dequantize_call import (
     bind_dequantize,
     check_dequantize_fp8,
     dequantize_fp8_problem,
     granularity_of,
 )
-from kernelhub.ops.quant.problem import GROUP, DequantizeFp8Problem, QuantizeFp8Problem
+from kernelhub.ops.quant.problem import BLOCK, GROUP, DequantizeFp8Problem, QuantizeFp8Problem
 from kernelhub.ops.quant.quantize_fp8_call import bind_fp8, check_fp8, fp8_complete, fp8_contradiction, fp8_problem
 from kernelhub.ops.quant.reference import dequantize_fp8_reference, quantize_fp8_reference
 
@@ -115,7 +116,23 @@ def _prepare_dequantize(*args: Any, backend: Backend = None, **kwargs: Any) -> D
     return DequantizeFp8Plan(_dequantize.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_quantize, _prepare_quantize, traced=library.quantize_fp8)
+def _memory(
+    x: Tensor,
+    granularity: str,
+    group_size: int,
+    scale: Tensor | None,
+    scale_dtype: torch.dtype,
+    scale_layout: str,
+    **others: Any,
+) -> dict[str, Tensor]:
+    codes = x.new_empty(x.shape, dtype=E4M3)
+    if scale is not None:
+        return {"out": codes}
+    shape = fp8_scale_shape(x.shape, granularity, group_size)
+    return {"out": codes, "out_scale": new_scale(x, shape, scale_dtype, scale_layout == "column", granularity == BLOCK)}
+
+
+@publish(_quantize, _prepare_quantize, traced=Traced(_memory, ("out", "out_scale"), given_back={"out_scale": "scale"}))
 def quantize_fp8(
     x: Tensor,
     granularity: str = "token",
@@ -163,9 +180,8 @@ def quantize_fp8(
         (torch.float8_e4m3fn, torch.Size([4, 4]))
     """
     if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
-        return library.quantize_fp8(
-            x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout, out, out_scale, backend
-        )
+        traced: tuple[Tensor, Tensor] = _quantize.traced(**locals())
+        return traced
     try:
         key = (
             x.dtype,
@@ -195,7 +211,7 @@ def quantize_fp8(
     return result
 
 
-@publish(_dequantize, _prepare_dequantize, traced=library.dequantize_fp8)
+@publish(_dequantize, _prepare_dequantize, traced=Traced(dequantized))
 def dequantize_fp8(
     x: Tensor,
     scale: Tensor,
@@ -233,7 +249,8 @@ def dequantize_fp8(
         True
     """
     if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
-        return library.dequantize_fp8(x, scale, group_size, out_dtype, out, backend)
+        traced: Tensor = _dequantize.traced(**locals())
+        return traced
     try:
         form = granularity_of(x.shape, scale.shape, group_size)
         key = (out_dtype, form, group_size if form == GROUP else 128, scale.dtype)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.quant import library
+from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.operators import Traced
+from kernelhub.ops.quant.arguments import dequantized
 from kernelhub.ops.quant.dequantize_call import check_dequantize
 from kernelhub.ops.quant.mx import dequantizer, prepare_dequantizer, prepare_quantizer, quantizer
+from kernelhub.ops.quant.problem import MX_GROUP
 from kernelhub.ops.quant.quantize_mx_call import ROUNDINGS, check_mx
 from kernelhub.ops.quant.reference import dequantize_mxfp8_reference, quantize_mxfp8_reference
 
@@ -24,7 +29,13 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-@publish(_quantize, prepare_quantizer(_quantize), traced=library.quantize_mxfp8)
+def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
+    *lead, width = x.shape
+    codes = x.new_empty(x.shape, dtype=E4M3)
+    return {"out": codes, "out_scale": x.new_empty((*lead, -(-width // MX_GROUP)), dtype=E8M0)}
+
+
+@publish(_quantize, prepare_quantizer(_quantize), traced=Traced(_memory, ("out", "out_scale")))
 def quantize_mxfp8(
     x: Tensor,
     scale_rounding: str = "floor",
@@ -60,7 +71,8 @@ def quantize_mxfp8(
         (torch.Size([4, 64]), torch.Size([4, 2]))
     """
     if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
-        return library.quantize_mxfp8(x, scale_rounding, out, out_scale, backend)
+        traced: tuple[Tensor, Tensor] = _quantize.traced(**locals())
+        return traced
     try:
         if scale_rounding not in ROUNDINGS:
             raise ValueError(scale_rounding)
@@ -79,7 +91,7 @@ def quantize_mxfp8(
     return result
 
 
-@publish(_dequantize, prepare_dequantizer(_dequantize), traced=library.dequantize_mxfp8)
+@publish(_dequantize, prepare_dequantizer(_dequantize), traced=Traced(dequantized))
 def dequantize_mxfp8(
     x: Tensor,
     scale: Tensor,
@@ -113,7 +125,8 @@ def dequantize_mxfp8(
         True
     """
     if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
-        return library.dequantize_mxfp8(x, scale, out_dtype, out, backend)
+        traced: Tensor = _dequantize.traced(**locals())
+        return traced
     try:
         key = (out_dtype, x.ndim > 0)
         hash(key)

@@ -13,10 +13,12 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.quant import library
+from kernelhub.ops.formats import E4M3
+from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
+from kernelhub.ops.quant.arguments import dequantized_fp4
 from kernelhub.ops.quant.dequantize_call import bind_dequantize, check_dequantize, dequantize_problem
-from kernelhub.ops.quant.problem import DequantizeProblem, QuantizeNvfp4Problem
+from kernelhub.ops.quant.problem import NVFP4_GROUP, DequantizeProblem, QuantizeNvfp4Problem
 from kernelhub.ops.quant.quantize_nvfp4_call import bind_nvfp4, check_nvfp4, nvfp4_problem
 from kernelhub.ops.quant.reference import dequantize_nvfp4_reference, quantize_nvfp4_reference
 
@@ -109,7 +111,20 @@ def _prepare_dequantize(*args: Any, backend: Backend = None, **kwargs: Any) -> D
     return DequantizeNvfp4Plan(_dequantize.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_quantize, _prepare_quantize, traced=library.quantize_nvfp4)
+def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
+    *lead, width = x.shape
+    return {
+        "out": x.new_empty((*lead, width // 2), dtype=torch.uint8),
+        "out_scale": x.new_empty((*lead, width // NVFP4_GROUP), dtype=E4M3),
+        "out_global_scale": x.new_empty(1, dtype=torch.float32),
+    }
+
+
+@publish(
+    _quantize,
+    _prepare_quantize,
+    traced=Traced(_memory, ("out", "out_scale", "out_global_scale"), given_back={"out_global_scale": "global_scale"}),
+)
 def quantize_nvfp4(
     x: Tensor,
     global_scale: Tensor | None = None,
@@ -148,7 +163,8 @@ def quantize_nvfp4(
         (torch.Size([4, 32]), torch.Size([4, 4]))
     """
     if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
-        return library.quantize_nvfp4(x, global_scale, out, out_scale, out_global_scale, backend)
+        traced: tuple[Tensor, Tensor, Tensor] = _quantize.traced(**locals())
+        return traced
     try:
         key = (x.dtype, global_scale is not None)
     except AttributeError:
@@ -165,7 +181,7 @@ def quantize_nvfp4(
     return result
 
 
-@publish(_dequantize, _prepare_dequantize, traced=library.dequantize_nvfp4)
+@publish(_dequantize, _prepare_dequantize, traced=Traced(dequantized_fp4))
 def dequantize_nvfp4(
     x: Tensor,
     scale: Tensor,
@@ -201,7 +217,8 @@ def dequantize_nvfp4(
         True
     """
     if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
-        return library.dequantize_nvfp4(x, scale, global_scale, out_dtype, out, backend)
+        traced: Tensor = _dequantize.traced(**locals())
+        return traced
     try:
         key = (out_dtype, x.ndim > 0)
         hash(key)

@@ -14,12 +14,12 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.gemm.grouped import library
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
 from kernelhub.ops.gemm.grouped.call import NAME, bind, check, default_out_dtype, problem_of
 from kernelhub.ops.gemm.grouped.problem import MOST_FEW, REGIMES, GroupedGemmProblem, complete, contradiction, regime
 from kernelhub.ops.gemm.grouped.reference import grouped_gemm_reference
 from kernelhub.ops.gemm.grouped.scales import geometry_of_a, geometry_of_b
+from kernelhub.ops.operators import Traced
 
 _op: Op[GroupedGemmProblem] = Op(
     Contract(
@@ -67,7 +67,8 @@ class GroupedGemmPlan(Plan):
             return result
 
         def traced(a: Tensor, b: Tensor, *, out: Tensor | None = None, **more: Tensor | None) -> Tensor:
-            return library.grouped_gemm(a, b, **more, out_dtype=prepared_dtype, out=out, backend=kernel)
+            result: Tensor = _op.traced(a, b, **more, out_dtype=prepared_dtype, out=out, backend=kernel)
+            return result
 
         super().__init__(bound, traced_as(run, traced))
 
@@ -78,7 +79,11 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> GroupedGemmP
     return GroupedGemmPlan(_op.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_op, _prepare, traced=library.grouped_gemm)
+def _memory(a: Tensor, b: Tensor, out_dtype: torch.dtype | None, **others: Any) -> dict[str, Tensor]:
+    return {"out": a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype or default_out_dtype(a.dtype))}
+
+
+@publish(_op, _prepare, traced=Traced(_memory))
 def grouped_gemm(
     a: Tensor,
     b: Tensor,
@@ -149,22 +154,10 @@ def grouped_gemm(
         >>> torch.allclose(out[3:], a[3:] @ b[2].T, atol=1e-4)
         True
     """
-    operands = (a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias)
     if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, Ask):
-        return library.grouped_gemm(
-            a,
-            b,
-            offsets=offsets,
-            group_sizes=group_sizes,
-            a_scale=a_scale,
-            b_scale=b_scale,
-            a_global_scale=a_global_scale,
-            b_global_scale=b_global_scale,
-            bias=bias,
-            out_dtype=out_dtype,
-            out=out,
-            backend=backend,
-        )
+        traced: Tensor = _op.traced(**locals())
+        return traced
+    operands = (a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias)
     try:
         b_kind = None if b_scale is None else geometry_of_b(b_scale, b)
         key = (

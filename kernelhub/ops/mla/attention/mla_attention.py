@@ -20,11 +20,10 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
-from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.adapter import PagedStep, lent
 from kernelhub.ops.attention.arguments import check_bound
 from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import ANY, ONE, q_len_bucket
-from kernelhub.ops.mla.attention import library
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.call import (
     NAME,
@@ -41,6 +40,7 @@ from kernelhub.ops.mla.attention.call import (
 from kernelhub.ops.mla.attention.operands import StepOperands, check_listed
 from kernelhub.ops.mla.attention.problem import REGIMES, MlaProblem, complete, contradiction, regime
 from kernelhub.ops.mla.attention.reference import mla_attention_reference
+from kernelhub.ops.operators import Traced
 
 _op: Op[MlaProblem] = Op(
     Contract(
@@ -187,7 +187,14 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MlaAttention
     return MlaAttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
-@publish(_op, _prepare, traced=library.mla_attention)
+def _memory(q: Tensor, value_dim: int, **others: Any) -> dict[str, Tensor]:
+    return {
+        "out": q.new_empty((*q.shape[:-1], value_dim)),
+        "lse": q.new_empty(lse_shape(q.shape), dtype=torch.float32),
+    }
+
+
+@publish(_op, _prepare, traced=Traced(_memory, ("out", "lse"), {"lse": "return_lse"}, within=lent))
 def mla_attention(
     q: Tensor,
     kv_cache: Tensor,
@@ -263,23 +270,7 @@ def mla_attention(
         torch.Size([2, 16, 512])
     """
     if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
-        return library.mla_attention(
-            q,
-            kv_cache,
-            block_table,
-            seq_lens,
-            scale=scale,
-            value_dim=value_dim,
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q,
-            causal=causal,
-            topk_indices=topk_indices,
-            sinks=sinks,
-            kv_scale=kv_scale,
-            return_lse=return_lse,
-            out=out,
-            backend=backend,
-        )
+        return _op.traced(**locals())
     ragged = cu_seqlens_q is not None
     features = (causal, topk_indices, sinks, kv_scale, return_lse)
     given = (q, kv_cache, scale, value_dim, ragged, max_seqlen_q, *features, out, block_table, seq_lens, cu_seqlens_q)

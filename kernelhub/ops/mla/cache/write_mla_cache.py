@@ -13,11 +13,11 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.mla.cache import library
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
 from kernelhub.ops.mla.cache.call import NAME, bind, check, problem_of, scale_kind
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem, complete, contradiction
 from kernelhub.ops.mla.cache.reference import write_mla_cache_reference
+from kernelhub.ops.operators import Traced
 
 _op: Op[MlaCacheProblem] = Op(
     Contract(
@@ -75,7 +75,7 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MlaCachePlan
     return MlaCachePlan(_op.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_op, _prepare, traced=library.write_mla_cache)
+@publish(_op, _prepare, traced=Traced(dict, ("kv_cache",)))
 def write_mla_cache(
     kv_c: Tensor,
     k_rope: Tensor,
@@ -117,7 +117,8 @@ def write_mla_cache(
         [[0, 0], [2, 2]]
     """
     if type(kv_c) is not Tensor and isinstance(kv_c, Tensor) and not isinstance(backend, Ask):
-        return library.write_mla_cache(kv_c, k_rope, kv_cache, slot_mapping, kv_scale, backend)
+        traced: Tensor = _op.traced(**locals())
+        return traced
     try:
         key = (
             kv_c.dtype,

@@ -13,11 +13,11 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.mla.concat import library
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.call import NAME, bind, check, problem_of
 from kernelhub.ops.mla.concat.problem import ConcatProblem
 from kernelhub.ops.mla.concat.reference import concat_mla_k_reference
+from kernelhub.ops.operators import Traced
 
 _op: Op[ConcatProblem] = Op(
     Contract(
@@ -58,7 +58,11 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ConcatPlan:
     return ConcatPlan(_op.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_op, _prepare, traced=library.concat_mla_k)
+def _memory(k_nope: Tensor, k_rope: Tensor, **others: Any) -> dict[str, Tensor]:
+    return {"out": k_nope.new_empty((*k_nope.shape[:2], k_nope.shape[2] + k_rope.shape[-1]))}
+
+
+@publish(_op, _prepare, traced=Traced(_memory))
 def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, backend: Backend = None) -> Tensor:
     """Put each head's own part of the keys and the rotary part that all heads share side by side.
 
@@ -86,7 +90,8 @@ def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, back
         torch.Size([10, 16, 192])
     """
     if type(k_nope) is not Tensor and isinstance(k_nope, Tensor) and not isinstance(backend, Ask):
-        return library.concat_mla_k(k_nope, k_rope, out, backend)
+        traced: Tensor = _op.traced(**locals())
+        return traced
     try:
         _, heads, width = k_nope.shape
         key = (k_nope.dtype, heads, width, k_rope.shape[-1])

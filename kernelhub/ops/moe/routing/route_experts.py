@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
@@ -13,11 +14,11 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.moe.routing import library
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
 from kernelhub.ops.moe.routing.call import NAME, bind, check, groups_of, problem_of
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 from kernelhub.ops.moe.routing.reference import route_experts_reference
+from kernelhub.ops.operators import Traced
 
 _op: Op[RoutingProblem] = Op(
     Contract(
@@ -84,7 +85,13 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> RoutingPlan:
     return RoutingPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments[2])
 
 
-@publish(_op, _prepare, traced=library.route_experts)
+def _memory(logits: Tensor, top_k: int, **options: Any) -> dict[str, Tensor]:
+    shape = (logits.shape[0], top_k)
+    weights = logits.new_empty(shape, dtype=torch.float32)
+    return {"out_weights": weights, "out_ids": logits.new_empty(shape, dtype=torch.int32)}
+
+
+@publish(_op, _prepare, traced=Traced(_memory, ("out_weights", "out_ids")))
 def route_experts(
     logits: Tensor,
     top_k: int,
@@ -140,19 +147,7 @@ def route_experts(
         ([[0.5, 0.5]], [[1, 3]])
     """
     if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, Ask):
-        return library.route_experts(
-            logits,
-            top_k,
-            scoring=scoring,
-            num_groups=num_groups,
-            topk_groups=topk_groups,
-            correction_bias=correction_bias,
-            renormalize=renormalize,
-            scaling_factor=scaling_factor,
-            out_weights=out_weights,
-            out_ids=out_ids,
-            backend=backend,
-        )
+        return cast(tuple[Tensor, Tensor], _op.traced(**locals()))
     try:
         key = (
             logits.dtype,

@@ -14,11 +14,11 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.gemm.fp8.batched import library
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.call import NAME, bind, check, problem_of
 from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
 from kernelhub.ops.gemm.fp8.batched.reference import bmm_fp8_reference
+from kernelhub.ops.operators import Traced
 
 _op: Op[BmmFp8Problem] = Op(
     Contract(
@@ -60,7 +60,11 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> BmmFp8Plan:
     return BmmFp8Plan(_op.bound_for(asked.key, asked.device, backend))
 
 
-@publish(_op, _prepare, traced=library.bmm_fp8)
+def _memory(a: Tensor, b: Tensor, out_dtype: torch.dtype, **others: Any) -> dict[str, Tensor]:
+    return {"out": a.new_empty((*a.shape[:2], b.shape[1]), dtype=out_dtype)}
+
+
+@publish(_op, _prepare, traced=Traced(_memory))
 def bmm_fp8(
     a: Tensor,
     b: Tensor,
@@ -101,7 +105,8 @@ def bmm_fp8(
         torch.Size([4, 3, 512])
     """
     if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, Ask):
-        return library.bmm_fp8(a, b, a_scale, b_scale, out_dtype, out, backend)
+        traced: Tensor = _op.traced(**locals())
+        return traced
     try:
         _, rows, columns = b.shape
         key = (
