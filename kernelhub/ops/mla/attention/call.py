@@ -183,7 +183,10 @@ def check_lists(topk_indices: Tensor, step: PagedStep, causal: bool) -> None:
     rows = lists.flatten(0, -2)
     if step.cu_seqlens_q is None:
         tokens = rows.shape[0] // step.num_seqs
-        counts, ends = torch.full_like(lengths, tokens), torch.arange(1, step.num_seqs + 1) * tokens
+        counts, ends = (
+            torch.full_like(lengths, tokens),
+            torch.arange(1, step.num_seqs + 1, device="cpu", dtype=torch.int64) * tokens,
+        )
     else:
         offsets = values_to_check(step.cu_seqlens_q)
         if offsets is None:
@@ -192,7 +195,9 @@ def check_lists(topk_indices: Tensor, step: PagedStep, causal: bool) -> None:
     seen = lengths.repeat_interleave(counts)
     ordered = rows[: seen.shape[0]].sort(1).values
     if causal:
-        seen = seen - (ends.repeat_interleave(counts) - 1 - torch.arange(seen.shape[0]))
+        seen = seen - (
+            ends.repeat_interleave(counts) - 1 - torch.arange(seen.shape[0], device="cpu", dtype=torch.int64)
+        )
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0) & (ordered[:, 1:] < seen[:, None])
     if bool(twice.any()):
         row, entry = (int(index) for index in twice.nonzero()[0])
