@@ -399,7 +399,7 @@ def xqa_batch_decode_with_kv_cache(
     assert block_tables.is_contiguous()
     assert block_tables.dtype is seq_lens.dtype is torch.int32
     assert sinks is None or sinks.dtype is torch.float32
-    check_small(sinks)
+    check_small(sinks, block_tables, seq_lens)
     assert not workspace_buffer[: 8 << 20].any(), "semaphores are zero"
     workspace_buffer[8 << 20 : (8 << 20) + 64] = 77
     page_size = k.shape[2 if kv_layout == "HND" else 1]

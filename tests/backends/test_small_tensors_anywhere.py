@@ -1,4 +1,4 @@
-"""Scales, factors and learned scores that start at any address, or lie apart, reach libraries as they can read them.
+"""Scales, learned scores and metadata that start at any address, or lie apart, reach libraries as they can read them.
 
 The stand-ins ask of each that it is contiguous and starts at 16 bytes (`fake/addresses.py`).
 """
@@ -16,14 +16,18 @@ import kernelhub
 from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.indexer.inputs import paged_logits_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.moe.experts.inputs import moe_inputs
+from tests.backends.test_deep_gemm import OnTheCpu
 from tests.backends.test_flashinfer import OnFake
 from tests.backends.test_flashinfer_experts import MODEL
+from tests.contract.indexer import shaped
 
 
 def off_by_one(tensor: Tensor) -> Tensor:
     """An element past an aligned address."""
-    wide = torch.full((tensor.numel() + 1,), torch.nan, dtype=tensor.dtype)
+    wide = torch.full((tensor.numel() + 1,), _garbage(tensor), dtype=tensor.dtype)
     wide[1:] = tensor.reshape(-1)
     assert wide.data_ptr() % 16 == 0
     return wide[1:].view(tensor.shape)
@@ -31,9 +35,13 @@ def off_by_one(tensor: Tensor) -> Tensor:
 
 def apart(tensor: Tensor) -> Tensor:
     """Every third element of what holds NaN between."""
-    wide = torch.full((3 * tensor.numel() + 2,), torch.nan, dtype=tensor.dtype)
+    wide = torch.full((3 * tensor.numel() + 2,), _garbage(tensor), dtype=tensor.dtype)
     wide[2::3] = tensor.reshape(-1)
     return wide[2::3].view(tensor.shape)
+
+
+def _garbage(tensor: Tensor) -> float:
+    return torch.nan if tensor.is_floating_point() else -(1 << 20)
 
 
 PLACED = pytest.mark.parametrize("placed", [off_by_one, apart])
@@ -76,3 +84,28 @@ class TestFlashInfer(OnFake):
         codes, scale, factor = kernelhub.quantize_nvfp4(x, backend="torch.quantize")
         given = {"x": codes, "scale": scale, "global_scale": factor.reshape(1), "out_dtype": torch.float16}
         same(kernelhub.dequantize_nvfp4, given, "flashinfer.dequantize", placed, "global_scale")
+
+    @pytest.mark.parametrize(
+        "kernel", ["xqa", "trtllm_gen", "trtllm_context", "cudnn_decode", "cudnn_prefill", "fa2_prefill"]
+    )
+    def test_metadata_of_pages(self, placed: Place, kernel: str) -> None:
+        ragged = kernel in ("trtllm_context", "cudnn_prefill", "fa2_prefill")
+        queries: dict[str, Any] = {"q_lens": (3, 2)} if ragged else {}
+        arguments = paged_attention_inputs(AttentionModel("wide", 8, 2, 128, 128), seq_lens=(40, 9), **queries)
+        arguments |= {name: arguments[name].nan_to_num() for name in ("k_cache", "v_cache")}  # cuDNN reads unused rows
+        names = ("block_table", "seq_lens", *(("cu_seqlens_q",) if queries else ()))
+        same(kernelhub.paged_attention, arguments, f"flashinfer.{kernel}", placed, *names)
+
+    @pytest.mark.parametrize("kernel", ["mla_trtllm", "mla_xqa", "mla_cutlass", "mla_fa2", "mla_trtllm_listed"])
+    def test_metadata_of_latents(self, placed: Place, kernel: str) -> None:
+        listed = {"topk": 24} if kernel.endswith("listed") else {}
+        arguments = mla_attention_inputs("deepseek-v3", num_heads=128, seq_lens=(70, 5), **listed)
+        names = ("block_table", "seq_lens", *(("topk_indices",) if listed else ()))
+        same(kernelhub.mla_attention, arguments, f"flashinfer.{kernel}", placed, *names)
+
+
+@PLACED
+class TestDeepGemm(OnTheCpu):
+    def test_metadata_of_pages(self, placed: Place) -> None:
+        arguments = paged_logits_inputs(shaped(32, 64), seq_lens=(70, 5), next_n=2)
+        same(kernelhub.paged_mqa_logits, arguments, "fake.logits", placed, "block_table", "seq_lens")

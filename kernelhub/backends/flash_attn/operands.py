@@ -1,8 +1,10 @@
 """What the libraries have in common: the operands that they read, and what is made of their results.
 
-All of them read 16 bytes at once and take the largest score of a row before they scale it. None knows a sink but
-FlashAttention-4; elsewhere it is worked into the result afterwards: with the log l of a denominator, a sink s makes it
-log(e^l + e^s), and the result 1 / (1 + e^(s - l)) of what it was.
+All of them read 16 bytes of q, k and v at once. Lengths, offsets and pages they load one by one, so those may begin
+anywhere: FlashAttention-2 in block_info.h, -3 in seqlen.h and paged_kv.h, -4 as tensors of `assumed_align=4`. All take
+the largest score of a row before they scale it. None knows a sink but FlashAttention-4; elsewhere it is worked into the
+result afterwards: with the log l of a denominator, a sink s makes it log(e^l + e^s), and the result 1 / (1 + e^(s - l))
+of what it was.
 """
 
 from __future__ import annotations

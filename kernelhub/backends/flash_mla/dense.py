@@ -43,6 +43,7 @@ class Dense(MlaAdapter):
         if q.ndim == 3:
             q = q.unsqueeze(1)
         q, pages = readable(q), readable(kv_cache)
+        # Which the library loads one by one (csrc/sm90/decode/dense/splitkv_mla.cuh), so that they may begin anywhere.
         table, lengths = step.block_table, step.seq_lens
         if step.max_pages == 0:  # no sequence has a token; the kernel looks at a first page all the same
             table = table.new_zeros(step.num_seqs, 1)

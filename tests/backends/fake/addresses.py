@@ -1,4 +1,4 @@
-"""What stand-ins ask of small tensors whose pointers a library is given: scales, factors, learned scores of heads."""
+"""What stand-ins ask of small tensors whose pointers a library is given: scales, learned scores of heads, metadata."""
 
 from __future__ import annotations
 

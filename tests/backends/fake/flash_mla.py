@@ -55,7 +55,7 @@ def sparse(q, kv, indices, sm_scale, d_v, attn_sink, topk_length):
     assert q.dtype is kv.dtype is torch.bfloat16 and indices.dtype is torch.int32
     assert q.ndim == kv.ndim == indices.ndim == 3
     assert q.shape[1] in (64, 128) and q.shape[2] == kv.shape[2] == 576 and kv.shape[1] == 1 and d_v == 512
-    assert indices.shape[2] % 128 == 0 and indices.stride(2) == 1
+    assert indices.shape[2] % 128 == 0 and indices.stride(2) == 1 and indices.data_ptr() % 16 == 0
     assert topk_length.shape == q.shape[:1] and topk_length.dtype is torch.int32 and attn_sink is None
     assert sm_scale > 0, "it takes the largest product before it scales"
     out = torch.zeros(*q.shape[:2], 512, dtype=q.dtype)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.backends.fake.addresses import check_small
+
 CUDNN_AVAILABLE = True
 GRAPHS: dict[Any, Any] = {}
 _old = False  # whether graphs are told apart by shapes alone
@@ -48,6 +50,7 @@ def _check(q: Tensor, workspace: Tensor, lens: Tensor, out: Tensor) -> None:
     assert workspace.numel() >= 128 << 20
     assert lens.dtype is torch.int32
     assert lens.shape == (lens.shape[0], 1, 1, 1)
+    check_small(lens)
     assert out.is_contiguous()
     assert out.dtype is q.dtype
     for tensor in (q, out):
@@ -56,6 +59,7 @@ def _check(q: Tensor, workspace: Tensor, lens: Tensor, out: Tensor) -> None:
 
 def _check_pages(k: Tensor, v: Tensor, table: Tensor, most: int) -> None:
     page_size = k.shape[2]
+    check_small(table)
     assert page_size & (page_size - 1) == 0
     assert k.shape[:3] == v.shape[:3]
     for cache in (k, v):

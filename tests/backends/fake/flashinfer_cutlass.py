@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.backends.fake.addresses import check_small
 from tests.backends.fake.flashinfer_attention import check_out, check_rows
 
 _TILE = 256
@@ -86,6 +87,7 @@ def fmha_varlen(
     assert sm_scale is not None
     assert sm_scale > 0, "the largest score is looked for before it is multiplied"
     check_rows(q, k, v)
+    check_small(qo_segment_offsets, kv_segment_offsets, *plan_info)
     check_out(out, (*q.shape[:2], v.shape[2]), q.dtype)
     assert lse is None or (lse.shape == q.shape[:2] and lse.is_contiguous() and lse.dtype is torch.float32)
     starts, key_starts = qo_segment_offsets.tolist(), kv_segment_offsets.tolist()
@@ -156,8 +158,7 @@ def _latent(
     check_out(out, (batch, 128, 512), q_nope_pe.dtype)
     assert lse.dtype is torch.float32
     assert o_scale == 1.0
-    for tensor in (q_nope_pe, ckv_kpe_cache, kv_lens, page_table):
-        assert tensor.is_contiguous()
+    check_small(q_nope_pe, ckv_kpe_cache, kv_lens, page_table)
     assert kv_lens.dtype is page_table.dtype is torch.int32
     assert kv_lens.shape == (batch,)
     assert page_table.shape[0] == batch

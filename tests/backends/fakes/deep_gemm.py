@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tests.backends.fake.addresses import check_small
+
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 ALIGNMENT = 128
 SMS = 132
@@ -42,7 +44,7 @@ def _contiguous(rows: Tensor, weights: Tensor, d: Tensor, m_indices: Tensor) -> 
     _row_major(d, BF16)
     assert m_indices.dtype is torch.int32
     assert m_indices.shape == rows.shape[:1]
-    assert m_indices.stride() == (1,)
+    check_small(m_indices)
     for start in range(0, rows.shape[0], ALIGNMENT):
         block = slice(start, start + ALIGNMENT)
         group = int(m_indices[start])
@@ -79,7 +81,7 @@ def fp8_mqa_logits(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_l
     _indexer(q)
     for tensor, dtype in ((scale, torch.float32), (cu_seq_len_k_start, torch.int32), (cu_seq_len_k_end, torch.int32)):
         assert tensor.dtype is dtype
-        assert tensor.is_contiguous()
+        check_small(tensor)
     assert weights.stride(1) == 1
     keys = k.shape[0]
     made = torch.full((q.shape[0], -(-keys // 256) * 256 + 256), torch.nan)[:, :keys]
@@ -125,7 +127,7 @@ def fp8_paged_mqa_logits(
     _row_major(q, FP8)
     _indexer(q)
     assert context_lens.shape == (batch, next_n)
-    assert context_lens.is_contiguous()
+    check_small(context_lens, block_table)
     assert context_lens.dtype is block_table.dtype is torch.int32
     assert block_table.stride(1) == 1
     assert schedule_meta.shape == (SMS + 1, 2)
@@ -154,6 +156,7 @@ def _masked(rows: Tensor, weights: Tensor, d: Tensor, masked_m: Tensor, expected
     assert expected_m > 0
     assert masked_m.dtype is torch.int32
     assert masked_m.shape == (groups,)
+    check_small(masked_m)
     flat = d.view(groups * room, -1)
     for group, size in enumerate(masked_m.tolist()):
         assert size <= room

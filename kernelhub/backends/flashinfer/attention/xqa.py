@@ -85,15 +85,19 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         sinks: Tensor | None,
         out: Tensor,
     ) -> None:
-        """The library's call: q and the metadata lie without gaps, k and v alike."""
+        """The library's call: q and the metadata lie without gaps, k and v alike.
+
+        XQA loads lengths and pages one by one (csrc/xqa/mhaUtils.cuh). How trtllm-gen does, which comes as binaries,
+        is not known: metadata that does not begin at 16 bytes is copied for both.
+        """
         device = q.device
         with on_device_of(q):  # it asks for the properties of the device that is current
             self._run(
                 aligned(q.contiguous()),
                 self._caches(k, v),
                 workspace(self._run.__name__, device, stream_of(device)),
-                block_table.contiguous(),
-                seq_lens.contiguous(),
+                plain(block_table),
+                plain(seq_lens),
                 block_table.shape[1] * self.problem.page_size,
                 bmm1_scale=sm_scale,
                 bmm2_scale=1.0,
