@@ -5,7 +5,12 @@ TRITON_INTERPRET is read when Triton is imported, so it is set here, before anyt
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -19,15 +24,33 @@ for name in [name for name in os.environ if name.startswith(("KERNELHUB_", "VLLM
 torch.set_num_threads(1)
 
 # Hooks that count the faults and attacks that tests make, and print the counts at the end.
-pytest_plugins = ("tests.faults.counting", "tests.fuzz.counting")
+pytest_plugins = ("tests.faults.counting", "tests.fuzz.counting", "tests.tiers")
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
+_TEMPORARY = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary files of a run, those of its processes too, lie in one folder, which goes when the run ends."""
+    if hasattr(config, "workerinput"):
+        return
+    folder = config.stash[_TEMPORARY] = tempfile.mkdtemp(prefix="kernelhub-tests-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    config.option.basetemp = config.option.basetemp or os.path.join(folder, "pytest")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(_TEMPORARY, None):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from tests.faults.counting import note_faults
+    from tests.tiers import mark_full
 
     note_faults(items)
+    mark_full(items)
     if HAS_GPU:
         return
     for item in items:
@@ -38,7 +61,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A contract's cases are those that the kernel's record takes."""
     if "case" in metafunc.fixturenames and hasattr(metafunc.cls, "accepted_cases"):
-        metafunc.parametrize("case", metafunc.cls.accepted_cases(), ids=str)
+        metafunc.parametrize("case", _cases_of(metafunc.cls), ids=str)
+
+
+@functools.cache
+def _cases_of(contract: Any) -> list[Any]:
+    """Asked once of each class, since a kernel's record is asked about every case."""
+    cases: list[Any] = contract.accepted_cases()
+    return cases
+
+
+@pytest.fixture(scope="session", autouse=True)
+def records_are_checked_once() -> Iterator[None]:
+    """Once in a process, not again after every test: records are constants, and checking 400 takes 12 ms."""
+    from kernelhub.dispatch import registry
+    from kernelhub.dispatch.kernel import Backend
+
+    check = registry.records_of
+    seen: dict[tuple[str, bool], tuple[tuple[Any, ...], Any]] = {}
+
+    def records_of(module: Any, contracts: Mapping[str, Any], *, builtin: bool) -> Any:
+        constants = [getattr(module, name, ()) for name in ("BACKEND", "KERNELS", "KNOWN_BAD")]
+        if not all(type(constant) in (Backend, tuple) for constant in constants):
+            return check(module, contracts, builtin=builtin)
+        made_of = (*constants, *contracts.values())
+        before, records = seen.get((module.__name__, builtin), ((), None))
+        if len(before) != len(made_of) or any(one is not other for one, other in zip(before, made_of, strict=True)):
+            records = check(module, contracts, builtin=builtin)
+            seen[module.__name__, builtin] = made_of, records
+        return records
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "records_of", records_of)
+        yield
 
 
 @pytest.fixture

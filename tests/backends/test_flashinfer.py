@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import types
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -50,14 +51,17 @@ def _on_cpu(kernel: Kernel) -> Kernel:
     )
 
 
+@functools.cache
+def _all_on_cpu() -> tuple[Kernel, ...]:
+    return tuple(map(_on_cpu, records.KERNELS))
+
+
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
     """The backend's records for a CPU, their adapters bound to the fake."""
     _ = HUB.settings
     HUB.remove_backend("flashinfer")
-    module = types.SimpleNamespace(
-        __name__="flashinfer on a CPU", BACKEND=records.BACKEND, KERNELS=tuple(map(_on_cpu, records.KERNELS))
-    )
+    module = types.SimpleNamespace(__name__="flashinfer on a CPU", BACKEND=records.BACKEND, KERNELS=_all_on_cpu())
     handle = kernelhub.register_backend(module)
     try:
         with fake.installed():

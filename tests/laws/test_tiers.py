@@ -1,0 +1,80 @@
+"""Every test has a tier, by rules that name what exists; naming a path runs it whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import tiers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", tiers.FULL)
+def test_what_a_rule_names_exists(name: str) -> None:
+    path, *inside = name.split("::")
+    assert (ROOT / path).exists()
+    for part in inside:
+        assert re.search(rf"^ *(class|def) {part}\b", (ROOT / path).read_text(), re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    label: str
+    inputs: dict[str, Any]
+    features: tuple[str, ...] = ()
+
+
+def item(case: Case, **params: Any) -> Any:
+    marks: list[Any] = []
+    return SimpleNamespace(
+        nodeid=f"tests/backends/test_x.py::test_right[{case.label}]",
+        callspec=SimpleNamespace(params={"case": case, **params}),
+        get_closest_marker=lambda name: None,
+        add_marker=marks.append,
+        marks=marks,
+    )
+
+
+def test_one_case_shows_each_feature_of_each_kernel() -> None:
+    cases = [
+        (Case("plain", {"tokens": 5}), True),
+        (Case("other size", {"tokens": 64}), False),
+        (Case("causal", {"tokens": 5}, ("causal",)), True),
+        (Case("causal, larger", {"tokens": 9}, ("causal",)), False),
+        (Case("capped", {"tokens": 9}, ("causal", "softcap")), True),
+        (Case("combination of known features", {"tokens": 9}, ("softcap", "causal")), False),
+        (Case("another dtype", {"dtype": "float16"}), True),
+        (Case("flag", {"masked": True}), True),
+        (Case("flag, off", {"masked": False}), True),
+        (Case("another parameter", {"page_size": 3}), True),
+        (Case("another page size", {"page_size": 16}), False),
+    ]
+    for kernel in ("triton.one", "triton.other"):
+        items = [item(case, kernel=kernel) for case, _ in cases]
+        tiers.mark_full(items)
+        assert [not item.marks for item in items] == [shows for _, shows in cases], kernel
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "runs"),
+    [
+        ("TESTPATHS", tiers.DEFAULT, tiers.DEFAULT),
+        ("ARGS", tiers.DEFAULT, tiers.BOTH),
+        ("ARGS", "full", "full"),
+        ("TESTPATHS", "full", "full"),
+    ],
+)
+def test_a_path_that_is_named_runs_whole(source: str, asked: str, runs: str) -> None:
+    config: Any = SimpleNamespace(
+        args_source=pytest.Config.ArgsSource[source], option=SimpleNamespace(markexpr=asked), rootpath=ROOT
+    )
+    tiers.pytest_configure(config)
+    assert config.option.markexpr == runs
+    left_out = tiers.pytest_ignore_collect(ROOT / "tests" / "providers", config)
+    assert bool(left_out) is (runs == tiers.DEFAULT)
