@@ -20,16 +20,32 @@ BOTH = "not ahead"
 
 # Folders, files, classes and functions, each with what keeps it out of five minutes of two cores.
 FULL = {
+    "tests/backends/test_cpp.py::TestBuild::test_processes_that_compile_at_once_do_not_disturb_each_other": "compiles",
     "tests/backends/test_cpp.py::TestTargets": "compiles for every level of a CPU",
-    "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference": "sweep of tiles",
+    "tests/backends/test_flashinfer_cutlass.py::TestPrefill::test_tables_are_as_large_as_the_tiles_are_many": "sizes",
+    "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference": "every tile",
     "tests/backends/test_import_faults.py": "every fault of every library, in a process of its own",
     "tests/backends/test_triton_ahead.py": "compiles ahead of time",
+    "tests/evidence/test_contract_liars.py": "every lie of the contracts again, by `kernelhub verify`",
+    "tests/evidence/test_right_kernels.py": "every check of every kernel",
+    "tests/evidence/test_trust.py::TestWarmUp": "warms up",
+    "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right": (
+        "searches all tiles"
+    ),
     "tests/fuzz": "sweeps of attacks",
     "tests/gpu": "runs on a GPU only",
     "tests/providers": "downloads wheels of libraries",
     "tests/runtime/test_ranks.py": "starts processes of ranks",
+    "tests/runtime/test_traffic.py::TestWithTritonsCompiler": "compiles ahead of time",
     "tests/runtime/test_tuned_ranks.py": "starts processes of ranks",
     "tests/warming": "compiles and warms whole models",
+}
+
+# Statements of a contract that go through every pattern of bits, of every kernel that inherits them.
+SWEEPS = {
+    "test_every_bfloat16_has_the_reference_s_bits",
+    "test_every_byte_reads_back_as_the_reference_s",
+    "test_every_code_is_decoded_exactly",
 }
 
 # Where cases are those of kernels, and what a case names its kernel by: each kernel shows every feature.
@@ -51,13 +67,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return collection_path.relative_to(config.rootpath).as_posix() in FULL or None
 
 
-def mark_full(items: list[pytest.Item]) -> None:
+def mark_full(items: list[pytest.Function]) -> None:
     """Mark the tests of the full tier."""
     shown: dict[str, set[object]] = {}
     for item in items:
         if item.get_closest_marker("ahead"):
             continue
-        if _is_named(item.nodeid) or not _shows_something_new(item, shown):
+        left_out = _is_named(item.nodeid) or item.originalname in SWEEPS or item.get_closest_marker("gpu")
+        if left_out or not _shows_something_new(item, shown):
             item.add_marker(pytest.mark.full)
 
 

@@ -23,6 +23,11 @@ def test_what_a_rule_names_exists(name: str) -> None:
         assert re.search(rf"^ *(class|def) {part}\b", (ROOT / path).read_text(), re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", sorted(tiers.SWEEPS))
+def test_a_sweep_is_a_statement_of_some_contract(name: str) -> None:
+    assert any(f"def {name}(" in path.read_text() for path in (ROOT / "tests" / "contract").glob("*.py"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     label: str
@@ -33,6 +38,7 @@ class Case:
 def item(case: Case, **params: Any) -> Any:
     marks: list[Any] = []
     return SimpleNamespace(
+        originalname="test_right",
         nodeid=f"tests/backends/test_x.py::test_right[{case.label}]",
         callspec=SimpleNamespace(params={"case": case, **params}),
         get_closest_marker=lambda name: None,

@@ -6,8 +6,9 @@ float8 loses carries, and no error is given. `repair()` replaces the operations 
 that decode to float32, compute, and round to nearest even; float8 saturates, as the conversions of GPUs do.
 `tl.maximum` and `tl.minimum` of NaN and a number give the number, as they do there.
 Functions that a kernel calls do not make the interpreter replace Triton's language once more at each call, which took a
-fifth of a launch. It also lets `range()` take a loaded bound under numpy 2.4, and masks be spread out from a scalar:
-Triton 3.9 makes those integers, and then refuses them.
+fifth of a launch, and a shape is looked at once, not for every value of it, which took a third. It also lets `range()`
+take a loaded bound under numpy 2.4, and masks be spread out from a scalar: Triton 3.9 makes those integers, and then
+refuses them.
 
 The adapters call it when they are imported under the interpreter. It changes nothing on a GPU.
 """
@@ -69,6 +70,8 @@ def repair() -> None:
     interpreter._patch_lang_tensor = _patch_tensor_with(interpreter._patch_lang_tensor)
     interpreter._patch_lang = _patch_once_with(interpreter._patch_lang)
     interpreter._get_np_dtype = _dtype_once_with(interpreter._get_np_dtype)
+    tl.block_type.__init__ = _block_once_with(tl.block_type.__init__)
+    tl.tensor.__init__ = _tensor_once_with(tl.tensor.__init__)
 
 
 def decode(bits: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
@@ -236,6 +239,41 @@ def _dtype_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return numpy_dtype
+
+
+def _block_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What the type of a block is made of besides its elements, which is the same for each block of their shape."""
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = (size.value if isinstance(size, tl.constexpr) else size for size in shape)
+        key = (str(element_ty), *sizes)
+        made = known.get(key)
+        if made is None:
+            original(self, element_ty, shape)
+            known[key] = vars(self).copy()
+        else:
+            vars(self).update(made)
+            self.element_ty = element_ty
+
+    return block
+
+
+def _tensor_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The shape of a value as kernels read it, which is the same for each value of that shape."""
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape) if type.is_block() else ()
+        made = known.get(key)
+        if made is None:
+            original(self, handle, type)
+            known[key] = {name: value for name, value in vars(self).items() if name not in ("handle", "type", "dtype")}
+        else:
+            vars(self).update(made)
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+
+    return tensor
 
 
 def _patch_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
