@@ -7,7 +7,7 @@ they were.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +49,22 @@ class Failed(Exception):
         super().__init__(figures)
 
 
+class Expectations:
+    """What answers to calls are judged by, asked once for each call; of the last two, for as long as it lives."""
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[Arguments, Any], ...] = ()
+
+    def of(self, cases: OpCases, arguments: Arguments) -> Any:
+        """What `cases.expect` gives for these very arguments."""
+        for known, expected in self._known:
+            if known is arguments:
+                return expected
+        made = cases.expect(arguments)
+        self._known = (*self._known[-1:], (arguments, made))
+        return made
+
+
 class Answer(NamedTuple):
     """What a call gave, and what is thought of it."""
 
@@ -65,12 +81,14 @@ class Call:
         kernel: its record.
         cases: the op's cases.
         device: where it runs.
+        expectations: of its calls.
     """
 
     function: OpFunction[Any, Any, Any]
     kernel: Kernel
     cases: OpCases
     device: torch.device
+    expectations: Expectations = field(default_factory=Expectations)
 
     def __call__(
         self,
@@ -121,7 +139,8 @@ class Call:
         if own:
             destinations = self.cases.returned_for([name for name, _ in self._places(arguments)], returned)
         results = self.cases.results(returned, destinations, given)
-        return Answer(results, self.cases.judge(results, arguments))
+        expected = self.expectations.of(self.cases, arguments)
+        return Answer(results, self.cases.compare(results, arguments, expected))
 
     def _run(self, given: Arguments) -> tuple[Any, list[Guarded]]:
         """What the op returns, and the workspaces that were asked for."""

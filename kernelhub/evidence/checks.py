@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.problem import feature_name
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
-from kernelhub.evidence.call import Answer, Call, Failed, OutOfMemory, Unavailable
+from kernelhub.evidence.call import Answer, Call, Expectations, Failed, OutOfMemory, Unavailable
 from kernelhub.evidence.cases.case import Arguments, Case, Make, OpCases, Packing, each
 from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, overwrite, same
 from kernelhub.evidence.results import Check
@@ -46,12 +46,14 @@ class Subject:
         kernel: its record.
         cases: the op's cases.
         device: where it runs.
+        expectations: of the calls of one case.
     """
 
     function: OpFunction[Any, Any, Any]
     kernel: Kernel
     cases: OpCases
     device: torch.device
+    expectations: Expectations = field(default_factory=Expectations, repr=False, compare=False)
 
     def claims(self, arguments: Arguments) -> _Claim:
         """Whether the kernel says that it can answer a call, quarantine aside."""
@@ -75,7 +77,7 @@ class Subject:
             DeviceLost: nothing can be run after this.
         """
         try:
-            return self._check(case)
+            return replace(self, expectations=Expectations())._check(case)
         except (torch.OutOfMemoryError, MemoryError) as error:  # of what is around the kernel: tensors, the reference
             raise OutOfMemory(str(error)) from error
 
@@ -146,7 +148,11 @@ class Subject:
         """What a call with operands and destinations in wider memory gives; None where it is none of the kernel's."""
         whole = {name: value for name, value in arguments.items() if name in self.cases.whole}
         wide = each(in_wider, arguments) | whole
-        return self._ask(wide, apart=True) if self.claims(wide).holds else None
+        if not self.claims(wide).holds:
+            return None
+        if self.kernel.needs_packing:
+            return self._ask(wide, apart=True)
+        return self._ask(arguments, given=copied(wide), apart=True)
 
     def _in_its_own(self, arguments: Arguments) -> Answer | None:
         return self._ask(arguments, own=True) if self.cases.destinations(arguments) else None
@@ -228,7 +234,7 @@ class Subject:
         if packed is None and given is None and self.kernel.needs_packing:
             made = self._packed(arguments)
             packed = None if made is None else made[0]
-        call = Call(self.function, self.kernel, self.cases, self.device)
+        call = Call(self.function, self.kernel, self.cases, self.device, self.expectations)
         return call(arguments, packed=packed, given=given, apart=apart, own=own, places=places)
 
     @contextlib.contextmanager

@@ -9,6 +9,7 @@ import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import bytes_of
+from kernelhub.evidence.checks import Subject
 from kernelhub.evidence.poison import apart
 from kernelhub.ops import functions
 
@@ -74,3 +75,20 @@ class TestOfAnOp:
 
 def _reference(op: str, arguments):
     return getattr(kernelhub, op).reference(**arguments)
+
+
+@pytest.mark.parametrize("op", ["fp8_gemm", "fused_moe", "attention", "mqa_logits"])
+def test_the_reference_answers_a_call_once_however_often_the_kernel_is_asked(op, monkeypatch) -> None:
+    cases, asked = CASES[op], []
+    expect = type(cases).expect
+
+    def counted(self, arguments):
+        asked.append(arguments)
+        return expect(self, arguments)
+
+    monkeypatch.setattr(type(cases), "expect", counted)
+    case, _ = next(case for case in cases.cases() if case.repeats), HUB.settings
+    kernel = next(kernel for kernel in HUB.registry.candidates(op).kernels if kernel.backend == "torch")
+    found = Subject(HUB.function(op), kernel, cases, CPU).check(case)
+    assert found.ok
+    assert len(asked) == 2  # of the call, and of a later one with other values in the same memory

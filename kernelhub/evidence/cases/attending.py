@@ -45,12 +45,15 @@ class AttendingCases(OpCases):
                 turn[name] = arguments[name][-1] - turned(arguments[name])
         return arguments | turn
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want, want_lse = self.wanted(arguments)
+    def expect(self, arguments: Arguments) -> tuple[Tensor, Tensor, float]:
+        return (*self.wanted(arguments), self.largest_value(arguments))
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        want, want_lse, largest = expected
         out, past = results["out"], self.untouched(arguments)
         if past:
             out, want = out[~past["out"]], want[~past["out"]]
-        agreement = compare_out(out, want, self.largest_value(arguments))
+        agreement = compare_out(out, want, largest)
         shares = (
             agreement.largest / max(agreement.largest_allowed, 1e-300),
             agreement.rms_ratio / agreement.rms_ratio_allowed,

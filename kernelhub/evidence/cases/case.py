@@ -6,7 +6,8 @@ An op's module here has one class that derives from `OpCases`:
    unusual about it. A call that a kernel's record refuses is some other kernel's to answer. Between them the cases use
    every feature of the op's schema.
 2. `destinations` says where results go, so that they can be poisoned and guarded beforehand.
-3. `judge` holds results against the reference, with the op's own tolerance.
+3. `expect` asks the reference, which is what takes long, once for all answers to a call; `compare` holds results
+   against what it gave, with the op's own tolerance.
 """
 
 from __future__ import annotations
@@ -110,8 +111,16 @@ class OpCases(abc.ABC):
         """Shape and dtype of each destination, by its parameter."""
 
     @abc.abstractmethod
+    def expect(self, arguments: Arguments) -> Any:
+        """What the reference gives, with what else judging needs of it; `arguments` are as before the call."""
+
+    @abc.abstractmethod
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        """Hold results against what `expect` gave, which stays as it is."""
+
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        """Hold results against the reference; `arguments` are as before the call."""
+        """Hold results against the reference."""
+        return self.compare(results, arguments, self.expect(arguments))
 
     def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
         """All that a call gave, by name: its destinations, and what else it returned or wrote."""

@@ -12,7 +12,7 @@ from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCa
 from kernelhub.evidence.cases.operands import lacking, scaled, transposed, zeroed
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
-from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.ops.gemm.fp8.tolerance import Expected, compare, expected_of
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TOKENS = (0, 1, 2, 3, 5, 15, 16, 17, 33, 63, 64, 65, 128, 129)
@@ -85,8 +85,11 @@ class Fp8GemmCases(OpCases):
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": ((arguments["a"].shape[0], arguments["b"].shape[0]), arguments["out_dtype"])}
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        return _judge_fp8(self.reference, results["out"], arguments)
+    def expect(self, arguments: Arguments) -> Expected:
+        return expected_of(self.reference, arguments)
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        return _compared(self.reference, results["out"], arguments, expected)
 
     def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Packing, ...]]:
         weight = {name: arguments[name] for name in ("b", "b_scale")}
@@ -131,12 +134,15 @@ class BmmFp8Cases(OpCases):
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": ((*arguments["a"].shape[:2], arguments["b"].shape[1]), arguments["out_dtype"])}
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        return _judge_fp8(self.reference, results["out"], arguments)
+    def expect(self, arguments: Arguments) -> Expected:
+        return expected_of(self.reference, arguments)
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        return _compared(self.reference, results["out"], arguments, expected)
 
 
-def _judge_fp8(reference: Any, out: Tensor, arguments: Arguments) -> Judgement:
-    want = reference(**arguments, dtype=torch.float64)
+def _compared(reference: Any, out: Tensor, arguments: Arguments, expected: Expected) -> Judgement:
+    want = expected.exact
     if not out.numel():
         return Judgement(0.0, "", {"out": want})
     if bool(want.isnan().any()):
@@ -144,8 +150,9 @@ def _judge_fp8(reference: Any, out: Tensor, arguments: Arguments) -> Judgement:
         if hidden:
             return Judgement(torch.inf, f"{hidden} elements that are NaN are numbers", {"out": want})
         rows, columns = ~want.isnan().all(1), ~want.isnan().all(0)
-        return _judge_fp8(reference, out[rows][:, columns], _part_of(arguments, rows, columns))
-    agreement = compare(out, reference, arguments, matrix_instructions=out.is_cuda)
+        part = _part_of(arguments, rows, columns)
+        return _compared(reference, out[rows][:, columns], part, expected_of(reference, part))
+    agreement = compare(out, reference, arguments, matrix_instructions=out.is_cuda, expected=expected)
     ratio = max(agreement.largest, agreement.row, agreement.column)
     return Judgement(
         ratio,

@@ -49,11 +49,13 @@ class LogitsCases(OpCases):
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": ((arguments["q"].shape[0], arguments["k"].shape[0]), torch.float32)}
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = self.reference(**arguments, dtype=torch.float64)
-        q, k = arguments["q"], arguments["k"]
-        size = sizes(q, k, arguments["k_scale"], arguments["weights"])
-        return _judged(results["out"], want, size, q)
+    def expect(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+        size = sizes(*(arguments[name] for name in ("q", "k", "k_scale", "weights")))
+        return self.reference(**arguments, dtype=torch.float64), size
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        want, size = expected
+        return _judged(results["out"], want, size, arguments["q"])
 
 
 class PagedLogitsCases(OpCases):
@@ -95,7 +97,7 @@ class PagedLogitsCases(OpCases):
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": ((arguments["weights"].shape[0], arguments["max_seq_len"]), torch.float32)}
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+    def expect(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
         want = self.reference(**arguments, dtype=torch.float64)
         q = arguments["q"]
         k, k_scale = split_cache(arguments["k_cache"], arguments["k_scale_cache"], q.shape[-1])
@@ -105,7 +107,11 @@ class PagedLogitsCases(OpCases):
             None if k_scale is None else k_scale.amax().view(1),
             arguments["weights"],
         )
-        return _judged(results["out"], want, largest.expand_as(want), q)
+        return want, largest.expand_as(want)
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        want, size = expected
+        return _judged(results["out"], want, size, arguments["q"])
 
 
 class TopKCases(OpCases):
@@ -138,8 +144,11 @@ class TopKCases(OpCases):
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": ((arguments["logits"].shape[0], arguments["k"]), torch.int32)}
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = self.reference(**arguments)
+    def expect(self, arguments: Arguments) -> Any:
+        return self.reference(**arguments)
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        want = expected
         return Judgement(*same_bits(results["out"], want), {"out": want})
 
 

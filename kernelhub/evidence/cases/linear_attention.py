@@ -63,13 +63,18 @@ class LinearAttentionCases(OpCases):
     def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
         return dict(destinations) | ({"state": returned[1]} if isinstance(returned, tuple) else {})
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        reference = self.reference
+    def expect(self, arguments: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         asked = {name: value for name, value in arguments.items() if name != "return_state"}
-        want, want_state = reference(**asked, return_state=True, dtype=torch.float64)
+        want, want_state = self.reference(**asked, return_state=True, dtype=torch.float64)
         sized = {name: value.abs() if name in _ABSOLUTE else value for name, value in asked.items()}
         sized["scale"] = abs(arguments.get("scale", 1.0))
-        size, size_state = reference(**sized, return_state=True, dtype=torch.float64)
+        size, size_state = self.reference(**sized, return_state=True, dtype=torch.float64)
+        if "out_state" in arguments:
+            _, size_state = self.reference(**sized | {"out_state": None}, return_state=True, dtype=torch.float64)
+        return want, want_state, size, size_state
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        want, want_state, size, size_state = expected
         q, out = arguments["q"], results["out"]
         tokens, width = q.shape[-3], q.shape[-1]
         # Whether a kernel multiplies in the operands' type is not in its record; so it is allowed to.
@@ -85,7 +90,6 @@ class LinearAttentionCases(OpCases):
                     torch.inf, f"{touched} elements of states that are not its own were written", {"out": want}
                 )
             slots, mine = kept[kept >= 0].long(), kept >= 0
-            _, size_state = reference(**sized | {"out_state": None}, return_state=True, dtype=torch.float64)
             allowed = state_error_allowed(size_state[mine], q.dtype, tokens, width, rounds_operands=True)
             error = (results["state"][slots].double() - want_state[slots]).abs()
             ratio, text = worst(error, allowed + 1e-30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,11 +69,14 @@ class MergeCases(OpCases):
         places = {"out": given["outs"][-1]}
         return given, places | ({"out_lse": given["lses"][-1]} if given.get("return_lse") else {})
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        scale = arguments.get("out_scale")
-        given = {"return_lse": True, "out_scale": scale, "dtype": torch.float64}
+    def expect(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+        given = {"return_lse": True, "out_scale": arguments.get("out_scale"), "dtype": torch.float64}
         want, want_lse = self.reference(arguments["outs"], arguments["lses"], **given)
-        out = results["out"]
+        return want, want_lse
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        want, want_lse = expected
+        out, scale = results["out"], arguments.get("out_scale")
         largest = max(
             (float(part.double().nan_to_num().abs().max()) for part in arguments["outs"] if part.numel()), default=0
         )

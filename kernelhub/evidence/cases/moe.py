@@ -12,7 +12,7 @@ from torch import Tensor
 from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, Packing
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS
-from kernelhub.ops.moe.experts.tolerance import compare
+from kernelhub.ops.moe.experts.tolerance import Expected, compare, expected_of
 from kernelhub.ops.moe.models import MODELS, MoeModel
 from kernelhub.ops.moe.routing.inputs import routing_inputs
 from kernelhub.ops.moe.routing.tolerance import decided, weights_agree
@@ -100,9 +100,12 @@ class ExpertsCases(OpCases):
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": (tuple(arguments["x"].shape), arguments["x"].dtype)}
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = self.reference(**arguments, dtype=torch.float64)
-        agreement = compare(results["out"], arguments)
+    def expect(self, arguments: Arguments) -> tuple[Expected, ...]:
+        return expected_of(arguments)
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        want = expected[0].want
+        agreement = compare(results["out"], arguments, expected=expected)
         ratio = agreement.ratio if agreement.finite else torch.inf
         figures = f"{agreement.worst:.2g} of what an element may be off, {agreement.overall:.2g} of all together"
         return Judgement(ratio, figures if agreement.finite else "some elements are no numbers", {"out": want})
@@ -221,9 +224,12 @@ class RoutingCases(OpCases):
         shape = (arguments["logits"].shape[0], arguments["top_k"])
         return {"out_weights": (shape, torch.float32), "out_ids": (shape, torch.int32)}
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+    def expect(self, arguments: Arguments) -> Any:
+        return self.reference(**arguments, dtype=torch.float64)
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
         weights, ids = results["out_weights"], results["out_ids"]
-        want, want_ids = self.reference(**arguments, dtype=torch.float64)
+        want, want_ids = expected
         wants = {"out_weights": want, "out_ids": want_ids}
         sure = decided(**arguments)  # rounding cannot change the ids of these
         wrong = (ids != want_ids).any(1) & sure

@@ -106,8 +106,11 @@ class QuantizeCases(OpCases):
         named = dict(zip(("out", "out_scale", "out_global_scale"), returned, strict=False))
         return named | dict(destinations)
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        want = dict(zip(("out", "out_scale", "out_global_scale"), self._reference(arguments), strict=False))
+    def expect(self, arguments: Arguments) -> dict[str, Tensor]:
+        return dict(zip(("out", "out_scale", "out_global_scale"), self._reference(arguments), strict=False))
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        want = expected
         figures = [
             (ratio, f"{name}: {text}" if text else "") for name, (ratio, text) in _compared(results, want).items()
         ]
@@ -194,10 +197,13 @@ class DequantizeCases(OpCases):
         width = x.shape[-1] * (2 if self.format.endswith("fp4") else 1)
         return {"out": ((*x.shape[:-1], width), arguments["out_dtype"])}
 
-    def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
+    def expect(self, arguments: Arguments) -> Tensor:
         on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in arguments.items()}
-        want = self.reference(**on_cpu).to(arguments["x"].device)
-        return Judgement(*_compared(results, {"out": want})["out"], {"out": want})
+        want: Tensor = self.reference(**on_cpu).to(arguments["x"].device)
+        return want
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        return Judgement(*_compared(results, {"out": expected})["out"], {"out": expected})
 
 
 def _compared(results: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> dict[str, tuple[float, str]]:

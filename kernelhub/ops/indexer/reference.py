@@ -70,18 +70,19 @@ def topk_indices_reference(
     """`topk_indices`, by a stable sort of each row; arguments as of the op, the destination ignored."""
     rows, columns = logits.shape
     indices = torch.full((rows, k), -1, dtype=torch.int32, device=logits.device)
-    column = torch.arange(columns, device=logits.device)
+    zeros = torch.zeros(rows, 1, dtype=torch.int64, device=logits.device)
+    starts = zeros if row_starts is None else row_starts[:, None].long().clamp(min=0)
+    ends = zeros + columns if row_ends is None else row_ends[:, None].long().clamp(max=columns)
     step = max(1, _AT_A_TIME // max(columns, 1))
     for first in range(0, rows, step):
         mine = slice(first, first + step)
-        starts = 0 if row_starts is None else row_starts[mine, None].long().clamp(min=0)
-        seen = column >= starts
-        if row_ends is not None:
-            seen = seen & (column < row_ends[mine, None])
-        values = torch.where(seen, logits[mine], -torch.inf)
+        low, high = int(starts[mine].min()), int(ends[mine].max())
+        column = torch.arange(low, max(low, high), device=logits.device)
+        seen = (column >= starts[mine]) & (column < ends[mine])
+        values = torch.where(seen, logits[mine, low : max(low, high)], -torch.inf)
         best = torch.sort(values, dim=1, descending=True, stable=True).indices[:, :k]
-        chosen = torch.where(values.gather(1, best) == -torch.inf, columns, best).sort(1).values
-        indices[mine, : chosen.shape[1]] = torch.where(chosen == columns, -1, chosen - starts).int()
+        chosen = torch.where(values.gather(1, best) == -torch.inf, columns, best + low).sort(1).values
+        indices[mine, : chosen.shape[1]] = torch.where(chosen == columns, -1, chosen - starts[mine]).int()
     return indices
 
 

@@ -35,7 +35,7 @@ see it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,7 +65,34 @@ class Agreement:
         return max(self.largest, self.row, self.column) <= 1.0
 
 
-def compare(out: Tensor, reference: Any, operands: dict[str, Any], *, matrix_instructions: bool) -> Agreement:
+class Expected(NamedTuple):
+    """What every result of a call is held against, in float64.
+
+    Attributes:
+        exact: the reference's result.
+        mass: the sums of |terms|.
+        spread: the sums of their squares.
+    """
+
+    exact: Tensor
+    mass: Tensor
+    spread: Tensor
+
+
+def expected_of(reference: Any, operands: dict[str, Any]) -> Expected:
+    """What the reference gives for a call; arguments as of `compare`."""
+    plain = {name: value for name, value in operands.items() if name != "bias"}
+    return Expected(reference(**operands, dtype=torch.float64), *(_sums(reference, plain, power) for power in (1, 2)))
+
+
+def compare(
+    out: Tensor,
+    reference: Any,
+    operands: dict[str, Any],
+    *,
+    matrix_instructions: bool,
+    expected: Expected | None = None,
+) -> Agreement:
     """Hold a result [..., M, N] against the reference.
 
     Args:
@@ -73,10 +100,9 @@ def compare(out: Tensor, reference: Any, operands: dict[str, Any], *, matrix_ins
         reference: the op's reference function.
         operands: arguments of the call.
         matrix_instructions: whether sums may be those of matrix instructions.
+        expected: what `expected_of` gave for the call, if it was asked.
     """
-    exact = reference(**operands, dtype=torch.float64)
-    plain = {name: value for name, value in operands.items() if name != "bias"}
-    mass, spread = (_sums(reference, plain, power) for power in (1, 2))
+    exact, mass, spread = expected or expected_of(reference, operands)
     sums, mean_sums = _of_sums(operands["a"], matrix_instructions)
     u = _UNIT_ROUNDOFF[out.dtype]
     error = (out.double() - exact).abs().nan_to_num(nan=torch.inf)

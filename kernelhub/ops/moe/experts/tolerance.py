@@ -39,8 +39,9 @@ both, as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,17 +79,51 @@ class Agreement:
         return max(self.worst, self.overall)
 
 
-def compare(out: Tensor, arguments: dict[str, Any], dtype: torch.dtype = torch.float64) -> Agreement:
-    """A result of `fused_moe` against the reference in `dtype`, for arguments as of the op."""
+class Expected(NamedTuple):
+    """What a result may be held against, one for each way in which kernels may round.
+
+    Attributes:
+        want: the reference's result, [T, H].
+        squares: S^2 of it.
+        doubts: what is left of codes that may be others, squared; None where no format is asked for by name.
+    """
+
+    want: Tensor
+    squares: Tensor
+    doubts: Tensor | None = None
+
+
+def expected_of(arguments: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[Expected, ...]:
+    """What the reference gives in `dtype`, for arguments as of the op; codes are followed in float64."""
     asked = arguments.get("activation_dtype")
     if isinstance(asked, str):
         ways = (False,) if asked == FP8_BLOCK_GATE_UP else (False, True)
-        return min((_compare_codes(out, arguments, way) for way in ways), key=lambda agreement: agreement.ratio)
-    want, scale = _expected(arguments, dtype)
+        return tuple(_expected_codes(arguments, way) for way in ways)
+    return (_expected(arguments, dtype),)
+
+
+def compare(
+    out: Tensor,
+    arguments: dict[str, Any],
+    dtype: torch.dtype = torch.float64,
+    expected: Sequence[Expected] | None = None,
+) -> Agreement:
+    """A result of `fused_moe` against the reference in `dtype`, for arguments as of the op.
+
+    `expected` is what `expected_of` gave for them, if it was asked.
+    """
     rounding = _HALF_SPACING[out.dtype] + 2.0**-16
     quantized = arguments["w13"].dtype is E4M3 and arguments.get("activation_dtype") in (None, E4M3)
-    single, overall = (rounding + 2.0**-6, rounding + 2.0**-7) if quantized else (rounding, rounding)
-    return _agreement(out, want, single * scale, overall * scale)
+    ways = []
+    for want, squares, doubts in expected or expected_of(arguments, dtype):
+        if doubts is None:
+            scale = squares.sqrt()
+            single, overall = (rounding + 2.0**-6, rounding + 2.0**-7) if quantized else (rounding, rounding)
+            ways.append(_agreement(out, want, single * scale, overall * scale))
+        else:
+            known = squares * rounding**2
+            ways.append(_agreement(out, want, (known + doubts).sqrt(), (known + 4.0 * doubts).sqrt()))
+    return min(ways, key=lambda agreement: agreement.ratio)
 
 
 def _agreement(out: Tensor, want: Tensor, single: Tensor, overall: Tensor) -> Agreement:
@@ -102,8 +137,8 @@ def _agreement(out: Tensor, want: Tensor, single: Tensor, overall: Tensor) -> Ag
     )
 
 
-def _compare_codes(out: Tensor, arguments: dict[str, Any], rounds_halves: bool) -> Agreement:
-    """A result in a format that is asked for by name, against the reference in float64."""
+def _expected_codes(arguments: dict[str, Any], rounds_halves: bool) -> Expected:
+    """The reference's result in a format that is asked for by name, in float64."""
     x, residual = arguments["x"], arguments.get("residual")
     want = torch.zeros(x.shape, dtype=torch.float64, device=x.device) if residual is None else residual.double()
     squares, doubts = torch.zeros_like(want), torch.zeros_like(want)
@@ -111,13 +146,11 @@ def _compare_codes(out: Tensor, arguments: dict[str, Any], rounds_halves: bool) 
         want = want.index_add(0, part.tokens, part.result)
         squares.index_add_(0, part.tokens, part.squares + part.result.square())
         doubts.index_add_(0, part.tokens, part.doubts)
-    rounding = _HALF_SPACING[out.dtype] + 2.0**-16
-    known = (squares + want.square()) * rounding**2
-    return _agreement(out, want, (known + doubts).sqrt(), (known + 4.0 * doubts).sqrt())
+    return Expected(want, squares + want.square(), doubts)
 
 
-def _expected(arguments: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The reference's result and S, [T, H]."""
+def _expected(arguments: dict[str, Any], dtype: torch.dtype) -> Expected:
+    """The reference's result."""
     x, residual = arguments["x"], arguments.get("residual")
     want = torch.zeros(x.shape, dtype=dtype, device=x.device) if residual is None else residual.to(dtype)
     squares = torch.zeros_like(want)
@@ -125,4 +158,4 @@ def _expected(arguments: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Te
         want = want.index_add(0, part.tokens, part.result)
         terms = (part.inner.square() @ part.w2.square().t()) * part.weights.square()
         squares.index_add_(0, part.tokens, terms + part.result.square())
-    return want, (squares + want.square()).sqrt()
+    return Expected(want, squares + want.square())
