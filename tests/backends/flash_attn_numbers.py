@@ -93,7 +93,7 @@ def run(
             keys, values = keys[:length], values[:length]
         elif cu_k is not None:
             keys, values = (t[int(cu_k[i]) : int(cu_k[i + 1])] for t in (k, v))
-            tail = values[:0]
+            tail = v[int(cu_k[-1]) :]
         else:
             keys, values, tail = k[i], v[i], v[i][:0]
         made, found = attention_reference(
@@ -160,7 +160,8 @@ def fa4(q, k, v, scale, causal, window, sinks, return_lse, cu_q=None, cu_k=None,
     sides = tuple(-1 if side is None else side for side in window)
     lengths = None if seqused_k is None else seqused_k.tolist()
     reads_tail = table is not None and k.shape[1] >= min(FEWEST_KEYS)
-    lse = run(q, k, v, scale, causal, sides, 0.0, sinks, -math.inf, out, cu_q, cu_k, lengths, table, reads_tail)
+    tail = reads_tail or table is None  # tiles of values are loaded whole
+    lse = run(q, k, v, scale, causal, sides, 0.0, sinks, -math.inf, out, cu_q, cu_k, lengths, table, tail)
     return out, lse if return_lse else None
 
 
@@ -192,5 +193,6 @@ def fa3_forward(
         reads_tail = leftpad_k is None and whole_tiles and rows > FEWEST_ROWS
         lengths = seqused_k.tolist()
     window = (left, right)
-    lse = run(q, k, v, scale, causal, window, softcap, None, -math.inf, out, cu_q, cu_k, lengths, table, reads_tail)
+    tail = reads_tail or table is None  # tiles of values are loaded whole
+    lse = run(q, k, v, scale, causal, window, softcap, None, -math.inf, out, cu_q, cu_k, lengths, table, tail)
     return out, lse, q.new_empty(0), q.new_empty(0)

@@ -347,6 +347,16 @@ class DenseContract(Contract):
     plain = several = Case("plain", {"batch": 2, "q_tokens": 24, "kv_tokens": 40})
     rich = Case("rich", {"batch": 2, "q_tokens": 24, "kv_tokens": 40}, features=("causal",))
 
+    def test_what_lies_behind_the_last_sequence_counts_for_nothing(self) -> None:
+        ragged = (self.inputs(case) for case in self.accepted_cases() if "ragged no feature" in case.label)
+        for arguments in ragged:
+            want = self.run(arguments)
+            longer = {name: _with_nans_behind(arguments[name]) for name in ("q", "k", "v")}
+            out = torch.full_like(_with_nans_behind(want), 7.0)
+            self.run(arguments | longer, out=out)
+            assert (out[: want.shape[0]] - want).abs().max() <= 2.0**-6
+            assert (out[want.shape[0] :] == 7.0).all()
+
 
 class PagedContract(Contract):
     """A kernel of `paged_attention`."""
@@ -411,3 +421,8 @@ def _moved(tensor: Tensor) -> Tensor:
     longer = raw.new_zeros(raw.numel() + 1)
     longer[1:] = raw.flatten()
     return longer[1:].view(tensor.dtype).view(tensor.shape)
+
+
+def _with_nans_behind(tensor: Tensor) -> Tensor:
+    """Ragged rows, and 70 more that no sequence has."""
+    return torch.cat([tensor, tensor.new_full((70, *tensor.shape[1:]), torch.nan)])

@@ -67,6 +67,7 @@ class FlashAttention3(FlashAdapter[ProblemT, StepT]):
         last: what is passed behind `sm_margin`.
     """
 
+    loads_tiles = True
     chunk: tuple[Any, ...] = (0,)
     last: tuple[Any, ...] = ()
 

@@ -23,6 +23,7 @@ class FlashAttention4(FlashAdapter[ProblemT, StepT]):
     """What both ops share. Keys are never split: a sink would have to be counted in one part only."""
 
     knows_sinks = True
+    loads_tiles = True
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool

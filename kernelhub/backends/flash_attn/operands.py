@@ -18,7 +18,7 @@ from torch import Tensor
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
-from kernelhub.runtime.operators import is_aligned, positive_scale, readable
+from kernelhub.runtime.operators import is_aligned, plain, positive_scale, readable
 
 __all__ = [
     "NO_LIMIT",
@@ -58,9 +58,12 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
 
     Attributes:
         knows_sinks: the library takes sinks itself, and its LSE holds them.
+        loads_tiles: the library loads whole tiles of values, so that a NaN behind the last sequence, which it multiplies
+            by zero, would reach the result.
     """
 
     knows_sinks = False
+    loads_tiles = False
 
     def __init__(self, problem: ProblemT) -> None:
         super().__init__(problem)
@@ -88,6 +91,8 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
                 q, out = q.unsqueeze(1), out.unsqueeze(1)
                 lse = None if lse is None else lse.t().unsqueeze(2)
         else:
+            if self._ragged and self.loads_tiles:
+                k, v = _ended(k, v, step)
             ends, keyless = _dense_ends(step, q, k), not k.shape[-3]
         if keyless:
             _without_keys(ends, values.sinks, out, lse)
@@ -157,6 +162,19 @@ def _within(cu_seqlens_q: Tensor, tokens: int) -> Tensor:
     return torch.arange(tokens, device=cu_seqlens_q.device) < cu_seqlens_q[-1]
 
 
+def _ended(k: Tensor, v: Tensor, step: DenseStep) -> tuple[Tensor, Tensor]:
+    """Keys and values without what lies behind the last sequence; its values are zero where the host knows no end.
+
+    A graph keeps no end that the host knows: its replays may have another.
+    """
+    assert step.cu_seqlens_k is not None
+    ends = step.known_k_offsets
+    if ends is None or (v.is_cuda and torch.cuda.is_current_stream_capturing()):
+        inside = torch.arange(v.shape[0], dtype=torch.int32, device=v.device) < step.cu_seqlens_k[-1]
+        return k, torch.where(inside[:, None, None], v, v.new_zeros(()))
+    return (k, v) if ends[-1] == v.shape[0] else (k[: ends[-1]], v[: ends[-1]])
+
+
 def _dense_ends(step: DenseStep, q: Tensor, k: Tensor) -> Ends:
     if step.cu_seqlens_q is None or step.cu_seqlens_k is None:
         return Ends()
@@ -169,7 +187,7 @@ def _dense_ends(step: DenseStep, q: Tensor, k: Tensor) -> Ends:
 
 
 def _paged_ends(step: PagedStep, q: Tensor, page_size: int) -> Ends:
-    table = step.block_table if step.block_table.stride(-1) == 1 else step.block_table.contiguous()
+    table = step.block_table if step.block_table.stride(-1) == 1 else plain(step.block_table)
     offsets = None if step.cu_seqlens_q is None else step.cu_seqlens_q.contiguous()
     bound = None if offsets is None else _bound(step.max_seqlen_q, q.shape[0])
     return Ends(offsets, None, bound, step.max_pages * page_size, table, step.seq_lens.contiguous())

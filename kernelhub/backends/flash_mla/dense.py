@@ -14,7 +14,7 @@ from kernelhub.backends.flash_mla.results import VALUE_DIM, finish
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
-from kernelhub.runtime.operators import on_device_of, positive_scale, readable
+from kernelhub.runtime.operators import on_device_of, plain, positive_scale, readable
 
 
 class Dense(MlaAdapter):
@@ -48,7 +48,7 @@ class Dense(MlaAdapter):
         if step.max_pages == 0:  # no sequence has a token; the kernel looks at a first page all the same
             table = table.new_zeros(step.num_seqs, 1)
         elif table.stride(1) != 1:
-            table = table.contiguous()
+            table = plain(table)
         if not lengths.is_contiguous():
             lengths = lengths.contiguous()
         q, scale = positive_scale(q, values.scale)
