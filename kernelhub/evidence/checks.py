@@ -26,6 +26,7 @@ from kernelhub.evidence.cases.case import Arguments, Case, Make, OpCases, Packin
 from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, overwrite, same
 from kernelhub.evidence.results import Check
 
+NOT_HELD = "its format does not hold this weight"  # begins what `Subject.check` says of a layout that rounds
 _IGNORED = 0.25  # a result that moved by less of what the feature moves the reference by has not heard of it
 
 
@@ -214,7 +215,7 @@ class Subject:
         except (NoKernel, KernelUnavailable) as error:
             raise Unavailable(str(error).partition("\n")[0]) from error
         except InvalidArgument as error:
-            raise _NotHeld(f"its format does not hold this weight: {error}") from error
+            raise _NotHeld(f"{NOT_HELD}: {error}") from error
         except SystemExit as error:
             raise Failed("crashed", f"packing raised SystemExit({error.code!r})") from error
         except Exception as error:

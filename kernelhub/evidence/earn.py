@@ -20,11 +20,12 @@ from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.serving import ServingCall, mark_of, serving_calls
-from kernelhub.evidence.checks import DeviceLost, Subject
+from kernelhub.evidence.checks import NOT_HELD, DeviceLost, Subject
 from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, changing, keep, kept_of, now
 from kernelhub.evidence.results import RIGHT, Check, Result, is_of_serving
 from kernelhub.ops.models.problems import Need
+from kernelhub.ops.serving import SCALE_BITS
 from kernelhub.probes.device import facts
 
 CONTEXT_LEN = 1024
@@ -109,6 +110,7 @@ class _Asking:
         self.checks: list[Check] = []
         self.passed: list[str] = []
         self.left_out, self.why_not = 0, ""
+        self._scale_bits: int | None = None
         self._subject = Subject(HUB.function(kernel.op), kernel, CASES[kernel.op], device)
         schema = HUB.registry.contracts[kernel.op].schema
         self._class = " ".join(flags_of(schema, need.problem(device)))
@@ -118,7 +120,8 @@ class _Asking:
     def ask(self, calls: Sequence[ServingCall], step: Callable[[str], None]) -> None:
         if not calls:
             self.why_not = "the class has no call of these token counts"
-        for place, call in enumerate(calls):
+        for place, asked in enumerate(calls):
+            call = replace(asked, scale_bits=self._scale_bits)
             if self.checks and time.monotonic() > self._until:
                 self.left_out = len(calls) - place
                 self.why_not = f"{self.left_out} of {len(calls)} calls were left out for lack of time"
@@ -141,10 +144,17 @@ class _Asking:
             self.checks.append(replace(found, problem=self._class))
             if not found.ok:
                 return
-            self.passed.append(call.label)
+            self.passed.append(replace(call, scale_bits=self._scale_bits).label)
 
     def _check(self, call: ServingCall) -> Check | str:
-        return self._asked_in.check(self._subject, call.case())
+        """One call; of a kernel whose layout rounds the scales, with scales that it holds, in this call and later."""
+        found = self._asked_in.check(self._subject, call.case())
+        for bits in SCALE_BITS[SCALE_BITS.index(self._scale_bits) + 1 :]:
+            if not isinstance(found, str) or not found.startswith(NOT_HELD):
+                break
+            self._scale_bits = bits
+            found = self._asked_in.check(self._subject, replace(call, scale_bits=bits).case())
+        return found
 
 
 def _keep(kernel: Kernel, need: Need, device: torch.device, result: Result) -> str:

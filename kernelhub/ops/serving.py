@@ -21,6 +21,9 @@ Sizes = Mapping[str, int]
 
 _DRAWN = (1 << 20) - 3  # numbers drawn of a large tensor, odd so that rows differ; the rest repeats them
 _CODES = 64.0  # size of the numbers that float8 codes hold
+# Significant bits of scales: all, those of bfloat16, none but the power of two. Layouts that kernels pack weights in
+# hold no others, some of them; every kernel is to be asked with the most bits that it takes.
+SCALE_BITS = (None, 8, 1)
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,20 @@ class Values:
         filled: otherwise floats and codes are left as memory came, for callers that only ask about forms; lengths,
             indices and tables are always valid.
         cache_bytes: most memory for one paged cache; beyond it sequences share pages.
+        scale_bits: significant bits of positive factors, one of `SCALE_BITS`.
     """
 
-    def __init__(self, device: torch.device, *, seed: int = 0, filled: bool = True, cache_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        filled: bool = True,
+        cache_bytes: int = 1 << 30,
+        scale_bits: int | None = None,
+    ) -> None:
         self.device = device
+        self._scale_bits = scale_bits
         self.filled = filled
         self.cache_bytes = cache_bytes
         self._random = torch.Generator(device).manual_seed(seed)
@@ -88,9 +101,17 @@ class Values:
             if dtype is E8M0:
                 exponent = torch.tensor(size, dtype=torch.float32, device="cpu").log2().round() + 127
                 return (drawn * 3 + float(exponent) - 1).to(torch.uint8).view(E8M0)
-            return ((drawn + 0.5) * size).to(dtype)
+            return self._rounded((drawn + 0.5) * size).to(dtype)
 
         return self._made(shape, dtype, draw)
+
+    def _rounded(self, factors: Tensor) -> Tensor:
+        """Factors with as many significant bits as they may have."""
+        if self._scale_bits is None:
+            return factors
+        mantissa, exponent = torch.frexp(factors)
+        steps = float(1 << self._scale_bits)
+        return torch.ldexp((mantissa * steps).round() / steps, exponent)
 
     def codes(self, *shape: int) -> Tensor:
         """Bytes that each hold two float4 numbers."""

@@ -6,7 +6,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from kernelhub.dispatch.lost import is_final
 from kernelhub.dispatch.work import JOURNAL, Work
 from kernelhub.errors import DeviceLost, InvalidArgument, KernelUnavailable, NoKernel
 from kernelhub.ops.models.calls import Call, calls_of
+from kernelhub.ops.serving import SCALE_BITS
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED, Outcome
 from kernelhub.warming.wanted import Item
 
@@ -71,7 +72,7 @@ def make_ready(
                 assert item.task is not None
                 item.task()
             else:
-                for call in _calls(item, device, sizing):
+                for call in _calls(item, device, sizing, _scale_bits(item, expected, device, sizing)):
                     on_call(call.label)
                     make(call, item.backend, packing=item.packing)
                     tokens.append(call.tokens)
@@ -137,10 +138,26 @@ def for_want_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _calls(item: Item, device: torch.device, sizing: Sizing) -> Any:
+def _calls(item: Item, device: torch.device, sizing: Sizing, scale_bits: int | None) -> Any:
     assert item.need is not None
-    long = sizing.max_context_len
-    return calls_of(item.need, item.tokens, device, context_len=sizing.context_len, max_context_len=long)
+    sizes: dict[str, Any] = {"context_len": sizing.context_len, "max_context_len": sizing.max_context_len}
+    return calls_of(item.need, item.tokens, device, scale_bits=scale_bits, **sizes)
+
+
+def _scale_bits(item: Item, kernel: str, device: torch.device, sizing: Sizing) -> int | None:
+    """Significant bits of scales that the layout of the kernel holds which packs them, at most."""
+    if not item.packing or not kernel:
+        return None
+    for bits in SCALE_BITS:
+        call = next(iter(_calls(replace(item, tokens=item.tokens[:1]), device, sizing, bits)))
+        try:
+            HUB.function(call.op).prepare(**call.arguments, backend=kernel, packing=True)
+        except InvalidArgument:
+            continue
+        except (NoKernel, KernelUnavailable):
+            break
+        return bits
+    return None
 
 
 def _run(plan: Any, arguments: Mapping[str, Any]) -> None:

@@ -96,6 +96,15 @@ def test_dispatch_has_no_circle_of_imports() -> None:
     assert len(list(TopologicalSorter(needs).static_order())) == len(needs)
 
 
+def test_evidence_and_warming_have_no_circle_of_imports() -> None:
+    """Those for types and those within functions among them."""
+    needs = {module_of(path): imports(path) for room in ("evidence", "warming") for path in (ROOT / room).rglob("*.py")}
+    for module, names in needs.items():
+        found = {name if name in needs else name.rpartition(".")[0] for name in names}
+        needs[module] = {name for name in found if name in needs and name != module}
+    assert len(list(TopologicalSorter(needs).static_order())) == len(needs)
+
+
 def test_backends_do_not_import_each_other() -> None:
     for backend in BACKENDS:
         for path in (ROOT / "backends" / backend).rglob("*.py"):

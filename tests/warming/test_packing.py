@@ -18,6 +18,7 @@ from kernelhub.evidence import trust
 from kernelhub.ops.models.calls import need_of
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import PLAIN
+from kernelhub.probes.device import facts
 from kernelhub.warming.outcome import BEFORE
 from kernelhub.warming.there import list_wanted
 from tests.backends.marlin_fake import on_the_cpu
@@ -160,9 +161,18 @@ def test_a_product_with_packed_weights_is_earned_too() -> None:
     assert verdict.selected == tried.kernel
 
 
-def test_a_weight_that_the_format_does_not_hold_earns_nothing_and_is_no_failure() -> None:
+@pytest.mark.parametrize("scaling", ["row", "tensor", "block"])
+def test_a_format_that_rounds_scales_is_asked_with_scales_that_it_holds(scaling) -> None:
+    """Marlin's scales have the dtype of the activations, and those of blocks are powers of two."""
+    product = {**PRODUCTS["fp8_gemm"], "k": 256, "scaling": scaling}
     with on_the_cpu(standings=CLAIMED):
-        tried, verdict = warmed_product("fp8_gemm")
-    assert not tried.ok
-    assert "its format does not hold this weight" in tried.reason
-    assert [item.kernel for item in verdict.faster] == [tried.kernel], "untested as before, and not quarantined"
+        problem = kernelhub.explain("fp8_gemm", device="cpu", **product).problem
+        done = kernelhub.warmup([need_of("fp8_gemm", problem)], packing=True, **QUICK)
+        (tried,) = done.earned
+        assert tried.ok
+        assert kernelhub.explain("fp8_gemm", device="cpu", packing=True, **product).selected == tried.kernel
+        assert {(item.kernel, item.how != "failed") for item in done.items} == {(tried.kernel, True)}
+        assert not any("in place of" in item.reason for item in done.items)
+        (covered,) = trust.covered(facts(torch.device("cpu")))["fp8_gemm", tried.kernel]
+        bits = 1 if scaling == "block" else 8
+        assert all(f"scales of {bits} bits" in call for call in covered.calls), "said where the evidence lies"

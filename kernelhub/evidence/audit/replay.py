@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.problem import as_dict
 from kernelhub.dispatch.refusal import no_kernel
 from kernelhub.errors import CacheError
+from kernelhub.evidence.audit.found import Found, lift
 from kernelhub.evidence.call import Call, Failed
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Arguments, bytes_of
@@ -26,9 +27,6 @@ from kernelhub.evidence.poison import kind_of_error
 from kernelhub.evidence.quarantine import now
 from kernelhub.evidence.validity import key_of
 from kernelhub.runtime.caches.cases import read_case, write_case
-
-if TYPE_CHECKING:
-    from kernelhub.evidence.audit.findings import Found
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _SMALL = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2")
@@ -246,8 +244,6 @@ def replay(path: Path, backend: str | None = None, device: torch.device | str = 
         CacheError: the file cannot be read, could have been put there by others, or is none.
         NoKernel: no such kernel can run it here.
     """
-    from kernelhub.evidence.audit.findings import lift
-
     kept, where = load_case(path), torch.device(device)
     cases, function = CASES[kept.op], HUB.function(kept.op)
     arguments = {name: _moved(value, where) for name, value in kept.arguments.items()}

@@ -37,7 +37,8 @@ from kernelhub.evidence.audit.copies import (
     takes_too_long,
     tensors_of,
 )
-from kernelhub.evidence.audit.findings import Found, found_wrong
+from kernelhub.evidence.audit.findings import found_wrong
+from kernelhub.evidence.audit.found import Found
 from kernelhub.evidence.audit.launches import METHODS, READERS, NotAudited, Read, rearranges, size_of
 from kernelhub.evidence.audit.schedule import Schedule
 from kernelhub.evidence.cases import CASES

@@ -15,6 +15,7 @@ from kernelhub.evidence.results import SERVING
 from kernelhub.ops.models.calls import calls_of, counts_of
 from kernelhub.ops.models.problems import Need
 
+_PLAIN = ("tokens", "context_len", "seed", "repeats", "scale_bits")
 _MOST_SEEDS = 1 << 30
 _MOST_SIZES = 6  # token counts of one kind of call: the least, the most, and some between
 _MOST_OF_ALL = 12  # of all kinds of call together, but for the least and the most of each
@@ -30,6 +31,7 @@ class ServingCall:
         context_len: tokens of a sequence in a paged cache.
         seed: of the values.
         repeats: whether it is also asked again, in other memory and with other values.
+        scale_bits: significant bits of scales, as of `calls_of`.
     """
 
     need: Need
@@ -37,22 +39,23 @@ class ServingCall:
     context_len: int
     seed: int
     repeats: bool = False
+    scale_bits: int | None = None
 
     @property
     def label(self) -> str:
         sizes = "".join(f", {name} {value}" for kind in self.need.sizes for name, value in kind)
         again = ", asked again in other memory" if self.repeats else ""
-        return f"{mark_of(self.need)}: {self.tokens} tokens{sizes}, seed {self.seed}{again}"
+        bits = "" if self.scale_bits is None else f", scales of {self.scale_bits} bits"
+        return f"{mark_of(self.need)}: {self.tokens} tokens{sizes}, seed {self.seed}{bits}{again}"
 
     def make(self, device: torch.device) -> Arguments:
         """The call's arguments."""
-        calls = calls_of(self.need, [self.tokens], device, context_len=self.context_len, seed=self.seed)
-        return next(calls).arguments
+        said: dict[str, Any] = {"context_len": self.context_len, "seed": self.seed, "scale_bits": self.scale_bits}
+        return next(calls_of(self.need, [self.tokens], device, **said)).arguments
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        rest = {"tokens": self.tokens, "context_len": self.context_len, "seed": self.seed, "repeats": self.repeats}
-        return {"need": self.need.to_dict(), **rest}
+        return {"need": self.need.to_dict(), **{name: getattr(self, name) for name in _PLAIN}}
 
     def case(self) -> Case:
         """The call as a case."""
@@ -67,8 +70,7 @@ def mark_of(need: Need) -> str:
 
 def serving_case(plain: Mapping[str, Any]) -> Case:
     """The case that `ServingCall.to_dict` tells of."""
-    rest = {name: plain[name] for name in ("tokens", "context_len", "seed", "repeats")}
-    return ServingCall(Need.from_dict(plain["need"]), **rest).case()
+    return ServingCall(Need.from_dict(plain["need"]), **{name: plain[name] for name in _PLAIN}).case()
 
 
 def serving_calls(

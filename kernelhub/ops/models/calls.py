@@ -108,6 +108,7 @@ def calls_of(
     seed: int = 0,
     filled: bool = True,
     cache_bytes: int = 1 << 30,
+    scale_bits: int | None = None,
 ) -> Iterator[Call]:
     """Calls of a problem class with tensors, as serving makes them; every call's problem is the need's.
 
@@ -122,6 +123,7 @@ def calls_of(
         filled: whether tensors get random values. Otherwise floats are left as memory came; lengths, tables and indices
             are valid all the same.
         cache_bytes: most memory for one paged cache; beyond it sequences share pages.
+        scale_bits: significant bits of scales in float32, for layouts that hold no more: 8 or 1; all unless given.
 
     Yields:
         One call for each kind of `need.sizes` and number of tokens. The weights of the last kind stay alive until the
@@ -150,7 +152,8 @@ def calls_of(
     make = load_attribute(MAKERS[need.op], _LOAD_TIMEOUT_S)
     for sizes in need.sizes or ((),):
         given = dict(sizes)
-        calls: Calls = make(problem, given, Values(where, seed=seed, filled=filled, cache_bytes=cache_bytes))
+        values = Values(where, seed=seed, filled=filled, cache_bytes=cache_bytes, scale_bits=scale_bits)
+        calls: Calls = make(problem, given, values)
         for count in tokens:
             batch = _batch(need.op, problem, given, count, context_len, max_context_len or context_len, sequences)
             if batch is not None:
