@@ -11,6 +11,7 @@ import io
 import os
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import kernelhub  # noqa: E402
 from kernelhub.cli import main as command_line  # noqa: E402
 from kernelhub.cli import matrix  # noqa: E402
 from kernelhub.dispatch.hub import HUB  # noqa: E402
+from kernelhub.dispatch.problem import shown  # noqa: E402
 from kernelhub.ops import functions  # noqa: E402
 
 GUIDES = ROOT / "docs"
@@ -58,6 +60,8 @@ def op_page(op: str) -> str:
         f"[{_title(guide)}](../{guide.name}).",
         f"::: {home}.{op}\n    options:\n      heading: kernelhub.{op}",
         f"## Features\n\n{_features(op)}",
+        f"## Facets\n\nA facet is one fact that selection may read. Flags of `kernelhub explain {op}` set facets, and "
+        f"so do keyword arguments of `kernelhub.explain`.\n\n{_facets(op)}",
         f"## Kernels\n\n{kernels(op)}",
         f"## Devices and limits\n\nThe words are explained in [Trust](../trust.md#standing).\n\n{_limits(op)}",
         f"## Measured\n\n{_measured(op)}",
@@ -175,6 +179,18 @@ def _features(op: str) -> str:
         "that call. What other libraries have beyond this: [Features](../features.md).\n\n"
         f"{table(('feature', 'kernels'), listed)}"
     )
+
+
+def _facets(op: str) -> str:
+    contract = ops()[op].op.contract
+    defaults = {field.name: field.default for field in fields(contract.problem)}
+    rows = []
+    for facet in contract.schema.facets.values():
+        if facet.name != "device":
+            kind = "feature" if facet.semantic else "structure"
+            values = ", ".join(map(shown, facet.values)) or "a positive number"
+            rows.append((f"`{facet.name}`", kind, facet.doc, values, shown(defaults[facet.name])))
+    return table(("facet", "kind", "meaning", "values", "default"), rows)
 
 
 def _limits(op: str) -> str:

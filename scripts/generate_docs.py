@@ -470,6 +470,17 @@ def cache_codes() -> str:
     return table(("code", "meaning", "what to do"), rows)
 
 
+def adapters() -> str:
+    """The class that a kernel of each op subclasses."""
+    rows = []
+    for function in functions():
+        contract = function.op.contract
+        path = contract.adapter.__module__.replace(".", "/") + ".py"
+        problem = contract.problem.__module__.replace(".", "/") + ".py"
+        rows.append((f"`{contract.name}`", f"[`{contract.adapter.__name__}`](../{path})", f"[facets](../{problem})"))
+    return table(("op", "adapter class", "problem"), rows)
+
+
 def faults() -> str:
     """Every kind of fault, with how what happens is seen and its faults."""
     parts = []
@@ -503,6 +514,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "what libraries gave": lambda: verification_page.libraries(table),
     "what was compiled ahead": lambda: verification_page.compiled(every_kernel(), table),
     "matrix": matrix_of_ops,
+    "adapters": adapters,
     "cost": cost,
     "cost of ops": cost_of_ops,
     "first call": first_call,

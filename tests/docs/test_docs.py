@@ -67,6 +67,36 @@ def test_examples_run(path) -> None:
     assert done.stdout
 
 
+def test_the_kernel_of_the_guide_is_found_right_and_runs(tmp_path) -> None:
+    """The files of docs/adding_a_kernel.md, as somebody outside would write them down."""
+    guide = (ROOT / "docs" / "adding_a_kernel.md").read_text()
+    files = dict(re.findall(r"<!-- file: (\S+) -->\n\n```python\n(.*?)```", guide, re.DOTALL))
+    assert len(files) == 2
+    (tmp_path / "mykernels").mkdir()
+    for name, code in files.items():
+        (tmp_path / name).write_text(code)
+    follow = """
+import kernelhub, mykernels.kernels
+from kernelhub.ops.merge.inputs import merge_inputs
+kernelhub.register_backend(mykernels.kernels)
+found = kernelhub.verify("merge_attention_states", backend="mykernels", device="cpu", quick=True)
+assert found.ok and found.results[0].checks, str(found)
+kernelhub.merge_attention_states(**merge_inputs(tokens=16), backend="mykernels")
+print(kernelhub.report())
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "KERNELHUB_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", follow]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "mykernels.merge" in done.stdout
+
+
+def test_the_design_page_names_every_room() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    rooms = {path.name for path in (ROOT / "kernelhub").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {name for name in rooms if f"| `{name}/` |" not in page} == set()
+
+
 def test_generated_parts_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "generate_docs.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
