@@ -37,7 +37,7 @@ WIDTHS = (
 HEADS = ((4, 4), (6, 2), (5, 1), (16, 2))
 PAGE_SIZES = (1, 3, 16, 64, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 # One way to ask for each feature that changes numbers. Values are chosen so that ignoring them shows.
 FEATURES: dict[str, dict[str, Any]] = {
@@ -61,6 +61,7 @@ class Case:
     widths: tuple[int, int] = (64, 64)
     dtype: torch.dtype = torch.bfloat16
     kv_scale: str | None = None
+    quantised: torch.dtype = FP8
     features: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -69,7 +70,7 @@ class Case:
     def arguments(self, generate: Any, device: str) -> dict[str, Any]:
         """The call's arguments."""
         model = AttentionModel(self.label, *self.heads, *self.widths)
-        kv_dtype = None if self.kv_scale is None else FP8
+        kv_dtype = None if self.kv_scale is None else self.quantised
         arguments = generate(model, dtype=self.dtype, kv_dtype=kv_dtype, device=device, **self.inputs)
         arguments["causal"] = False
         for name in self.features:
@@ -105,6 +106,9 @@ def dense_cases() -> list[Case]:
         cases.append(Case(f"one query {label}", {"batch": 3, "q_tokens": 1, "kv_tokens": 70}, features=names))
     cases += [Case(f"fp8 {scale}", square, kv_scale=scale, features=("causal",)) for scale in SCALES]
     cases += [
+        Case(f"e5m2, {str(dtype)[6:]}", square, dtype=dtype, kv_scale="value", quantised=E5M2) for dtype in DTYPES
+    ]
+    cases += [
         Case("few queries", {"batch": 2, "q_tokens": 4, "kv_tokens": 130}, features=("causal",)),
         Case("more queries than keys", {"batch": 1, "q_tokens": 30, "kv_tokens": 9}, features=("causal",)),
         Case(
@@ -136,6 +140,11 @@ def paged_cases() -> list[Case]:
     cases += [Case(f"page {size}", decode | {"page_size": size}) for size in PAGE_SIZES]
     cases += [Case(f"page {size} HND", mixed | {"page_size": size, "kv_layout": "HND"}) for size in (3, 16)]
     cases += [Case(f"fp8 {scale}", form, kv_scale=scale) for scale in SCALES for form in (decode, mixed)]
+    cases += [
+        Case(f"e5m2, {str(dtype)[6:]}", form, dtype=dtype, kv_scale="head", quantised=E5M2)
+        for dtype, form in ((torch.bfloat16, decode), (torch.float16, mixed), (torch.float32, uniform))
+    ]
+    cases += [Case("e5m2, wide", mixed, widths=(192, 128), kv_scale="value", quantised=E5M2)]
     for names in [(), *combinations(4)]:
         label = "+".join(names) or "no feature"
         cases.append(Case(f"decode {label}", decode, features=names))
@@ -258,6 +267,25 @@ class Contract:
                 arguments["q"] = arguments["q"] * 1e30
                 arguments["scale"] = 1e-31
                 self.check(self.run(arguments), arguments)
+
+    def test_every_code_of_a_float8_value_is_exact(self) -> None:
+        """A query that sees one key gives that key's value: all codes of a byte in four heads of 64."""
+        one = (
+            {"batch": 1, "q_tokens": 1, "kv_tokens": 1}
+            if self.op == "attention"
+            else {"seq_lens": (1,), "q_lens": (1,)}
+        )
+        for quantised in (FP8, E5M2):
+            case = Case("codes", one, heads=(4, 4), dtype=torch.float32, kv_scale="value", quantised=quantised)
+            arguments = self.inputs(case)
+            if self.verdict(arguments).selected != self.kernel:
+                continue
+            codes = torch.arange(256, device=self.device).to(torch.uint8)
+            codes[~codes.view(quantised).float().isfinite()] = 0
+            value = arguments["v"] if "v" in arguments else arguments["v_cache"][arguments["block_table"][0, 0]]
+            value.view(torch.uint8)[..., :1, :, :].copy_(codes.view(4, 64))
+            out = self.run(arguments)
+            assert torch.equal(out.flatten(), codes.view(quantised).float() * arguments["v_scale"])
 
     def test_operands_may_have_any_strides(self) -> None:
         arguments = self.inputs(self.plain)

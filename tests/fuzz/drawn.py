@@ -27,7 +27,7 @@ from kernelhub.ops.moe.routing.inputs import routing_inputs
 from kernelhub.ops.quant.inputs import activations
 from tests.fuzz.operands import Arguments
 
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _LENGTHS = (0, 0, 1, 1, 2, 3, 7, 15, 16, 17, 31, 33, 40, 64, 65)
 _WIDTHS = ((16, 16), (32, 32), (40, 40), (64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))
@@ -72,7 +72,11 @@ def attention(random: Random, device: torch.device) -> Arguments:
     model = _attention_model(random)
     several = range(random.choice((0, 1, 2, 4)))
     dtype = random.choice(FLOATS)
-    made: Arguments = {"dtype": dtype, "kv_dtype": FP8 if random.random() < 0.15 else None, "device": device}
+    made: Arguments = {
+        "dtype": dtype,
+        "kv_dtype": random.choice((FP8, E5M2)) if random.random() < 0.15 else None,
+        "device": device,
+    }
     if random.random() < 0.5:
         lens = [random.choice(_LENGTHS) for _ in several]
         more = [random.choice(_LENGTHS) for _ in several] if random.random() < 0.6 else None
@@ -97,7 +101,7 @@ def paged_attention(random: Random, device: torch.device) -> Arguments:
         page_size=random.choice((1, 3, 8, 16, 16, 32, 64)),
         kv_layout=random.choice(("NHD", "NHD", "HND")),
         dtype=random.choice(FLOATS),
-        kv_dtype=FP8 if random.random() < 0.2 else None,
+        kv_dtype=random.choice((FP8, E5M2)) if random.random() < 0.2 else None,
         device=device,
         **_seed(random),
     )

@@ -66,7 +66,11 @@ BAD_DENSE = [
     ("k", dense(k=z(2, 8, 2, 16)), "head width 16"),
     ("k", dense(k=z(3, 8, 2, 32), v=z(3, 8, 2, 32)), "batch of 3"),
     ("k", dense(k=z(2, 8, 2, 32).half()), "dtype float16"),
-    ("k", dense(k=z(2, 8, 2, 32).to(torch.float8_e5m2)), "float8_e5m2"),
+    (
+        "k_scale",
+        dense(k=z(2, 8, 2, 32).to(torch.float8_e5m2), v=z(2, 8, 2, 32).to(torch.float8_e5m2)),
+        "is None with an fp8 k",
+    ),
     ("k", dense(k=z(2, 8, 2, 32, device="meta")), "is on meta"),
     ("v", dense(v=z(2, 7, 2, 32)), "shape"),
     ("v", dense(v=z(2, 8, 1, 32)), "shape"),

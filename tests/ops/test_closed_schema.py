@@ -179,6 +179,29 @@ def reasons_against(kernel: Kernel, device: str, machine: SimulatedMachine, valu
     return {item.code for made in selection.decisions if made.kernel == kernel.name for item in made.rejections}
 
 
+OURS = ("cpp.", "triton.", "torch.packed", "torch.blocked", "torch.dequantized")
+
+
+@pytest.mark.parametrize(
+    ("op", "facet", "value"),
+    [
+        ("attention", "kv_dtype", "float8_e5m2"),
+        ("paged_attention", "kv_dtype", "float8_e5m2"),
+        ("fp8_gemm", "scaling", "row_block"),
+    ],
+)
+def test_what_our_own_kernels_alone_take_every_library_refuses(op: str, facet: str, value: Any) -> None:
+    """Whatever else it lacks: the constraint that reads the facet says so, with every library installed."""
+    facets = OPS[op].op.contract.complete({facet: value})
+    for device in SIMULATED:
+        assert kernelhub.explain(op, device=device, machine=MACHINE, **facets).selected.startswith(OURS)
+    problem = kernelhub.explain(op, device="H200", machine=MACHINE, **facets).problem
+    for kernel in kernels(op):
+        reading = [constraint for constraint in kernel.constraints if facet in constraint.fields]
+        refused = any(constraint.reject(problem, MACHINE) for constraint in reading)
+        assert refused is not kernel.name.startswith(OURS), kernel.name
+
+
 def bad_everywhere(op: str) -> set[str]:
     """Kernels of which a known defect has no condition: a caller alone can force them."""
     of_op, candidates = kernels(op), HUB.registry.candidates(op)

@@ -41,6 +41,12 @@ def e4m3_to_float(raw, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
+def e5m2_to_float(raw, dtype: tl.constexpr):
+    """float8_e5m2 bytes as `dtype`: they are the upper half of a float16."""
+    return (raw.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(dtype)
+
+
+@triton.jit
 def float_to_e4m3(x):
     """float32 as float8_e4m3fn bytes. NaN stays NaN, infinity becomes 448.
 

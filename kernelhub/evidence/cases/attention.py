@@ -12,7 +12,8 @@ from kernelhub.evidence.cases.attending import AttendingCases, padded
 from kernelhub.evidence.cases.case import Arguments, Case, Make
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
 
-BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 TOKENS = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 129)
 
 # One way to ask for each feature that changes numbers, with values that show when they are ignored; beside the value
@@ -48,12 +49,13 @@ class _Attention(AttendingCases):
         model: AttentionModel | None = None,
         kv_scale: str | None = None,
         factor: float = 1.0,
+        quantised: torch.dtype = FP8,
     ) -> Make:
         """Arguments from inputs of the generator and others of the op, causal unless they say otherwise."""
 
         def made(device: torch.device) -> Arguments:
             shape = model or self.small
-            kv_dtype = FP8 if kv_scale else None
+            kv_dtype = quantised if kv_scale else None
             arguments: Arguments = type(self).generate(shape, device=device, kv_dtype=kv_dtype, **inputs)
             arguments |= {"causal": True} | (more or {})
             if arguments.get("sinks") is True:
@@ -86,6 +88,9 @@ class _Attention(AttendingCases):
                     feature="k_scale, v_scale",
                     quick=model is self.small,
                 )
+            for dtype in (BF16, FP16, FP32):
+                e5m2 = self.make(self.several | {"dtype": dtype}, None, model, "value", quantised=E5M2)
+                yield Case(label=f"e5m2, {str(dtype)[6:]}, width {model.head_dim_qk}", make=e5m2, quick=dtype is BF16)
             for dtype in (BF16, FP16, FP32):
                 label = f"{str(dtype)[6:]}, width {model.head_dim_qk}"
                 plain = self.make(self.several | {"dtype": dtype}, None, model)

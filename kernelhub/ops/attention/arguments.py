@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.arguments import check_is_tensor, dtype_name, lse_shape, refuse
-from kernelhub.ops.attention.problem import FP8, AttentionProblem
+from kernelhub.ops.attention.problem import QUANTISED, AttentionProblem
 from kernelhub.ops.operands import check_count, check_destination, check_flag, check_operand
 
 Window = int | tuple[int, int] | None
 Scale = float | Tensor | None
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_FP8 = torch.float8_e4m3fn
+_FP8 = tuple(getattr(torch, name) for name in QUANTISED)
 
 # What arguments that are no tensors, or no dense ones, raise while a call's key is read from them.
 RAISED_BY_BAD_ARGUMENTS = (
@@ -239,17 +239,18 @@ def check_operands(
     dtype, kv_dtype = q.dtype, k.dtype
     if dtype not in _FLOATS:
         refuse(op, "q", f"has dtype {dtype_name(dtype)}", "give float32, float16 or bfloat16")
-    if kv_dtype is not dtype and kv_dtype is not _FP8:
-        refuse(op, k_name, f"has dtype {dtype_name(kv_dtype)}", f"give {dtype_name(dtype)} as q, or {FP8}")
+    if kv_dtype is not dtype and kv_dtype not in _FP8:
+        told = f"give {dtype_name(dtype)} as q, {' or '.join(QUANTISED)}"
+        refuse(op, k_name, f"has dtype {dtype_name(kv_dtype)}", told)
     check_alike(op, q, ((k_name, k), (v_name, v)))
-    if kv_dtype is _FP8 and k_scale is None:
+    if kv_dtype in _FP8 and k_scale is None:
         refuse(
             op,
             "k_scale",
             f"is None with an fp8 {k_name}",
             "give k_scale and v_scale, 1.0 if nothing was scaled",
         )
-    if kv_dtype is not _FP8 and k_scale is not None:
+    if kv_dtype not in _FP8 and k_scale is not None:
         refuse(op, "k_scale", f"is given with a {dtype_name(kv_dtype)} {k_name}", "scales belong to an fp8 KV")
     *_, num_q_heads, head_dim = q.shape
     k_width, v_width = k.shape[-1], v.shape[-1]

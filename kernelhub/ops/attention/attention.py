@@ -305,7 +305,7 @@ def attention(
 
     Args:
         q: float32, float16 or bfloat16; ``[B, S, H, D]``, or ``[T, H, D]`` with `cu_seqlens_q`.
-        k: ``[B, SK, KH, D]``, or ``[TK, KH, D]`` with `cu_seqlens_k`; dtype of q, or float8_e4m3fn with
+        k: ``[B, SK, KH, D]``, or ``[TK, KH, D]`` with `cu_seqlens_k`; dtype of q, or float8_e4m3fn or float8_e5m2 with
             scales. H is a multiple of KH.
         v: as k, with its own width DV.
         cu_seqlens_q: int32 ``[num_seqs + 1]``, where the queries of each sequence begin and end in q.

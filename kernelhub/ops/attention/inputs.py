@@ -72,7 +72,7 @@ def attention_inputs(
             kv_tokens is q_tokens unless given.
         q_lens, kv_lens: instead, ragged sequences of these lengths, q_lens if only that is given.
         dtype: of q. Values are drawn from a normal distribution.
-        kv_dtype: that of q unless given; for float8_e4m3fn, k and v come with float scales.
+        kv_dtype: that of q unless given; for float8, k and v come with float scales.
         seed: equal seeds give equal tensors on every device.
         generator: draws in its stead, on its own device: faster for large tensors of a GPU.
     """
@@ -182,7 +182,7 @@ class _Draw:
     ) -> dict[str, Any]:
         k = self._randn(*shape, model.head_dim_qk)
         v = self._randn(*shape, model.head_dim_vo)
-        if dtype is not torch.float8_e4m3fn:
+        if dtype.itemsize != 1:
             return {k_name: k.to(dtype).to(self.device), v_name: v.to(dtype).to(self.device)}
         k_scale, v_scale = 2.0**-6, 2.0**-5  # values up to 4 then use e4m3's range up to 256
         return {

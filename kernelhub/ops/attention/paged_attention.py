@@ -261,7 +261,7 @@ def paged_attention(
             speculative decode with as many queries for every sequence, ``[T, H, D]`` with `cu_seqlens_q`
             for ragged batches. Queries are the last tokens of their sequence.
         k_cache: ``[num_pages, page_size, KH, D]``, or ``[num_pages, KH, page_size, D]`` for
-            ``kv_layout="HND"``; dtype of q, or float8_e4m3fn with scales. H is a multiple of KH.
+            ``kv_layout="HND"``; dtype of q, or float8_e4m3fn or float8_e5m2 with scales. H is a multiple of KH.
         v_cache: as k_cache, with its own width DV.
         block_table: int32 ``[num_seqs, max_pages]``, the pages of each sequence in order; entries past a
             sequence's last page are not read.

@@ -9,7 +9,8 @@ from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
-FP8 = "float8_e4m3fn"
+FP8, E5M2 = "float8_e4m3fn", "float8_e5m2"
+QUANTISED = (FP8, E5M2)  # of keys and values, with scales
 
 # Buckets of query tokens per sequence. A kernel that keeps all query rows of a KV head in one tile wants
 # few of them; how many a ragged batch has is known only when the caller says so (`max_seqlen_q`).
@@ -33,7 +34,7 @@ class AttentionProblem:
 
     device: DeviceFacts = facet("where the tensors are")
     q_dtype: str = facet("dtype of q and out", values=FLOATS, default="bfloat16")
-    kv_dtype: str = facet("dtype of k and v: that of q, or float8_e4m3fn", values=(*FLOATS, FP8), default="bfloat16")
+    kv_dtype: str = facet("dtype of k and v: that of q, or float8", values=(*FLOATS, *QUANTISED), default="bfloat16")
     head_dim_qk: int = facet("width of a head of q and k", default=128)
     head_dim_vo: int = facet("width of a head of v and out", default=128)
     num_q_heads: int = facet("heads of q", default=32)
@@ -85,7 +86,7 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
     implied = {"kv_dtype": FP8 if facets.get("kv_scale") else q_dtype}
     if "head_dim_qk" in facets:
         implied["head_dim_vo"] = facets["head_dim_qk"]
-    if facets.get("kv_dtype") == FP8:
+    if facets.get("kv_dtype") in QUANTISED:
         implied["kv_scale"] = KV_SCALES[0]
     return implied | facets
 
@@ -94,10 +95,10 @@ def contradiction(problem: AttentionProblem) -> str | None:
     """What no call could ask for."""
     if problem.num_q_heads % problem.num_kv_heads:
         return f"num_q_heads is {problem.num_q_heads}, no multiple of num_kv_heads, {problem.num_kv_heads}"
-    if problem.kv_dtype not in (problem.q_dtype, FP8):
-        return f"kv_dtype is {problem.kv_dtype}, neither q_dtype, {problem.q_dtype}, nor {FP8}"
-    if (problem.kv_dtype == FP8) != (problem.kv_scale is not None):
-        return f"kv_dtype is {problem.kv_dtype} with kv_scale {problem.kv_scale}; scales belong to {FP8}"
+    if problem.kv_dtype not in (problem.q_dtype, *QUANTISED):
+        return f"kv_dtype is {problem.kv_dtype}, neither q_dtype, {problem.q_dtype}, nor {' nor '.join(QUANTISED)}"
+    if (problem.kv_dtype in QUANTISED) != (problem.kv_scale is not None):
+        return f"kv_dtype is {problem.kv_dtype} with kv_scale {problem.kv_scale}; scales belong to float8"
     return None
 
 

@@ -16,6 +16,7 @@ from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
 
 _PLAIN: dict[str, Any] = {"head_dim_qk": 128, "head_dim_vo": 128, "num_q_heads": 32, "num_kv_heads": 8}
+_E5M2 = {"kv_dtype": "float8_e5m2", "kv_scale": "value"}
 _FLOAT32: dict[str, Any] = {"q_dtype": "float32", "kv_dtype": "float32"}
 _WINDOW: dict[str, Any] = {"causal": True, "window_left": True, "sinks": True}
 _EVERYTHING: dict[str, Any] = {
@@ -51,6 +52,8 @@ def _cases() -> list[Case]:
         _case(
             "decode fp8", adapters.SplitKV, _PLAIN | {"kv_dtype": "float8_e4m3fn", "kv_scale": "value", "q_len": ONE}
         ),
+        _case("prefill e5m2", adapters.Prefill, _PLAIN | _E5M2 | {"q_len": MANY}),
+        _case("decode e5m2", adapters.SplitKV, _PLAIN | _E5M2 | {"q_len": ONE}),
         _case("prefill float32", adapters.Prefill, _PLAIN | _FLOAT32 | {"q_len": MANY}),
         _case("decode float32", adapters.SplitKV, _PLAIN | _FLOAT32 | {"q_len": ONE}),
         _case("decode float32 256", adapters.SplitKV, _width(256, 256) | _FLOAT32 | {"q_len": ONE}),

@@ -7,9 +7,9 @@ from kernelhub.backends.torch.devices import ANYWHERE, CPU
 from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.dispatch.torch_built import TorchBuilt
-from kernelhub.ops.attention.problem import FLOATS, FP8
+from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 
-_ANY_KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, FP8))
+_ANY_KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, *QUANTISED))
 _HEADS = anything("num_q_heads", "num_kv_heads", "q_len")
 _ANY_WIDTH = anything("head_dim_qk", "head_dim_vo")
 _ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="the operator takes one width")

@@ -20,7 +20,7 @@ from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
-from kernelhub.ops.attention.problem import FP8, AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.attention.problem import E5M2, FP8, QUANTISED, AttentionProblem, PagedAttentionProblem
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
@@ -73,7 +73,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         device = problem.device
         self.page_size = problem.page_size if isinstance(problem, PagedAttentionProblem) else 0
         self.heads_first = isinstance(problem, PagedAttentionProblem) and problem.kv_layout == "HND"
-        self.fp8 = problem.kv_dtype == FP8
+        self.fp8 = problem.kv_dtype in QUANTISED
         self.shape = {
             "KV_HEADS": problem.num_kv_heads,
             "GROUP": problem.group_size,
@@ -93,8 +93,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             "D0": d0,
             "D1": d1,
             "HAS_SOFTCAP": problem.softcap,
-            "FP8": self.fp8,
-            "NATIVE_FP8": self.fp8 and has_float8(device),
+            "FP8": {FP8: 1, E5M2: 2}.get(problem.kv_dtype, 0),
+            "NATIVE_FP8": problem.kv_dtype == E5M2 or (self.fp8 and has_float8(device)),
             "SCALES": {"tensor": 1, "head": 2}.get(problem.kv_scale or "", 0),
             "PRECISION": "ieee",
         }

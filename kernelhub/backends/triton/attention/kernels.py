@@ -6,12 +6,12 @@ from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.attention.problem import ANY, FEW, FLOATS, FP8, MANY, ONE
+from kernelhub.ops.attention.problem import ANY, FEW, FLOATS, MANY, ONE, QUANTISED
 
 _WIDTH = "wider heads leave no tile that fits shared memory"
 _SHAPES = (
     dtype_in("q_dtype", *FLOATS),
-    dtype_in("kv_dtype", *FLOATS, FP8),
+    dtype_in("kv_dtype", *FLOATS, *QUANTISED),
     Between("head_dim_qk", 16, 256, why=_WIDTH),
     Between("head_dim_vo", 16, 256, why=_WIDTH),
     anything("num_q_heads", "num_kv_heads"),

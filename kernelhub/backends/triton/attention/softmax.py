@@ -15,7 +15,7 @@ For a tile Q and keys n in a range, block by block (online softmax, Milakov and 
 
 Keys are addressed by pointers and masks only. PAGE is the page size, or 0 where tokens are adjacent.
 
-e4m3 keys and values become float16, which holds them exactly and costs a quarter of the conversions that
+e4m3 and e5m2 keys and values become float16, which holds them exactly and costs a quarter of the conversions that
 bfloat16 would. So do the queries, each row divided by the power of two of its largest element first: exact
 down to 2^-24 of that element, and in range for any queries.
 """
@@ -25,7 +25,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.formats import LN2, LOG2E, e4m3_scaled
+from kernelhub.backends.triton.formats import LN2, LOG2E, e4m3_scaled, e5m2_to_float
 
 
 @triton.jit
@@ -133,6 +133,15 @@ def key_range(
 
 
 @triton.jit
+def _decoded(raw, dtype: tl.constexpr, FP8: tl.constexpr, NATIVE_FP8: tl.constexpr):
+    """Bytes of keys or values as `dtype`: of e4m3 (FP8 is 1), over 256 unless NATIVE_FP8, or of e5m2 (FP8 is 2)."""
+    if FP8 == 2:
+        return e5m2_to_float(raw, dtype)
+    else:  # noqa: RET505  a static branch: both would be compiled without it, and sm_80 has no e4m3
+        return e4m3_scaled(raw, dtype, NATIVE_FP8)
+
+
+@triton.jit
 def attend(
     acc,
     m,
@@ -204,13 +213,13 @@ def attend(
         else:
             k0 = tl.load(k_rows[None, :] + d0[:, None] * stride_kd)
         if FP8:
-            k0 = e4m3_scaled(k0, q0.dtype, NATIVE_FP8)
+            k0 = _decoded(k0, q0.dtype, FP8, NATIVE_FP8)
         s = tl.dot(q0, k0, input_precision=PRECISION)
         if D1 > 0:
             d1 = D0 + tl.arange(0, D1)
             k1 = tl.load(k_rows[None, :] + d1[:, None] * stride_kd, mask=(d1 < D)[:, None] & inside[None, :], other=0)
             if FP8:
-                k1 = e4m3_scaled(k1, q0.dtype, NATIVE_FP8)
+                k1 = _decoded(k1, q0.dtype, FP8, NATIVE_FP8)
             s = tl.dot(q1, k1, acc=s, input_precision=PRECISION)
         if HAS_SOFTCAP:
             s = softcap * LOG2E * tanh(s * (factor / softcap))
@@ -245,7 +254,7 @@ def attend(
         else:
             v_block = tl.load(v_rows[:, None] + dv[None, :] * stride_vd)
         if FP8:
-            v_block = e4m3_scaled(v_block, q0.dtype, NATIVE_FP8)
+            v_block = _decoded(v_block, q0.dtype, FP8, NATIVE_FP8)
         acc = tl.dot(p.to(v_block.dtype), v_block, acc=acc * rescale[:, None], input_precision=PRECISION)
         m = m_new
     return acc, m, total
