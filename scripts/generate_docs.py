@@ -306,7 +306,7 @@ def standing() -> str:
     """How many kernels of each backend stand how on each family of devices, by the records."""
     words: dict[str, dict[str, Counter[str]]] = {}
     kernels_of: Counter[str] = Counter()
-    for row in (row for function in functions() for row in matrix.rows(function)):
+    for row in (row for function in functions() for row in matrix.rows(function.op.contract)):
         backend = row.kernel.backend
         kernels_of[backend] += 1
         of_backend = words.setdefault(backend, {name: Counter() for name in STANDING_ON})
@@ -381,7 +381,7 @@ def matrix_of_ops() -> str:
     for op, function in zip(OPS, functions(), strict=True):
         rows = [
             tuple(f"`{cell}`" if place == 0 else cell for place, cell in enumerate(matrix.text(row)))
-            for row in matrix.rows(function)
+            for row in matrix.rows(function.op.contract)
         ]
         parts.append(f"### `{op}`\n\n{table(matrix.COLUMNS, rows)}")
     return "\n\n".join(parts)

@@ -12,9 +12,10 @@ from typing import Any
 from kernelhub.cli import matrix
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.explain import named_together
-from kernelhub.cli.facets import AnyOp, op_named, ops
-from kernelhub.cli.here import devices, library, obstacles
+from kernelhub.cli.facets import op_named, ops
+from kernelhub.cli.here import devices, library, obstacles, plain_selection
 from kernelhub.dispatch.constraint import Rejection
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.lineup import OF_DEVICES
@@ -38,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print backends and kernels; always 0, since none of them need be able to run here."""
     _ = HUB.settings
-    functions = ops().values() if arguments.op is None else (arguments.op,)
+    records = ops().values() if arguments.op is None else (arguments.op,)
     if arguments.matrix:
-        return _matrix(functions, arguments.json, console)
+        return _matrix(records, arguments.json, console)
     device = devices()[0]
-    kernels = [entry for function in functions for entry in _kernels(function)]
+    kernels = [entry for record in records for entry in _kernels(record, device)]
     backends = [(registered, library(registered)) for registered in HUB.registry.backends.values()]
     if arguments.json:
         console.json(
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         )
         return 0
     if arguments.all:
-        _show_all(functions, backends, kernels, device, console)
+        _show_all(records, backends, kernels, device, console)
     elif arguments.op is not None:
         _show_op(arguments.op, kernels, device, console)
     else:
@@ -86,9 +87,9 @@ def _summary(backends: Sequence[tuple[Registered, Finding | None]], kernels: Seq
     return rows
 
 
-def _show_op(function: AnyOp, kernels: Sequence[_Entry], device: DeviceFacts, console: Console) -> None:
+def _show_op(record: OpRecord[Any], kernels: Sequence[_Entry], device: DeviceFacts, console: Console) -> None:
     """The kernels of an op, one a line with the first reason against it; those of a library that share it, together."""
-    contract = function.op.contract
+    contract = record
     console.heading(f"kernels of {contract.name} ({contract.summary}) on {device}")
     rows: dict[tuple[str, str, str], list[str]] = {}
     for entry in kernels:
@@ -106,7 +107,7 @@ def _show_op(function: AnyOp, kernels: Sequence[_Entry], device: DeviceFacts, co
 
 
 def _show_all(
-    functions: Iterable[AnyOp],
+    records: Iterable[OpRecord[Any]],
     backends: Sequence[tuple[Registered, Finding | None]],
     kernels: Sequence[_Entry],
     device: DeviceFacts,
@@ -114,21 +115,21 @@ def _show_all(
 ) -> None:
     console.heading("backends")
     console.table(_backend_table(backends))
-    for function in functions:
-        contract = function.op.contract
+    for record in records:
+        contract = record
         console.line()
         console.heading(f"kernels of {contract.name} ({contract.summary}) on {device}")
         console.table(_kernel_table(contract.schema, [entry for entry in kernels if entry.kernel.op == contract.name]))
 
 
-def _matrix(functions: Iterable[AnyOp], as_json: bool, console: Console) -> int:
+def _matrix(records: Iterable[OpRecord[Any]], as_json: bool, console: Console) -> int:
     """Print what the records take, every library taken to be installed."""
     if as_json:
-        console.json({"kernels": [row.to_dict() for function in functions for row in matrix.rows(function)]})
+        console.json({"kernels": [row.to_dict() for record in records for row in matrix.rows(record)]})
         return 0
-    for function in functions:
-        console.heading(f"{function.op.contract.name}: {function.op.contract.summary}")
-        console.table(Table(matrix.COLUMNS, [matrix.text(row) for row in matrix.rows(function)]))
+    for record in records:
+        console.heading(f"{record.name}: {record.summary}")
+        console.table(Table(matrix.COLUMNS, [matrix.text(row) for row in matrix.rows(record)]))
         console.line()
     console.line(f"{matrix.SOME}: for some problems only; a dash: never. Every library is taken to be installed.")
     console.line(
@@ -165,10 +166,10 @@ class _Entry:
         }
 
 
-def _kernels(function: AnyOp) -> list[_Entry]:
+def _kernels(record: OpRecord[Any], device: DeviceFacts) -> list[_Entry]:
     """The kernels of an op, best first for its default problem on this machine."""
-    name = function.op.contract.name
-    selection = function.explain()
+    name = record.name
+    selection = plain_selection(record.name, device)
     records = {kernel.name: kernel for kernel in HUB.registry.candidates(name).kernels}
     ordered = (records[decision.kernel] for decision in selection.decisions)
     return [_Entry(kernel, obstacles(kernel, selection)) for kernel in ordered]

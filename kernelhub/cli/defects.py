@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from kernelhub.cli.facets import AnyOp, ops
-from kernelhub.cli.here import obstacles
+from kernelhub.cli.facets import ops
+from kernelhub.cli.here import obstacles, plain_selection
 from kernelhub.cli.matrix import limit_of
 from kernelhub.dispatch.constraint import Constraint, Package
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel, KnownBad
 from kernelhub.dispatch.lineup import said_by
@@ -58,13 +59,13 @@ def _parts(entry: KnownBad) -> tuple[list[Constraint], list[Constraint]]:
 
 
 def _holds(conditions: Iterable[Constraint], kernel: Kernel, device: DeviceFacts) -> bool:
-    problem: Any = ops()[kernel.op].op.contract.problem(device=device)
+    problem: Any = ops()[kernel.op].problem(device=device)
     return all(said_by(condition, problem, HUB.machine) is None for condition in conditions)
 
 
-def _runs(function: AnyOp, kernel: Kernel, device: DeviceFacts) -> bool:
+def _runs(record: OpRecord[Any], kernel: Kernel, device: DeviceFacts) -> bool:
     """Whether nothing speaks against a kernel on a device here but what is known of its defects."""
-    against = obstacles(kernel, function.explain(device=device))
+    against = obstacles(kernel, plain_selection(record.name, device))
     return all(rejection.code == "known_bad" for rejection in against)
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from kernelhub.cli.defects import defects
 from kernelhub.cli.env import file_words
-from kernelhub.cli.facets import AnyOp, ops
+from kernelhub.cli.facets import ops
 from kernelhub.cli.fact import ABSENT, NOTE, OK, PROBLEM, Fact
-from kernelhub.cli.here import LAYOUT, devices, libraries_of, measured_devices, obstacles
+from kernelhub.cli.here import LAYOUT, devices, libraries_of, measured_devices, obstacles, plain_selection
 from kernelhub.cli.variables import Variables
 from kernelhub.dispatch.constraint import Rejection
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.lineup import OF_DEVICES
@@ -68,7 +69,7 @@ def engines(variables: Variables) -> Iterator[Fact]:
 def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
     """The libraries behind each built-in backend, and what keeps its kernels from running here; torch is told apart."""
     here = devices() if can_choose else []
-    verdicts = {name: [function.explain(device=device) for device in here] for name, function in ops().items()}
+    verdicts = {name: [plain_selection(record.name, device) for device in here] for name, record in ops().items()}
     for registered in variables.registry.backends.values():
         copies = libraries_of(registered) if registered.builtin else []
         if not copies or copies[0].subject == "torch":
@@ -125,9 +126,7 @@ def trust() -> Iterator[Fact]:
             yield Fact(OK, what, "they are chosen there, if nothing faster is")
         for miss in misses:
             yield Fact(NOTE, f"{miss.path} {miss.reason}", "what it says does not count here", _VERIFY_AGAIN)
-        faster = {
-            name: decisions for name, function in ops().items() if (decisions := function.explain(device=device).faster)
-        }
+        faster = {name: decisions for name in ops() if (decisions := plain_selection(name, device).faster)}
         if faster:
             names = ", ".join(dict.fromkeys(decisions[0].kernel for decisions in faster.values()))
             what = (
@@ -165,8 +164,8 @@ def plugins(variables: Variables) -> Iterator[Fact]:
 def selections() -> Iterator[Fact]:
     """For each kind of device here and each op: what would run, and what faster kernel is missing."""
     for device in devices():
-        for function in ops().values():
-            yield _selected(function, device)
+        for record in ops().values():
+            yield _selected(record, device)
 
 
 def _library(registered: Registered, copies: list[Finding], verdicts: Mapping[str, list[Selection[Any]]]) -> Fact:
@@ -222,10 +221,10 @@ def _plugin(registered: Registered) -> Fact:
     return Fact(OK, what, f"{len(registered.kernels)} kernels registered")
 
 
-def _selected(function: AnyOp, device: DeviceFacts) -> Fact:
-    name = function.op.contract.name
-    verdict = function.explain(device=device)
-    missing = _missing(function, verdict)
+def _selected(record: OpRecord[Any], device: DeviceFacts) -> Fact:
+    name = record.name
+    verdict = plain_selection(record.name, device)
+    missing = _missing(record, verdict)
     remedies = "; ".join(f"for {kernel.name}: {rejection.remedy}" for kernel, rejection in missing)
     more = f"`kernelhub explain {name}` says why"
     if verdict.kernel is None:
@@ -237,9 +236,9 @@ def _selected(function: AnyOp, device: DeviceFacts) -> Fact:
     return Fact(NOTE, what, f"{names} would be chosen before it", remedies)
 
 
-def _missing(function: AnyOp, verdict: Selection[Any]) -> Sequence[tuple[Kernel, Rejection]]:
+def _missing(record: OpRecord[Any], verdict: Selection[Any]) -> Sequence[tuple[Kernel, Rejection]]:
     """Kernels ranked before the chosen one that could be made to run here, with what to do."""
-    contract = function.op.contract
+    contract = record
     candidates = HUB.registry.candidates(contract.name)
     problem = verdict.problem
     line = line_for(candidates.lines, problem.device, contract.regime(problem))

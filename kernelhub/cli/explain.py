@@ -8,11 +8,12 @@ from typing import Any
 
 import kernelhub
 from kernelhub.cli.asked_machine import add_machine, machine_of
+from kernelhub.cli.asked_model import add_model_name, facets_of_model
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.facets import add_facets, given, op_named, ops
-from kernelhub.cli.models import family_of
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT, as_dict
 from kernelhub.dispatch.selection import REJECTED, SELECTED, Decision, Selection
+from kernelhub.errors import ConfigurationError
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -31,11 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     if asked is None:
         parser.epilog = f"{parser.epilog}; `kernelhub explain OP --help` lists the facets of an op"
         return
-    contract = ops()[asked].op.contract
-    family = family_of(contract)
-    if family is not None:
-        names = ", ".join(family.models)
-        parser.add_argument("--model", metavar="NAME", help=f"fill the facets from a model: {names}")
+    contract = ops()[asked]
+    add_model_name(parser)
     add_facets(parser, contract)
     if WEIGHT_LAYOUT in contract.schema.facets:
         help_text = "weights are packed before the kernel runs, so those that need it are ranked with the others"
@@ -44,15 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print the selection; 1 if no kernel can run."""
-    selection = _selection(arguments)
+    selection, model = _selection(arguments)
     if arguments.json:
         console.json(selection.to_dict())
     else:
-        show_selection(selection, console, every_reason=arguments.all, asked=arguments.backend or ())
+        show_selection(selection, console, every_reason=arguments.all, asked=arguments.backend or (), model=model)
     return 0 if selection.kernel else 1
 
 
-def show_selection(selection: Selection[Any], console: Console, *, every_reason: bool, asked: Sequence[str]) -> None:
+def show_selection(
+    selection: Selection[Any], console: Console, *, every_reason: bool, asked: Sequence[str], model: str
+) -> None:
     """The problem, the selected kernel, who decided, and every other kernel with its first reason, or with all."""
     console.heading(f"{selection.op} on {selection.problem.device}: {selection.selected or 'no kernel can run this'}")
     said = [("decided by", f"{selection.source}, {selection.because}")]
@@ -60,6 +60,8 @@ def show_selection(selection: Selection[Any], console: Console, *, every_reason:
     if selection.faster:
         said.append(("faster", selection.faster[0].hint))
     said.append(("problem", _written(selection)))
+    if model:
+        said.append(("model", model))
     if selection.assumed:
         said.append(("assumed", selection.assumed))
     if selection.weights:
@@ -117,21 +119,24 @@ def _rows(decision: Decision) -> list[tuple[str, ...]]:
     return [(decision.kernel, decision.state, reason.code, reason.reason, reason.remedy) for reason in reasons]
 
 
-def _selection(arguments: argparse.Namespace) -> Selection[Any]:
-    function = arguments.op
-    facets = given(arguments, function.op.contract)
-    family = family_of(function.op.contract)
-    if family is not None and arguments.model is not None:
-        facets = family.with_model(arguments.model, function.op.contract, facets)
+def _selection(arguments: argparse.Namespace) -> tuple[Selection[Any], str]:
+    """The selection, and a sentence on the model that its problem is from."""
+    record = arguments.op
+    facets = given(arguments, record)
+    model = ""
+    if arguments.model is not None:
+        facets, model = facets_of_model(arguments.model, record, facets, arguments.phase)
+    elif arguments.phase is not None:
+        raise ConfigurationError("--phase belongs to --model; name a model, e.g. --model llama-3.1-8b")
     machine = machine_of(arguments)
     packing = getattr(arguments, "packing", False)
     said = {"device": arguments.device, "backend": arguments.backend, "machine": machine, "packing": packing}
-    return kernelhub.explain(function, **said, **facets)
+    return kernelhub.explain(record.name, **said, **facets), model
 
 
 def _written(selection: Selection[Any]) -> str:
     """The facets of the problem; of the features, those that are asked for."""
-    schema = ops()[selection.op].op.contract.schema
+    schema = ops()[selection.op].schema
     facets = as_dict(selection.problem)
     return ", ".join(
         name if facets[name] is True else f"{name}={facets[name]}"

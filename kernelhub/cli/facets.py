@@ -7,24 +7,21 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.op import OpFunction
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import Facet, shown
 from kernelhub.dispatch.settings import did_you_mean
-from kernelhub.ops import functions
-
-AnyOp = OpFunction[Any, Any, Any]
+from kernelhub.ops.records import OPS
 
 _PREFIX = "facet_"  # keeps a facet apart from an option of the same name in argparse's namespace
 
 
-def ops() -> dict[str, AnyOp]:
-    """Every op by its name. Unlike the hub it needs no valid settings."""
-    return {function.op.contract.name: function for function in functions()}
+def ops() -> dict[str, OpRecord[Any]]:
+    """The record of every op by its name. Unlike the hub it needs no valid settings."""
+    return {record.name: record for record in OPS}
 
 
-def op_named(name: str) -> AnyOp:
-    """The op of that name, for argparse.
+def op_named(name: str) -> OpRecord[Any]:
+    """The record of the op of that name, for argparse.
 
     Raises:
         ArgumentTypeError: there is none; the message names the nearest.
@@ -35,7 +32,7 @@ def op_named(name: str) -> AnyOp:
     return known[name]
 
 
-def add_facets(parser: argparse.ArgumentParser, contract: Contract[Any]) -> None:
+def add_facets(parser: argparse.ArgumentParser, contract: OpRecord[Any]) -> None:
     """Flags for every facet of the op but its device."""
     group = parser.add_argument_group(f"facets of {contract.name}")
     usual = defaults(contract)
@@ -54,19 +51,19 @@ def add_facets(parser: argparse.ArgumentParser, contract: Contract[Any]) -> None
             )
 
 
-def given(arguments: argparse.Namespace, contract: Contract[Any]) -> dict[str, Any]:
+def given(arguments: argparse.Namespace, contract: OpRecord[Any]) -> dict[str, Any]:
     """The facets that were written, by name."""
     said = vars(arguments)
     return {facet.name: said[_PREFIX + facet.name] for facet in _facets(contract) if _PREFIX + facet.name in said}
 
 
-def defaults(contract: Contract[Any]) -> dict[str, Any]:
+def defaults(contract: OpRecord[Any]) -> dict[str, Any]:
     """The facets of a problem of which nothing was written; those without a default are not among them."""
     fields = dataclasses.fields(contract.problem)
     return {item.name: item.default for item in fields if item.default is not dataclasses.MISSING}
 
 
-def _facets(contract: Contract[Any]) -> list[Facet]:
+def _facets(contract: OpRecord[Any]) -> list[Facet]:
     return [facet for facet in contract.schema.facets.values() if facet.name != "device"]
 
 

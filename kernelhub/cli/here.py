@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
-import torch
-
+import kernelhub
 from kernelhub.dispatch.constraint import Package, Rejection, Rule
 from kernelhub.dispatch.fingerprint import packages_of
 from kernelhub.dispatch.hub import HUB
@@ -22,6 +22,8 @@ LAYOUT = "layout"  # code of a rejection for how weights lie, which packing mend
 
 def devices() -> list[DeviceFacts]:
     """The kinds of GPU that are here, each once; the CPU if there is none."""
+    import torch
+
     if not torch.cuda.is_available():
         return [facts(torch.device("cpu"))]
     return list(dict.fromkeys(facts(torch.device("cuda", index)) for index in range(torch.cuda.device_count())))
@@ -29,7 +31,19 @@ def devices() -> list[DeviceFacts]:
 
 def measured_devices() -> list[DeviceFacts]:
     """Those of which results may be kept: `devices`, and the CPU beside them."""
+    import torch
+
     return list(dict.fromkeys([*devices(), facts(torch.device("cpu"))]))
+
+
+def plain_selection(op: str, device: DeviceFacts) -> Selection[Any]:
+    """What would run for a plain call of an op on a device."""
+    return _plain_selection(HUB.generation, op, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_selection(generation: int, op: str, device: DeviceFacts) -> Selection[Any]:
+    return kernelhub.explain(op, device=device)
 
 
 def library(registered: Registered) -> Finding | None:

@@ -59,7 +59,7 @@ def decide(
     machine: Machine | None,
 ) -> Locked:
     """What would be chosen for a problem, with everything that a reader of the file wants to know."""
-    contract = HUB.function(op).op.contract
+    contract = HUB.record(op)
     problem = problem_from(contract, device, dict(facets))
     policy = dataclasses.replace(HUB.policy(op), held=())
     verdict = HUB.select(op, problem, policy, machine)

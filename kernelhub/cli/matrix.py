@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from kernelhub.cli.facets import AnyOp
 from kernelhub.dispatch.constraint import (
     Between,
     Constraint,
@@ -19,6 +18,7 @@ from kernelhub.dispatch.constraint import (
     Rule,
     SameValue,
 )
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.fingerprint import packages_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
@@ -91,9 +91,9 @@ class Row:
         }
 
 
-def rows(function: AnyOp) -> list[Row]:
+def rows(record: OpRecord[Any]) -> list[Row]:
     """The kernels of an op, by name."""
-    contract = function.op.contract
+    contract = record
     _ = HUB.settings
     kernels = sorted(HUB.registry.candidates(contract.name).kernels, key=lambda kernel: kernel.name)
     problems = {name: contract.problem(device=device) for name, device in SIMULATED.items()}

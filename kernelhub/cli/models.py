@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelhub.cli.facets import defaults
-from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel
@@ -59,7 +59,7 @@ class Family:
     models: Mapping[str, Any]
     facets: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 
-    def with_model(self, name: str, contract: Contract[Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    def with_model(self, name: str, contract: OpRecord[Any], written: Mapping[str, Any]) -> dict[str, Any]:
         """The facets of a model, except where the user wrote others.
 
         Raises:
@@ -72,7 +72,7 @@ class Family:
         return {**self.facets(self.models[name], known_facets), **written}
 
 
-def family_of(contract: Contract[Any]) -> Family | None:
+def family_of(contract: OpRecord[Any]) -> Family | None:
     """The models that an op has shapes of, if any."""
     return next((family for family in _FAMILIES if issubclass(contract.problem, family.problem)), None)
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernelhub.cli.console import Console
-from kernelhub.evidence.audit.replay import replay
-from kernelhub.evidence.verify import device_here
 from kernelhub.runtime.caches.cases import kept_cases
 
 
@@ -32,6 +30,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Run the case and print the figures; 1 if the numbers are wrong."""
     if arguments.path is None:
         return _list(arguments.json, console)
+    from kernelhub.evidence.audit.replay import replay
+    from kernelhub.evidence.verify import device_here
+
     found = replay(arguments.path, arguments.backend, device_here(arguments.device))
     if arguments.json:
         console.json(found.to_dict())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from kernelhub.cli.asked_model import MODELS
 from kernelhub.ops.models.description import FORMATS
-from kernelhub.ops.models.published import CONFIGS
 
 # Arguments of `kernelhub.problems_of`, with what is usual.
 USUAL: dict[str, Any] = {
@@ -21,8 +21,7 @@ USUAL: dict[str, Any] = {
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """The options ``--model``, and those that say how it is served."""
-    known = f"a config.json of Hugging Face, or one of {', '.join(CONFIGS)}"
-    parser.add_argument("--model", metavar="NAME", required=required, help=known)
+    parser.add_argument("--model", metavar="NAME", required=required, help=MODELS)
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share every layer (default: 1)")
     parser.add_argument("--ep", type=int, default=1, metavar="N", help="ranks that share the experts (default: 1)")
     parser.add_argument("--dtype", default=USUAL["dtype"], help="of activations (default: bfloat16)")

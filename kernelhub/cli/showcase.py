@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import kernelhub
 from kernelhub.cli import block
-from kernelhub.cli.facets import AnyOp
+from kernelhub.dispatch.op import OpFunction
 from kernelhub.ops.attention.inputs import MODELS, AttentionModel, attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import Agreement, compare_out
 
@@ -64,7 +64,7 @@ class Case:
     """
 
     what: str
-    function: AnyOp
+    function: OpFunction[Any, Any, Any]
     arguments: dict[str, Any]
     tokens: int
     check: Callable[[Any], Agreement | block.Agreement]

@@ -14,10 +14,8 @@ from kernelhub.cli.facets import op_named
 from kernelhub.cli.served_model import add_model, served
 from kernelhub.cli.verify import names, seconds
 from kernelhub.errors import ConfigurationError
-from kernelhub.evidence.tuning.carried import export_stored, import_table
 from kernelhub.evidence.tuning.decide import WORDS, Regret
 from kernelhub.evidence.tuning.report import RegretRow, Tuning
-from kernelhub.evidence.tuning.tune import needs_of
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -45,10 +43,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.model is None:
         if arguments.export is None:
             raise ConfigurationError("--model: name a model or a config.json, e.g. --model llama-3.1-70b --tp 8")
+        from kernelhub.evidence.tuning.carried import export_stored
+
         count = export_stored(arguments.export, arguments.device)
         console.line(f"{arguments.export}: {count} problem classes")
         return 0 if count else 1
-    ops = None if arguments.op is None else [function.op.contract.name for function in arguments.op]
+    ops = None if arguments.op is None else [record.name for record in arguments.op]
+    from kernelhub.evidence.tuning.tune import needs_of
+
     needs = needs_of(arguments.model, ops=ops, **served(arguments))
     if not needs:
         raise ConfigurationError(f"--op: {arguments.model} asks nothing of {' and '.join(ops or ())}")
@@ -80,6 +82,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def _import(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.model is not None or arguments.export is not None:
         raise ConfigurationError("--import measures and writes nothing else; leave --model and --export away")
+    from kernelhub.evidence.tuning.carried import import_table
+
     entries = import_table(arguments.table, arguments.device)
     console.line(f"{arguments.table}: {len(entries)} problem classes are kept, and heeded from the next start on")
     return 0 if entries else 1

@@ -129,7 +129,7 @@ def _registry(environ: Mapping[str, str]) -> tuple[Registry, str]:
         return HUB.registry, ""
     except ConfigurationError:
         registry = Registry()
-    contracts = [function.op.contract for function in ops().values()]
+    contracts = list(ops().values())
     plugins, timeout_s = _value(_PLUGINS, environ), _value(_TIMEOUT, environ)
     try:
         registry.load(contracts, plugins, timeout_s)

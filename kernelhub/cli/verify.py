@@ -12,9 +12,8 @@ import kernelhub
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import add_facets, given, op_named, ops
 from kernelhub.dispatch.hub import HUB
-from kernelhub.evidence.apart import all_apart
+from kernelhub.evidence.budgets import FULL_BUDGET_S, QUICK_BUDGET_S
 from kernelhub.evidence.results import NOT_RUN, Result, Verification
-from kernelhub.evidence.verify import FULL_BUDGET_S, QUICK_BUDGET_S, count
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -48,28 +47,32 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     if asked is None:
         parser.epilog = f"{parser.epilog}; `kernelhub verify OP --help` lists the facets of an op"
     else:
-        add_facets(parser, ops()[asked].op.contract)
+        add_facets(parser, ops()[asked])
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Verify and print what came out; 1 if a kernel is wrong, or none could be asked."""
+    from kernelhub.evidence.apart import all_apart
+    from kernelhub.evidence.verify import count
+
     if arguments.plugins == "no":
         os.environ["KERNELHUB_PLUGINS"] = "none"  # children that run kernels read it too
         kernelhub.reload()
     _say_what_runs(sys.stderr)
     asked = {"backend": arguments.backend, "device": arguments.device}
+    name = None if arguments.op is None else arguments.op.name
     of_class: dict[str, Any] = {}
-    if arguments.op is not None and (facets := given(arguments, arguments.op.op.contract)):
+    if arguments.op is not None and (facets := given(arguments, arguments.op)):
         of_class["facets"] = facets
     if arguments.token_counts:
         of_class["token_counts"] = arguments.token_counts
-    with all_apart(), steps("verifying", count(arguments.op, **asked), sys.stderr) as step:
+    with all_apart(), steps("verifying", count(name, **asked), sys.stderr) as step:
         found = kernelhub.verify(
-            arguments.op,
+            name,
             **asked,
             quick=arguments.quick,
             budget_s=arguments.budget_s,
-            progress=lambda name, place, number: step(name),
+            progress=lambda kernel, place, number: step(kernel),
             **of_class,
         )
     if arguments.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kernelhub
 from kernelhub.cli.asked_machine import add_machine, machine_of
@@ -13,14 +13,14 @@ from kernelhub.cli.console import Console, Table
 from kernelhub.cli.served_model import add_model, served
 from kernelhub.cli.verify import seconds
 from kernelhub.errors import ConfigurationError
-from kernelhub.evidence.apart import all_apart
 from kernelhub.ops.models.problems import PHASES
 from kernelhub.runtime.caches.store import PATIENCE_S
 from kernelhub.warming.bar import bar
-from kernelhub.warming.counts import DEFAULT
+from kernelhub.warming.defaults import CONTEXT_LEN, MAX_CONTEXT_LEN, TOKEN_COUNTS, VERIFY_BUDGET_S
 from kernelhub.warming.outcome import WarmUp
-from kernelhub.warming.there import Listed, list_wanted
-from kernelhub.warming.warmup import CONTEXT_LEN, MAX_CONTEXT_LEN, VERIFY_BUDGET_S
+
+if TYPE_CHECKING:
+    from kernelhub.warming.there import Listed
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         "--tokens",
         metavar="N[,N]",
         type=_counts,
-        help=f"new tokens per engine step, up to the most (default: {','.join(map(str, DEFAULT))})",
+        help=f"new tokens per engine step, up to the most (default: {','.join(map(str, TOKEN_COUNTS))})",
     )
     parser.add_argument("--context-len", metavar="TOKENS", type=int, default=CONTEXT_LEN, help="cached, per sequence")
     parser.add_argument(
@@ -75,11 +75,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     }
     machine = machine_of(arguments)
     if arguments.list:
+        from kernelhub.warming.there import list_wanted
+
         listed = list_wanted(arguments.model, machine=machine, **setting)
         _show_list(listed, arguments.json, console)
         return 0
     if machine is not None:
         raise ConfigurationError("--with describes a machine that is not here; add --list to say what it would need")
+    from kernelhub.evidence.apart import all_apart
+
     with all_apart(), bar(sys.stderr) as progress:
         try:
             done = kernelhub.warmup(

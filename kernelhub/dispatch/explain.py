@@ -1,23 +1,26 @@
-"""`explain`: the verdict on a call or a configuration, for this machine or one that is not here."""
+"""`explain`: the selection for a call or a configuration, for this machine or one that is not here."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
-from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine
-from kernelhub.dispatch.op import Backend, OpFunction
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes.device import DeviceFacts, facts, simulated
 
-DeviceLike = str | torch.device | DeviceFacts | None
+if TYPE_CHECKING:
+    import torch
+
+    from kernelhub.dispatch.op import Backend, OpFunction
+
+DeviceLike: TypeAlias = "str | torch.device | DeviceFacts | None"
 
 _DTYPES = {
     "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16",
@@ -38,7 +41,7 @@ def explain(
 
     Args:
         op: an op, or its name.
-        args: the call's arguments; the verdict is on that call. Without any tensor, `kwargs` are facets of the
+        args: the call's arguments; the selection is for that call. Without any tensor, `kwargs` are facets of the
             op's problem (``head_dim_qk=128, softcap=True``) and those not given keep their default.
         device: a device that need not be here, by name (``"B200"``), by architecture (``"sm_137"``) or by
             facts; by default that of the arguments, else the first GPU, else the CPU.
@@ -54,25 +57,29 @@ def explain(
 
     Example:
         >>> import kernelhub
-        >>> verdict = kernelhub.explain("attention", device="CPU", head_dim_qk=64, head_dim_vo=64)
-        >>> verdict.selected, len(verdict.decisions) == len(kernelhub.attention.kernels())
+        >>> selection = kernelhub.explain("attention", device="CPU", head_dim_qk=64, head_dim_vo=64)
+        >>> selection.selected, len(selection.decisions) == len(kernelhub.attention.kernels())
         ('torch.packed', True)
     """
-    function = HUB.function(op) if isinstance(op, str) else op
-    if packing and WEIGHT_LAYOUT not in function.op.contract.schema.facets:
-        raise ConfigurationError(f"packing: {function.op.contract.name} takes no packed weights; leave packing out")
+    record = HUB.record(op) if isinstance(op, str) else op.op.contract
+    if packing and WEIGHT_LAYOUT not in record.schema.facets:
+        raise ConfigurationError(f"packing: {record.name} takes no packed weights; leave packing out")
     if args or any(_holds_tensor(value) for value in kwargs.values()):
+        function = HUB.function(op) if isinstance(op, str) else op
         asked = function.op.ask(backend, args, kwargs)
         problem = function.op.contract.problem_of(asked.key, asked.device)
         if device is not None:
             problem = dataclasses.replace(problem, device=device_facts(device))
     else:
-        problem = problem_from(function.op.contract, device_facts(device), kwargs)
-    return function.op.select(problem, backend, machine, packing=packing)
+        problem = problem_from(record, device_facts(device), kwargs)
+    return HUB.select_as_asked(record.name, problem, backend, machine, packing=packing)
 
 
 def _holds_tensor(value: object) -> bool:
     """A tensor, or some in a list: an argument of a call, not a facet."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # then there is no tensor
+        return False
     return isinstance(value, torch.Tensor) or (
         isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value)
     )
@@ -82,15 +89,20 @@ def device_facts(device: DeviceLike) -> DeviceFacts:
     """Facts of a device in any of the forms that `explain` takes; ``"cpu"`` and ``"cuda"`` are those here."""
     if isinstance(device, DeviceFacts):
         return device
+    if isinstance(device, str) and not device.startswith(("cuda", "cpu")):
+        try:
+            return simulated(device)
+        except ValueError as error:
+            raise ConfigurationError(f"device: {error}") from None
+    import torch
+
     if device is None:
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if isinstance(device, str):
         try:
-            device = torch.device(device) if device.startswith(("cuda", "cpu")) else simulated(device)
-        except (ValueError, RuntimeError) as error:
+            device = torch.device(device)
+        except RuntimeError as error:
             raise ConfigurationError(f"device: {error}") from None
-    if isinstance(device, DeviceFacts):
-        return device
     if device.type == "cuda":
         index, count = device.index or 0, torch.cuda.device_count()
         if index >= count:
@@ -101,7 +113,7 @@ def device_facts(device: DeviceLike) -> DeviceFacts:
     return facts(device)
 
 
-def problem_from(contract: Contract[Any], device: DeviceFacts, values: dict[str, Any]) -> Any:
+def problem_from(contract: OpRecord[Any], device: DeviceFacts, values: dict[str, Any]) -> Any:
     """A problem written out by its facets."""
     facets = contract.schema.facets
     clean: dict[str, Any] = {}
@@ -126,7 +138,8 @@ def dtype_named(name: str) -> str:
 
 def _facet_value(op: str, facet: Any, value: Any) -> Any:
     """The value in its normal form, or an error that says what the facet takes."""
-    if isinstance(value, torch.dtype):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.dtype):
         value = str(value).removeprefix("torch.")
     if facet.name.endswith("dtype"):
         value = dtype_named(value)

@@ -17,12 +17,13 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kernelhub.dispatch.audits import AUDITS, OFF, AuditSettings
 from kernelhub.dispatch.bound import Bound, configure, make_adapter, watch_imported
 from kernelhub.dispatch.constraint import Rejection
-from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.contract import Contract, OpRecord
 from kernelhub.dispatch.events import fallback_log, selection_log
 from kernelhub.dispatch.fingerprint import Fingerprint, fingerprint_of, versions_of
 from kernelhub.dispatch.gate import GATE
@@ -32,14 +33,14 @@ from kernelhub.dispatch.lineup import lineup_of
 from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.making import Making, at_fork, check_not_importing, drop_half_imported, loading_registry
-from kernelhub.dispatch.policy import Layer, Names, Policy
+from kernelhub.dispatch.policy import Layer, Names, Policy, names_asked_for
 from kernelhub.dispatch.refusal import no_kernel, unavailable
 from kernelhub.dispatch.registry import Registered, Registry
 from kernelhub.dispatch.report import Report
 from kernelhub.dispatch.select import as_wished, select
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import Settings, did_you_mean
-from kernelhub.dispatch.setup import ops, set_up
+from kernelhub.dispatch.setup import op_records, ops, set_up
 from kernelhub.dispatch.tuned import sizes_of
 from kernelhub.dispatch.words import Agreed, Layers, policy_for
 from kernelhub.dispatch.work import JOURNAL
@@ -102,10 +103,21 @@ class Hub:
     def function(self, op: str) -> Any:
         """The public function of an op by its name."""
         _ = self.settings
+        if not self._functions:
+            with loading_registry(), self.lock:
+                self._functions = self._functions or ops()
         if op not in self._functions:
             known = ", ".join(self._functions)
             raise ConfigurationError(f"{op!r} is no op{did_you_mean(op, self._functions)}; there are {known}")
         return self._functions[op]
+
+    def record(self, op: str) -> OpRecord[Any]:
+        """The record of an op by its name."""
+        _ = self.settings
+        known = self.registry.contracts
+        if op not in known:
+            raise ConfigurationError(f"{op!r} is no op{did_you_mean(op, known)}; there are {', '.join(known)}")
+        return known[op]
 
     def policy(self, op: str, backend: Names | None = None, contexts: Layers = ()) -> Policy:
         """What the user said about `op`, from every place."""
@@ -126,6 +138,31 @@ class Hub:
         contract = self.registry.contracts[op]
         candidates, regime = self.registry.candidates(op), contract.regime(problem)
         return select(op, contract.schema, problem, regime, candidates, machine or self.machine, policy)
+
+    def select_as_asked(
+        self,
+        op: str,
+        problem: Any,
+        backend: Any,
+        machine: Machine | None = None,
+        *,
+        packing: bool = False,
+        barred: Mapping[str, tuple[Rejection, ...]] | None = None,
+    ) -> Selection[Any]:
+        """The selection for a problem by a call with this ``backend=``, here and now; nothing is loaded.
+
+        Args:
+            op: name of the op.
+            problem: what is asked.
+            backend: the call's ``backend=``.
+            machine: facts of another machine.
+            packing: weights as in a checkpoint will be packed for whichever kernel is chosen.
+            barred: what else speaks against kernels, by name.
+        """
+        policy = self.policy(op, names_asked_for(backend), self.contexts.get())
+        if packing or barred:
+            policy = replace(policy, packing=packing, barred={**policy.barred, **(barred or {})})
+        return self.select(op, problem, policy, machine)
 
     def ranked(self, op: str, problem: Any, policy: Policy) -> Sequence[Kernel]:
         """The kernels that the policy leaves, in the order in which they are tried, whether or not they can run."""
@@ -168,7 +205,7 @@ class Hub:
         """
         while True:
             selection = self.select(op, problem, policy)
-            contract = self.registry.contracts[op]
+            contract: Contract[Any] = self.function(op).op.contract
             kernel = selection.kernel
             if kernel is None:
                 raise no_kernel(selection, policy.about(problem, self.machine))
@@ -235,7 +272,7 @@ class Hub:
         """Import and prepare a kernel's adapter, and say why that failed, if it did; later choices know it too."""
         try:
             with self.making.alone(op, kernel.name, timeout_s=self.patience_s):
-                self._adapter(kernel, self.registry.contracts[op], problem)
+                self._adapter(kernel, self.function(op).op.contract, problem)
         except LoadFailure as failure:
             rejection = Rejection(failure.code, failure.reason, failure.remedy)
             with self.lock:
@@ -353,10 +390,8 @@ class Hub:
             self.ledger.forget_report()
 
     def _load(self) -> None:
-        self._functions = ops()
-        contracts = [function.op.contract for function in self._functions.values()]
         registry = Registry()
-        settings = set_up(registry, contracts, self._added.values())
+        settings = set_up(registry, op_records(), self._added.values())
         self.machine.heeds_evidence = settings["KERNELHUB_EVIDENCE"]
         self.machine.tables = settings["KERNELHUB_TUNED"]
         self.machine.load()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.constraint import Rejection
-from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.held import LOCK, DeviceKey, Facets, Held, Key, as_packed, facets_of
 from kernelhub.dispatch.policy import Wish
 from kernelhub.errors import ConfigurationError
@@ -101,7 +101,7 @@ class Lock:
     path: str = ""
     digest: str = ""
 
-    def held(self, contract: Contract[Any], layouts: Mapping[str, tuple[str, ...]], closed: bool) -> Held:
+    def held(self, contract: OpRecord[Any], layouts: Mapping[str, tuple[str, ...]], closed: bool) -> Held:
         """What the file says of one op.
 
         Where it says that no kernel could run, none may: another choice would be as free as without the file.
@@ -152,7 +152,7 @@ class Lock:
         return f"kernelhub lock --model {model['name']}{options} --out {self.path or 'FILE'}"
 
 
-def whole_problem(contract: Contract[Any], written: Mapping[str, Any]) -> Facets:
+def whole_problem(contract: OpRecord[Any], written: Mapping[str, Any]) -> Facets:
     """The problem class that written facets mean; what is not written has its default."""
     known = {item.name: item.default for item in dataclasses.fields(contract.problem) if item.name != "device"}
     return tuple(sorted({**known, **written}.items()))
@@ -206,7 +206,7 @@ def read_lock(path: Path) -> Lock:
         ) from None
 
 
-def check_lock(lock: Lock, contracts: Mapping[str, Contract[Any]]) -> None:
+def check_lock(lock: Lock, contracts: Mapping[str, OpRecord[Any]]) -> None:
     """Refuse decisions about ops, facets and values that do not exist, for several kernels, and two for one problem.
 
     Raises:

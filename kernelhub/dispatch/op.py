@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
@@ -27,12 +27,12 @@ from kernelhub.dispatch.forms import written
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.hub import HUB, Outdated, keep
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.policy import Names, Policy, names_of
+from kernelhub.dispatch.policy import Names, Policy, names_asked_for
 from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.refusal import no_kernel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.words import Layers
-from kernelhub.errors import ConfigurationError, NoKernel
+from kernelhub.errors import NoKernel
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -91,7 +91,7 @@ class Op(Generic[ProblemT]):
         try:
             return self._overrides.get((cast(Backend, backend), HUB.contexts.get(), key))
         except TypeError:  # it cannot be a key: say so by name
-            _names(cast(Backend, backend))
+            names_asked_for(cast(Backend, backend))
             raise
 
     def decide(self, key: Key, device: int, backend: Backend | Ask) -> Run:
@@ -127,7 +127,7 @@ class Op(Generic[ProblemT]):
         if GATE.lost:
             GATE.check_device(device)
         contexts = HUB.contexts.get()
-        names = _names(backend)
+        names = names_asked_for(backend)
         place = (names, contexts, key, device)
         table = self._bound if names is None and not contexts else self._bound_otherwise
         bound = table.get(place)
@@ -200,7 +200,7 @@ class Op(Generic[ProblemT]):
         packing: bool = False,
         barred: Mapping[str, tuple[Rejection, ...]] | None = None,
     ) -> Selection[ProblemT]:
-        """The verdict alone; nothing is loaded.
+        """The selection alone; nothing is loaded.
 
         Args:
             problem: what is asked.
@@ -209,10 +209,7 @@ class Op(Generic[ProblemT]):
             packing: weights as in a checkpoint will be packed for whichever kernel is chosen.
             barred: what else speaks against kernels, by name.
         """
-        policy = self.policy(backend)
-        if packing or barred:
-            policy = replace(policy, packing=packing, barred={**policy.barred, **(barred or {})})
-        return HUB.select(self.contract.name, problem, policy, machine)
+        return HUB.select_as_asked(self.contract.name, problem, backend, machine, packing=packing, barred=barred)
 
     def no_kernel(self, selection: Selection[ProblemT], backend: Backend) -> NoKernel:
         """The error that nothing may run what a verdict found no kernel for."""
@@ -224,7 +221,7 @@ class Op(Generic[ProblemT]):
 
     def policy(self, backend: Backend) -> Policy:
         """What the user said about the op, here and now."""
-        return HUB.policy(self.contract.name, _names(backend), HUB.contexts.get())
+        return HUB.policy(self.contract.name, names_asked_for(backend), HUB.contexts.get())
 
     def kernels(self) -> tuple[str, ...]:
         """Names of every registered kernel, sorted."""
@@ -242,16 +239,6 @@ class Op(Generic[ProblemT]):
 def device_of(index: int) -> torch.device:
     """The device that operands of this index lie on."""
     return torch.device("cpu") if index < 0 else torch.device("cuda", index)
-
-
-def _names(backend: Backend) -> Names | None:
-    """``backend=`` as a tuple of names."""
-    if backend is None:
-        return None
-    names = names_of(backend, "backend")
-    if not names:
-        raise ConfigurationError(f"backend is {backend!r}; name a backend or a kernel, or leave it out")
-    return names
 
 
 class OpFunction(Protocol[P, R, PlanT]):

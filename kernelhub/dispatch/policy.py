@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 Names = tuple[str, ...]
 
 
+def names_asked_for(backend: Any) -> Names | None:
+    """``backend=`` of a call as a tuple of names."""
+    if backend is None:
+        return None
+    names = names_of(backend, "backend")
+    if not names:
+        raise ConfigurationError(f"backend is {backend!r}; name a backend or a kernel, or leave it out")
+    return names
+
+
 def names_of(said: Any, where: str) -> Names:
     """What names backends or kernels, as a tuple; `where` is what it was said with, for the error."""
     names = (

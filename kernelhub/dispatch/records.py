@@ -22,7 +22,7 @@ from kernelhub.dispatch.constraint import (
     SameValue,
     Takes,
 )
-from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad, Watch
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema
 from kernelhub.dispatch.settings import did_you_mean
@@ -91,7 +91,7 @@ class Records(NamedTuple):
     known_bad: tuple[KnownBad, ...]
 
 
-def records_of(module: Any, contracts: Mapping[str, Contract[Any]], *, builtin: bool) -> Records:
+def records_of(module: Any, contracts: Mapping[str, OpRecord[Any]], *, builtin: bool) -> Records:
     """The records of a backend's module.
 
     Raises:
@@ -106,7 +106,7 @@ def records_of(module: Any, contracts: Mapping[str, Contract[Any]], *, builtin: 
         raise RegistrationError(f"{origin}: its records cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _checked(module: Any, contracts: Mapping[str, Contract[Any]], builtin: bool) -> Records:
+def _checked(module: Any, contracts: Mapping[str, OpRecord[Any]], builtin: bool) -> Records:
     try:
         backend, kernels = module.BACKEND, module.KERNELS
     except AttributeError as error:
@@ -211,7 +211,7 @@ def _check_standings(where: str, kernel: Kernel) -> None:
 
 
 def _check_known_bad(
-    where: str, entry: KnownBad, backend: Backend, contracts: Mapping[str, Contract[Any]], builtin: bool
+    where: str, entry: KnownBad, backend: Backend, contracts: Mapping[str, OpRecord[Any]], builtin: bool
 ) -> None:
     _check_types(where, entry, _KNOWN_BAD)
     if entry.op != "*" and entry.op not in contracts:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from kernelhub.dispatch.candidates import Candidates
-from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.kernel import Backend, Kernel, KnownBad, Watch
 from kernelhub.dispatch.load import LoadFailure, load_module
 from kernelhub.dispatch.order import Line
@@ -71,13 +71,13 @@ class Registry:
         left_out: plugins that are not registered, each with the reason.
     """
 
-    contracts: dict[str, Contract[Any]] = field(default_factory=dict)
+    contracts: dict[str, OpRecord[Any]] = field(default_factory=dict)
     backends: dict[str, Registered] = field(default_factory=dict)
     watches: tuple[Watch, ...] = ()
     left_out: list[Registered] = field(default_factory=list)
     _candidates: dict[str, Candidates] = field(default_factory=dict)
 
-    def load(self, contracts: Iterable[Contract[Any]], plugins: tuple[str, ...], timeout_s: float) -> None:
+    def load(self, contracts: Iterable[OpRecord[Any]], plugins: tuple[str, ...], timeout_s: float) -> None:
         """Register every op, every built-in backend, and the plugins that `plugins` allows."""
         self.contracts = {contract.name: contract for contract in contracts}
         self.backends = {}
@@ -205,7 +205,7 @@ class Registry:
         self.left_out.append(broken)
 
 
-def order_lines(contract: Contract[Any], kernels: Iterable[Kernel]) -> tuple[Line, ...]:
+def order_lines(contract: OpRecord[Any], kernels: Iterable[Kernel]) -> tuple[Line, ...]:
     """The lines of `backends/order/<op>.py`, checked against ops and kernels; none if there is no such file."""
     name = f"{_ORDER}.{contract.name}"
     if importlib.util.find_spec(name) is None:

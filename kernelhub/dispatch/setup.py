@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.events import fallback_log, print_events
 from kernelhub.dispatch.foreign import read_foreign
 from kernelhub.dispatch.lock_file import check_lock
@@ -21,7 +21,13 @@ def ops() -> dict[str, Any]:
     return {function.op.contract.name: function for function in functions}
 
 
-def set_up(registry: Registry, contracts: Iterable[Contract[Any]], added: Iterable[Any]) -> Settings:
+def op_records() -> tuple[OpRecord[Any], ...]:
+    """Every op as data, which needs no torch."""
+    records: tuple[OpRecord[Any], ...] = importlib.import_module("kernelhub.ops.records").OPS
+    return records
+
+
+def set_up(registry: Registry, contracts: Iterable[OpRecord[Any]], added: Iterable[Any]) -> Settings:
     """The settings, once everything that they may name is registered.
 
     Args:

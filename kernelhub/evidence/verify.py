@@ -18,6 +18,7 @@ from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
+from kernelhub.evidence.budgets import FULL_BUDGET_S, QUICK_BUDGET_S
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Case
@@ -28,8 +29,6 @@ from kernelhub.evidence.quarantine import begun, keep, kept_of, now
 from kernelhub.evidence.results import IN_SERVICE, Check, Result, Verification, is_of_serving
 from kernelhub.ops.models.calls import need_of
 from kernelhub.probes.device import facts
-
-FULL_BUDGET_S, QUICK_BUDGET_S = 120.0, 20.0
 
 Progress = Callable[[str, int, int], None]
 

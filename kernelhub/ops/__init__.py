@@ -5,9 +5,10 @@ In each, an op's typed function with its contract, its torch reference and its i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernelhub.dispatch.op import OpFunction
+if TYPE_CHECKING:
+    from kernelhub.dispatch.op import OpFunction
 
 
 def functions() -> tuple[OpFunction[Any, Any, Any], ...]:

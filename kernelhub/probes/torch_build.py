@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 _CUDA = "13.0"  # of the wheels on the package index since torch 2.11
@@ -40,10 +44,34 @@ class TorchBuild(NamedTuple):
 
 
 def torch_build() -> TorchBuild:
-    """The build of this process."""
+    """The build of this process; where torch is not imported yet it is read, since importing it takes over a second."""
+    if "torch" not in sys.modules:
+        build = _read()
+        if build is not None:
+            return build
     import torch
 
     return TorchBuild(str(torch.__version__), torch.version.cuda, torch.version.hip)
+
+
+def _read() -> TorchBuild | None:
+    """What ``torch/version.py`` of the torch that would be imported says; None where that cannot be told."""
+    try:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return None
+        tree = ast.parse((Path(spec.origin).parent / "version.py").read_text())
+    except (ImportError, OSError, ValueError, SyntaxError):
+        return None
+    said: dict[str, object] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            said.update({target.id: node.value.value for target in targets if isinstance(target, ast.Name)})
+    version, cuda, hip = (said.get(name) for name in ("__version__", "cuda", "hip"))
+    if not isinstance(version, str) or not {"cuda", "hip"} <= said.keys():
+        return None
+    return TorchBuild(version, cuda if isinstance(cuda, str) else None, hip if isinstance(hip, str) else None)
 
 
 def torch_build_of(version: str | None) -> TorchBuild:

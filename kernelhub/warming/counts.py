@@ -12,10 +12,8 @@ from collections.abc import Sequence
 
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.problem import ONE
-from kernelhub.ops.models.calls import GRAPH_SIZES
-from kernelhub.ops.models.problems import Need
-
-DEFAULT = (*GRAPH_SIZES, 1024, 2048, 4096, 8192)
+from kernelhub.ops.models.problems import GRAPH_SIZES, Need
+from kernelhub.warming.defaults import TOKEN_COUNTS
 
 _MOST_DECODED = max(GRAPH_SIZES)
 _ROWS = 64
@@ -31,7 +29,7 @@ def checked(token_counts: Sequence[int] | None) -> tuple[int, ...]:
         ConfigurationError: one is no positive number, or there are none.
     """
     if token_counts is None:
-        return DEFAULT
+        return TOKEN_COUNTS
     counts = tuple(token_counts)
     for count in counts:
         if type(count) is not int or count < 1:

@@ -21,6 +21,7 @@ from kernelhub.warming.bar import bar
 from kernelhub.warming.beat import Heart, Tell
 from kernelhub.warming.building import build_better
 from kernelhub.warming.counts import checked
+from kernelhub.warming.defaults import CONTEXT_LEN, MAX_CONTEXT_LEN, VERIFY_BUDGET_S
 from kernelhub.warming.jobs import Compiled, compile_in_children
 from kernelhub.warming.journal import Journal
 from kernelhub.warming.lengths import told_of_lengths
@@ -33,8 +34,6 @@ from kernelhub.warming.trusting import Trusting
 from kernelhub.warming.turn import Turn, turn
 from kernelhub.warming.wanted import Item, What, items_of
 
-CONTEXT_LEN, MAX_CONTEXT_LEN = 256, 8192
-VERIFY_BUDGET_S = 600.0
 _ENOUGH_FOR_CHILDREN = 8  # items: a child takes some seconds to start
 _STRENGTH = (COMPILED, LOADED, DECIDED, BEFORE)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import kernelhub
 from kernelhub.ops import functions
 from kernelhub.ops.attention.inputs import MODELS, attention_inputs, paged_attention_inputs
+from kernelhub.ops.models.published import CONFIGS
 from tests.conftest import DEVICE
 
 OPS = {function.op.contract.name: function for function in functions()}
@@ -106,7 +109,8 @@ class TestModels:
     def test_a_prefill_has_the_facets_of_the_models_call(self, ask, model):
         inputs = attention_inputs(model, q_tokens=17, device=DEVICE)
         verdict = kernelhub.explain("attention", inputs.pop("q"), **inputs)
-        assert ask("explain", "attention", "--model", model, "--json").json["problem"] == verdict.to_dict()["problem"]
+        words = ("--model", model, "--no-ragged", "--json")
+        assert ask("explain", "attention", *words).json["problem"] == verdict.to_dict()["problem"]
 
     @pytest.mark.parametrize("model", MODELS)
     def test_a_decode_has_the_facets_of_the_models_call(self, ask, model):
@@ -129,7 +133,30 @@ class TestModels:
     def test_an_unknown_model_is_answered_with_the_nearest(self, ask):
         answer = ask("explain", "attention", "--model", "lama-3.1-8b")
         assert answer.code == 2
-        assert "'lama-3.1-8b' is unknown (did you mean llama-3.1-8b?)" in answer.err
+        assert "'lama-3.1-8b' is neither known (did you mean llama-3.1-8b?) nor a file" in answer.err
+
+    def test_a_name_that_other_commands_take_is_taken(self, ask):
+        answer = ask("explain", "paged_attention", "--model", "mixtral-8x7b", "--device", "H200")
+        assert answer.code == 0
+        assert answer.row("model").endswith("problems of this op, the others by --phase and facets")
+
+    @pytest.mark.parametrize("whole", [False, True], ids=["config.json", "folder"])
+    def test_a_checkpoint_is_taken_as_other_commands_take_it(self, ask, tmp_path, whole):
+        (tmp_path / "config.json").write_text(json.dumps(CONFIGS["gemma-2-9b"]))
+        path = tmp_path if whole else tmp_path / "config.json"
+        problem = ask("explain", "paged_attention", "--model", str(path), "--json").json["problem"]
+        assert problem == ask("explain", "paged_attention", "--model", "gemma-2-9b", "--json").json["problem"]
+
+    def test_a_phase_is_one_of_the_models_problems(self, ask):
+        words = ("explain", "paged_attention", "--model", "llama-3.1-8b", "--json")
+        lengths = [ask(*words, "--phase", phase).json["problem"]["q_len"] for phase in ("decode", "prefill")]
+        assert lengths == ["one", "many"]
+        assert ask("explain", "paged_attention", "--phase", "decode").code == 2
+
+    def test_an_op_that_the_model_does_not_ask_is_refused_with_those_that_it_asks(self, ask):
+        answer = ask("explain", "fused_moe", "--model", "llama-3.1-8b")
+        assert answer.code == 2
+        assert "llama-3.1-8b asks nothing of fused_moe; it asks attention, paged_attention" in answer.err
 
 
 class TestErrors:

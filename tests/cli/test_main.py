@@ -52,6 +52,26 @@ class TestImports:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]"
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            *((command, "--help") for command in COMMANDS),
+            ("explain", "paged_attention", "--help"),
+            ("explain", "paged_attention", "--device", "H200", "--model", "llama-3.1-8b"),
+            ("explain", "fused_moe", "--device", "B200", "--model", "mixtral-8x7b", "--json"),
+            ("lock", "--model", "deepseek-v3.2", "--tp", "8", "--device", "H200", "--out", "-"),
+            ("backends", "--matrix", "--op", "attention"),
+            ("env",),
+            ("cache", "path"),
+            ("replay",),
+        ],
+        ids=" ".join,
+    )
+    def test_what_runs_no_kernel_and_asks_no_device_does_not_load_torch(self, ask_shell, words):
+        before = "import atexit, os; atexit.register(lambda: 'torch' in sys.modules and os._exit(77))"
+        answer = ask_shell(*words, before=before)
+        assert answer.code == 0, answer.err
+
     def test_the_library_does_not_load_the_command_line(self):
         code = (
             "import sys, kernelhub; kernelhub.attention.kernels();"

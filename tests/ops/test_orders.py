@@ -32,7 +32,7 @@ def measured_families() -> set[str]:
 @pytest.mark.parametrize("op", OPS)
 def test_no_line_of_a_family_has_lost_a_kernel_that_runs_there(op: str) -> None:
     """What the line of every other GPU names; without a place it would stand before those that were found faster."""
-    taken = {row.kernel.name: row.devices for row in rows(OPS[op])}
+    taken = {row.kernel.name: row.devices for row in rows(OPS[op].op.contract)}
     for regime in OPS[op].op.contract.regimes or ("*",):
         common = line_for(lines(op), simulated("sm_137"), regime)
         for device, facts in SIMULATED.items() if common is not None else ():

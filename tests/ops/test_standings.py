@@ -34,7 +34,7 @@ def records() -> dict[Kernel, frozenset[str]]:
         row.kernel: frozenset(FAMILY_OF[name] for name, taken in row.devices.items() if taken != NONE)
         | interpreted.get(row.kernel.backend, set())
         for function in functions()
-        for row in rows(function)
+        for row in rows(function.op.contract)
     }
 
 

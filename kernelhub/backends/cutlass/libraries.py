@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from kernelhub.probes.library import Library
-from kernelhub.runtime import operators
 
 # The first since it is built against torch's stable interface.
 VLLM = Library("vllm", "_C", 'pip install "vllm>=0.33"', ("_C_stable_libtorch*.so", "_C.abi3.so"))
@@ -47,6 +46,8 @@ def operator(library: Library, name: str, capability: tuple[int, int]) -> Any:
     Raises:
         ImportError: the library cannot be loaded beside what is loaded, or its operator takes other calls than ours.
     """
+    from kernelhub.runtime import operators  # needs torch, which the records do not
+
     return operators.operator(library, name, SCHEMAS[name], capability)
 
 

@@ -33,30 +33,21 @@ from kernelhub.ops.attention.dense_call import NAME, begin, bind, check, problem
 from kernelhub.ops.attention.operands import StepOperands, empties_of
 from kernelhub.ops.attention.problem import (
     ANY,
+    ATTENTION,
     FEW,
     FEW_TOKENS,
     MANY,
     ONE,
-    REGIMES,
     AttentionProblem,
-    complete,
-    contradiction,
     q_len_bucket,
-    regime,
 )
 from kernelhub.ops.attention.reference import attention_reference
 from kernelhub.ops.operators import Traced
 
 _op: Op[AttentionProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="softmax attention over tensors, batched or ragged",
-        problem=AttentionProblem,
+    Contract.of(
+        ATTENTION,
         problem_of=problem_of,
-        complete=complete,
-        contradiction=contradiction,
-        regimes=REGIMES,
-        regime=regime,
         adapter=AttentionAdapter,
         bind=bind,
         reference=attention_reference,

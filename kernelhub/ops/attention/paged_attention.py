@@ -37,26 +37,17 @@ from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import (
     ANY,
     ONE,
-    REGIMES,
+    PAGED_ATTENTION,
     PagedAttentionProblem,
-    complete,
-    contradiction,
     q_len_bucket,
-    regime,
 )
 from kernelhub.ops.attention.reference import paged_attention_reference
 from kernelhub.ops.operators import Traced
 
 _op: Op[PagedAttentionProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="softmax attention over a paged KV cache: decode, speculative decode, prefill, mixed",
-        problem=PagedAttentionProblem,
+    Contract.of(
+        PAGED_ATTENTION,
         problem_of=problem_of,
-        complete=complete,
-        contradiction=contradiction,
-        regimes=REGIMES,
-        regime=regime,
         adapter=AttentionAdapter,
         bind=bind,
         reference=paged_attention_reference,

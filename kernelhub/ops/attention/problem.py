@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
@@ -114,3 +115,23 @@ def regime(problem: AttentionProblem) -> str:
     if problem.q_len in (ONE, FEW):
         return "speculative" if paged and problem.q_len == FEW else "decode"
     return "mixed" if problem.ragged and paged else "prefill"
+
+
+ATTENTION = OpRecord(
+    name="attention",
+    summary="softmax attention over tensors, batched or ragged",
+    problem=AttentionProblem,
+    complete=complete,
+    contradiction=contradiction,
+    regimes=REGIMES,
+    regime=regime,
+)
+PAGED_ATTENTION = OpRecord(
+    name="paged_attention",
+    summary="softmax attention over a paged KV cache: decode, speculative decode, prefill, mixed",
+    problem=PagedAttentionProblem,
+    complete=complete,
+    contradiction=contradiction,
+    regimes=REGIMES,
+    regime=regime,
+)

@@ -15,16 +15,14 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.indexer.adapter import LogitsAdapter
-from kernelhub.ops.indexer.mqa_logits_call import NAME, bind, check, problem_of
-from kernelhub.ops.indexer.problem import LogitsProblem
+from kernelhub.ops.indexer.mqa_logits_call import bind, check, problem_of
+from kernelhub.ops.indexer.problem import MQA_LOGITS, LogitsProblem
 from kernelhub.ops.indexer.reference import mqa_logits_reference
 from kernelhub.ops.operators import Traced
 
 _op: Op[LogitsProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="scores of keys by the indexer of sparse attention, each query's own range of them",
-        problem=LogitsProblem,
+    Contract.of(
+        MQA_LOGITS,
         problem_of=problem_of,
         adapter=LogitsAdapter,
         bind=bind,

@@ -16,16 +16,14 @@ from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.indexer.adapter import PagedLogitsAdapter
 from kernelhub.ops.indexer.layout import is_fused
-from kernelhub.ops.indexer.paged_mqa_logits_call import NAME, bind, check, problem_of
-from kernelhub.ops.indexer.problem import PagedLogitsProblem
+from kernelhub.ops.indexer.paged_mqa_logits_call import bind, check, problem_of
+from kernelhub.ops.indexer.problem import PAGED_MQA_LOGITS, PagedLogitsProblem
 from kernelhub.ops.indexer.reference import paged_mqa_logits_reference
 from kernelhub.ops.operators import Traced
 
 _op: Op[PagedLogitsProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="scores of a paged cache's keys by the indexer of sparse attention, causally",
-        problem=PagedLogitsProblem,
+    Contract.of(
+        PAGED_MQA_LOGITS,
         problem_of=problem_of,
         adapter=PagedLogitsAdapter,
         bind=bind,

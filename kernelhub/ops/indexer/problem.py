@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
@@ -37,3 +38,20 @@ class TopKProblem:
     k: int = facet("indices per row", default=2048)
     row_starts: bool = feature("rows do not start at column 0", False)
     row_ends: bool = feature("rows do not end at the last column", False)
+
+
+MQA_LOGITS = OpRecord(
+    name="mqa_logits",
+    summary="scores of keys by the indexer of sparse attention, each query's own range of them",
+    problem=LogitsProblem,
+)
+PAGED_MQA_LOGITS = OpRecord(
+    name="paged_mqa_logits",
+    summary="scores of a paged cache's keys by the indexer of sparse attention, causally",
+    problem=PagedLogitsProblem,
+)
+TOPK_INDICES = OpRecord(
+    name="topk_indices",
+    summary="indices of the highest logits of each row, for sparse attention",
+    problem=TopKProblem,
+)

@@ -15,16 +15,14 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.indexer.adapter import TopKAdapter
-from kernelhub.ops.indexer.problem import TopKProblem
+from kernelhub.ops.indexer.problem import TOPK_INDICES, TopKProblem
 from kernelhub.ops.indexer.reference import topk_indices_reference
-from kernelhub.ops.indexer.topk_indices_call import NAME, bind, check, problem_of
+from kernelhub.ops.indexer.topk_indices_call import bind, check, problem_of
 from kernelhub.ops.operators import Traced
 
 _op: Op[TopKProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="indices of the highest logits of each row, for sparse attention",
-        problem=TopKProblem,
+    Contract.of(
+        TOPK_INDICES,
         problem_of=problem_of,
         adapter=TopKAdapter,
         bind=bind,

@@ -15,23 +15,19 @@ from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.linear_attention.adapter import LinearAdapter
 from kernelhub.ops.linear_attention.call import NAME, bind, check, problem_of, q_len_of
-from kernelhub.ops.linear_attention.problem import DECODE, PREFILL, LinearProblem, regime
+from kernelhub.ops.linear_attention.problem import LINEAR_ATTENTION, LinearProblem
 from kernelhub.ops.linear_attention.reference import linear_attention_reference
 from kernelhub.ops.operands import check_flag
 from kernelhub.ops.operators import Traced
 
 _op: Op[LinearProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="attention through a state that decays by head, for prefill and decode",
-        problem=LinearProblem,
+    Contract.of(
+        LINEAR_ATTENTION,
         problem_of=problem_of,
         adapter=LinearAdapter,
         bind=bind,
         reference=linear_attention_reference,
         example="kernelhub.ops.linear_attention.inputs:linear_inputs",
-        regimes=(DECODE, PREFILL),
-        regime=regime,
     )
 )
 _get = _op.table.get

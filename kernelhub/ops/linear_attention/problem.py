@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
@@ -31,3 +32,12 @@ class LinearProblem:
 def regime(problem: LinearProblem) -> str:
     """The phase that order lines speak of."""
     return DECODE if problem.q_len == ONE else PREFILL
+
+
+LINEAR_ATTENTION = OpRecord(
+    name="linear_attention",
+    summary="attention through a state that decays by head, for prefill and decode",
+    problem=LinearProblem,
+    regimes=(DECODE, PREFILL),
+    regime=regime,
+)

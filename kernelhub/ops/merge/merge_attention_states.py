@@ -16,16 +16,14 @@ from kernelhub.dispatch.publish import publish
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.call import NAME, bind, check, problem_of
-from kernelhub.ops.merge.problem import MergeProblem
+from kernelhub.ops.merge.problem import MERGE_ATTENTION_STATES, MergeProblem
 from kernelhub.ops.merge.reference import merge_attention_states_reference
 from kernelhub.ops.operands import check_flag
 from kernelhub.ops.operators import Traced
 
 _op: Op[MergeProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="attention over parts of the keys merged into attention over all of them",
-        problem=MergeProblem,
+    Contract.of(
+        MERGE_ATTENTION_STATES,
         problem_of=problem_of,
         adapter=MergeAdapter,
         bind=bind,

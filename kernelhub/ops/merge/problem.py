@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
@@ -24,3 +25,10 @@ class MergeProblem:
     batched: bool = feature("states of batches, [B, S, H, D]", False)
     lse: bool = feature("the merged LSE is returned", False)
     out_scale: str | None = feature("how the scale of a float8_e4m3fn result is given", None, OUT_SCALES)
+
+
+MERGE_ATTENTION_STATES = OpRecord(
+    name="merge_attention_states",
+    summary="attention over parts of the keys merged into attention over all of them",
+    problem=MergeProblem,
+)

@@ -35,10 +35,9 @@ from kernelhub.dispatch.load import load_attribute
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, MANY, ONE
+from kernelhub.ops.models.problems import GRAPH_SIZES as GRAPH_SIZES
 from kernelhub.ops.models.problems import PHASES, Need
 from kernelhub.ops.serving import Arguments, Batch, Calls, Values
-
-GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # batches that engines capture CUDA graphs of
 
 _QUERIES = 4  # of a sequence of speculative decode
 _MOST_DECODED = 256  # tokens of a mixed batch that are decoded

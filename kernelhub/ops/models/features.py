@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
 
 FEATURES: dict[str, frozenset[str]] = {
@@ -32,7 +32,7 @@ FEATURES: dict[str, frozenset[str]] = {
 _PREFILL_IS_RAGGED = ("attention",)  # a model asks for it of packed sequences only
 
 
-def a_model_may_ask(contract: Contract[Any], problem: Any) -> bool:
+def a_model_may_ask(contract: OpRecord[Any], problem: Any) -> bool:
     """Whether some model's `problems_of`, in the forms of a warm-up, could list a problem of this kind."""
     known = FEATURES.get(contract.name)
     if known is None or getattr(problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT:

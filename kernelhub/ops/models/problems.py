@@ -18,6 +18,7 @@ from kernelhub.ops.models.published import CONFIGS
 from kernelhub.probes import document
 
 PHASES = (PREFILL, DECODE)
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # batches that engines capture CUDA graphs of
 Model = str | Path | Description
 
 
@@ -42,7 +43,7 @@ class Need:
 
     def problem(self, device: DeviceLike = None) -> Any:
         """The op's problem on a device: as `explain` takes it, by default the first GPU here, else the CPU."""
-        return problem_from(HUB.function(self.op).op.contract, device_facts(device), dict(self.facets))
+        return problem_from(HUB.record(self.op), device_facts(device), dict(self.facets))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: what calls are made from, for another process."""

@@ -23,29 +23,30 @@ from kernelhub.ops.quant.dequantize_call import (
     dequantize_fp8_problem,
     granularity_of,
 )
-from kernelhub.ops.quant.problem import BLOCK, GROUP, DequantizeFp8Problem, QuantizeFp8Problem
-from kernelhub.ops.quant.quantize_fp8_call import bind_fp8, check_fp8, fp8_complete, fp8_contradiction, fp8_problem
+from kernelhub.ops.quant.problem import (
+    BLOCK,
+    DEQUANTIZE_FP8,
+    GROUP,
+    QUANTIZE_FP8,
+    DequantizeFp8Problem,
+    QuantizeFp8Problem,
+)
+from kernelhub.ops.quant.quantize_fp8_call import bind_fp8, check_fp8, fp8_problem
 from kernelhub.ops.quant.reference import dequantize_fp8_reference, quantize_fp8_reference
 
 _quantize: Op[QuantizeFp8Problem] = Op(
-    Contract(
-        name="quantize_fp8",
-        summary="floats into float8 with scales per tensor, token, group or block",
-        problem=QuantizeFp8Problem,
+    Contract.of(
+        QUANTIZE_FP8,
         problem_of=fp8_problem,
         adapter=QuantizeAdapter,
         bind=bind_fp8,
         reference=quantize_fp8_reference,
         example="kernelhub.ops.quant.inputs:quantize_inputs",
-        complete=fp8_complete,
-        contradiction=fp8_contradiction,
     )
 )
 _dequantize: Op[DequantizeFp8Problem] = Op(
-    Contract(
-        name="dequantize_fp8",
-        summary="float8 with scales per tensor, token, group or block back into floats",
-        problem=DequantizeFp8Problem,
+    Contract.of(
+        DEQUANTIZE_FP8,
         problem_of=dequantize_fp8_problem,
         adapter=DequantizeAdapter,
         bind=bind_dequantize("dequantize_fp8"),

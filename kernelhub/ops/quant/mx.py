@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
-from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.contract import Contract, OpRecord
 from kernelhub.dispatch.op import Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
@@ -20,32 +20,28 @@ from kernelhub.ops.quant.quantize_mx_call import bind_mx, mx_problem
 _EXAMPLE = "kernelhub.ops.quant.inputs:quantize_inputs"
 
 
-def quantizer(name: str, summary: str, reference: Callable[..., Any]) -> Op[QuantizeMxProblem]:
+def quantizer(record: OpRecord[QuantizeMxProblem], reference: Callable[..., Any]) -> Op[QuantizeMxProblem]:
     """The op of a quantiser."""
     return Op(
-        Contract(
-            name=name,
-            summary=summary,
-            problem=QuantizeMxProblem,
+        Contract.of(
+            record,
             problem_of=mx_problem,
             adapter=QuantizeAdapter,
-            bind=bind_mx(name),
+            bind=bind_mx(record.name),
             reference=reference,
             example=_EXAMPLE,
         )
     )
 
 
-def dequantizer(name: str, summary: str, reference: Callable[..., Any]) -> Op[DequantizeProblem]:
+def dequantizer(record: OpRecord[DequantizeProblem], reference: Callable[..., Any]) -> Op[DequantizeProblem]:
     """The op of the way back."""
     return Op(
-        Contract(
-            name=name,
-            summary=summary,
-            problem=DequantizeProblem,
+        Contract.of(
+            record,
             problem_of=dequantize_problem,
             adapter=DequantizeAdapter,
-            bind=bind_dequantize(name),
+            bind=bind_dequantize(record.name),
             reference=reference,
             example=_EXAMPLE,
         )

@@ -15,16 +15,12 @@ from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.arguments import dequantized_fp4
 from kernelhub.ops.quant.dequantize_call import check_dequantize
 from kernelhub.ops.quant.mx import dequantizer, prepare_dequantizer, prepare_quantizer, quantizer
-from kernelhub.ops.quant.problem import MX_GROUP
+from kernelhub.ops.quant.problem import DEQUANTIZE_MXFP4, MX_GROUP, QUANTIZE_MXFP4
 from kernelhub.ops.quant.quantize_mx_call import ROUNDINGS, check_mx
 from kernelhub.ops.quant.reference import dequantize_mxfp4_reference, quantize_mxfp4_reference
 
-_quantize = quantizer(
-    "quantize_mxfp4", "floats into float4 with a power of two for 32 elements", quantize_mxfp4_reference
-)
-_dequantize = dequantizer(
-    "dequantize_mxfp4", "float4 with a power of two for 32 elements back into floats", dequantize_mxfp4_reference
-)
+_quantize = quantizer(QUANTIZE_MXFP4, quantize_mxfp4_reference)
+_dequantize = dequantizer(DEQUANTIZE_MXFP4, dequantize_mxfp4_reference)
 _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 

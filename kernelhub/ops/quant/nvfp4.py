@@ -18,15 +18,19 @@ from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
 from kernelhub.ops.quant.arguments import dequantized_fp4
 from kernelhub.ops.quant.dequantize_call import bind_dequantize, check_dequantize, dequantize_problem
-from kernelhub.ops.quant.problem import NVFP4_GROUP, DequantizeProblem, QuantizeNvfp4Problem
+from kernelhub.ops.quant.problem import (
+    DEQUANTIZE_NVFP4,
+    NVFP4_GROUP,
+    QUANTIZE_NVFP4,
+    DequantizeProblem,
+    QuantizeNvfp4Problem,
+)
 from kernelhub.ops.quant.quantize_nvfp4_call import bind_nvfp4, check_nvfp4, nvfp4_problem
 from kernelhub.ops.quant.reference import dequantize_nvfp4_reference, quantize_nvfp4_reference
 
 _quantize: Op[QuantizeNvfp4Problem] = Op(
-    Contract(
-        name="quantize_nvfp4",
-        summary="floats into float4 with a float8 scale for 16 elements and one for the tensor",
-        problem=QuantizeNvfp4Problem,
+    Contract.of(
+        QUANTIZE_NVFP4,
         problem_of=nvfp4_problem,
         adapter=QuantizeAdapter,
         bind=bind_nvfp4,
@@ -35,10 +39,8 @@ _quantize: Op[QuantizeNvfp4Problem] = Op(
     )
 )
 _dequantize: Op[DequantizeProblem] = Op(
-    Contract(
-        name="dequantize_nvfp4",
-        summary="float4 with a float8 scale for 16 elements and one for the tensor back into floats",
-        problem=DequantizeProblem,
+    Contract.of(
+        DEQUANTIZE_NVFP4,
         problem_of=dequantize_problem,
         adapter=DequantizeAdapter,
         bind=bind_dequantize("dequantize_nvfp4"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
@@ -64,3 +66,61 @@ class DequantizeFp8Problem(DequantizeProblem):
     granularity: str = facet("what shares a scale: tensor, token, group, block", values=GRANULARITIES, default=TOKEN)
     group_size: int = facet("elements of a row that share a scale, for group", default=128)
     scale_dtype: str = facet("dtype of the scales", values=FP8_SCALES, default="float32")
+
+
+def fp8_complete(facets: dict[str, Any]) -> dict[str, Any]:
+    """Scales held as float8_e8m0fnu are powers of two."""
+    return {**facets, "ue8m0": True} if facets.get("scale_dtype") == "float8_e8m0fnu" else facets
+
+
+def fp8_contradiction(problem: QuantizeFp8Problem) -> str | None:
+    """What cannot be asked together."""
+    if problem.static and problem.granularity not in (TENSOR, TOKEN):
+        return f"a scale can be given for tensor and token, not for {problem.granularity}"
+    if problem.static and problem.ue8m0:
+        return "a scale that is given is not rounded to a power of two"
+    return None
+
+
+QUANTIZE_FP8 = OpRecord(
+    name="quantize_fp8",
+    summary="floats into float8 with scales per tensor, token, group or block",
+    problem=QuantizeFp8Problem,
+    complete=fp8_complete,
+    contradiction=fp8_contradiction,
+)
+DEQUANTIZE_FP8 = OpRecord(
+    name="dequantize_fp8",
+    summary="float8 with scales per tensor, token, group or block back into floats",
+    problem=DequantizeFp8Problem,
+)
+QUANTIZE_MXFP4 = OpRecord(
+    name="quantize_mxfp4",
+    summary="floats into float4 with a power of two for 32 elements",
+    problem=QuantizeMxProblem,
+)
+DEQUANTIZE_MXFP4 = OpRecord(
+    name="dequantize_mxfp4",
+    summary="float4 with a power of two for 32 elements back into floats",
+    problem=DequantizeProblem,
+)
+QUANTIZE_MXFP8 = OpRecord(
+    name="quantize_mxfp8",
+    summary="floats into float8 with a power of two for 32 elements",
+    problem=QuantizeMxProblem,
+)
+DEQUANTIZE_MXFP8 = OpRecord(
+    name="dequantize_mxfp8",
+    summary="float8 with a power of two for 32 elements back into floats",
+    problem=DequantizeProblem,
+)
+QUANTIZE_NVFP4 = OpRecord(
+    name="quantize_nvfp4",
+    summary="floats into float4 with a float8 scale for 16 elements and one for the tensor",
+    problem=QuantizeNvfp4Problem,
+)
+DEQUANTIZE_NVFP4 = OpRecord(
+    name="dequantize_nvfp4",
+    summary="float4 with a float8 scale for 16 elements and one for the tensor back into floats",
+    problem=DequantizeProblem,
+)

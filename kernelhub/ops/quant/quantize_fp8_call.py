@@ -49,20 +49,6 @@ def fp8_problem(key: Any, device: int) -> QuantizeFp8Problem:
     )
 
 
-def fp8_complete(facets: dict[str, Any]) -> dict[str, Any]:
-    """Scales held as float8_e8m0fnu are powers of two."""
-    return {**facets, "ue8m0": True} if facets.get("scale_dtype") == "float8_e8m0fnu" else facets
-
-
-def fp8_contradiction(problem: QuantizeFp8Problem) -> str | None:
-    """What cannot be asked together."""
-    if problem.static and problem.granularity not in (TENSOR, TOKEN):
-        return f"a scale can be given for tensor and token, not for {problem.granularity}"
-    if problem.static and problem.ue8m0:
-        return "a scale that is given is not rounded to a power of two"
-    return None
-
-
 def check_fp8(x: Any, granularity: Any, group_size: Any, scale: Any, ue8m0: Any, scale_dtype: Any, layout: Any) -> None:
     """Everything that the contract says of a call but its destinations."""
     op = "quantize_fp8"

@@ -16,22 +16,19 @@ from kernelhub.dispatch.publish import publish
 from kernelhub.ops.gemm.fp4 import library
 from kernelhub.ops.gemm.fp4.adapter import Fp4GemmAdapter
 from kernelhub.ops.gemm.fp4.call import bind, form_of, key_of, problem_of, refuse_form, with_layout
-from kernelhub.ops.gemm.fp4.operands import NAME, check, check_weight
-from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem, contradiction
+from kernelhub.ops.gemm.fp4.operands import check, check_weight
+from kernelhub.ops.gemm.fp4.problem import FP4_GEMM, Fp4GemmProblem
 from kernelhub.ops.gemm.fp4.reference import fp4_gemm_reference
 from kernelhub.ops.packed import PackedWeight, PackingPlan, prepared
 
 _op: Op[Fp4GemmProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="activations times a float4 weight",
-        problem=Fp4GemmProblem,
+    Contract.of(
+        FP4_GEMM,
         problem_of=problem_of,
         adapter=Fp4GemmAdapter,
         bind=bind,
         reference=fp4_gemm_reference,
         example="kernelhub.ops.gemm.fp4.inputs:fp4_gemm_inputs",
-        contradiction=contradiction,
     )
 )
 _get = _op.table.get

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature, weight_layout
 from kernelhub.probes.device import DeviceFacts
 
@@ -40,3 +41,11 @@ def contradiction(problem: Fp4GemmProblem) -> str | None:
         nearest = -(-problem.k // multiple) * multiple
         return f"k is {problem.k}; groups of {multiple} need a multiple, the nearest is {nearest}"
     return None
+
+
+FP4_GEMM = OpRecord(
+    name="fp4_gemm",
+    summary="activations times a float4 weight",
+    problem=Fp4GemmProblem,
+    contradiction=contradiction,
+)

@@ -20,25 +20,19 @@ from kernelhub.ops.gemm.fp8 import library
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.call import bind, problem_of, with_layout
 from kernelhub.ops.gemm.fp8.checks import NAME, check, facts_of_weight, refuse
-from kernelhub.ops.gemm.fp8.problem import MOST_FEW, REGIMES, Fp8GemmProblem, complete, contradiction, regime
+from kernelhub.ops.gemm.fp8.problem import FP8_GEMM, MOST_FEW, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
 from kernelhub.ops.gemm.fp8.scaling import of_rows
 from kernelhub.ops.packed import PackedWeight, PackingPlan, prepared
 
 _op: Op[Fp8GemmProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="a product of float8 matrices, scaled by tensor, row or block",
-        problem=Fp8GemmProblem,
+    Contract.of(
+        FP8_GEMM,
         problem_of=problem_of,
         adapter=Fp8GemmAdapter,
         bind=bind,
         reference=fp8_gemm_reference,
         example="kernelhub.ops.gemm.fp8.inputs:fp8_gemm_inputs",
-        complete=complete,
-        contradiction=contradiction,
-        regimes=REGIMES,
-        regime=regime,
     )
 )
 _get = _op.table.get

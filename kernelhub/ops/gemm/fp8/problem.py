@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import CHECKPOINT, facet, feature, weight_layout
 from kernelhub.probes.device import DeviceFacts
 
@@ -78,3 +79,14 @@ def regime(problem: Fp8GemmProblem) -> str:
     if problem.scaling in (ROW, BLOCK):
         return f"{problem.scaling}_{'prefill' if problem.rows == MANY else 'decode'}"
     return problem.scaling
+
+
+FP8_GEMM = OpRecord(
+    name="fp8_gemm",
+    summary="a product of float8 matrices, scaled by tensor, row or block",
+    problem=Fp8GemmProblem,
+    complete=complete,
+    contradiction=contradiction,
+    regimes=REGIMES,
+    regime=regime,
+)

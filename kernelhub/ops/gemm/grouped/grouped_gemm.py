@@ -15,26 +15,24 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
-from kernelhub.ops.gemm.grouped.call import NAME, bind, check, default_out_dtype, problem_of
-from kernelhub.ops.gemm.grouped.problem import MOST_FEW, REGIMES, GroupedGemmProblem, complete, contradiction, regime
+from kernelhub.ops.gemm.grouped.call import bind, check, default_out_dtype, problem_of
+from kernelhub.ops.gemm.grouped.problem import (
+    GROUPED_GEMM,
+    MOST_FEW,
+    GroupedGemmProblem,
+)
 from kernelhub.ops.gemm.grouped.reference import grouped_gemm_reference
 from kernelhub.ops.gemm.grouped.scales import geometry_of_a, geometry_of_b
 from kernelhub.ops.operators import Traced
 
 _op: Op[GroupedGemmProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="groups of rows, each times the weights of its group, which is an expert",
-        problem=GroupedGemmProblem,
+    Contract.of(
+        GROUPED_GEMM,
         problem_of=problem_of,
         adapter=GroupedGemmAdapter,
         bind=bind,
         reference=grouped_gemm_reference,
         example="kernelhub.ops.gemm.grouped.inputs:grouped_gemm_inputs",
-        complete=complete,
-        contradiction=contradiction,
-        regimes=REGIMES,
-        regime=regime,
     )
 )
 _get = _op.table.get

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
@@ -121,3 +122,14 @@ def regime(problem: GroupedGemmProblem) -> str:
     if problem.rows == FEW:
         return "decode"
     return "prefill_long" if problem.k >= _LONG else "prefill"
+
+
+GROUPED_GEMM = OpRecord(
+    name="grouped_gemm",
+    summary="groups of rows, each times the weights of its group, which is an expert",
+    problem=GroupedGemmProblem,
+    complete=complete,
+    contradiction=contradiction,
+    regimes=REGIMES,
+    regime=regime,
+)

@@ -38,20 +38,14 @@ from kernelhub.ops.mla.attention.call import (
     with_plain_sinks,
 )
 from kernelhub.ops.mla.attention.operands import StepOperands, check_listed
-from kernelhub.ops.mla.attention.problem import REGIMES, MlaProblem, complete, contradiction, regime
+from kernelhub.ops.mla.attention.problem import MLA_ATTENTION, MlaProblem
 from kernelhub.ops.mla.attention.reference import mla_attention_reference
 from kernelhub.ops.operators import Traced
 
 _op: Op[MlaProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="latent attention with absorbed projections over a paged cache, dense or sparse",
-        problem=MlaProblem,
+    Contract.of(
+        MLA_ATTENTION,
         problem_of=problem_of,
-        complete=complete,
-        contradiction=contradiction,
-        regimes=REGIMES,
-        regime=regime,
         adapter=MlaAdapter,
         bind=bind,
         reference=mla_attention_reference,

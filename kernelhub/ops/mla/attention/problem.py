@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.ops.attention.problem import FEW, FLOATS, FP8, ONE, Q_LENS
 from kernelhub.probes.device import DeviceFacts
@@ -67,3 +68,14 @@ def regime(problem: MlaProblem) -> str:
     if problem.q_len in (ONE, FEW):
         return "decode"
     return "mixed" if problem.ragged else "prefill"
+
+
+MLA_ATTENTION = OpRecord(
+    name="mla_attention",
+    summary="latent attention with absorbed projections over a paged cache, dense or sparse",
+    problem=MlaProblem,
+    complete=complete,
+    contradiction=contradiction,
+    regimes=REGIMES,
+    regime=regime,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.ops.attention.problem import FLOATS, FP8
 from kernelhub.ops.mla.attention.problem import KV_SCALES
@@ -41,3 +42,12 @@ def contradiction(problem: MlaCacheProblem) -> str | None:
     if (problem.kv_dtype == FP8) != (problem.kv_scale is not None):
         return f"kv_dtype is {problem.kv_dtype} with kv_scale {problem.kv_scale}; scales belong to {FP8}"
     return None
+
+
+WRITE_MLA_CACHE = OpRecord(
+    name="write_mla_cache",
+    summary="latents and rotary parts of new tokens into the pages of a latent cache",
+    problem=MlaCacheProblem,
+    complete=complete,
+    contradiction=contradiction,
+)

@@ -14,19 +14,15 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
-from kernelhub.ops.mla.cache.call import NAME, bind, check, problem_of, scale_kind
-from kernelhub.ops.mla.cache.problem import MlaCacheProblem, complete, contradiction
+from kernelhub.ops.mla.cache.call import bind, check, problem_of, scale_kind
+from kernelhub.ops.mla.cache.problem import WRITE_MLA_CACHE, MlaCacheProblem
 from kernelhub.ops.mla.cache.reference import write_mla_cache_reference
 from kernelhub.ops.operators import Traced
 
 _op: Op[MlaCacheProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="latents and rotary parts of new tokens into the pages of a latent cache",
-        problem=MlaCacheProblem,
+    Contract.of(
+        WRITE_MLA_CACHE,
         problem_of=problem_of,
-        complete=complete,
-        contradiction=contradiction,
         adapter=MlaCacheAdapter,
         bind=bind,
         reference=write_mla_cache_reference,

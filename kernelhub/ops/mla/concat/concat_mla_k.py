@@ -14,16 +14,14 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
-from kernelhub.ops.mla.concat.call import NAME, bind, check, problem_of
-from kernelhub.ops.mla.concat.problem import ConcatProblem
+from kernelhub.ops.mla.concat.call import bind, check, problem_of
+from kernelhub.ops.mla.concat.problem import CONCAT_MLA_K, ConcatProblem
 from kernelhub.ops.mla.concat.reference import concat_mla_k_reference
 from kernelhub.ops.operators import Traced
 
 _op: Op[ConcatProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="each head's own part of latent attention's keys beside the rotary part that all heads share",
-        problem=ConcatProblem,
+    Contract.of(
+        CONCAT_MLA_K,
         problem_of=problem_of,
         adapter=ConcatAdapter,
         bind=bind,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet
 from kernelhub.probes.device import DeviceFacts
 
@@ -19,3 +20,10 @@ class ConcatProblem:
     num_heads: int = facet("heads", default=128)
     nope_dim: int = facet("width of a head's own part", default=128)
     rope_dim: int = facet("width of the rotary part", default=64)
+
+
+CONCAT_MLA_K = OpRecord(
+    name="concat_mla_k",
+    summary="each head's own part of latent attention's keys beside the rotary part that all heads share",
+    problem=ConcatProblem,
+)

@@ -17,17 +17,15 @@ from kernelhub.dispatch.publish import publish
 from kernelhub.ops.moe.experts import library
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
 from kernelhub.ops.moe.experts.call import asked_by, bind, key_of, problem_of, step_of, with_layout
-from kernelhub.ops.moe.experts.check import NAME, Operands, check
+from kernelhub.ops.moe.experts.check import Operands, check
 from kernelhub.ops.moe.experts.packing import layer_of, packed, with_packed
-from kernelhub.ops.moe.experts.problem import ExpertsProblem
+from kernelhub.ops.moe.experts.problem import FUSED_MOE, ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fused_moe_reference
 from kernelhub.ops.packed import PackedWeight, PackingPlan, layout_of, prepared
 
 _op: Op[ExpertsProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="tokens through the experts they were routed to, weighed and added up",
-        problem=ExpertsProblem,
+    Contract.of(
+        FUSED_MOE,
         problem_of=problem_of,
         adapter=ExpertsAdapter,
         bind=bind,

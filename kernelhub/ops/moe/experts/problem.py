@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature, weight_layout
 from kernelhub.probes.device import DeviceFacts
 
@@ -95,3 +96,10 @@ def asked_formats_fit(problem: ExpertsProblem) -> str | None:
     if problem.activation_dtype == NVFP4 and not problem.static_scales:
         return "activation_dtype is nvfp4, of which the second scales are given: a1_scale and a2_scale"
     return None
+
+
+FUSED_MOE = OpRecord(
+    name="fused_moe",
+    summary="tokens through the experts they were routed to, weighed and added up",
+    problem=ExpertsProblem,
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
@@ -31,3 +32,10 @@ class RoutingProblem:
     def group_size(self) -> int:
         """Experts of a group."""
         return self.num_experts // self.num_groups
+
+
+ROUTE_EXPERTS = OpRecord(
+    name="route_experts",
+    summary="the experts that each token goes to, best first, and their weights",
+    problem=RoutingProblem,
+)

@@ -15,16 +15,14 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
-from kernelhub.ops.moe.routing.call import NAME, bind, check, groups_of, problem_of
-from kernelhub.ops.moe.routing.problem import RoutingProblem
+from kernelhub.ops.moe.routing.call import bind, check, groups_of, problem_of
+from kernelhub.ops.moe.routing.problem import ROUTE_EXPERTS, RoutingProblem
 from kernelhub.ops.moe.routing.reference import route_experts_reference
 from kernelhub.ops.operators import Traced
 
 _op: Op[RoutingProblem] = Op(
-    Contract(
-        name=NAME,
-        summary="the experts that each token goes to, best first, and their weights",
-        problem=RoutingProblem,
+    Contract.of(
+        ROUTE_EXPERTS,
         problem_of=problem_of,
         adapter=RoutingAdapter,
         bind=bind,

@@ -15,16 +15,14 @@ from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
-from kernelhub.ops.gemm.fp8.batched.call import NAME, bind, check, problem_of
-from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
+from kernelhub.ops.gemm.fp8.batched.call import bind, check, problem_of
+from kernelhub.ops.gemm.fp8.batched.problem import BMM_FP8, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.batched.reference import bmm_fp8_reference
 from kernelhub.ops.operators import Traced
 
 _op: Op[BmmFp8Problem] = Op(
-    Contract(
-        name=NAME,
-        summary="a product of float8 matrices for each of a batch",
-        problem=BmmFp8Problem,
+    Contract.of(
+        BMM_FP8,
         problem_of=problem_of,
         adapter=BmmFp8Adapter,
         bind=bind,

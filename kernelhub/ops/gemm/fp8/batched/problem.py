@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet
 from kernelhub.ops.gemm.fp8.problem import FLOATS
 from kernelhub.probes.device import DeviceFacts
@@ -22,3 +23,10 @@ class BmmFp8Problem:
     n: int = facet("rows of each b, columns of each result", default=512)
     k: int = facet("columns of each a and b", default=128)
     out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
+
+
+BMM_FP8 = OpRecord(
+    name="bmm_fp8",
+    summary="a product of float8 matrices for each of a batch",
+    problem=BmmFp8Problem,
+)

@@ -1,0 +1,9 @@
+"""What a warm-up takes where nothing is said; light to import, so that help can say it."""
+
+from __future__ import annotations
+
+from kernelhub.ops.models.problems import GRAPH_SIZES
+
+TOKEN_COUNTS = (*GRAPH_SIZES, 1024, 2048, 4096, 8192)
+CONTEXT_LEN, MAX_CONTEXT_LEN = 256, 8192
+VERIFY_BUDGET_S = 600.0
