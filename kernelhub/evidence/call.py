@@ -150,7 +150,7 @@ class Call:
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
             except _NOT_ITS_OWN as error:
-                raise Unavailable(str(error).partition("\n")[0]) from error
+                raise Unavailable(why(error, self.kernel.name)) from error
             except torch.OutOfMemoryError as error:
                 raise OutOfMemory(str(error)) from error
             except SystemExit as error:
@@ -184,6 +184,15 @@ def _lies_in(value: Any, places: Mapping[str, Tensor]) -> bool:
     memory = {place.untyped_storage().data_ptr() for place in places.values()}
     parts = value if isinstance(value, list) else [value]
     return any(isinstance(part, Tensor) and part.untyped_storage().data_ptr() in memory for part in parts)
+
+
+def why(error: Exception, kernel: str) -> str:
+    """Why a kernel cannot be asked: what speaks against it, where that is known, else the first line of the error."""
+    if isinstance(error, NoKernel):
+        found = next((item for item in error.selection.decisions if item.kernel == kernel and item.rejections), None)
+        if found is not None:
+            return f"{found.rejections[0].code}: {found.rejections[0].reason}"
+    return str(error).partition("\n")[0]
 
 
 def _shortened(error: Exception) -> str:

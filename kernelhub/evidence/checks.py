@@ -21,7 +21,7 @@ from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.problem import feature_name
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
-from kernelhub.evidence.call import Answer, Call, Expectations, Failed, OutOfMemory, Unavailable
+from kernelhub.evidence.call import Answer, Call, Expectations, Failed, OutOfMemory, Unavailable, why
 from kernelhub.evidence.cases.case import Arguments, Case, Make, OpCases, Packing, each
 from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, overwrite, same
 from kernelhub.evidence.results import Check
@@ -213,7 +213,7 @@ class Subject:
             plan = self.function.prepare(**arguments, backend=self.kernel.name)
             return self.cases.pack(plan, arguments)
         except (NoKernel, KernelUnavailable) as error:
-            raise Unavailable(str(error).partition("\n")[0]) from error
+            raise Unavailable(why(error, self.kernel.name)) from error
         except InvalidArgument as error:
             raise _NotHeld(f"{NOT_HELD}: {error}") from error
         except SystemExit as error:

@@ -160,7 +160,7 @@ class TestModules:
         assert list(rejections(window_left=True)) == ["jit_disabled"], "another module"
         assert list(rejections(q_dtype="float16", kv_dtype="float16")) == ["jit_disabled"]
 
-    def test_a_module_that_was_compiled_here_before_is_built(self, machine) -> None:
+    def test_a_module_that_was_compiled_here_before_is_built(self, machine, monkeypatch) -> None:
         install(machine)
         tools(machine, "nvcc", "ninja", "g++")
         kept = machine / "cache" / ".cache" / "flashinfer"
@@ -174,6 +174,9 @@ class TestModules:
         assert list(rejections()) == ["not_built"], "a build that was broken off"
         (folder / f"{MODULE}.so").touch()
         assert rejections() == {}
+        monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+        kernelhub.reload()
+        assert list(rejections()) == ["jit_disabled"], "the library loads nothing that it compiled itself"
 
     def test_nobody_waits_for_a_compiler_who_has_not_asked(self) -> None:
         lacking = SimulatedMachine({"triton": "3.7.1", "flashinfer": "0.6.18.post1"}, lacks={"modules"})

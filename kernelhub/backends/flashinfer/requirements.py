@@ -221,7 +221,11 @@ def cache_folder() -> Path:
 
 
 def built_module(names: tuple[str, ...], arch: str) -> Finding:
-    """One of the modules in the package itself, in flashinfer-jit-cache, or compiled here before for `arch`, as 90."""
+    """One of the modules in the package itself, in flashinfer-jit-cache, or compiled here before for `arch`, as 90.
+
+    The library has ninja look again at what it compiled here, with nvcc at hand, before it loads that; so without a
+    compiler, or with FLASHINFER_DISABLE_JIT, such a module is of no use.
+    """
     places = [Path(root, "data", "aot") for root in folders("flashinfer")]
     places += [Path(root, "jit_cache") for root in folders("flashinfer_jit_cache")]
     for folder in places:
@@ -232,7 +236,12 @@ def built_module(names: tuple[str, ...], arch: str) -> Finding:
     version = package("flashinfer", distribution="flashinfer-python").value or "*"
     for name in names:
         for path in cache_folder().glob(f"{version}/*{arch}*/cached_ops/{name}/{name}.so"):
-            return found(name, str(path), f"{path} is built")
+            made = compiler_of_modules()
+            if made.ok:
+                return found(name, str(path), f"{path} is built")
+            return lacking(
+                name, "symbol_missing", f"{path} was compiled here, but is loaded with a compiler only", INSTALL
+            )
     return lacking(names[0], "symbol_missing", f"the module {names[0]} is not built", INSTALL)
 
 
