@@ -3,7 +3,7 @@
 A part stands between ``<!-- name: made by scripts/generate_docs.py -->`` and ``<!-- end -->``. With ``--check``
 nothing is written, and the exit code is 1 if a part is out of date.
 
-Nothing here depends on the machine: kernels are told from their records, verdicts are those on simulated devices,
+Nothing here depends on the machine: kernels are described by their records, selections are those on simulated devices,
 figures come from benchmarks/results.
 """
 
@@ -61,7 +61,7 @@ def variables() -> str:
         else:
             shown = f"{default:g}" if isinstance(default, bool | float) else str(default)
         rows.append((f"`{variable.name}`", f"`{variable.grammar}`", shown, variable.doc))
-    return table(("variable", "what to write", "default", "what it does"), rows)
+    return table(("variable", "value", "default", "what it does"), rows)
 
 
 def engines() -> str:
@@ -69,7 +69,7 @@ def engines() -> str:
         (f"`{variable.name}`", variable.grammar, f"`{variable.successor}`" if variable.successor else "itself")
         for variable in (*ATTENTION, *GEMM, *EXPERTS)
     ]
-    return table(("variable", "what may be written", "what vLLM 0.33 reads"), rows)
+    return table(("variable", "accepted values", "what vLLM 0.33 reads"), rows)
 
 
 def kernels(op: str) -> str:
@@ -400,16 +400,16 @@ def defects() -> str:
             rows.append(
                 (f"`{entry.kernel}`", ", ".join(ops), where, entry.symptom, f"[{number}]({entry.issue})", remedy)
             )
-    return table(("kernel", "of", "where", "what goes wrong", "report", "what mends it"), rows)
+    return table(("kernel", "of", "where", "what goes wrong", "report", "fix"), rows)
 
 
 def codes() -> str:
     """Stable codes of decisions, with what each means."""
     meanings = {
         "selected": "it runs",
-        "supported": "it could run; another is expected to be faster or was preferred",
+        "supported": "supported; another kernel is expected to be faster, or was preferred",
         "not_faster": "a library's own heuristic does not expect it to be faster there",
-        "not_requested": "it could run; something else was asked for",
+        "not_requested": "supported; another kernel was requested",
         "disabled": "switched off by a variable, file, context or `configure`",
         "refused_by_rank": "another rank cannot run it; the reason names the rank and its own reason",
         "not_locked": "KERNELHUB_LOCK_MISSING is error, and the lock file holds no decision for the problem",
@@ -423,8 +423,8 @@ def codes() -> str:
         "feature": "does not honour a feature that the call uses",
         "layout": "the weights are packed for another kernel, or it needs them packed",
         "rule": "a condition of its own fails; the reason says which",
-        "nondeterministic": "`deterministic` was asked for and it is not",
-        "batch_variant": "`batch_invariant` was asked for and it is not",
+        "nondeterministic": "`deterministic` is set, and the kernel is not deterministic",
+        "batch_variant": "`batch_invariant` is set, and the kernel is not batch invariant",
         "known_bad": "known to give wrong numbers here; the reason links the report",
         "quarantined": "`kernelhub verify`, or an audit ([audit.md](audit.md)), found it wrong here; the reason "
         "gives the figures and the date ([verify.md](verify.md))",
@@ -460,7 +460,7 @@ def codes() -> str:
         "load_file": "its compiled library is damaged, or is for another system or processor",
         "load_killed": "a compiler that it runs was ended, most often for lack of memory",
         "load_hangs": "a compiler that it runs does not come to an end",
-        "constraint_error": "a third party's constraint raised, or answered what is no answer",
+        "constraint_error": "a third party's constraint raised, or returned an invalid value",
     }
     return table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in meanings.items()])
 
