@@ -18,28 +18,43 @@ import pytest
 DEFAULT = "not full and not ahead"
 BOTH = "not ahead"
 
-# Folders, files, classes and functions, each with what keeps it out of five minutes of two cores.
-FULL = {
-    "tests/backends/test_cpp.py::TestBuild::test_processes_that_compile_at_once_do_not_disturb_each_other": "compiles",
-    "tests/backends/test_cpp.py::TestTargets": "compiles for every level of a CPU",
-    "tests/backends/test_flashinfer_cutlass.py::TestPrefill::test_tables_are_as_large_as_the_tiles_are_many": "sizes",
-    "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference": "every tile",
-    "tests/backends/test_import_faults.py": "every fault of every library, in a process of its own",
-    "tests/backends/test_triton_ahead.py": "compiles ahead of time",
-    "tests/evidence/test_contract_liars.py": "every lie of the contracts again, by `kernelhub verify`",
-    "tests/evidence/test_right_kernels.py": "every check of every kernel",
-    "tests/evidence/test_trust.py::TestWarmUp": "warms up",
-    "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right": (
-        "searches all tiles"
+# Folders, files, classes and functions, by what keeps them out of five minutes of two cores.
+NAMED = {
+    "runs on a GPU only": ("tests/gpu",),
+    "downloads libraries": ("tests/providers",),
+    "compiles or warms up more than one kernel": (
+        "tests/backends/test_cpp.py::TestBuild::test_processes_that_compile_at_once_do_not_disturb_each_other",
+        "tests/backends/test_cpp.py::TestTargets",
+        "tests/backends/test_triton_ahead.py",
+        "tests/compat/test_transformers.py::TestOtherModels::test_compiled_models",
+        "tests/evidence/test_trust.py::TestWarmUp",
+        "tests/runtime/test_cache_faults.py::test_many_at_first_use_compile_once",
+        "tests/runtime/test_cache_locks.py::test_sixteen_processes_compile_the_same_and_the_one_that_does_is_killed",
+        "tests/runtime/test_traffic.py::TestWithTritonsCompiler",
+        "tests/warming",
     ),
-    "tests/fuzz": "sweeps of attacks",
-    "tests/gpu": "runs on a GPU only",
-    "tests/providers": "downloads wheels of libraries",
-    "tests/runtime/test_ranks.py": "starts processes of ranks",
-    "tests/runtime/test_traffic.py::TestWithTritonsCompiler": "compiles ahead of time",
-    "tests/runtime/test_tuned_ranks.py": "starts processes of ranks",
-    "tests/warming": "compiles and warms whole models",
+    "starts ranks, or workers": (
+        "tests/faults/test_all.py::TestCounting::test_those_of_several_workers_are_gathered_and_printed",
+        "tests/runtime/test_ranks.py",
+        "tests/runtime/test_tuned_ranks.py",
+    ),
+    "goes through every lie, attack, fault or tile": (
+        "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference",
+        "tests/backends/test_import_faults.py",
+        "tests/evidence/test_contract_liars.py",
+        "tests/evidence/test_memory_liars.py",
+        "tests/evidence/test_right_kernels.py",
+        "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right",
+        "tests/fuzz",
+    ),
+    "repeats, or is large": (
+        "tests/backends/test_flashinfer_cutlass.py::TestPrefill::test_tables_are_as_large_as_the_tiles_are_many",
+        "tests/evidence/test_tune.py::TestTheReport::test_regret_is_told_for_the_choice_and_for_the_order",
+        "tests/evidence/test_tune.py::TestWhoIsWrong::test_one_that_lies_for_some_sizes_is_chosen_for_none",
+        "tests/runtime/test_growth.py",
+    ),
 }
+FULL = frozenset(name for names in NAMED.values() for name in names)
 
 # Statements of a contract that go through every pattern of bits, of every kernel that inherits them.
 SWEEPS = {

@@ -14,6 +14,7 @@ import pytest
 from tests.backends.import_faults import BACKENDS, FAULTS, label, records
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("import_faults")  # one process answers for all
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests import tiers
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", tiers.FULL)
+@pytest.mark.parametrize("name", sorted(tiers.FULL))
 def test_what_a_rule_names_exists(name: str) -> None:
     path, *inside = name.split("::")
     assert (ROOT / path).exists()

@@ -43,6 +43,7 @@ def warmed():
             call(tokens)
 
 
+@pytest.mark.xdist_group("traffic")  # compiled once for all
 class TestTraffic:
     def test_inside_does_no_work(self, warmed) -> None:
         before = kernelhub.report().work
