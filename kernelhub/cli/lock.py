@@ -15,7 +15,7 @@ from typing import Any
 from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.lock_decisions import NEW, VERSIONS, Difference, differences, lock_for
-from kernelhub.cli.served_model import USUAL, add_model, served
+from kernelhub.cli.served_model import USUAL, add_model, add_packing, served
 from kernelhub.dispatch.explain import device_facts
 from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.lock_file import Lock, Locked, lock_text, read_lock
@@ -29,6 +29,7 @@ _USUAL = "kernelhub.lock.json"
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
     add_model(parser)
+    add_packing(parser)
     add_machine(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to write (default: {_USUAL}; - for stdout)")
     parser.add_argument("--check", type=Path, metavar="FILE", help="write nothing; show what a new file would change")
@@ -62,6 +63,7 @@ def _make(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigurationError("--json and --versions belong to --check")
     said = served(arguments)
     model = {"name": arguments.model, **{name: value for name, value in said.items() if value != USUAL[name]}}
+    model |= {"packing": True} if arguments.packing else {}
     device = device_facts(arguments.device)
     lock = lock_for(_needs(model), device, machine_of(arguments), model)
     if arguments.out == Path("-"):
@@ -83,6 +85,8 @@ def _check(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigurationError("--check writes nothing; leave --out away")
     if arguments.model is not None:
         raise ConfigurationError(f"--check compares for the model of the file, {old.model.get('name')}; leave --model")
+    if arguments.packing:
+        raise ConfigurationError("--check compares with --packing if the file was written with it; leave --packing")
     device = device_facts(arguments.device) if arguments.device else _device_of(old)
     needs = _needs(old.model) if old.model.get("name") else ()
     found = differences(old, needs, device, machine_of(arguments))

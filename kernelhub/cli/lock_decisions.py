@@ -44,8 +44,11 @@ class Difference:
 
 
 def lock_for(needs: Iterable[Need], device: DeviceFacts, machine: Machine | None, model: Mapping[str, Any]) -> Lock:
-    """The lock of what would be chosen now, whatever lock is in force."""
-    made = tuple(decide(need.op, dict(need.facets), need.phases, need.layers, device, machine) for need in needs)
+    """The lock of what would be chosen now, whatever lock is in force; `model` is as of `Lock`."""
+    packing = bool(model.get("packing"))
+    made = tuple(
+        decide(need.op, dict(need.facets), need.phases, need.layers, device, machine, packing=packing) for need in needs
+    )
     packages = {name: version for item in made for name, version in item.versions.items()}
     return Lock(device_key(device), made, model, own_version(), packages)
 
@@ -57,11 +60,16 @@ def decide(
     layers: tuple[str, ...],
     device: DeviceFacts,
     machine: Machine | None,
+    *,
+    packing: bool = False,
 ) -> Locked:
-    """What would be chosen for a problem, with everything that a reader of the file wants to know."""
+    """What would be chosen for a problem, with everything that a reader of the file wants to know.
+
+    With `packing` for weights as in a checkpoint that will be packed, so that kernels that need it are ranked, too.
+    """
     contract = HUB.record(op)
     problem = problem_from(contract, device, dict(facets))
-    policy = dataclasses.replace(HUB.policy(op), held=())
+    policy = dataclasses.replace(HUB.policy(op), held=(), packing=packing)
     verdict = HUB.select(op, problem, policy, machine)
     others = verdict.decisions[1 if verdict.kernel else 0 :]
     return Locked(
@@ -79,10 +87,10 @@ def decide(
 
 def differences(old: Lock, needs: Iterable[Need], device: DeviceFacts, machine: Machine | None) -> list[Difference]:
     """What would change if a lock were written anew, in the order of its decisions, then what it lacks."""
-    found, known = [], set()
+    found, known, packing = [], set(), bool(old.model.get("packing"))
     for was in old.decisions:
         try:
-            now = decide(was.op, was.problem, was.phases, was.layers, device, machine)
+            now = decide(was.op, was.problem, was.phases, was.layers, device, machine, packing=packing)
         except ConfigurationError as error:
             found.append(Difference(GONE, was, None, str(error)))
             continue
@@ -91,7 +99,7 @@ def differences(old: Lock, needs: Iterable[Need], device: DeviceFacts, machine: 
             found.append(Difference(CHANGED, was, now, _why(was, now)))
         elif dict(now.versions) != dict(was.versions):
             found.append(Difference(VERSIONS, was, now, _versions(was.versions, now.versions)))
-    for item in lock_for(needs, device, machine, {}).decisions:
+    for item in lock_for(needs, device, machine, old.model).decisions:
         if order(item) not in known:
             found.append(Difference(NEW, None, item, f"{old.path} holds no decision for it"))
     return found

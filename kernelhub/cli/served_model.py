@@ -30,6 +30,15 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool = False) -> Non
     parser.add_argument("--quantization", choices=FORMATS, help="how weights are held (default: as config.json says)")
 
 
+def add_packing(parser: argparse.ArgumentParser) -> None:
+    """The option ``--packing``."""
+    parser.add_argument(
+        "--packing",
+        action="store_true",
+        help="weights are packed for the kernel that is chosen, so those that need it are ranked with the others",
+    )
+
+
 def served(arguments: argparse.Namespace) -> dict[str, Any]:
     """What these options said, by the names of `problems_of`."""
     return {name: getattr(arguments, name) for name in USUAL}

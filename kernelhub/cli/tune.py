@@ -11,7 +11,7 @@ from typing import Any
 import kernelhub
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import op_named
-from kernelhub.cli.served_model import add_model, served
+from kernelhub.cli.served_model import add_model, add_packing, served
 from kernelhub.cli.verify import names, seconds
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.tuning.decide import WORDS, Regret
@@ -21,6 +21,7 @@ from kernelhub.evidence.tuning.report import RegretRow, Tuning
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
     add_model(parser)
+    add_packing(parser)
     parser.add_argument("--op", action="append", metavar="OP", type=op_named, help="only this op; may be repeated")
     parser.add_argument("--backend", metavar="NAME[,NAME]", type=names, help="only these backends, kernels or globs")
     parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the first GPU, else the CPU)")
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
                 configurations=not arguments.no_configurations,
                 samples=arguments.samples,
                 budget_s=arguments.budget_s,
+                packing=arguments.packing,
                 progress=lambda name, place, number: step(name),
             )
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import kernelhub
 from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
-from kernelhub.cli.served_model import add_model, served
+from kernelhub.cli.served_model import add_model, add_packing, served
 from kernelhub.cli.verify import seconds
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import PHASES
@@ -47,11 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         help=f"most time for kernels that would be first and are not verified here (default: {VERIFY_BUDGET_S:g})",
     )
     parser.add_argument("--build", action="store_true", help="build kernels that take minutes to compile, too")
-    parser.add_argument(
-        "--packing",
-        action="store_true",
-        help="weights are packed for the kernel that is chosen, so those that need it are ranked with the others",
-    )
+    add_packing(parser)
     parser.add_argument(
         "--timeout-s",
         metavar="SECONDS",

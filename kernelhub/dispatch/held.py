@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelhub.dispatch.constraint import Rejection
+from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.policy import Wish
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
 from kernelhub.probes.device import DeviceFacts
@@ -41,6 +42,13 @@ def as_packed(facets: Facets, layouts: Iterable[str]) -> list[Facets]:
         return []
     packed = [layout for layout in layouts if layout != CHECKPOINT]
     return [tuple((name, layout if name == WEIGHT_LAYOUT else value) for name, value in facets) for layout in packed]
+
+
+def as_read(kernel: Kernel, problem: Any) -> Any:
+    """The problem that a kernel runs: with weights in its own layout, where it reads none as in a checkpoint."""
+    if not kernel.needs_packing or getattr(problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT:
+        return problem
+    return dataclasses.replace(problem, **{WEIGHT_LAYOUT: kernel.packs_to})
 
 
 def device_key(device: DeviceFacts) -> DeviceKey:

@@ -86,7 +86,7 @@ class Lock:
     Attributes:
         device: the kind of device that it is for.
         decisions: one for each problem class.
-        model: what it was made for: name, ranks, number formats, as `kernelhub lock` was told.
+        model: what it was made for: name, ranks, number formats, packing, as `kernelhub lock` was told.
         kernelhub: version that wrote it.
         packages: versions of the libraries behind the kernels chosen.
         path: the file; empty if it was not read from one.
@@ -148,7 +148,8 @@ class Lock:
     def command(self) -> str:
         """The command that writes this file anew."""
         model = {"name": "MODEL", **self.model}
-        options = "".join(f" --{name.replace('_', '-')} {value}" for name, value in model.items() if name != "name")
+        said = {f"--{name.replace('_', '-')}": value for name, value in model.items() if name != "name"}
+        options = "".join(f" {flag}" if value is True else f" {flag} {value}" for flag, value in said.items())
         return f"kernelhub lock --model {model['name']}{options} --out {self.path or 'FILE'}"
 
 

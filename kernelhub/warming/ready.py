@@ -17,7 +17,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import is_final
 from kernelhub.dispatch.work import JOURNAL, Work
 from kernelhub.errors import DeviceLost, InvalidArgument, KernelUnavailable, NoKernel
-from kernelhub.ops.models.calls import Call, calls_of
+from kernelhub.ops.models.calls import Call, calls_of, holds
 from kernelhub.ops.serving import SCALE_BITS
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED, Outcome
 from kernelhub.warming.wanted import Item
@@ -72,7 +72,7 @@ def make_ready(
                 assert item.task is not None
                 item.task()
             else:
-                for call in _calls(item, device, sizing, _scale_bits(item, expected, device, sizing)):
+                for call in _calls(item, device, sizing, _scale_bits(item, device, sizing)):
                     on_call(call.label)
                     make(call, item.backend, packing=item.packing)
                     tokens.append(call.tokens)
@@ -144,20 +144,13 @@ def _calls(item: Item, device: torch.device, sizing: Sizing, scale_bits: int | N
     return calls_of(item.need, item.tokens, device, scale_bits=scale_bits, **sizes)
 
 
-def _scale_bits(item: Item, kernel: str, device: torch.device, sizing: Sizing) -> int | None:
+def _scale_bits(item: Item, device: torch.device, sizing: Sizing) -> int | None:
     """Significant bits of scales that the layout of the kernel holds which packs them, at most."""
-    if not item.packing or not kernel:
+    record = item.selection(device).kernel
+    if not item.packing or record is None or not record.needs_packing:
         return None
-    for bits in SCALE_BITS:
-        call = next(iter(_calls(replace(item, tokens=item.tokens[:1]), device, sizing, bits)))
-        try:
-            HUB.function(call.op).prepare(**call.arguments, backend=kernel, packing=True)
-        except InvalidArgument:
-            continue
-        except (NoKernel, KernelUnavailable):
-            break
-        return bits
-    return None
+    first = replace(item, tokens=item.tokens[:1])
+    return next((bits for bits in SCALE_BITS if holds(record, next(_calls(first, device, sizing, bits)))), None)
 
 
 def _run(plan: Any, arguments: Mapping[str, Any]) -> None:

@@ -68,15 +68,20 @@ class Room:
 
 @dataclass(frozen=True)
 class Operands:
-    """One copy of a call's arguments, and its destinations."""
+    """One copy of a call's arguments, its destinations, and the cases of its op, by which weights are packed."""
 
     arguments: Arguments
     destinations: Mapping[str, Tensor]
+    cases: OpCases
 
     def call_of(self, function: OpFunction[Any, Any, Any], kernel: str) -> tuple[Any, Call]:
         """A plan of a kernel for these, and its launch as an engine repeats it: steps begun, weights arranged."""
         plan: Any = function.prepare(**self.arguments, backend=kernel)
-        given = {**self.arguments, **self.destinations}
+        arguments = self.arguments
+        if plan.selection.kernel.needs_packing and (made := self.cases.pack(plan, arguments)) is not None:
+            arguments = made[0]
+            plan = function.prepare(**arguments, backend=kernel)
+        given = {**arguments, **self.destinations}
         step = plan if not hasattr(plan, "begin") else plan.begin(**_taken(plan.begin, given))
         return plan, functools.partial(step.run, **_taken(step.run, given))
 
@@ -92,7 +97,7 @@ def rotated(cases: OpCases, arguments: Arguments, count: int, device: torch.devi
             else torch.zeros(shape, dtype=dtype, device=device)
             for name, (shape, dtype) in places.items()
         }
-        made.append(Operands(copied(arguments), destinations))
+        made.append(Operands(copied(arguments), destinations, cases))
     return made
 
 

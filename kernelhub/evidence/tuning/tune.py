@@ -32,9 +32,10 @@ from kernelhub.evidence.tuning.measure import Ended, Limits, measure
 from kernelhub.evidence.tuning.operands import NoRoom, Room, out_of_memory
 from kernelhub.evidence.tuning.report import LeftOut, Tuning
 from kernelhub.evidence.verify import device_here
-from kernelhub.ops.models.calls import calls_of, need_of
+from kernelhub.ops.models.calls import calls_of, holds, need_of
 from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import PHASES, Need, problems_of
+from kernelhub.ops.serving import SCALE_BITS
 from kernelhub.probes.device import facts
 from kernelhub.runtime.caches import root
 
@@ -61,6 +62,7 @@ def tune(
     samples: int = 30,
     budget_s: float | None = None,
     memory_bytes: int | None = None,
+    packing: bool = False,
     progress: Progress | None = None,
 ) -> Tuning:
     """Measure every kernel that could run each problem class, and have the fastest right one chosen from now on.
@@ -85,6 +87,8 @@ def tune(
         samples: most samples of each kernel.
         budget_s: start nothing new after so many seconds; what was measured by then is kept.
         memory_bytes: most device memory for operands and checks; half of what is free unless given.
+        packing: as of ``prepare``: kernels that need their weights packed are verified and measured, too, with weights
+            that they packed. Others are measured with weights as in a checkpoint.
         progress: called as each problem class begins, with what it is, its place and how many there are.
 
     Returns:
@@ -115,7 +119,7 @@ def tune(
     begun = time.monotonic()
     until = begun + (budget_s if budget_s is not None else float("inf"))
     limits = Limits(Room(where, memory_bytes), samples, configurations=configurations, until=until)
-    run = _Run(where, limits, words, context_len)
+    run = _Run(where, limits, words, context_len, packing)
     try:
         with torch.no_grad(), HUB.ledger.unreported(), unaudited():
             for place, need in enumerate(needs):
@@ -152,7 +156,9 @@ def needs_of(what: Any, *, ops: Sequence[str] | None = None, **model: Any) -> li
 class _Run:
     """What one run has measured so far."""
 
-    def __init__(self, device: torch.device, limits: Limits, words: tuple[str, ...], context_len: int) -> None:
+    def __init__(
+        self, device: torch.device, limits: Limits, words: tuple[str, ...], context_len: int, packing: bool
+    ) -> None:
         self.entries: list[Entry] = []
         self.left_out: list[LeftOut] = []
         self.wrong: dict[tuple[str, str], str] = {}
@@ -160,6 +166,7 @@ class _Run:
         self._limits = limits
         self._words = words
         self._context_len = context_len
+        self._packing = packing
         self._ended = ""
 
     def measure(self, need: Need, token_counts: Sequence[int] | None) -> None:
@@ -214,6 +221,7 @@ class _Run:
         policy = dataclasses.replace(
             HUB.policy(need.op, None, HUB.contexts.get()),
             requests=(), prefers=(), held=(), deterministic=False, batch_invariant=False, unsafe=False,
+            packing=self._packing,
         )  # fmt: skip
         return HUB.select(need.op, need.problem(self._device), policy).decisions
 
@@ -237,7 +245,8 @@ class _Run:
         name, function = _name(need), HUB.function(need.op)
         made = False
         try:
-            calls = calls_of(need, counts, self._device, context_len=self._context_len)
+            bits = self._scale_bits(need, kernels, counts)
+            calls = calls_of(need, counts, self._device, context_len=self._context_len, scale_bits=bits)
             for call in calls:
                 made = True
                 if time.monotonic() > self._limits.until:
@@ -261,6 +270,17 @@ class _Run:
             return
         if not made:
             self.left_out.append(LeftOut(name, f"no call of it has {' or '.join(map(str, counts))} tokens"))
+
+    def _scale_bits(self, need: Need, kernels: Sequence[Kernel], counts: Sequence[int]) -> int | None:
+        """Most significant bits of scales that the layouts of all kernels hold that need their weights packed."""
+        most, packing = 0, [kernel for kernel in kernels if kernel.needs_packing]
+        for kernel in packing:
+            for place, bits in enumerate(SCALE_BITS):
+                calls = calls_of(need, counts, self._device, context_len=self._context_len, scale_bits=bits)
+                if (call := next(calls, None)) is None or holds(kernel, call):
+                    most = max(most, place)
+                    break
+        return SCALE_BITS[most]
 
     def _keep(self, need: Need, kernels: Sequence[Kernel], sizes: Sequence[Size]) -> None:
         wrong = {kernel: why for size in sizes for kernel, why in size.wrong.items()}

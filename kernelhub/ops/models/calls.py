@@ -31,9 +31,10 @@ from typing import Any
 import torch
 
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.load import load_attribute
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
-from kernelhub.errors import ConfigurationError
+from kernelhub.errors import ConfigurationError, InvalidArgument, KernelUnavailable, NoKernel
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, MANY, ONE
 from kernelhub.ops.models.problems import GRAPH_SIZES as GRAPH_SIZES
 from kernelhub.ops.models.problems import PHASES, Need
@@ -171,6 +172,17 @@ def need_of(op: str, problem: Any) -> Need:
     facets = HUB.function(op).op.contract.schema.facets
     said = tuple(sorted((name, getattr(problem, name)) for name in facets if name != "device"))
     return Need(op, said, PHASES, ())
+
+
+def holds(kernel: Kernel, call: Call) -> bool:
+    """Whether the layout that a kernel packs weights in holds those of a call; also where it cannot be asked."""
+    try:
+        HUB.function(call.op).prepare(**call.arguments, backend=kernel.name, packing=True)
+    except InvalidArgument:
+        return False
+    except (NoKernel, KernelUnavailable):
+        return True
+    return True
 
 
 def _batch(

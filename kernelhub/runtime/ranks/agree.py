@@ -84,6 +84,7 @@ def agree(
     timeout_s: float = 120.0,
     tuned: Mapping[str, Any] | None = None,
     device: DeviceLike = None,
+    packing: bool = False,
 ) -> Agreement:
     """Have all ranks run one plan, or none. Every rank of the group calls it, with the same problem classes.
 
@@ -103,6 +104,8 @@ def agree(
             `kernelhub.tune` measured and holds on rank 0: then every rank ranks kernels and sizes kernels by it, and by
             nothing of its own, until `kernelhub.reload()`.
         device: where needs and models are met: as of `explain`, by default the current GPU, else the CPU.
+        packing: as of ``prepare``, the same on all ranks: of needs and models, kernels that need their weights packed
+            are ranked with the others.
 
     Raises:
         RanksDisagree: nothing changes on any rank; `code` tells why, and `ranks` where. docs/ranks.md lists the codes.
@@ -128,12 +131,12 @@ def agree(
 
     def meet() -> tuple[Stated, Outcome, Mapping[str, Any]]:
         if store is None:
-            return alone(state(items, where), _own_table(given, where))
+            return alone(state(items, where, packing), _own_table(given, where))
         meeting, failure = Meeting(store, rank, size, clock), None
         try:
             meeting.arrive()
             with meeting.beating():
-                return _held_with_others(meeting, items, where, given)
+                return _held_with_others(meeting, items, where, given, packing)
         except Ended as ended:
             failure = ended.failure
             raise
@@ -209,13 +212,13 @@ def _on_gpu(device: DeviceLike) -> bool:
 
 
 def _held_with_others(
-    meeting: Meeting, items: list[What], where: DeviceFacts, given: dict[str, Any] | None
+    meeting: Meeting, items: list[What], where: DeviceFacts, given: dict[str, Any] | None, packing: bool
 ) -> tuple[Stated, Outcome, Mapping[str, Any]]:
     """State what this rank would run, and settle with the others."""
     rank, clock = meeting.rank, meeting.clock
     try:
         clock.doing = "choosing"
-        stated, table = state(items, where), _own_table(given, where)
+        stated, table = state(items, where, packing), _own_table(given, where)
         mine = statement_of(stated, rank, str(this_process()), table_digest(table))
     except Exception as error:
         message = f"rank {rank} ({this_process()}) could not tell its plans: {type(error).__name__}: {error}"

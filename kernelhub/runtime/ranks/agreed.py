@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from kernelhub.dispatch import tuned as measured
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.fingerprint import Fingerprint
-from kernelhub.dispatch.held import RANKS, Facets, Held, as_packed, facets_of
+from kernelhub.dispatch.held import RANKS, Facets, Held, as_packed, as_read, facets_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.plan import Plan
@@ -94,7 +94,8 @@ def try_all(stated: Stated, outcome: Outcome) -> dict[str, tuple[str, str, str, 
         verdict = stated.verdicts[key]
         if verdict.problem.device.simulated or any(plan.kernel == settled.kernel for plan in stated.plans.get(key, ())):
             continue
-        failure = HUB.try_load(verdict.op, _record(verdict.op, settled.kernel), verdict.problem)
+        kernel = _record(verdict.op, settled.kernel)
+        failure = HUB.try_load(verdict.op, kernel, as_read(kernel, verdict.problem))
         if failure is not None:
             lacking[key] = (settled.kernel, *failure)
     return lacking

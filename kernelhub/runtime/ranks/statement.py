@@ -28,18 +28,20 @@ _CHOOSING = (
 
 @dataclass(frozen=True)
 class Stated:
-    """A rank's verdicts by the key of their problem class."""
+    """A rank's verdicts by the key of their problem class, its plans, and whether weights will be packed."""
 
     verdicts: Mapping[str, Selection[Any]]
     plans: Mapping[str, tuple[Plan, ...]]
+    packing: bool = False
 
 
-def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts) -> Stated:
+def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts, packing: bool = False) -> Stated:
     """This rank's verdicts.
 
     Args:
         what: plans and verdicts stand as they are; for a need the choice is made now.
         device: where needs are met.
+        packing: whether weights of needs are packed before the chosen kernel runs.
 
     Raises:
         ConfigurationError: two plans of one problem class run different kernels.
@@ -49,7 +51,7 @@ def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts) -> 
     for item in what:
         if isinstance(item, Need):
             function = HUB.function(item.op)
-            verdict = function.op.select(item.problem(device), None)
+            verdict = function.op.select(item.problem(device), None, packing=packing)
         else:
             verdict = item.selection if isinstance(item, Plan) else item
         key = key_of(verdict)
@@ -61,7 +63,7 @@ def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts) -> 
             )
         if isinstance(item, Plan):
             plans[key] = (*plans.get(key, ()), item)
-    return Stated(verdicts, plans)
+    return Stated(verdicts, plans, packing)
 
 
 def key_of(verdict: Selection[Any]) -> str:
@@ -90,7 +92,7 @@ def statement_of(stated: Stated, rank: int, where: str, tuned: str) -> dict[str,
         "rank": rank,
         "where": where,
         "kernelhub": own_version(),
-        "policy": policy_words(),
+        "policy": policy_words() | ({"packing": "True"} if stated.packing else {}),
         "strict": HUB.policy(next(iter(HUB.registry.contracts)), None, HUB.contexts.get()).strict,
         "tuned": tuned,
         "kernels": kernels,
