@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import kernelhub
+from kernelhub.backends.torch.attention.sequences import gathered
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
@@ -19,6 +20,7 @@ from kernelhub.ops.linear_attention.adapter import States
 from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
 from tests.contract.attention import largest_value, split
 
 pytestmark = pytest.mark.device
@@ -197,18 +199,23 @@ class TestLengthsBeyondTheTable:
     """On a GPU lengths are not looked at. Kernels read no entry that a row of the table has not."""
 
     @pytest.mark.parametrize("columns", [0, 1])
-    @pytest.mark.parametrize("op", ["paged_attention", "mla_attention", "paged_mqa_logits"])
+    @pytest.mark.parametrize("op", ["paged_attention", "mla_attention", "mla_attention of lists", "paged_mqa_logits"])
     @pytest.mark.parametrize("backend", ["triton", "torch"])
     def test_they_count_as_what_the_table_has_room_for(self, op: str, columns: int, backend: str) -> None:
         """Behind the columns that are given lie entries of other pages, which hold NaN."""
         if op == "paged_mqa_logits":
             made = paged_logits_inputs(seq_lens=(70, 33), max_seq_len=80, page_size=16, device=DEVICE)
-        elif op == "mla_attention":
-            sizes = {"num_heads": 4, "seq_lens": (70, 33), "page_size": 16}
+        elif op.startswith("mla_attention"):
+            sizes = {
+                "num_heads": 4,
+                "seq_lens": (70, 33),
+                "page_size": 16,
+                "topk": 24 if op.endswith("lists") else None,
+            }
             made = mla_attention_inputs("deepseek-v3", **sizes, dtype=torch.float16, device=DEVICE)
         else:
             made = paged_attention_inputs(MODEL, seq_lens=(70, 33), page_size=16, dtype=torch.float16, device=DEVICE)
-        function, lengths = getattr(kernelhub, op), made["seq_lens"]
+        function, lengths = getattr(kernelhub, op.split()[0]), made["seq_lens"]
         within = made | {
             "block_table": made["block_table"][:, :columns],
             "seq_lens": lengths.clamp(max=16 * columns),
@@ -227,12 +234,17 @@ class TestLengthsBeyondTheTable:
         else:
             step = PagedStep(table, lengths)
             plan.adapter.begin(step)
-            if op == "mla_attention":
-                plan.adapter.launch(made["q"], made["kv_cache"], None, step, MlaValues(made["scale"]), out, None)
+            if op.startswith("mla_attention"):
+                listed = made.get("topk_indices")
+                plan.adapter.launch(made["q"], made["kv_cache"], listed, step, MlaValues(made["scale"]), out, None)
             else:
                 caches = (made["k_cache"], made["v_cache"])
                 plan.adapter.launch(made["q"], *caches, step, Values(32**-0.5), out, None)
         torch.testing.assert_close(out.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+
+
+# Of torch's kernels entries in CPU memory have been looked at.
+ON_GPU = [("paged_attention", "torch.blocked"), ("mla_attention", "torch.gathered")] if DEVICE == "cuda" else []
 
 
 class TestPagesOutsideOfTheCache:
@@ -246,6 +258,7 @@ class TestPagesOutsideOfTheCache:
             *[("mla_attention", f"triton.{name}") for name in ("split_kv", "split_kv_fixed")],
             *[("mla_attention of lists", f"triton.{name}") for name in ("split_kv", "split_kv_fixed")],
             ("paged_mqa_logits", "triton.logits"),
+            *ON_GPU,
         ],
     )
     def test_they_are_not_followed(self, op: str, kernel: str, page: Any) -> None:
@@ -260,6 +273,28 @@ class TestPagesOutsideOfTheCache:
         assert torch.equal(wrong[1:], right[1:])
         assert not wrong.isnan().any()
 
+    @pytest.mark.parametrize("pages", [[-1, 3, 9], [9, 10, 11], [0x7FFFFFFF, 2, 0]])
+    def test_torch_gathers_none_of_them_on_a_gpu(self, pages: list[int]) -> None:
+        class OnDevice(Tensor):
+            is_cpu = False
+
+        cache, named = torch.arange(9 * 4 * 2.0).view(9, 4, 1, 2), torch.tensor(pages)
+        made = gathered("test", cache.as_subclass(OnDevice), named).as_subclass(Tensor)
+        assert torch.equal(made, cache[named.clamp(0, 8)].flatten(0, 1))
+        assert len(gathered("test", cache[:0].as_subclass(OnDevice), named)) == 0
+
+    @pytest.mark.parametrize("kernel", ["triton.write", *(["torch.scatter"] if DEVICE == "cuda" else [])])
+    @pytest.mark.parametrize("slot", [20, 1 << 33, -1, -(1 << 62)])
+    def test_a_slot_outside_is_not_written(self, kernel: str, slot: int) -> None:
+        sizes = {"tokens": 3, "latent_dim": 16, "rope_dim": 8, "page_size": 4, "dtype": torch.float32}
+        made = write_mla_cache_inputs(**sizes, device=DEVICE)
+        plan = kernelhub.write_mla_cache.prepare(**made, backend=kernel)
+        around = torch.full((9, 4, 24), 7.0, device=DEVICE)
+        slots = torch.tensor([slot, 2, 19], device=DEVICE)
+        plan.adapter.launch(made["kv_c"], made["k_rope"], around[2:7], slots, None)
+        written = (around != 7.0).any(2).flatten().nonzero().flatten().tolist()
+        assert written == [8 + 2, 8 + 19]
+
     @pytest.mark.parametrize("op", ["paged_attention", "mla_attention", "paged_mqa_logits"])
     def test_a_cache_without_pages_holds_no_keys(self, op: str) -> None:
         made, names, launch = _paged_call(op, False)
@@ -269,7 +304,9 @@ class TestPagesOutsideOfTheCache:
 
 
 def _inside_of_nan(cache: Tensor) -> Tensor:
-    """The same values, with two pages of NaN before and behind them."""
+    """The same values, 0 for NaN of unused slots, with two pages of NaN before and behind them."""
+    if cache.itemsize > 1:
+        cache = cache.nan_to_num()
     around = torch.full((cache.shape[0] + 4, *cache.shape[1:]), torch.nan, device=DEVICE).to(cache.dtype)
     around[2:-2].view(torch.uint8).copy_(cache.view(torch.uint8))
     return around[2:-2]

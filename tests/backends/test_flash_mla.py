@@ -23,6 +23,8 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NoKernel
+from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from tests.backends.fake.flash_mla import write
 from tests.conftest import HAS_GPU
@@ -126,6 +128,21 @@ def test_every_generation_that_can_attends_to_listed_tokens(how, heads, kernel) 
     want, want_lse = kernelhub.mla_attention.reference(**arguments, return_lse=True)
     assert (out - want).abs().max() < 0.05
     assert (lse - want_lse).abs().max() < 1e-3
+
+
+def test_listed_tokens_past_the_block_table_stand_for_none() -> None:
+    """On a GPU lengths are not looked at: no entry is read that a row of the table does not have."""
+    arguments = decode(topk=64, seq_lens=(200, 130))
+    within = arguments | {"block_table": arguments["block_table"][:, :1], "seq_lens": torch.tensor([64, 64]).int()}
+    want = kernelhub.mla_attention.reference(**within)
+    table = arguments["block_table"].clone()
+    table[:, 1:] = table[:, :1]  # what is read there would be found
+    with installed("stateful"):
+        plan = kernelhub.mla_attention.prepare(**within, backend="fake.sparse_padded")
+        step, values = PagedStep(table[:, :1], arguments["seq_lens"]), MlaValues(arguments["scale"])
+        out = torch.empty_like(want, dtype=arguments["q"].dtype)
+        plan.adapter.launch(arguments["q"], arguments["kv_cache"], arguments["topk_indices"], step, values, out, None)
+    assert (out - want).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from kernelhub.backends.flashinfer.attention.kernels import _few_heads_share, _m
 from kernelhub.dispatch.constraint import OnDevice, Package, Takes, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.mla.attention.adapter import MlaValues
 from tests.backends import flashinfer_fake as fake
 from tests.contract import mla_attention as mla
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, split
@@ -394,6 +396,16 @@ class TestListed(OnFake):
             self.check(self.run(arguments | {name: wide[..., 1:-2]}), arguments)
         out = torch.empty(*arguments["q"].shape[:-1], 1024, dtype=torch.bfloat16)[..., ::2]
         self.check(self.run(arguments, out=out), arguments)
+
+    def test_tokens_past_the_block_table_stand_for_none(self) -> None:
+        """On a GPU lengths are not looked at: no entry is asked for that a row of the table does not have."""
+        arguments = self.case("decode", 60)
+        within = {"block_table": arguments["block_table"][:, :1], "seq_lens": arguments["seq_lens"].clamp(max=32)}
+        plan = kernelhub.mla_attention.prepare(**arguments | within, backend=self.kernel)
+        step, out = PagedStep(within["block_table"], arguments["seq_lens"]), torch.empty(3, 64, 512).bfloat16()
+        operands = (arguments["q"], arguments["kv_cache"], arguments["topk_indices"])
+        plan.adapter.launch(*operands, step, MlaValues(arguments["scale"]), out, None)
+        self.check(out, arguments | within)
 
     def test_tokens_of_no_sequence_are_left_as_they_are(self) -> None:
         arguments = self.case("ragged", 20)

@@ -58,8 +58,8 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
 
     Attributes:
         knows_sinks: the library takes sinks itself, and its LSE holds them.
-        loads_tiles: the library loads whole tiles of values, so that a NaN behind the last sequence, which it multiplies
-            by zero, would reach the result.
+        loads_tiles: the library loads whole tiles of values, so that a NaN behind the last sequence, which it
+            multiplies by zero, would reach the result.
     """
 
     knows_sinks = False

@@ -1,8 +1,9 @@
 """From positions in a sequence to slots of the cache, in the form that FlashMLA reads.
 
 One program per query token. It finds the token's sequence, looks each listed position up in the sequence's block table,
-and writes its slot, or -1 for what the token does not see, up to the padded length of a list; beside it the number of
-entries up to the last that is seen, so that lists of short sequences cost what they hold.
+and writes its slot, or -1 for what the token does not see or a row of the table has no page for (`room` tokens), up to
+the padded length of a list; beside it the number of entries up to the last that is seen, so that lists of short
+sequences cost what they hold.
 """
 
 # mypy: ignore-errors
@@ -10,7 +11,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["tokens", "topk", "padded", "num_seqs"])
+@triton.jit(do_not_specialize=["tokens", "topk", "padded", "num_seqs", "room"])
 def slots_kernel(
     slots,
     used,
@@ -22,6 +23,7 @@ def slots_kernel(
     topk,
     padded,
     num_seqs,
+    room,
     rows_per_page,
     topk_stride,
     topk_entry_stride,
@@ -51,6 +53,7 @@ def slots_kernel(
     seen_keys = tl.load(seq_lens + sequence * lens_stride, mask=alive, other=0).to(tl.int64)
     if CAUSAL:
         seen_keys -= behind
+    seen_keys = tl.minimum(seen_keys, room)
     table = block_table + sequence.to(tl.int64) * table_stride
     most = 1
     for start in range(0, padded, BLOCK):

@@ -90,6 +90,7 @@ class Sparse(MlaAdapter):
             topk,
             padded,
             step.num_seqs,
+            step.max_pages * self.problem.page_size,
             rows_per_page,
             *topk_indices.stride(),
             *step.block_table.stride(),

@@ -101,12 +101,13 @@ class Listed(MlaAdapter):
             alive = sequence < step.num_seqs
             sequence = sequence.clamp(max=step.num_seqs - 1)
             behind = ends[sequence] - 1 - token
+        page_size = self.problem.page_size
         seen_keys = step.seq_lens[sequence]
         if self.problem.causal:
             seen_keys = seen_keys - behind
+        seen_keys = seen_keys.clamp(max=step.max_pages * page_size)  # whose pages the table has
         seen = (topk_indices >= 0) & (topk_indices < seen_keys[:, None])
         position = torch.where(seen, topk_indices, 0)
-        page_size = self.problem.page_size
         page = step.block_table[sequence[:, None], position // page_size]
         slot = torch.where(seen, page * page_size + position % page_size, 0)
         # Of those that are seen, one after the other. The others add 0 to one of them. Behind the last the first is

@@ -110,7 +110,7 @@ class Gathered(MlaAdapter):
             position = step.seq_lens[sequence] - ends[sequence] + token
         if step.num_seqs == 0:
             return
-        limit = step.seq_lens[sequence]
+        limit = step.seq_lens[sequence].clamp(max=step.max_pages * self.problem.page_size)
         if self.problem.causal:
             limit = torch.minimum(limit, position + 1)
         if q.ndim == 4:
