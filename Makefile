@@ -6,7 +6,7 @@ FUZZ_JOBS ?= 2
 FUZZ_DEVICE ?= cpu
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test ahead faults fuzz lint bench docs site golden verification test-matrix gpu
+.PHONY: demo test ahead faults fuzz lint bench docs site dist golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
@@ -46,7 +46,10 @@ docs:                 ## rewrite the generated pages
 	$(PYTHON) scripts/generate_docs.py
 
 site:                 ## build the documentation site into site/, with every warning an error
-	$(INSTALL) -e ".[docs]" && $(PYTHON) -m mkdocs build --strict --quiet
+	$(INSTALL) -e ".[docs]" && NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+dist:                 ## sdist and wheel in dist/; URL names the repository's address, to which links of the README then lead
+	$(INSTALL) build && $(PYTHON) scripts/build_dist.py --url "$(URL)"
 
 verification:         ## run the kernels' tests, compile ahead, and rewrite what docs/verification.md says of both
 	$(INSTALL) -e ".[test]"

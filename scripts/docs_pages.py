@@ -83,7 +83,7 @@ def ops_index() -> str:
 def backend_kernels(backend: str) -> str:
     """The kernels of a backend, as its page shows them."""
     rows = []
-    for row in (row for function in functions() for row in matrix.rows(function)):
+    for row in (row for function in functions() for row in matrix.rows(function.op.contract)):
         if row.kernel.backend != backend:
             continue
         devices: dict[str, list[str]] = {}
@@ -166,7 +166,7 @@ def _said(*arguments: str) -> str:
 
 def _features(op: str) -> str:
     """Which kernel honours which feature of an op."""
-    rows = matrix.rows(ops()[op])
+    rows = matrix.rows(ops()[op].op.contract)
     features = sorted(ops()[op].op.contract.schema.features)
     if not features:
         return "This op has no optional feature: every kernel computes the same."
@@ -194,7 +194,7 @@ def _facets(op: str) -> str:
 
 
 def _limits(op: str) -> str:
-    cells = [matrix.text(row) for row in matrix.rows(ops()[op])]
+    cells = [matrix.text(row) for row in matrix.rows(ops()[op].op.contract)]
     return table(matrix.COLUMNS, [(f"`{first}`", *rest) for first, *rest in cells])
 
 
