@@ -18,6 +18,12 @@ import pytest
 DEFAULT = "not full and not ahead"
 BOTH = "not ahead"
 
+# Kernels that are wrong in one way each, which the statements of the contracts must find.
+LIARS = tuple(
+    f"tests/contract/test_{name}liars.py"
+    for name in ("", "fp4_gemm_", "fp8_", "grouped_gemm_", "indexer_", "linear_attention_", "mla_", "moe_", "quant_")
+)
+
 # Folders, files, classes and functions, by what keeps them out of five minutes of two cores.
 NAMED = {
     "runs on a GPU only": ("tests/gpu",),
@@ -27,8 +33,11 @@ NAMED = {
         "tests/backends/test_cpp.py::TestTargets",
         "tests/backends/test_triton_ahead.py",
         "tests/compat/test_transformers.py::TestOtherModels::test_compiled_models",
+        "tests/cli/test_warmup.py::TestHere::test_the_chosen_kernels_are_verified_unless_said_otherwise",
         "tests/evidence/test_trust.py::TestWarmUp",
+        "tests/runtime/test_cache_faults.py::test_a_slower_kernel_for_want_of_a_place_is_said_with_its_code",
         "tests/runtime/test_cache_faults.py::test_many_at_first_use_compile_once",
+        "tests/runtime/test_cache_faults.py::test_the_library_that_compiles_works_without_the_named_folder",
         "tests/runtime/test_cache_locks.py::test_sixteen_processes_compile_the_same_and_the_one_that_does_is_killed",
         "tests/runtime/test_traffic.py::TestWithTritonsCompiler",
         "tests/warming",
@@ -41,16 +50,18 @@ NAMED = {
     "goes through every lie, attack, fault or tile": (
         "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference",
         "tests/backends/test_import_faults.py",
+        "tests/cli/test_verify.py::test_it_says_whose_code_runs_and_leaves_third_parties_out_where_asked",
+        "tests/cli/test_verify.py::test_json_holds_every_check",
+        *LIARS,
         "tests/evidence/test_contract_liars.py",
         "tests/evidence/test_memory_liars.py",
         "tests/evidence/test_right_kernels.py",
         "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right",
         "tests/fuzz",
     ),
-    "repeats, or is large": (
+    "repeats, measures, or is large": (
         "tests/backends/test_flashinfer_cutlass.py::TestPrefill::test_tables_are_as_large_as_the_tiles_are_many",
-        "tests/evidence/test_tune.py::TestTheReport::test_regret_is_told_for_the_choice_and_for_the_order",
-        "tests/evidence/test_tune.py::TestWhoIsWrong::test_one_that_lies_for_some_sizes_is_chosen_for_none",
+        "tests/evidence/test_tune.py",
         "tests/runtime/test_growth.py",
     ),
 }
@@ -62,6 +73,9 @@ SWEEPS = {
     "test_every_byte_reads_back_as_the_reference_s",
     "test_every_code_is_decoded_exactly",
 }
+
+# Fixtures that start a process, by which a test of a command repeats what another asks within this process.
+STARTS = {"ask_shell"}
 
 # Where cases are those of kernels, and what a case names its kernel by: each kernel shows every feature.
 OF_KERNELS = ("tests/backends/", "tests/contract/")
@@ -88,8 +102,8 @@ def mark_full(items: list[pytest.Function]) -> None:
     for item in items:
         if item.get_closest_marker("ahead"):
             continue
-        left_out = _is_named(item.nodeid) or item.originalname in SWEEPS or item.get_closest_marker("gpu")
-        if left_out or not _shows_something_new(item, shown):
+        left_out = _is_named(item.nodeid) or item.originalname in SWEEPS or not STARTS.isdisjoint(item.fixturenames)
+        if left_out or item.get_closest_marker("gpu") or not _shows_something_new(item, shown):
             item.add_marker(pytest.mark.full)
 
 

@@ -39,6 +39,7 @@ def item(case: Case, **params: Any) -> Any:
     marks: list[Any] = []
     return SimpleNamespace(
         originalname="test_right",
+        fixturenames=(),
         nodeid=f"tests/backends/test_x.py::test_right[{case.label}]",
         callspec=SimpleNamespace(params={"case": case, **params}),
         get_closest_marker=lambda name: None,
