@@ -321,10 +321,10 @@ DECODE = ((1, 40), (1, 7), (1, 16))
 MIXED = ((1, 40), (5, 5), (3, 20))
 
 
-def run(attention, mode="DECODE", lens=DECODE, page=16, padding=0, fp8=False, sinks=None, on_host=True, **options):
+def run(attention, mode="DECODE", lens=DECODE, page=16, padding=0, fp8=None, sinks=None, on_host=True, **options):
     """A step of one layer through the backend, and the same by the reference."""
     torch.manual_seed(0)
-    model = runner(page, torch.float8_e4m3fn if fp8 else torch.float32)
+    model = runner(page, fp8 or torch.float32)
     layer = layer_of((0.5, 0.25) if fp8 else None, **options)
     backend = attention.KernelhubAttnBackend(model)
     step = batch(model, mode, lens, on_host=on_host)
@@ -354,8 +354,9 @@ class TestSteps:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize(("mode", "lens"), [("DECODE", DECODE), ("MIXED", MIXED)])
-    def test_an_fp8_cache_has_its_scales(self, attention, mode, lens) -> None:
-        got, want = run(attention, mode, lens, fp8=True)
+    @pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2])
+    def test_a_float8_cache_has_its_scales(self, attention, mode, lens, fp8) -> None:
+        got, want = run(attention, mode, lens, fp8=fp8)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize(("mode", "lens"), [("DECODE", DECODE), ("MIXED", MIXED)])
@@ -475,7 +476,7 @@ class TestRefusals:
         [
             ("kv_cache_layout", "hnd", "not hnd"),
             ("is_quantized_kv_cache", True, "scales of blocks"),
-            ("dtype", torch.float8_e5m2, "no cache of torch.float8_e5m2"),
+            ("dtype", torch.int8, "no cache of torch.int8.*fp8_e4m3 or fp8_e5m2"),
         ],
     )
     def test_a_pool_that_it_cannot_read(self, attention, name, value, reason) -> None:

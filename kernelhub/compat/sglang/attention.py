@@ -20,8 +20,8 @@ from torch import Tensor
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.ops.attention.paged_attention import paged_attention
 
-_FP8 = torch.float8_e4m3fn
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, _FP8)
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, *_FP8)
 
 
 @dataclass
@@ -164,7 +164,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         heads, width = layer.tp_q_head_num, layer.v_head_dim
         out = q.new_empty((q.shape[0], heads, width))
         k_cache, v_cache = self._caches(layer)
-        quantized = k_cache.dtype == _FP8
+        quantized = k_cache.dtype in _FP8
         arguments = (
             q[: step.num_tokens].contiguous().view(-1, heads, layer.qk_head_dim),
             k_cache,
@@ -218,7 +218,7 @@ def _refusal(runner: Any, pool: Any) -> str | None:
     if pool.kv_cache_layout != "nhd" or pool.is_quantized_kv_cache:
         return f"reads a pool in layout nhd without scales of blocks, not {pool.kv_cache_layout}"
     if pool.dtype not in _DTYPES:
-        return f"has no cache of {pool.dtype}: --kv-cache-dtype auto or fp8_e4m3"
+        return f"has no cache of {pool.dtype}: --kv-cache-dtype auto, fp8_e4m3 or fp8_e5m2"
     return None
 
 
