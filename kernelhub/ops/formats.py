@@ -4,6 +4,7 @@
 format    held as             values
 ========  ==================  ===========================================================
 e4m3      float8_e4m3fn       up to 448, NaN, no infinity
+e5m2      float8_e5m2         up to 57344, NaN, infinity: the upper half of a float16
 e2m1      uint8, two a byte   0, 0.5, 1, 1.5, 2, 3, 4, 6 and negatives; the first of two
                               in the low four bits
 e8m0      float8_e8m0fnu      2^(byte - 127), 255 is NaN; no sign
@@ -23,6 +24,7 @@ E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 INT4_MAX = 7.0  # -8 is there, too
 E4M3 = torch.float8_e4m3fn
+E5M2 = torch.float8_e5m2
 E8M0 = torch.float8_e8m0fnu
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

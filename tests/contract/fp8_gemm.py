@@ -43,6 +43,7 @@ class Case:
             "a_scale_dtype": dtypes[0],
             "b_scale_dtype": dtypes[1],
             "bias": inputs.get("bias", False),
+            "e5m2": inputs.get("e5m2", False),
         }
 
 
@@ -80,10 +81,21 @@ CASES = [
         for tokens, n, k in ((1, 130, 128), (17, 65, 300), (65, 7, 16), (130, 129, 31))
     ),
     *(
+        Case(f"e5m2, {label}, {tokens} rows", {**SCALINGS[label], "e5m2": True, "tokens": tokens, "bias": True})
+        for label in ("tensor", "token x channel", "block", "row block, weights in e8m0", "mx")
+        for tokens in (5, 70)
+    ),
+    *(
+        Case(f"e5m2, {label}, N 65, K 300", {**SCALINGS[label], "e5m2": True, "n": 65, "k": 300, "out_dtype": FP32})
+        for label in ("token x channel", "block", "mx")
+    ),
+    *(
         Case(f"{label}, few rows of a long K", {**SCALINGS[label], "tokens": 3, "k": 2304, "bias": True})
         for label in ("token x channel", "block", "row block", "mx")
     ),
 ]
+
+E4M3_CASES = sum(not case.inputs.get("e5m2") for case in CASES)
 
 
 class Fp8GemmContract:
@@ -216,6 +228,23 @@ class Fp8GemmContract:
             arguments = self.inputs(tokens=tokens, k=2304)
             first = self.run(arguments)
             assert all(torch.equal(self.run(arguments), first) for _ in range(3))
+
+    def test_every_code_of_e5m2_is_decoded_exactly(self) -> None:
+        facets = {"scaling": "tensor", "n": 64, "k": 256, "out_dtype": "float32", "e5m2": True}
+        if not kernelhub.explain("fp8_gemm", device=torch.device(self.device), backend=self.kernel, **facets).selected:
+            return
+        codes = torch.arange(256, device=self.device).to(torch.uint8)
+        codes[~codes.view(torch.float8_e5m2).float().isfinite()] = 0
+        a = torch.zeros(256, 256, dtype=torch.uint8, device=self.device)
+        a.diagonal().copy_(codes)
+        one = torch.ones((), device=self.device)
+        b = torch.ones(64, 256, device=self.device).to(E4M3)
+        want = codes.view(torch.float8_e5m2).float()[:, None].expand(256, 64)
+        for scale in (1.0, 2.0**115):  # the largest of them times its scale is beyond float32 while b's is not in
+            scales = {"a_scale": one * scale, "b_scale": one / scale}
+            for rows in (slice(0, 256), slice(100, 140)):
+                given = {"a": a[rows].view(torch.float8_e5m2), "b": b, **scales, "out_dtype": FP32}
+                assert torch.equal(self.run(given), want[rows])
 
 
 class EveryScaling(Fp8GemmContract):

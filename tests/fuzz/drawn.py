@@ -319,6 +319,8 @@ _SCALINGS: tuple[Arguments, ...] = (
     {"scaling": "block", "e8m0": (True, True)},
     {"scaling": "row_block"},
     {"scaling": "mx"},
+    {"scaling": "row", "e5m2": True},
+    {"scaling": "block", "e5m2": True},
     {"scaling": "tensor", "weight_only": torch.bfloat16},
     {"scaling": "row", "weight_only": torch.float16},
     {"scaling": "block", "weight_only": torch.bfloat16},

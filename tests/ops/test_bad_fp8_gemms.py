@@ -33,10 +33,11 @@ def weights(**changes: Any) -> dict[str, Any]:
 BAD = [
     ("a", call(a=3), "is int"),
     ("a", call(a=codes(4, 1, 200)), r"\[4, 1, 200\]"),
-    ("a", call(a=z(4, 200)), "float32; give float8_e4m3fn, bfloat16, float16"),
+    ("a", call(a=z(4, 200)), "float32; give float8_e4m3fn, float8_e5m2, bfloat16, float16"),
     ("a", call(a=codes(4, 199)), "has 199 columns; b has 200"),
     ("a", call(a=codes(4, 200, device="meta")), "is on meta"),
-    ("a", call(a=z(4, 200, dtype=torch.float8_e5m2)), "float8_e5m2"),
+    ("a_scale", call(a=z(4, 200, dtype=torch.float8_e5m2), a_scale=None), "is missing; a is float8_e5m2"),
+    ("b", call(b=z(150, 200, dtype=torch.float8_e5m2)), "has dtype float8_e5m2; give float8_e4m3fn"),
     ("b", call(b=None), "NoneType"),
     ("b", call(b=codes(200)), r"\[200\]"),
     ("b", call(b=z(150, 200).bfloat16()), "bfloat16"),
@@ -96,6 +97,15 @@ def test_the_parameter_is_named(parameter: str, arguments: dict[str, Any], words
         kernelhub.fp8_gemm(**arguments)
     assert caught.value.parameter == parameter
     assert sum(row.calls for row in kernelhub.report().rows) == 5 * warm
+
+
+def test_a_plan_for_e4m3_refuses_e5m2_and_the_other_way_round() -> None:
+    e5m2 = torch.float8_e5m2
+    for dtype, other in ((E4M3, e5m2), (e5m2, E4M3)):
+        plan = kernelhub.fp8_gemm.prepare(**call(a=z(4, 200, dtype=dtype)))
+        plan.run(**call(a=z(4, 200, dtype=dtype)))
+        with pytest.raises(InvalidArgument, match=f"{str(other)[6:]}; the plan is for {str(dtype)[6:]}"):
+            plan.run(**call(a=z(4, 200, dtype=other)))
 
 
 def test_a_kernel_that_cannot_says_why() -> None:

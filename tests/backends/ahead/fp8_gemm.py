@@ -9,7 +9,7 @@ import torch
 
 from kernelhub.backends.triton.gemm.fp8.adapter import Fp8Gemm
 from kernelhub.backends.triton.gemm.fp8.batched_adapter import BmmFp8
-from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.formats import E4M3, E5M2, E8M0
 from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem, complete
 from kernelhub.probes.device import DeviceFacts
@@ -38,7 +38,7 @@ def _launch(tokens: int, facets: dict[str, Any], device: DeviceFacts) -> None:
         )
         return
     Fp8Gemm(problem).launch(
-        torch.empty(tokens, k, dtype=E4M3, device="cuda"),
+        torch.empty(tokens, k, dtype=E5M2 if problem.e5m2 else E4M3, device="cuda"),
         torch.empty(n, k, dtype=E4M3, device="cuda"),
         torch.empty(of_a, dtype=dtypes[0], device="cuda"),
         torch.empty(of_b, dtype=dtypes[1], device="cuda"),
@@ -79,6 +79,10 @@ CASES = [
     *(
         Case(f"fp8_gemm row_block, {tokens} rows", functools.partial(_launch, tokens, {"scaling": "row_block"}))
         for tokens in (16, 4096)
+    ),
+    *(
+        Case(f"fp8_gemm e5m2 {s}, {rows} rows", functools.partial(_launch, rows, {"scaling": s, "e5m2": True}))
+        for s, rows in (("row", 16), ("row", 4096), ("block", 4096))
     ),
     Case(
         "fp8_gemm block, e8m0, ragged K",

@@ -115,7 +115,7 @@ def widened(tag: str, tensor: Tensor, scale: Scale, dtype: torch.dtype) -> Tenso
     if tensor.dtype is torch.float8_e4m3fn and tensor.device.type == "cpu":
         e4m3_values(tag, tensor, into)
     elif tensor.dtype is torch.float8_e5m2 and tensor.device.type == "cpu":
-        _e5m2_values(tag, tensor, into)
+        e5m2_values(tag, tensor, into)
     else:
         into.copy_(tensor)
     if scale is not None:
@@ -138,7 +138,7 @@ def e4m3_values(tag: str, tensor: Tensor, into: Tensor) -> None:
         into.masked_fill_((raw & 0x7F) == 0x7F, torch.nan)
 
 
-def _e5m2_values(tag: str, tensor: Tensor, into: Tensor) -> None:
+def e5m2_values(tag: str, tensor: Tensor, into: Tensor) -> None:
     """Copy float8_e5m2 values into a wider float: its bits are the upper ones of a float16."""
     bits = scratch(f"{tag} bits", tensor.shape, torch.int16, tensor.device)
     into.copy_(bits.copy_(tensor.view(torch.int8)).bitwise_left_shift_(8).view(torch.float16))

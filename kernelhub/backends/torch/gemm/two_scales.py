@@ -7,6 +7,7 @@ from torch import Tensor
 
 # What e4m3 codes with scales of float32 are made smaller by, each operand: 448 x 2^127 is beyond float32.
 LEFT_OF_CODES = 2.0**9
+LEFT_OF_E5M2 = 2.0**16  # the same of e5m2, up to 57344
 
 
 def multiply_by_both(product: Tensor, s: Tensor, t: Tensor) -> None:

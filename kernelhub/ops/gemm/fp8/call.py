@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
-from kernelhub.ops.formats import E4M3
+from kernelhub.ops.formats import E4M3, E5M2
 from kernelhub.ops.gemm.fp8.checks import NAME, check, check_form, form_of_a, refuse
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FEW, FLOAT, GROUP, MANY, ROW, TENSOR, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import by_rows, of_rows, scaling_of_form
@@ -35,7 +35,8 @@ def problem_of(key: Any, device: int) -> Fp8GemmProblem:
         a_scale_dtype=FLOAT if a_dtype in (None, torch.float32) else E8M0,
         b_scale_dtype=FLOAT if b_dtype is torch.float32 else E8M0,
         weight_layout=layout,
-        weight_only=None if of_a is E4M3 else dtype_name(of_a),
+        weight_only=None if of_a in (E4M3, E5M2) else dtype_name(of_a),
+        e5m2=of_a is E5M2,
         bias=has_bias,
     )
 
@@ -58,13 +59,14 @@ def bind(
     launch = adapter.launch
     n, k = problem.n, problem.k
     dtype = getattr(torch, problem.out_dtype)
+    of_a = E5M2 if problem.e5m2 else E4M3
     flat = problem.scaling in (TENSOR, ROW)
     single = flat or k <= GROUP[BLOCK]  # then scales may have one element, contiguous whatever they are a view of
     seen: set[Any] = set()  # forms of scales that the problem means: a few, whatever the number of rows
 
     def known(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor | None) -> bool:
         """Nothing that `check` or `check_form` would refuse."""
-        if not usable(a, E4M3, device) or a.ndim != 2 or not alike(b, (n, k), E4M3, device):
+        if not usable(a, of_a, device) or a.ndim != 2 or not alike(b, (n, k), E4M3, device):
             return False
         rows, columns = a.shape
         if not isinstance(a_scale, Tensor) or not isinstance(b_scale, Tensor):
@@ -99,6 +101,8 @@ def bind(
             a_scale = of_rows(a, a_scale)
             if not checked:
                 check(a, b, a_scale, b_scale, bias, dtype, out)
+                if a.dtype is not of_a:
+                    refuse("a", f"has dtype {dtype_name(a.dtype)}", f"the plan is for {dtype_name(of_a)}")
                 check_form(b, a_scale, b_scale, bias, problem)
             seen.add((*form_of_a(a_scale), b_scale.dtype, b_scale.shape, bias is None))
         else:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name
-from kernelhub.ops.formats import E4M3
+from kernelhub.ops.formats import E4M3, E5M2
 from kernelhub.ops.gemm.fp8.problem import E8M0, FLOAT, FLOATS, HALVES, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import blocks, fits_b, remedy, scaling_of_form
 from kernelhub.ops.operands import check_destination, check_operand
@@ -40,11 +40,11 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, bias: Any, out_dtype: Any,
     for parameter, tensor, shape in (("a", a, "[M, K]"), *(() if packed else (("b", b, "[N, K]"),))):
         if tensor.ndim != 2:
             refuse(parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
-        if tensor.dtype is not E4M3 and (parameter == "b" or tensor.dtype not in _HALVES):
-            more_dtypes = f", {', '.join(HALVES)}" if parameter == "a" else ""
+        if tensor.dtype is not E4M3 and (parameter == "b" or tensor.dtype not in (E5M2, *_HALVES)):
+            more_dtypes = f", float8_e5m2, {', '.join(HALVES)}" if parameter == "a" else ""
             refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give float8_e4m3fn{more_dtypes}")
-    if (a_scale is None) != (a.dtype is not E4M3):
-        what, fix = ("is missing", "float8_e4m3fn has scales") if a_scale is None else ("is given", "leave it out")
+    if (a_scale is None) != (a.dtype in _HALVES):
+        what, fix = ("is missing", "float8 has scales") if a_scale is None else ("is given", "leave it out")
         refuse("a_scale", what, f"a is {dtype_name(a.dtype)}: {fix}")
     n, k = b.shape
     if 0 in (n, k):

@@ -131,7 +131,8 @@ def fp8_gemm(
     cut short by M, N, K.
 
     Args:
-        a: activations ``[M, K]``, float8_e4m3fn; or bfloat16 or float16, where the weights alone are quantised.
+        a: activations ``[M, K]``, float8_e4m3fn or float8_e5m2; or bfloat16 or float16, where the weights alone are
+            quantised.
         b: weights ``[N, K]``, float8_e4m3fn, as in checkpoints; or, beside bfloat16 and float16, the weight as a plan's
             `pack` gave it, with its scale.
         a_scale: float32 ``[]``, ``[1]`` or ``[1, 1]`` for all; float32 ``[M]`` or ``[M, 1]`` per token; float32 or

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.formats import E4M3, E4M3_MAX, from_e8m0, to_e4m3, to_e8m0_up
+from kernelhub.ops.formats import E4M3, E4M3_MAX, E5M2, from_e8m0, to_e4m3, to_e8m0_up
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, MX, ROW, TENSOR
 from kernelhub.ops.gemm.fp8.scaling import blocks
 
@@ -62,6 +62,7 @@ def fp8_gemm_inputs(
     e8m0: tuple[bool, bool] = (False, False),
     bias: bool = False,
     weight_only: torch.dtype | None = None,
+    e5m2: bool = False,
     out_dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
     seed: int = 0,
@@ -78,6 +79,7 @@ def fp8_gemm_inputs(
         e8m0: of block and row_block, whether scales of a and b are powers of two in one byte.
         bias: add one.
         weight_only: dtype of activations that are not quantised.
+        e5m2: activations are float8_e5m2.
         out_dtype: of the result.
         device: where the tensors are.
         seed: equal seeds give equal tensors on every device.
@@ -100,6 +102,8 @@ def fp8_gemm_inputs(
             rows = 128 if name == "b" and scaling == BLOCK else 1
             codes, scale = _quantised(matrix, rows, GROUP[scaling], small or scaling == MX)
         made[name], made[f"{name}_scale"] = codes.to(device), scale.to(device)
+    if e5m2:
+        made["a"] = made["a"].float().to(E5M2)
     if weight_only is not None:
         made |= {"a": a.to(weight_only).to(device), "a_scale": None}
     if bias:

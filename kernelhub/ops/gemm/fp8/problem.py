@@ -41,6 +41,7 @@ class Fp8GemmProblem:
     weight_only: str | None = feature(
         "dtype of activations that are not quantised: the weights alone are", None, HALVES
     )
+    e5m2: bool = feature("activations are float8_e5m2", False)
     bias: bool = feature("a bias is added", False)
 
 
@@ -56,6 +57,8 @@ def contradiction(problem: Fp8GemmProblem) -> str | None:
     if problem.weight_only is None and problem.weight_layout != CHECKPOINT:
         return "weights are packed for activations that are not quantised only; give weight_only"
     if problem.weight_only is not None:
+        if problem.e5m2:
+            return "weight_only says that activations are not quantised, and e5m2 that they are"
         if problem.scaling == MX:
             return "weight_only has no 1 x 32 blocks; those scale both operands"
         if problem.scaling in (TENSOR, ROW) and problem.b_scale_dtype == E8M0:

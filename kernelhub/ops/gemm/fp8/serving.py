@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.formats import E4M3, E5M2, E8M0
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import BLOCK, FLOAT, GROUP, ROW, TENSOR, Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.scaling import blocks
@@ -38,7 +38,7 @@ def fp8_gemm_calls(problem: Fp8GemmProblem, sizes: Sizes, values: Values) -> Cal
         a_scale: Tensor = values.near(*rows, size=_CODE, dtype=kinds["a"])
         if sizes.get("column") and rows:
             a_scale = _by_column(a_scale)
-        return {"a": values.normal(batch.tokens, k, dtype=E4M3), "a_scale": a_scale, **layer}
+        return {"a": values.normal(batch.tokens, k, dtype=E5M2 if problem.e5m2 else E4M3), "a_scale": a_scale, **layer}
 
     return call
 

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.formats import E8M0
 
 _UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 _FEWEST = 32  # elements of a row whose root mean square says something
@@ -122,7 +122,7 @@ def _of_sums(a: Tensor, matrix_instructions: bool) -> tuple[float, float]:
     k = a.shape[-1]
     if not matrix_instructions:
         return (8 + k / 64) * 2.0**-24, 2.0**-17
-    return (2.0**-10, 2.0**-9) if a.dtype is E4M3 else ((8 + k / 8) * 2.0**-24, 2.0**-12)
+    return (2.0**-10, 2.0**-9) if a.dtype.itemsize == 1 else ((8 + k / 8) * 2.0**-24, 2.0**-12)
 
 
 def _sums(reference: Any, operands: dict[str, Any], power: int) -> Tensor:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.attention.sequences import e4m3_values
-from kernelhub.backends.torch.gemm.two_scales import LEFT_OF_CODES
+from kernelhub.backends.torch.attention.sequences import e4m3_values, e5m2_values
+from kernelhub.backends.torch.gemm.two_scales import LEFT_OF_CODES, LEFT_OF_E5M2
+from kernelhub.ops.formats import E5M2
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, ROW, TENSOR
 from kernelhub.ops.gemm.fp8.scaling import blocks, values_of
@@ -26,7 +27,7 @@ class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
     @at_own_precision
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         left = self._matrix("fp8_gemm a", a, a_scale, 1)
-        self._multiply(left, b, b_scale, bias, out, LEFT_OF_CODES * LEFT_OF_CODES)
+        self._multiply(left, b, b_scale, bias, out, _left_of(a) * LEFT_OF_CODES)
 
     @at_own_precision
     def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -67,10 +68,10 @@ class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
         rows, columns = codes.shape
         if codes.device.type == "cpu":
             values = scratch(tag, codes.shape, torch.float32, codes.device)
-            e4m3_values(tag, codes, values)
+            (e5m2_values if codes.dtype is E5M2 else e4m3_values)(tag, codes, values)
         else:
             values = codes.float()
-        factors = values_of(scale) / LEFT_OF_CODES
+        factors = values_of(scale) / _left_of(codes)
         if self._one_scale(scale):
             return values.mul_(factors)
         if factors.ndim == 1:
@@ -81,3 +82,8 @@ class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
             group = GROUP[self.problem.scaling]
             factors = factors.repeat_interleave(group, 1)[:, :columns]
         return values.mul_(factors)
+
+
+def _left_of(codes: Tensor) -> float:
+    """What codes with their scales are made smaller by."""
+    return LEFT_OF_E5M2 if codes.dtype is E5M2 else LEFT_OF_CODES

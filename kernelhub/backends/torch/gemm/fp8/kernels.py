@@ -36,7 +36,7 @@ KERNELS = (
             dtype_in("b_scale_dtype", FLOAT, E8M0),
             anything("n", "k", "rows"),
         ),
-        features=frozenset({"bias", *(f"weight_only={dtype}" for dtype in HALVES)}),
+        features=frozenset({"bias", "e5m2", *(f"weight_only={dtype}" for dtype in HALVES)}),
         graph=GraphLevel.FULL,
         standings=standings.EVERYWHERE,
     ),

@@ -17,6 +17,7 @@ from kernelhub.backends.triton.gemm.fp8.tiles import (
     read,
     splits_of,
     tiles,
+    tiles_of_e5m2,
     tiles_of_weights,
     written,
 )
@@ -39,7 +40,7 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
 
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)
-        self.native = has_float8(problem.device)
+        self.native = has_float8(problem.device) and not problem.e5m2
         self._launchers: dict[tuple[Tiles, bool], Launcher] = {}
         self._measured: Mapping[int, Configuration] = {}
         self._chosen: dict[int, Tiles] = {}
@@ -85,7 +86,7 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
 
     def configurations(self, num_tokens: int, stage: int, best: Configuration | None) -> Sequence[Configuration]:
         problem = self.problem
-        if stage or problem.weight_only is not None:
+        if stage or problem.weight_only is not None or problem.e5m2:
             return ()
         tried = candidates(problem.device, problem.scaling, num_tokens, problem.n, problem.k)
         return [written(tile) for tile in tried]
@@ -101,6 +102,8 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
         problem = self.problem
         if problem.weight_only is not None:
             return tiles_of_weights(problem.device, rows, problem.k)
+        if problem.e5m2:
+            return tiles_of_e5m2(problem.device, problem.scaling, rows, problem.n, problem.k)
         if not self._measured:
             return tiles(problem.device, problem.scaling, rows, problem.n, problem.k)
         tile = self._chosen.get(rows)
@@ -189,6 +192,7 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
             "PARTS": of_parts,
             "NATIVE": self.native,
             "WEIGHT_ONLY": problem.weight_only is not None,
+            "A_E5M2": problem.e5m2,
         }
         launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
         self._launchers[tile, of_parts] = launcher

@@ -79,6 +79,7 @@ class BmmFp8(BmmFp8Adapter):
             "PARTS": False,
             "NATIVE": self.native,
             "WEIGHT_ONLY": False,
+            "A_E5M2": False,
         }
         launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
         self._launchers[tile] = launcher

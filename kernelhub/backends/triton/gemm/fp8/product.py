@@ -10,9 +10,10 @@ on sm_90 and sm_10x. Where the tiles are fewer than the device's multiprocessors
 in float32 and added by `add_parts_kernel` in their order, so the same call gives the same bits.
 
 Before sm_89 there is no product of float8: bytes become the float16 that is 256 times smaller, exactly, and
-2^16 goes into the scale. So do weights beside activations of 16 bits (WEIGHT_ONLY), in their dtype, and 2^8 goes
-into the sums. Scales of 32 columns are multiplied into bfloat16 operands: powers of two, exact, of 256ths of the codes,
-since 448 x 2^127 is no number of bfloat16. Of two scales of a block 2^20 is left for the sum (`two_scales.py`).
+2^16 goes into the scale. So they do beside activations in e5m2, which are halves of a float16 as they are, and 2^8
+goes into the sums. So do weights beside activations of 16 bits (WEIGHT_ONLY), in their dtype. Scales of 32 columns are
+multiplied into bfloat16 operands: powers of two, exact, of 256ths of the codes, since 448 x 2^127 is no number of
+bfloat16. Of two scales of a block 2^20 is left for the sum (`two_scales.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.formats import e4m3_scaled, e8m0_to_float
+from kernelhub.backends.triton.formats import e4m3_scaled, e5m2_to_float, e8m0_to_float
 from kernelhub.backends.triton.two_scales import LEFT_OF_BOTH, of_both, times_both
 
 _LEFT_OF_BOTH = tl.constexpr(LEFT_OF_BOTH)
@@ -37,9 +38,20 @@ def _scale(at, E8M0: tl.constexpr):
 
 
 @triton.jit
-def _mx_values(codes, scales, kept, there, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A 256th of a tile [ROWS, BLOCK_K] of codes, times scales [ROWS, BLOCK_K / 32], as bfloat16."""
-    values = e4m3_scaled(tl.load(codes, kept, other=0), tl.bfloat16, False)
+def _decoded(codes, dtype: tl.constexpr, E5M2: tl.constexpr):
+    """Bytes as `dtype`: of e4m3 a 256th, of e5m2 all of it."""
+    if E5M2:
+        return e5m2_to_float(codes, dtype)
+    else:  # noqa: RET505  a static branch, as above
+        return e4m3_scaled(codes, dtype, False)
+
+
+@triton.jit
+def _mx_values(codes, scales, kept, there, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, E5M2: tl.constexpr):
+    """A tile [ROWS, BLOCK_K] of codes, times scales [ROWS, BLOCK_K / 32], as bfloat16: over 2^8, of e5m2 over 2^16."""
+    values = _decoded(tl.load(codes, kept, other=0), tl.bfloat16, E5M2)
+    if E5M2:
+        values *= 1.0 / 65536.0
     factors = e8m0_to_float(tl.load(scales, there, other=127)).to(tl.bfloat16)
     wide = tl.broadcast_to(factors[:, :, None], (ROWS, BLOCK_K // 32, 32))
     return values * tl.reshape(wide, (ROWS, BLOCK_K))
@@ -86,6 +98,7 @@ def product_kernel(
     PARTS: tl.constexpr,
     NATIVE: tl.constexpr,
     WEIGHT_ONLY: tl.constexpr,
+    A_E5M2: tl.constexpr,
 ):
     """BLOCK_K is 128 where SCALING is "block" or "row_block".
 
@@ -154,8 +167,8 @@ def product_kernel(
         if SCALING == "mx":
             kept = (block * BLOCK_K + depth < k)[None, :]
             there = (block * BLOCK_K + group * 32 < k)[None, :]
-            left = _mx_values(a_at, a_scale_at, kept, there, BLOCK_M, BLOCK_K)
-            right = _mx_values(b_at, b_scale_at, kept, there, BLOCK_N, BLOCK_K)
+            left = _mx_values(a_at, a_scale_at, kept, there, BLOCK_M, BLOCK_K, A_E5M2)
+            right = _mx_values(b_at, b_scale_at, kept, there, BLOCK_N, BLOCK_K, False)
             if SWAPPED:
                 acc = tl.dot(right, tl.trans(left), acc)
             else:
@@ -175,7 +188,7 @@ def product_kernel(
             if WEIGHT_ONLY:
                 right = e4m3_scaled(right, a.dtype.element_ty, False)
             elif not NATIVE:
-                left = e4m3_scaled(left, tl.float16, False)
+                left = _decoded(left, tl.float16, A_E5M2)
                 right = e4m3_scaled(right, tl.float16, False)
             if SWAPPED:
                 left, right = right, left
@@ -205,6 +218,8 @@ def product_kernel(
         acc *= _LEFT_OF_BOTH
     if WEIGHT_ONLY:
         acc *= 256.0
+    elif A_E5M2:
+        acc *= 16777216.0 if SCALING == "mx" else 256.0
     elif SCALING == "mx" or not NATIVE:
         acc *= 65536.0
     kept = (rows < m) & (columns < n)

@@ -89,6 +89,15 @@ def tiles_of_weights(device: DeviceFacts, rows: int, k: int) -> Tiles:
     return Tiles(128, 64, 128, 8, 3) if large else Tiles(64, 64, 128, 4, 3)
 
 
+def tiles_of_e5m2(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> Tiles:
+    """Tiles of activations in e5m2, which are decoded in registers on every device, as all float8 is before sm_89.
+
+    Nothing was measured yet.
+    """
+    usual = tiles(device, scaling, rows, n, k)
+    return usual if usual.swapped or scaling == MX else Tiles(128, 64, 128, 8, 3)
+
+
 def splits_of(device: DeviceFacts, programs: int, k: int) -> int:
     """Into how many parts K is split, so that about two programs run on each multiprocessor."""
     blocks = -(-k // 128)
