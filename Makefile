@@ -6,15 +6,18 @@ FUZZ_JOBS ?= 2
 FUZZ_DEVICE ?= cpu
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test ahead faults fuzz lint bench docs site dist golden verification test-matrix gpu
+.PHONY: demo test full ahead faults fuzz lint bench docs site dist golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
 
-test:                 ## install what the tests need, and run them
+test:                 ## install what the tests need, and run their default tier
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest
 
-ahead:                ## compile every Triton launch for every generation of GPU, which `make test` does for one
+full:                 ## the full tier: all other tests that a machine without a GPU runs
+	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m full
+
+ahead:                ## compile every Triton launch for every generation of GPU, which `make full` does for one
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m ahead
 
 faults:               ## inject every fault, and count what survives
