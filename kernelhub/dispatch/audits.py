@@ -40,7 +40,7 @@ SKIPPED = {
     "pending": "as many calls as may wait for the device are waiting",
     "capture": "it was captured in a CUDA graph, or ran in the memory pool of one",
     "lost": "the device is lost",
-    "packed": "its weight is in a layout that only the kernel reads",
+    "packed": "its weight is arranged for the kernel, and what it was made from is not known here",
     "no_numbers": "the reference gives no number, or one beyond the result's range, where the result differs",
     "failed": "recomputing it raised an error",
     "unread": "its launch was given what the audit does not know",

@@ -82,6 +82,8 @@ class Report:
         ]
         lines += self._told_work()
         lines += map(str, self.audits)
+        if self.audits and self.on_gpu:
+            lines.append("audits see no launch that a CUDA graph replays")
         return "\n".join(lines)
 
     def _told_work(self) -> list[str]:

@@ -27,10 +27,12 @@ hold the weight's numbers raises `InvalidArgument` when it packs.
 from __future__ import annotations
 
 import abc
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -93,7 +95,8 @@ class PackedWeight:
     def to(self, device: torch.device | str) -> PackedWeight:
         """The same on another device."""
         moved = {name: None if tensor is None else tensor.to(device) for name, tensor in self.tensors.items()}
-        return PackedWeight(self.layout, self.op, self.kernel, moved, self.shape, self.dtype, self.facts, self.unpacker)
+        about = (self.shape, self.dtype, self.facts, self.unpacker)
+        return remembered(PackedWeight(self.layout, self.op, self.kernel, moved, *about))
 
     def unpack(self) -> Tensors:
         """The arguments of `pack`, bit for bit."""
@@ -109,6 +112,24 @@ class PackedWeight:
 
     def _present(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, tensor) for name, tensor in self.tensors.items() if tensor is not None)
+
+
+# By device and address, the packed weights that are alive: a launch is given their tensors alone (`packed_at`).
+_BY_MEMORY: WeakValueDictionary[tuple[int, int], PackedWeight] = WeakValueDictionary()
+
+
+def remembered(weight: PackedWeight) -> PackedWeight:
+    """The weight, which `packed_at` finds from now on."""
+    with contextlib.suppress(RuntimeError):  # tensors without memory, such as those of a trace
+        for _, tensor in weight._present():
+            if tensor.data_ptr():
+                _BY_MEMORY[tensor.get_device(), tensor.data_ptr()] = weight
+    return weight
+
+
+def packed_at(tensor: Tensor) -> PackedWeight | None:
+    """The weight that a tensor is the beginning of a part of, if it was packed here and is alive."""
+    return _BY_MEMORY.get((tensor.get_device(), tensor.data_ptr()))
 
 
 def layout_of(weight: Tensor | PackedWeight) -> str:
@@ -242,4 +263,4 @@ class PackingPlan(Plan):
         caller = Caller(self.selection.op, self.kernel, self.selection.problem, None, sys._getframe(), self.bound)
         with JOURNAL.doing("pack", f"a weight as {self.layout}", self.kernel, caller=caller):
             tensors, unpacker = self.adapter.pack(*weight.values())
-        return PackedWeight(self.layout, self.selection.op, self.kernel, tensors, *about, unpacker)
+        return remembered(PackedWeight(self.layout, self.selection.op, self.kernel, tensors, *about, unpacker))

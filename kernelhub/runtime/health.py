@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 
-from kernelhub.dispatch.audits import AUDITS
+from kernelhub.dispatch.audits import AUDITS, SKIPPED
 from kernelhub.dispatch.gate import GATE
 
 
@@ -26,6 +27,8 @@ class Health:
         audited: calls that were recomputed and compared (KERNELHUB_AUDIT).
         wrong_in_service: for each kernel whose numbers were wrong in these, its op, its name and how often. Its calls
             go on unless KERNELHUB_AUDIT_ACTION says otherwise, so `ok` does not speak of it.
+        not_compared: calls that were taken to be recomputed and were not, by reason, the most first, and how many.
+            Launches that a CUDA graph replays are none of these: no audit sees them.
     """
 
     ok: bool
@@ -39,6 +42,7 @@ class Health:
     sealed: bool
     audited: int = 0
     wrong_in_service: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The same as a JSON object."""
@@ -59,10 +63,12 @@ def health() -> Health:
     audits = AUDITS.told()
     wrong = tuple(f"{one.op} {one.kernel}: {one.wrong} of {one.checked} calls" for one in audits if one.wrong)
     audited = sum(one.checked for one in audits)
+    skipped = sum((Counter(one.skipped) for one in audits), Counter())
+    left = tuple(f"{count} calls: {SKIPPED[word]}" for word, count in skipped.most_common())
     lost = list(GATE.lost.values())
     if not lost:
-        return Health(True, "", None, None, "", "", (), (), GATE.sealed, audited, wrong)
+        return Health(True, "", None, None, "", "", (), (), GATE.sealed, audited, wrong, left)
     first = min(lost, key=lambda error: error.since)
     devices = tuple(sorted(error.device for error in lost))
     told = (str(first), first.device, first.since, first.op, first.kernel, first.plans, devices, GATE.sealed)
-    return Health(False, *told, audited, wrong)
+    return Health(False, *told, audited, wrong, left)

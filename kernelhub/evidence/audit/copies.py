@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.audit.launches import Read, Rows
+from kernelhub.evidence.audit.launches import Read, Rows, Unpacked
 from kernelhub.evidence.cases.case import Arguments
 
 _WIDE = 8  # bytes of an element of a reference in float64
@@ -20,7 +20,16 @@ MOST_RECURRENT_TOKENS = 4096  # of `linear_attention`, whose reference takes the
 
 def copied(arguments: Arguments) -> Arguments:
     """The arguments in memory of their own, those rows that count of what is large."""
-    return {name: _copy(value) for name, value in arguments.items()}
+    unpacked: dict[int, tuple[Tensor | None, ...]] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Unpacked):
+            return _copy(value)
+        if id(value.weight) not in unpacked:
+            unpacked[id(value.weight)] = value.weight.unpack()
+        return unpacked[id(value.weight)][value.place]
+
+    return {name: copy(value) for name, value in arguments.items()}
 
 
 def copied_results(read: Read) -> dict[str, Tensor]:
@@ -54,7 +63,7 @@ def bytes_of_copies(read: Read) -> int:
 
 
 def _bytes(value: Any) -> int:
-    if isinstance(value, Rows):
+    if isinstance(value, (Rows, Unpacked)):
         return value.num_bytes
     if isinstance(value, Tensor):
         return value.numel() * value.itemsize
@@ -62,6 +71,8 @@ def _bytes(value: Any) -> int:
 
 
 def _elements(value: Any) -> int:
+    if isinstance(value, Unpacked):
+        return value.num_elements
     if isinstance(value, Rows):
         return value.num_bytes // value.source.itemsize
     if isinstance(value, Tensor):

@@ -8,6 +8,7 @@ few pages or slots of something large, it says which (`Rows`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.evidence.cases.case import Arguments
@@ -34,6 +36,7 @@ from kernelhub.ops.moe.experts.problem import (
     PLAIN,
 )
 from kernelhub.ops.moe.experts.weights import Matrix
+from kernelhub.ops.packed import PackedWeight, packed_at
 from kernelhub.ops.quant.arguments import fp8_scale_shape
 from kernelhub.ops.quant.problem import TENSOR
 
@@ -76,6 +79,34 @@ class Rows:
             form[0], form[self.token_dim] = self.keep.shape
             made.masked_fill_(~self.keep.view(form), 0)
         return made.view(self.source.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Unpacked:
+    """One of the checkpoint's tensors that a packed weight was made from.
+
+    Attributes:
+        weight: the packed weight.
+        place: which of `weight.unpack()`; the first is the weight itself.
+    """
+
+    weight: PackedWeight
+    place: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight itself."""
+        return self.weight.shape
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all parts, about, told with the first."""
+        return 0 if self.place else self.weight.num_bytes
+
+    @property
+    def num_elements(self) -> int:
+        """Of the weight itself."""
+        return 0 if self.place else math.prod(self.shape) * (2 if self.weight.dtype is torch.uint8 else 1)
 
 
 class Read(NamedTuple):
@@ -292,14 +323,16 @@ def _fp4_gemm(problem: Any, given: tuple[Any, ...]) -> Read:
     a, b, bias, out = given
     assert isinstance(a, Activations)
     assert isinstance(b, Weights)
-    _check_checkpoint(problem)
+    weight: Arguments = {
+        "b": b.codes,
+        "b_scale": _as_scales(b.scale, problem.b_format),
+        "b_global_scale": b.global_scale,
+    }
     arguments = {
         "a": a.codes,
-        "b": b.codes,
         "a_scale": _as_scales(a.scale, problem.a_format),
-        "b_scale": _as_scales(b.scale, problem.b_format),
         "a_global_scale": a.global_scale,
-        "b_global_scale": b.global_scale,
+        **_as_in_checkpoint(problem, weight),
         "bias": bias,
         "out_dtype": getattr(torch, problem.out_dtype),
     }
@@ -314,9 +347,9 @@ def _grouped_gemm(problem: Any, given: tuple[Any, ...]) -> Read:
 
 
 def _fp8_gemm(problem: Any, given: tuple[Any, ...]) -> Read:
-    _check_checkpoint(problem)
     a, b, a_scale, b_scale, bias, out = given if problem.weight_only is None else (*given[:2], None, *given[2:])
-    arguments = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "bias": bias}
+    weight = _as_in_checkpoint(problem, {"b": b, "b_scale": b_scale})
+    arguments = {"a": a, "a_scale": a_scale, "bias": bias, **weight}
     return Read(arguments | {"out_dtype": getattr(torch, problem.out_dtype)}, {"out": out})
 
 
@@ -326,9 +359,12 @@ def _bmm_fp8(problem: Any, given: tuple[Any, ...]) -> Read:
     return Read(arguments | {"out_dtype": getattr(torch, problem.out_dtype)}, {"out": out})
 
 
-def _side(name: str, weights: str, given: Matrix) -> Arguments:
+def _side(name: str, problem: Any, given: Matrix) -> Arguments:
     """One projection of experts as in a checkpoint."""
-    scale, global_scale = given.scale, None
+    scale, global_scale, weights = given.scale, None, problem.weights
+    if problem.weight_layout != CHECKPOINT:
+        parts = (name, f"{name}_scale", f"{name}_global_scale", f"{name}_bias")
+        return _as_in_checkpoint(problem, dict.fromkeys(parts, given.weight))
     if weights in BLOCK_FORMATS and scale is not None:
         scale = scale.view(E8M0) if weights == FP8_BLOCK_UE8M0 else scale
     elif weights == NVFP4:
@@ -344,13 +380,12 @@ def _side(name: str, weights: str, given: Matrix) -> Arguments:
 
 
 def _fused_moe(problem: Any, given: tuple[Any, ...]) -> Read:
-    _check_checkpoint(problem)
     x, w13, w2, topk_weights, topk_ids, values, out = given
     asked = problem.activation_dtype
     arguments = {
         "x": x,
-        **_side("w13", problem.weights, w13),
-        **_side("w2", problem.weights, w2),
+        **_side("w13", problem, w13),
+        **_side("w2", problem, w2),
         "topk_weights": topk_weights,
         "topk_ids": topk_ids,
         "activation": problem.activation,
@@ -417,9 +452,14 @@ def _dequantize(problem: Any, given: tuple[Any, ...]) -> Read:
     return Read(arguments, {"out": out})
 
 
-def _check_checkpoint(problem: Any) -> None:
-    if problem.weight_layout != CHECKPOINT:
+def _as_in_checkpoint(problem: Any, weight: Arguments) -> Arguments:
+    """The arguments that a plan's `pack` took, in its order, the weight first: of packed ones by unpacking them."""
+    if problem.weight_layout == CHECKPOINT:
+        return weight
+    packed = packed_at(next(iter(weight.values())))
+    if packed is None or packed.layout != problem.weight_layout:
         raise NotAudited("packed")
+    return {name: Unpacked(packed, place) for place, name in enumerate(weight)}
 
 
 def _padded(given: tuple[Any, ...], count: int) -> tuple[Any, ...]:
@@ -456,8 +496,43 @@ READERS: dict[str, Reader] = {
 
 
 def rearranges(adapter: Any) -> bool:
-    """Whether a kernel is launched with weights that it has laid out anew, which nobody else can read."""
-    return isinstance(adapter, ExpertsAdapter) and type(adapter).arrange is not ExpertsAdapter.arrange
+    """Whether a kernel is launched with weights of a checkpoint that it has laid out anew, which nobody else reads."""
+    return (
+        isinstance(adapter, ExpertsAdapter)
+        and type(adapter).arrange is not ExpertsAdapter.arrange
+        and adapter.problem.weight_layout == CHECKPOINT
+    )
+
+
+class Arranged:
+    """What the weights were that an adapter laid out anew, as long as somebody has them.
+
+    Args:
+        adapter: its `arrange` is noted from now on.
+    """
+
+    def __init__(self, adapter: ExpertsAdapter) -> None:
+        self._made_from: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._arrange = adapter.arrange
+        adapter.arrange = self.arrange  # type: ignore[method-assign]
+
+    def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
+        """The adapter's own."""
+        made = self._arrange(w13, w2)
+        for one, other in zip(made, (w13, w2), strict=True):
+            self._made_from[one.weight] = [None if part is None else TensorWeakRef(part) for part in other]
+        return made
+
+    def given_to(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a launch was given, with the weights as they were."""
+        return tuple(self._before(part) if isinstance(part, Matrix) else part for part in given)
+
+    def _before(self, made: Matrix) -> Matrix:
+        parts = [None if part is None else part() for part in self._made_from.get(made.weight, (None,))]
+        weight, *rest = parts
+        if weight is None:
+            raise NotAudited("packed")
+        return Matrix(weight, *rest)
 
 
 # How large a call is, told without asking the device, from what its launch is given.

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernelhub.dispatch.context import use
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.problem import as_dict
+from kernelhub.dispatch.problem import WEIGHT_LAYOUT, as_dict
 from kernelhub.dispatch.refusal import no_kernel
 from kernelhub.errors import CacheError
 from kernelhub.evidence.audit.found import Found, lift
@@ -250,12 +250,16 @@ def replay(path: Path, backend: str | None = None, device: torch.device | str = 
     results = {name: value.to(where) for name, value in kept.results.items()}
     before = cases.judge(results, arguments)
     with use(unsafe=True):
-        selection = function.explain(**arguments, backend=backend or kept.kernel)
+        packing = {"packing": True} if WEIGHT_LAYOUT in function.op.contract.schema.facets else {}
+        selection = function.explain(**arguments, backend=backend or kept.kernel, **packing)
         if selection.kernel is None:
             raise no_kernel(selection, HUB.policy(kept.op))
         kernel: Kernel = selection.kernel
         try:
-            answer = Call(function, kernel, cases, where)(arguments)
+            packed = None
+            if kernel.needs_packing:
+                packed = cases.pack(function.prepare(**arguments, backend=kernel.name), arguments)
+            answer = Call(function, kernel, cases, where)(arguments, packed=None if packed is None else packed[0])
             judgement = answer.judgement
             code = "ok" if judgement.ok else kind_of_error(answer.results, judgement)
             ratio, figures = judgement.ratio, "" if judgement.ok else judgement.figures

@@ -39,7 +39,7 @@ from kernelhub.evidence.audit.copies import (
 )
 from kernelhub.evidence.audit.findings import found_wrong
 from kernelhub.evidence.audit.found import Found
-from kernelhub.evidence.audit.launches import METHODS, READERS, NotAudited, Read, rearranges, size_of
+from kernelhub.evidence.audit.launches import METHODS, READERS, Arranged, NotAudited, Read, rearranges, size_of
 from kernelhub.evidence.audit.schedule import Schedule
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.cases.case import Arguments
@@ -57,12 +57,12 @@ _OWN_COMPUTE = (AttentionAdapter.compute, GroupedGemmAdapter.compute)  # which d
 def watch(adapter: Any, selection: Selection[Any], device: int, settings: AuditSettings) -> None:
     """Count the launches of an adapter, and have a share of them recomputed."""
     AUDITS.settle = PENDING.settle_all
-    one = Watch(selection, device, settings)
+    one = Watch(selection, device, settings, Arranged(adapter) if rearranges(adapter) else None)
     for name in METHODS:
         method = getattr(type(adapter), name, None)
         if method is None or method in _OWN_COMPUTE:
             continue
-        setattr(adapter, name, one.skipping(adapter, name) if rearranges(adapter) else one.watched(adapter, name))
+        setattr(adapter, name, one.watched(adapter, name))
 
 
 class Watch:
@@ -72,9 +72,13 @@ class Watch:
         selection: what was chosen.
         device: index of the GPU, -1 for the CPU.
         settings: what is audited.
+        arranged: of a kernel that lays out weights anew, what they were.
     """
 
-    def __init__(self, selection: Selection[Any], device: int, settings: AuditSettings) -> None:
+    def __init__(
+        self, selection: Selection[Any], device: int, settings: AuditSettings, arranged: Arranged | None = None
+    ) -> None:
+        self.arranged = arranged
         assert selection.kernel is not None
         self.selection, self.device, self.settings = selection, device, settings
         self.op, self.kernel = selection.op, selection.kernel.name
@@ -95,18 +99,6 @@ class Watch:
             if number < schedule.due and size(given) in sizes:
                 return launch(*given)
             return look(launch, number, size(given), given)
-
-        return _of(adapter, audited)
-
-    def skipping(self, adapter: Any, name: str) -> Callable[..., Any]:
-        """The same for one whose operands only the kernel reads: what would be compared is counted as skipped."""
-        launch, count, schedule = getattr(adapter, name), itertools.count().__next__, self.schedule
-
-        def audited(*given: Any) -> Any:
-            number = count()
-            if number >= schedule.due and schedule.takes(number, 0):
-                self.skip("packed")
-            return launch(*given)
 
         return _of(adapter, audited)
 
@@ -153,7 +145,8 @@ class Watch:
             if self.device >= 0 and len(PENDING.of(self.device)) >= MOST_PENDING:
                 raise NotAudited("pending")
             with torch.inference_mode(False), torch.no_grad():
-                read = READERS[self.op](self.selection.problem, given)
+                asked = given if self.arranged is None else self.arranged.given_to(given)
+                read = READERS[self.op](self.selection.problem, asked)
                 affordable = self._check_room(read)
                 return _Copy(self, read, copied(read.arguments), affordable)
         except NotAudited as why:

@@ -19,7 +19,7 @@ from kernelhub.ops.moe.experts.call import asked_by, key_of, problem_of
 from kernelhub.ops.moe.experts.check import NAME, Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import PACKED_PARTS
-from kernelhub.ops.packed import PackedWeight
+from kernelhub.ops.packed import PackedWeight, remembered
 
 _OF_LAYER = {
     "weights": W13,
@@ -98,7 +98,7 @@ def packed(selection: Selection[Any], adapter: Any, layer: Operands) -> tuple[Pa
             tensors, unpacker = dict(zip(PACKED_PARTS, parts, strict=True)), None
         layout = kernel.packs_to or CHECKPOINT
         about = (tuple(weight.shape), weight.dtype, facts, unpacker)
-        made.append(PackedWeight(layout, NAME, kernel.name, tensors, *about))
+        made.append(remembered(PackedWeight(layout, NAME, kernel.name, tensors, *about)))
     return made[0], made[1]
 
 
