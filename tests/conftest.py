@@ -86,10 +86,11 @@ def records_are_checked_once() -> Iterator[None]:
         if not isinstance(module, ModuleType) or not all(type(constant) in (Backend, tuple) for constant in constants):
             return check(module, contracts, builtin=builtin)
         made_of = (*constants, *contracts.values())
-        before, records = seen.get((module.__name__, builtin), ((), None))
+        name = getattr(module, "__name__", "")
+        before, records = seen.get((name, builtin), ((), None))
         if len(before) != len(made_of) or any(one is not other for one, other in zip(before, made_of, strict=True)):
             records = check(module, contracts, builtin=builtin)
-            seen[module.__name__, builtin] = made_of, records
+            seen[name, builtin] = made_of, records
         return records
 
     with pytest.MonkeyPatch.context() as patch:
