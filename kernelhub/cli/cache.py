@@ -24,13 +24,14 @@ _ACTIONS = {
     "path": "where kernelhub keeps things, and why not elsewhere",
     "env": "the variables that put the libraries' caches below kernelhub's, for a shell to evaluate",
 }
+_HELP = "; ".join(f"{name}: {what}" for name, what in _ACTIONS.items()) + " (default: list)"
 _SHOWN = 20  # items that are told one by one
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
     names = ("kernelhub", *(item.name for item in known.KNOWN))
-    parser.add_argument("action", choices=tuple(_ACTIONS), help="; ".join(f"{k}: {v}" for k, v in _ACTIONS.items()))
+    parser.add_argument("action", nargs="?", default="list", choices=tuple(_ACTIONS), help=_HELP)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these caches: {', '.join(names)}")
     parser.add_argument("--stale", action="store_true", help="clear only what is stale, broken or left over")
     parser.add_argument("--yes", action="store_true", help="clear without asking")

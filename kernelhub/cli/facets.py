@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import Facet, shown
 from kernelhub.dispatch.settings import did_you_mean
+from kernelhub.errors import ConfigurationError
 from kernelhub.ops.records import OPS
 
 _PREFIX = "facet_"  # keeps a facet apart from an option of the same name in argparse's namespace
@@ -55,6 +56,28 @@ def given(arguments: argparse.Namespace, contract: OpRecord[Any]) -> dict[str, A
     """The facets that were written, by name."""
     said = vars(arguments)
     return {facet.name: said[_PREFIX + facet.name] for facet in _facets(contract) if _PREFIX + facet.name in said}
+
+
+def from_words(words: Sequence[str], contract: OpRecord[Any]) -> dict[str, Any]:
+    """Facets written as ``name=value``, several of them with commas between.
+
+    Raises:
+        ConfigurationError: a name is no facet of the op, or a word is no pair.
+    """
+    known, said = {facet.name: facet for facet in _facets(contract)}, {}
+    for pair in (part for word in words for part in word.split(",") if part):
+        name, equals, text = pair.partition("=")
+        if name not in known or not equals:
+            raise ConfigurationError(
+                f"--shape: {pair!r} is no FACET=VALUE of {contract.name}{did_you_mean(name, known)}; its facets are "
+                f"{', '.join(known)}"
+            )
+        try:
+            value = _parse(known[name])(text)
+        except ValueError:
+            raise ConfigurationError(f"--shape: {name} is {text!r}; write a number") from None
+        said[name] = {"True": True, "true": True, "False": False, "false": False}.get(text, value)
+    return said
 
 
 def defaults(contract: OpRecord[Any]) -> dict[str, Any]:

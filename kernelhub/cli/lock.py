@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,10 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     add_machine(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to write (default: {_USUAL}; - for stdout)")
     parser.add_argument("--check", type=Path, metavar="FILE", help="write nothing; show what a new file would change")
+    parser.add_argument("--force", action="store_true", help="write over a file that is there")
     parser.add_argument(
         "--versions", action="store_true", help="with --check, other versions of the same kernel's libraries count too"
     )
-    parser.add_argument("--json", action="store_true", help="with --check, print the differences as JSON")
+    parser.add_argument("--json", action="store_true", help="print what was written, or the differences, as JSON")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -59,24 +61,39 @@ def _no_lock_in_force() -> Iterator[None]:
 def _make(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.model is None:
         raise ConfigurationError("--model: name a model or a config.json, e.g. --model llama-3.1-8b")
-    if arguments.json or arguments.versions:
-        raise ConfigurationError("--json and --versions belong to --check")
+    if arguments.versions:
+        raise ConfigurationError("--versions belongs to --check")
     said = served(arguments)
     model = {"name": arguments.model, **{name: value for name, value in said.items() if value != USUAL[name]}}
     model |= {"packing": True} if arguments.packing else {}
     device = device_facts(arguments.device)
     lock = lock_for(_needs(model), device, machine_of(arguments), model)
-    if arguments.out == Path("-"):
-        print(lock_text(lock), end="")
+    path = arguments.out or Path(_USUAL)
+    if path != Path("-") and path.exists() and not arguments.force:
+        raise ConfigurationError(
+            f"{path} is there already; --force writes over it, --out FILE writes another, --check {path} shows what "
+            "would change"
+        )
+    lacking = [item for item in lock.decisions if not item.kernel]
+    if path == Path("-"):
+        print(lock_text(lock), end="", file=console.stream)
+        for item in lacking:
+            print(_lacking(item), file=sys.stderr)
+        return 1 if lacking else 0
+    _write(path, lock_text(lock))
+    if arguments.json:
+        missing = [{"op": item.op, "layers": list(item.layers), "problem": dict(item.problem)} for item in lacking]
+        console.json({"file": str(path), "decisions": len(lock.decisions), "without_kernel": missing})
     else:
-        path = arguments.out or Path(_USUAL)
-        _write(path, lock_text(lock))
         console.line(f"{path}: {len(lock.decisions)} decisions for {arguments.model} on {device}")
         console.line(f"hold them with KERNELHUB_LOCK={path}; see changes with kernelhub lock --check {path}")
-    lacking = [item for item in lock.decisions if not item.kernel]
-    for item in lacking:
-        console.line(f"no kernel can run {item.op} of {', '.join(item.layers)}: `kernelhub explain {item.op}` says why")
+        for item in lacking:
+            console.line(_lacking(item))
     return 1 if lacking else 0
+
+
+def _lacking(item: Locked) -> str:
+    return f"no kernel can run {item.op} of {', '.join(item.layers)}: `kernelhub explain {item.op}` says why"
 
 
 def _check(arguments: argparse.Namespace, console: Console) -> int:

@@ -36,13 +36,14 @@ class Command:
 COMMANDS = {
     "demo": Command("run real attention here: which kernel ran and why, how exact, how fast", "kernelhub demo --quick"),
     "doctor": Command("check this machine, and say what each finding means and what to do", "kernelhub doctor"),
-    "backends": Command("list who provides kernels, and which of them can run here", "kernelhub backends"),
+    "backends": Command("list who provides kernels, and how many of them can run here", "kernelhub backends"),
+    "info": Command("print what the record of a kernel takes, needs and lacks", "kernelhub info triton.split_kv"),
     "explain": Command(
-        "say which kernel would run, here or on any device, and why no other",
+        "say which kernel is selected, here or on any device, and why no other",
         "kernelhub explain paged_attention --device H200 --model llama-3.1-8b",
     ),
     "verify": Command(
-        "hold every kernel against its reference on this machine, and quarantine those that are wrong",
+        "check every kernel against its reference on this machine, and quarantine those that are wrong",
         "kernelhub verify merge_attention_states --backend torch --quick",
     ),
     "replay": Command(
@@ -50,16 +51,20 @@ COMMANDS = {
         "kernelhub replay",
     ),
     "warmup": Command(
-        "make ready what serving a model needs: compile, verify, and keep it on disk for the next processes",
+        "compile and verify what serving a model needs, and keep it on disk for the next processes",
         "kernelhub warmup --model llama-3.1-8b --tp 8 --device H200 --list",
     ),
     "tune": Command(
-        "measure which kernel is the fastest right one for a model on this machine, and have it chosen",
+        "measure which correct kernel is fastest for a model on this machine, and select it from then on",
         "kernelhub tune --model llama-3.1-70b --tp 8 --budget-s 600",
     ),
+    "bench": Command(
+        "time every supported kernel of one problem on this machine, and plot the times",
+        "kernelhub bench merge_attention_states --tokens 1,64 --budget-s 0.2",
+    ),
     "lock": Command(
-        "write down the kernels chosen for a model, or show what would change since",
-        "kernelhub lock --model llama-3.1-8b --device H200",
+        "write the selections for a model to a file, or show what would change since",
+        "kernelhub lock --model llama-3.1-8b --device H200 --out -",
     ),
     "env": Command("list every KERNELHUB_* variable, its value and where that came from", "kernelhub env"),
     "cache": Command(
@@ -73,6 +78,10 @@ _EXIT_CODES = "exit codes: 0 fine; 1 the answer is no: no kernel, a wrong result
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; `argv` is that of the process unless given."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how a word may go on
+        from kernelhub.cli.completion import complete
+
+        return complete()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(arguments)
@@ -94,10 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if name == "help" and rest:
+        name, rest = rest[0], ["--help"]
     if name in ("-h", "--help", "help"):
         print(_help())
         return 0
-    if name == "--version":
+    if name in ("-V", "--version"):
         print(f"kernelhub {kernelhub.__version__}")
         return 0
     if name not in COMMANDS:
@@ -151,7 +162,7 @@ def _help() -> str:
     ]
     for name, command in COMMANDS.items():
         lines += [f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]
-    lines += ["", "`kernelhub COMMAND --help` lists its options; `kernelhub --version` tells the version.", _EXIT_CODES]
+    lines += ["", "`kernelhub help COMMAND` lists its options; `kernelhub -V` prints the version.", _EXIT_CODES]
     return "\n".join(lines)
 
 

@@ -47,7 +47,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         from kernelhub.evidence.tuning.carried import export_stored
 
         count = export_stored(arguments.export, arguments.device)
-        console.line(f"{arguments.export}: {count} problem classes")
+        if arguments.json:
+            console.json({"file": str(arguments.export), "problem_classes": count})
+        else:
+            console.line(f"{arguments.export}: {count} problem classes")
         return 0 if count else 1
     ops = None if arguments.op is None else [record.name for record in arguments.op]
     from kernelhub.evidence.tuning.tune import needs_of
@@ -87,6 +90,9 @@ def _import(arguments: argparse.Namespace, console: Console) -> int:
     from kernelhub.evidence.tuning.carried import import_table
 
     entries = import_table(arguments.table, arguments.device)
+    if arguments.json:
+        console.json({"file": str(arguments.table), "problem_classes": len(entries)})
+        return 0 if entries else 1
     console.line(f"{arguments.table}: {len(entries)} problem classes are kept, and heeded from the next start on")
     return 0 if entries else 1
 

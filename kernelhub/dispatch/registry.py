@@ -169,9 +169,10 @@ class Registry:
         for name in names:
             if name not in self.backends and not any(kernel.matches(name) for kernel in kernels):
                 known = [*self.backends, *(kernel.name for kernel in kernels)]
+                op, _, rest = name.partition(":")
+                meant = f" (did you mean {op}={rest}?)" if rest and self._is_op(op) else did_you_mean(name, known)
                 raise ConfigurationError(
-                    f"{origin}: {name!r} is no backend and no kernel{did_you_mean(name, known)}; "
-                    "`kernelhub backends` lists them"
+                    f"{origin}: {name!r} is no backend and no kernel{meant}; `kernelhub backends` lists them"
                 )
 
     def check_op(self, pattern: str, origin: str) -> None:

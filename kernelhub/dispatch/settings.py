@@ -353,7 +353,9 @@ def read_file(path: Path) -> Layer:
     try:
         written = _parse_toml(path)
     except OSError as error:
-        raise ConfigurationError(f"KERNELHUB_CONFIG={path}: {error.strerror or error}") from None
+        raise ConfigurationError(
+            f"KERNELHUB_CONFIG={path}: {error.strerror or error}; name a TOML file that can be read, or unset it"
+        ) from None
     except ValueError as error:
         raise ConfigurationError(f"KERNELHUB_CONFIG={path}: not TOML: {error}") from None
     for key in written:

@@ -8,6 +8,7 @@ a device that is not there is described by name (``"H200"``), by architecture (`
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import platform
 import re
@@ -102,24 +103,60 @@ SIMULATED = {
 }
 
 
+_AMD_BY_ARCH = {
+    "gfx942": SIMULATED["MI300X"],
+    "gfx950": DeviceFacts("a gfx950 GPU", "cuda", "amd", "gfx950", (9, 5), 256, 65536, simulated=True),
+}
+# Compute capabilities that there are ("Compute Capabilities" of the CUDA C++ Programming Guide 13.0). One of a
+# generation to come is taken; one that this list steps over is a mistake.
+_CAPABILITIES = (
+    *((7, 0), (7, 2), (7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0)),
+    *((10, 0), (10, 1), (10, 3), (11, 0), (12, 0), (12, 1)),
+)
+
+
 def simulated(device: str) -> DeviceFacts:
     """Facts of a device that need not be here.
 
     Args:
-        device: a key of `SIMULATED` in any case and spacing (``"rtx 5090"``), or an architecture such as
-            ``"sm_86"`` or ``"sm_137"``, known or not yet.
+        device: a key of `SIMULATED` in any case and spacing (``"rtx 5090"``), a full name as drivers write it
+            (``"NVIDIA H100 80GB HBM3"``), or an architecture such as ``"sm_86"``, ``"gfx942"`` or, of a generation to
+            come, ``"sm_137"``.
 
     Raises:
         ValueError: when the name is neither; the message lists the known ones.
     """
     key = re.sub(r"[\s_-]", "", device).upper()
-    if key in SIMULATED:
-        return SIMULATED[key]
+    product = SIMULATED.get(key) or _by_full_name(device)
+    if product is not None:
+        return product
+    if key.lower() in _AMD_BY_ARCH:
+        return _AMD_BY_ARCH[key.lower()]
     arch = re.fullmatch(r"SM(\d{1,2})(\d)[AF]?", key)
     if arch:
         capability = (int(arch[1]), int(arch[2]))
-        return dataclasses.replace(_nvidia(f"an sm_{arch[1]}{arch[2]} GPU", capability, num_sms=100))
-    raise ValueError(f"unknown device {device!r}; known: {', '.join(SIMULATED)}, or an architecture such as sm_90")
+        if capability in _CAPABILITIES or capability[0] > max(_CAPABILITIES)[0]:
+            return dataclasses.replace(_nvidia(f"an sm_{arch[1]}{arch[2]} GPU", capability, num_sms=100))
+    known = [*SIMULATED, *_AMD_BY_ARCH, *(f"sm_{major}{minor}" for major, minor in _CAPABILITIES)]
+    by_letters = {re.sub(r"[\s_-]", "", name).upper(): name for name in known}
+    close = difflib.get_close_matches(key, by_letters, n=1, cutoff=0.5)
+    meant = f" (did you mean {by_letters[close[0]]}?)" if close else ""
+    raise ValueError(
+        f"unknown device {device!r}{meant}; known: {', '.join(SIMULATED)}, or an architecture such as sm_90 or gfx942"
+    )
+
+
+def _by_full_name(device: str) -> DeviceFacts | None:
+    """The product of a full name such as ``"NVIDIA H100 80GB HBM3"``, as drivers write it."""
+    vendor, *words = re.split(r"[\s_-]+", device.upper())
+    if vendor not in ("NVIDIA", "AMD", "TESLA"):
+        return None
+    words = [word for word in words if word not in ("GEFORCE", "INSTINCT", "TESLA")]
+    for count in (1, 2):
+        product = SIMULATED.get("".join(words[:count]))
+        if product is not None:
+            return product
+    return None
 
 
 @functools.cache

@@ -165,7 +165,7 @@ class TestErrors:
         [
             (("atention",), "'atention' is no op (did you mean attention?)"),
             (("atention", "--head-dim-qk", "64"), "'atention' is no op (did you mean attention?)"),
-            (("attention", "--device", "H2OO"), "unknown device 'H2OO'; known: A100"),
+            (("attention", "--device", "H2OO"), "unknown device 'H2OO' (did you mean H200?); known: A100"),
             (("attention", "--backend", "tritn"), "'tritn' is no backend and no kernel (did you mean triton?)"),
             (("attention", "--backend", ","), "',' names nothing"),
             (("paged_attention", "--kv-layout", "NDH"), "kv_layout is 'NDH'; it takes NHD, HND"),
@@ -177,6 +177,46 @@ class TestErrors:
         answer = ask("explain", *words, "--json")
         assert (answer.code, answer.out) == (2, "")
         assert message in answer.err
+
+    @pytest.mark.parametrize(
+        ("device", "named"),
+        [("sm_95", "sm_90"), ("gfx940", "gfx950"), ("H2OO", "H200"), ("RTX 5900", "RTX5090")],
+    )
+    def test_a_device_that_does_not_exist_is_answered_with_the_nearest(self, ask, device, named):
+        answer = ask("explain", "attention", "--device", device)
+        assert (answer.code, answer.out) == (2, "")
+        assert f"unknown device {device!r} (did you mean {named}?)" in answer.err
+
+    @pytest.mark.parametrize(
+        ("device", "meant"),
+        [
+            ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3, sm_90"),
+            ("NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 5090, sm_120"),
+            ("gfx942", "AMD Instinct MI300X, gfx942"),
+            ("sm_137", "an sm_137 GPU, sm_137"),
+        ],
+    )
+    def test_full_names_and_architectures_are_devices(self, ask, device, meant):
+        assert ask("explain", "attention", "--device", device).out.startswith(f"attention on {meant} (simulated): ")
+
+    @pytest.mark.parametrize(("package", "named"), [("flashinfre", "flashinfer"), ("flash_attn_3", "flash_attn")])
+    def test_a_package_that_no_kernel_asks_for_is_answered_with_the_nearest(self, ask, package, named):
+        answer = ask("explain", "attention", "--device", "H200", "--with", f"{package}=0.6")
+        assert (answer.code, answer.out) == (2, "")
+        assert f"no kernel asks for a package {package!r} (did you mean {named}?)" in answer.err
+
+    @pytest.mark.parametrize(
+        ("variable", "text", "remedy"),
+        [
+            ("KERNELHUB_FORCE", "attention:torch", "did you mean attention=torch?"),
+            ("KERNELHUB_CONFIG", "/nowhere/kernelhub.toml", "name a TOML file that can be read, or unset it"),
+        ],
+    )
+    def test_a_wrong_variable_is_told_with_what_to_write(self, ask, monkeypatch, variable, text, remedy):
+        monkeypatch.setenv(variable, text)
+        answer = ask("explain", "attention", "--device", "H200")
+        assert answer.code == 2
+        assert remedy in answer.err
 
 
 class TestForPeople:

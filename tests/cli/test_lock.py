@@ -23,7 +23,7 @@ def write(ask, path):
     """Write a lock file of a model for an H200."""
 
     def run(*words, model="gpt-oss-120b"):
-        answer = ask("lock", "--model", model, "--device", "H200", *MACHINE, "--out", str(path), *words)
+        answer = ask("lock", "--model", model, "--device", "H200", *MACHINE, "--out", str(path), "--force", *words)
         assert (answer.code, answer.err) == (0, "")
         return answer
 
@@ -50,6 +50,15 @@ class TestWrite:
         write()
         assert path.read_text() == first
 
+    def test_a_file_that_is_there_is_not_written_over_without_force(self, ask, path):
+        path.write_text("mine")
+        words = ("lock", "--model", "llama-3.1-8b", "--device", "H200", *MACHINE, "--out", str(path))
+        answer = ask(*words)
+        assert (answer.code, answer.out) == (2, "")
+        assert f"{path} is there already; --force writes over it" in answer.err
+        assert path.read_text() == "mine"
+        assert ask(*words, "--force", "--json").json == {"file": str(path), "decisions": 4, "without_kernel": []}
+
     def test_it_can_go_to_stdout(self, ask):
         answer = ask("lock", "--model", "llama-3.1-8b", "--device", "H200", *MACHINE, "--out", "-")
         assert len(answer.json["decisions"]) == 4
@@ -63,7 +72,9 @@ class TestWrite:
     def test_what_nothing_can_run_is_told_and_not_held(self, ask, path, monkeypatch):
         monkeypatch.setenv("KERNELHUB_DISABLE", "paged_attention=torch")
         HUB.restore()
-        answer = ask("lock", "--model", "llama-3.1-8b", "--device", "H200", "--with", "x=1", "--out", str(path))
+        answer = ask(
+            "lock", "--model", "llama-3.1-8b", "--device", "H200", "--with", "torch=2.13.0", "--out", str(path)
+        )
         assert answer.code == 1
         assert answer.out.count("no kernel can run paged_attention of attention") == 3
         assert [item.kernel for item in read_lock(path).decisions if item.op == "paged_attention"] == [""] * 3
@@ -78,7 +89,7 @@ class TestWrite:
             ((), "--model: name a model or a config.json"),
             (("--model", "lama-3.1-8b"), "did you mean llama-3.1-8b"),
             (("--model", "llama-3.1-8b", "--tp", "3"), "num_attention_heads is 32, which 3 ranks cannot share evenly"),
-            (("--model", "llama-3.1-8b", "--json"), "belong to --check"),
+            (("--model", "llama-3.1-8b", "--versions"), "belongs to --check"),
             (("--model", "llama-3.1-8b", "--out", "/nonexistent/x"), "--out /nonexistent/x: No such file"),
             (("--check", "/nonexistent/x"), "lock file /nonexistent/x: No such file"),
         ],
@@ -181,7 +192,7 @@ def test_a_lock_in_force_is_seen_in_a_process_of_its_own(ask_shell, write, path)
     answer = ask_shell(*words, "--num-q-heads", "64", "--num-kv-heads", "8", env={"KERNELHUB_LOCK": str(path)})
     assert answer.code == 0
     assert answer.out.splitlines()[0].endswith(": torch.blocked")
-    assert f"decided by: lock, {path}:" in answer.out
+    assert f"decided by  lock, {path}:" in answer.out
 
 
 def test_env_lists_a_lock_file_that_cannot_be_read(ask, monkeypatch, path):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import kernelhub
+from kernelhub.cli.completion import parser_for
 from kernelhub.cli.main import COMMANDS
 
 # What has a command that measures for minutes end after one problem class.
@@ -40,7 +41,27 @@ class TestHelp:
         assert ask(*words[1:], *SHORTLY.get(command, ())).code == 0
 
     def test_version(self, ask):
-        assert ask("--version").out == f"kernelhub {kernelhub.__version__}\n"
+        assert ask("--version").out == ask("-V").out == f"kernelhub {kernelhub.__version__}\n"
+
+    def test_help_of_a_command_is_that_of_its_flag(self, ask):
+        assert ask("help").out == ask("--help").out
+        assert ask("help", "doctor").out == ask("doctor", "--help").out
+
+
+class TestCompletion:
+    def test_commands_options_ops_models_and_devices_are_known(self):
+        commands = parser_for(["explain", "attention"])._subparsers._group_actions[0].choices
+        assert set(commands) == set(COMMANDS)
+        actions = {action.dest: action for action in commands["explain"]._actions}
+        assert "paged_attention" in actions["op"].choices
+        assert "llama-3.1-8b" in actions["model"].choices
+        assert {"H200", "cpu"} <= set(actions["device"].choices)
+        assert "--head-dim-qk" in actions["facet_head_dim_qk"].option_strings
+
+    def test_without_argcomplete_a_shell_gets_no_answer(self, ask, monkeypatch):
+        monkeypatch.setenv("_ARGCOMPLETE", "1")
+        monkeypatch.setitem(sys.modules, "argcomplete", None)
+        assert ask("--help").out == ""
 
 
 class TestImports:

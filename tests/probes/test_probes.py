@@ -129,7 +129,7 @@ class TestDevice:
         assert (facts.family, facts.arch, facts.simulated) == (family, arch, True)
 
     def test_an_unknown_name_lists_the_known_ones(self) -> None:
-        with pytest.raises(ValueError, match=r"unknown device 'H2000'; known: A100.*sm_90"):
+        with pytest.raises(ValueError, match=r"unknown device 'H2000' \(did you mean H200\?\); known: A100.*sm_90"):
             device.simulated("H2000")
 
     def test_facts_may_be_written_out(self) -> None:
