@@ -308,13 +308,13 @@ class TestWhatIsAsked:
     def test_what_has_no_room_beside_the_kernel_says_nothing_against_it(self, install, monkeypatch) -> None:
         install("g_right")
 
-        def no_room(self: Any, results: Any, arguments: Any) -> Any:
+        def no_room(self: Any, arguments: Any) -> Any:
             if arguments["q"].shape[-3] > 20:
                 raise torch.OutOfMemoryError("the reference needs 200 GB")
-            return judge(self, results, arguments)
+            return expect(self, arguments)
 
-        judge = AttentionCases.judge
-        monkeypatch.setattr(AttentionCases, "judge", no_room)
+        expect = AttentionCases.expect
+        monkeypatch.setattr(AttentionCases, "expect", no_room)
         found = verify("g_right")
         assert found.ok
         assert found.results[0].left_out == 1
