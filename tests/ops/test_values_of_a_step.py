@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.errors import InvalidArgument
 from kernelhub.ops.attention import dense_call, paged_call
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
@@ -75,3 +76,29 @@ def test_a_plan_s_step_reads_once(outlives) -> None:
     ends += 1
     after = [dense.q_offsets(), dense.k_offsets(), paged.q_offsets(), paged.lengths()]
     assert (before == after) is not outlives
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on a device, where nobody looks at its values unless asked to."""
+
+    is_cpu = False
+
+
+def test_what_a_kernel_reads_on_the_host_is_looked_at() -> None:
+    """Without KERNELHUB_CHECK, too: lengths past the block table would end the device in the look-up of pages."""
+    arguments = paged_attention_inputs(SMALL, seq_lens=(40, 9), q_lens=(3, 2), page_size=16, device="cpu")
+    table, names = arguments["block_table"], ("seq_lens", "cu_seqlens_q")
+    right = {name: arguments[name].as_subclass(OnDevice) for name in names}
+    plan = kernelhub.paged_attention.prepare(**arguments, backend="triton.prefill")
+    assert plan.begin(table, **right).metadata.lengths() == [40, 9]
+    for name, wrong, words in (("seq_lens", [49, 9], "is 49 for sequence 0"), ("cu_seqlens_q", [0, 3, 2], "falls")):
+        given = right | {name: torch.tensor(wrong, dtype=torch.int32).as_subclass(OnDevice)}
+        step = plan.begin(table, **given).metadata
+        with pytest.raises(InvalidArgument, match=words) as caught:
+            step.lengths() if name == "seq_lens" else step.q_offsets()
+        assert caught.value.parameter == name
+    ends = torch.tensor([0, 3, 2], dtype=torch.int32).as_subclass(OnDevice)
+    packed = attention_inputs(SMALL, q_lens=(3, 2), kv_lens=(3, 2), device="cpu")
+    plan = kernelhub.attention.prepare(**packed, backend="triton.prefill")
+    with pytest.raises(InvalidArgument, match="falls"):
+        plan.begin(packed["cu_seqlens_q"], ends).metadata.k_offsets()

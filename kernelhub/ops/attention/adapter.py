@@ -50,6 +50,18 @@ def lent(run: Callable[[], Any]) -> Any:
         LENT.now = False
 
 
+# Refuses values of a parameter of metadata, by its name, that contradict the step.
+Check = Callable[[str, list[int]], None]
+
+
+def _read(tensor: Tensor, parameter: str, check: Check | None) -> list[int]:
+    """The values on the host, for kernels that plan there; where they are, a look at them costs next to nothing."""
+    values = on_host(tensor, parameter)
+    if check is not None:
+        check(parameter, values)
+    return values
+
+
 class DenseStep:
     """Where the sequences of one `attention` call begin; there is nothing in it for batched tensors.
 
@@ -66,6 +78,7 @@ class DenseStep:
     """
 
     __slots__ = (
+        "_check",
         "cu_seqlens_k",
         "cu_seqlens_q",
         "known_k_offsets",
@@ -85,7 +98,9 @@ class DenseStep:
         max_seqlen_k: int | None = None,
         q_offsets: list[int] | None = None,
         k_offsets: list[int] | None = None,
+        check: Check | None = None,
     ) -> None:
+        self._check = check
         self.cu_seqlens_q = cu_seqlens_q
         self.cu_seqlens_k = cu_seqlens_k
         self.max_seqlen_q = max_seqlen_q
@@ -120,7 +135,7 @@ class DenseStep:
         """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
         if (offsets := self.known_q_offsets) is None:
             assert self.cu_seqlens_q is not None
-            offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
+            offsets = _read(self.cu_seqlens_q, "cu_seqlens_q", self._check)
             self.known_q_offsets = None if self.outlives else offsets
         return offsets
 
@@ -128,7 +143,7 @@ class DenseStep:
         """The values of cu_seqlens_k on the host; syncs if the caller did not give them."""
         if (offsets := self.known_k_offsets) is None:
             assert self.cu_seqlens_k is not None
-            offsets = on_host(self.cu_seqlens_k, "cu_seqlens_k")
+            offsets = _read(self.cu_seqlens_k, "cu_seqlens_k", self._check)
             self.known_k_offsets = None if self.outlives else offsets
         return offsets
 
@@ -150,6 +165,7 @@ class PagedStep:
     """
 
     __slots__ = (
+        "_check",
         "_lengths",
         "block_table",
         "cu_seqlens_q",
@@ -172,7 +188,9 @@ class PagedStep:
         lengths: list[int] | None = None,
         q_offsets: list[int] | None = None,
         num_pages: int = 0,
+        check: Check | None = None,
     ) -> None:
+        self._check = check
         self.block_table = block_table
         self.seq_lens = seq_lens
         self.cu_seqlens_q = cu_seqlens_q
@@ -203,7 +221,7 @@ class PagedStep:
     def lengths(self) -> list[int]:
         """The values of seq_lens on the host; syncs if the caller did not give them."""
         if (lengths := self._lengths) is None:
-            lengths = on_host(self.seq_lens, "seq_lens")
+            lengths = _read(self.seq_lens, "seq_lens", self._check)
             self._lengths = None if self.outlives else lengths
         return lengths
 
@@ -211,7 +229,7 @@ class PagedStep:
         """The values of cu_seqlens_q on the host; syncs if the caller did not give them."""
         if (offsets := self.known_q_offsets) is None:
             assert self.cu_seqlens_q is not None
-            offsets = on_host(self.cu_seqlens_q, "cu_seqlens_q")
+            offsets = _read(self.cu_seqlens_q, "cu_seqlens_q", self._check)
             self.known_q_offsets = None if self.outlives else offsets
         return offsets
 

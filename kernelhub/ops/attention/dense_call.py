@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
-from kernelhub.ops.attention.adapter import LENT, DenseStep
+from kernelhub.ops.attention.adapter import LENT, Check, DenseStep
 from kernelhub.ops.attention.arguments import (
     PLAIN,
     Values,
@@ -178,6 +178,7 @@ def begin(
         max_seqlen_k,
         None if q_offsets is None else list(q_offsets),
         None if k_offsets is None else list(k_offsets),
+        None if cu_seqlens_q is None else _check_of_host_values(cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k),
     )
     try:
         adapter.begin(step)
@@ -185,6 +186,16 @@ def begin(
         failed(adapter.begin, error)
         raise
     return step
+
+
+def _check_of_host_values(num_seqs: int, max_seqlen_q: int | None, max_seqlen_k: int | None) -> Check:
+    """A look at offsets that a kernel reads on the host, whatever KERNELHUB_CHECK says."""
+
+    def check(parameter: str, values: list[int]) -> None:
+        longest = max_seqlen_q if parameter == "cu_seqlens_q" else max_seqlen_k
+        check_offsets(NAME, parameter, values, num_seqs, None, longest)
+
+    return check
 
 
 def bind(

@@ -28,7 +28,7 @@ from kernelhub.ops.attention.arguments import (
 from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import accept_call, check_out, refuse_batch
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
-from kernelhub.ops.attention.step_values import check_lengths, check_pages
+from kernelhub.ops.attention.step_values import check_lengths, check_of_host_values, check_pages
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.ops.operands import check_operand, may_overlap_itself_or
 from kernelhub.ops.values import checks_devices, values_to_check
@@ -200,6 +200,7 @@ def begin(
         None if lengths is None else list(lengths),
         None if q_offsets is None else list(q_offsets),
         0 if table is None else num_pages,
+        check_of_host_values(op, num_seqs, max_seqlen_q, max_pages, problem.page_size),
     )
     try:
         adapter.begin(step)

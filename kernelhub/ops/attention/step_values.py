@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.arguments import refuse
-from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+from kernelhub.ops.attention.adapter import Check, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import check_offsets
 from kernelhub.ops.values import values_to_check
 
@@ -46,6 +46,21 @@ def check_step_values(
         held = None if tensor is None else values_to_check(tensor)
         if held is not None:
             check_offsets(op, parameter, held.tolist(), step.num_seqs, tokens, longest)
+
+
+def check_of_host_values(op: str, num_seqs: int, max_seqlen_q: int | None, max_pages: int, page_size: int) -> Check:
+    """A look at lengths and offsets that a kernel reads on the host, whatever KERNELHUB_CHECK says.
+
+    Rows of q are not held against them: a step may serve later calls, with more rows.
+    """
+
+    def check(parameter: str, values: list[int]) -> None:
+        if parameter == "seq_lens":
+            check_lengths(op, values, num_seqs, max_pages, page_size)
+        else:
+            check_offsets(op, parameter, values, num_seqs, None, max_seqlen_q)
+
+    return check
 
 
 def check_lengths(op: str, lengths: Sequence[int], num_seqs: int, max_pages: int, page_size: int) -> None:

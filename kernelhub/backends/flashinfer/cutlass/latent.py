@@ -69,7 +69,8 @@ class Latent(MlaAdapter):
             q.new_empty(0, dtype=torch.float32),  # an LSE, which is not written
             aligned(q.contiguous()),
             rows,
-            step.seq_lens.clamp(min=1),  # the library divides by the tiles of a sequence
+            # The library divides by the tiles of a sequence, and reads as many slots as there are tokens.
+            step.seq_lens.clamp(1, step.max_pages * self.problem.page_size),
             self._slots(step, page_rows),
             1.0,
         )
