@@ -94,12 +94,12 @@ def check(
     if kv_cache.ndim not in (3, 4) or (kv_cache.ndim == 4 and kv_cache.shape[2] != 1):
         wanted = f"give [num_pages, page_size, {width}] or [num_pages, page_size, 1, {width}]"
         refuse("kv_cache", f"has shape {list(kv_cache.shape)}", wanted)
+    if kv_cache.dtype is not q.dtype and kv_cache.dtype is not _FP8:
+        refuse("kv_cache", f"has dtype {dtype_name(kv_cache.dtype)}", f"give {dtype_name(q.dtype)} as q, or {FP8}")
     if kv_cache.shape[-1] != width:
         refuse("kv_cache", f"has rows of {kv_cache.shape[-1]}", f"q has {width}: the latent, then the rotary part")
     if kv_cache.shape[1] == 0:
         refuse("kv_cache", f"has shape {list(kv_cache.shape)}", "a page holds at least one token")
-    if kv_cache.dtype is not q.dtype and kv_cache.dtype is not _FP8:
-        refuse("kv_cache", f"has dtype {dtype_name(kv_cache.dtype)}", f"give {dtype_name(q.dtype)} as q, or {FP8}")
     if type(value_dim) is not int or not 0 < value_dim <= width:
         refuse("value_dim", f"is {value_dim!r}", f"give the width of the latent, from 1 to {width}, that of a row")
     check_scale(scale)
