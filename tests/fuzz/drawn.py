@@ -348,6 +348,7 @@ def bmm_fp8(random: Random, device: torch.device) -> Arguments:
         k=random.choice((1, 16, 33, 128, 160)),
         a_scaling=random.choice(("tensor", "batch")),
         b_scaling=random.choice(("tensor", "batch")),
+        e5m2=random.choice((None, None, "a", "b")),
         out_dtype=random.choice(FLOATS),
         device=device,
         **_seed(random),

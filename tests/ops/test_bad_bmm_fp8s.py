@@ -9,7 +9,7 @@ import torch
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.formats import E4M3
+from kernelhub.ops.formats import E4M3, E5M2
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.batched.reference import bmm_fp8_reference
 
@@ -35,6 +35,7 @@ BAD = [
     ("b", call(b=None), "NoneType"),
     ("b", call(b=codes(6, 8)), r"\[6, 8\]"),
     ("b", call(b=z(3, 6, 8).half()), "float16"),
+    ("b", call(a=codes(3, 4, 8).view(E5M2), b=codes(3, 6, 8).view(E5M2)), "one of the two may be float8_e5m2"),
     ("b", call(b=codes(3, 0, 8)), "at least one"),
     ("b", call(b=codes(3, 6, 8, device="meta")), "is on meta"),
     ("a_scale", call(a_scale=1.0), "is float"),

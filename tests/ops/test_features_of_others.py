@@ -61,7 +61,7 @@ TENSORS = [
     ("a latent cache of 656 bytes", lambda: mla_attention(kv_cache=z(3, 16, 104, dtype=U8)), "kv_cache"),
     ("a latent cache in e5m2", lambda: mla_attention(kv_cache=z(3, 16, 80).to(E5M2), kv_scale=1.0), "kv_cache"),
     ("FP4 rows of the indexer", fp4_indexer, "q"),
-    ("e5m2 in a batch", lambda: kernelhub.bmm_fp8(z(2, 4, 8).to(E5M2), z(2, 6, 8).to(E4M3), z(()), z(())), "a"),
+    ("both in e5m2", lambda: kernelhub.bmm_fp8(z(2, 4, 8).to(E5M2), z(2, 6, 8).to(E5M2), z(()), z(())), "b"),
     ("e5m2 in groups", lambda: grouped_gemm(a=z(4, 256).to(E5M2)), "a"),
     ("weights by row block in groups", lambda: grouped_gemm(b_scale=z(2, 300, 2)), "b_scale"),
     ("rows by 128 x 128 in groups", lambda: grouped_gemm(a_scale=z(1, 2)), "a_scale"),

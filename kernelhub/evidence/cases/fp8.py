@@ -123,6 +123,8 @@ class BmmFp8Cases(OpCases):
                 )
                 yield Case(label=f"scaled {label}, tiny {parameter}", make=scaled(_bmm(**form), parameter, -40))
                 yield Case(label=f"scaled {label}, {parameter} of zero", make=zeroed(_bmm(**form), parameter))
+        for operand in ("a", "b"):
+            yield Case(label=f"{operand} in e5m2", make=_bmm(e5m2=operand, **each), quick=True)
         for dtype in (FP16, FP32):
             yield Case(label=str(dtype)[6:], make=_bmm(out_dtype=dtype, **each), quick=True)
         for batch in (0, 1, 2, 9):

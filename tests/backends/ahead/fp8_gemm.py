@@ -50,8 +50,8 @@ def _launch(tokens: int, facets: dict[str, Any], device: DeviceFacts) -> None:
 def _launch_batch(tokens: int, facets: dict[str, Any], device: DeviceFacts) -> None:
     problem = BmmFp8Problem(device=device, **facets)
     BmmFp8(problem).launch(
-        torch.empty(tokens, 128, problem.k, dtype=E4M3, device="cuda").transpose(0, 1),
-        torch.empty(128, problem.n, problem.k, dtype=E4M3, device="cuda"),
+        torch.empty(tokens, 128, problem.k, dtype=E5M2 if problem.e5m2 == "a" else E4M3, device="cuda").transpose(0, 1),
+        torch.empty(128, problem.n, problem.k, dtype=E5M2 if problem.e5m2 == "b" else E4M3, device="cuda"),
         torch.empty((), device="cuda"),
         torch.empty(128, device="cuda"),
         torch.empty(128, tokens, problem.n, dtype=torch.bfloat16, device="cuda"),
@@ -62,6 +62,10 @@ CASES = [
     *(
         Case(f"bmm_fp8 {n} x {k}, {tokens} rows", functools.partial(_launch_batch, tokens, {"n": n, "k": k}))
         for n, k, tokens in ((512, 128, 16), (128, 512, 16), (512, 192, 2048))
+    ),
+    *(
+        Case(f"bmm_fp8 e5m2 {e5m2}, {tokens} rows", functools.partial(_launch_batch, tokens, {"e5m2": e5m2}))
+        for e5m2, tokens in (("a", 16), ("b", 2048))
     ),
     *(
         Case(f"fp8_gemm {scaling}, {tokens} rows", functools.partial(_launch, tokens, {"scaling": scaling}))

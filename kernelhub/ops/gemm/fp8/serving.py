@@ -48,13 +48,13 @@ def bmm_fp8_calls(problem: BmmFp8Problem, sizes: Sizes, values: Values) -> Calls
     num = sizes.get("batch", _BATCH)
     shapes = {"a": (num,) if problem.a_scaling == BATCH else (), "b": (num,) if problem.b_scaling == BATCH else ()}
     layer: Arguments = {
-        "b": values.normal(num, problem.n, problem.k, dtype=E4M3),
+        "b": values.normal(num, problem.n, problem.k, dtype=E5M2 if problem.e5m2 == "b" else E4M3),
         "b_scale": values.near(*shapes["b"], size=_CODE * problem.k**-0.5),
         "out_dtype": getattr(torch, problem.out_dtype),
     }
 
     def call(batch: Batch) -> Arguments:
-        a = values.normal(batch.tokens, num, problem.k, dtype=E4M3).transpose(0, 1)
+        a = values.normal(batch.tokens, num, problem.k, dtype=E5M2 if problem.e5m2 == "a" else E4M3).transpose(0, 1)
         return {"a": a, "a_scale": values.near(*shapes["a"], size=_CODE), **layer}
 
     return call

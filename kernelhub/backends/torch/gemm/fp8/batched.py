@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.attention.sequences import e4m3_values
+from kernelhub.backends.torch.attention.sequences import e4m3_values, e5m2_values
 from kernelhub.backends.torch.gemm.two_scales import multiply_by_both
+from kernelhub.ops.formats import E5M2
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.runtime.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
@@ -35,5 +36,5 @@ def _values(tag: str, codes: Tensor) -> Tensor:
     if codes.device.type != "cpu":
         return codes.float()
     values = scratch(tag, codes.shape, torch.float32, codes.device)
-    e4m3_values(tag, codes, values)
+    (e5m2_values if codes.dtype is E5M2 else e4m3_values)(tag, codes, values)
     return values

@@ -112,6 +112,7 @@ KERNELS = (
             dtype_in("out_dtype", *FLOATS),
             anything("n", "k"),
         ),
+        features=frozenset({"e5m2=a", "e5m2=b"}),
         graph=GraphLevel.FULL,
         standings=standings.EVERYWHERE,
     ),

@@ -193,6 +193,7 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
             "NATIVE": self.native,
             "WEIGHT_ONLY": problem.weight_only is not None,
             "A_E5M2": problem.e5m2,
+            "B_E5M2": False,
         }
         launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
         self._launchers[tile, of_parts] = launcher

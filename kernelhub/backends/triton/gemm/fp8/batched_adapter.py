@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import product_kernel
-from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, tiles
+from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, tiles, tiles_of_e5m2
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
@@ -26,14 +26,15 @@ class BmmFp8(BmmFp8Adapter):
 
     def __init__(self, problem: BmmFp8Problem) -> None:
         super().__init__(problem)
-        self.native = has_float8(problem.device)
+        self.native = has_float8(problem.device) and problem.e5m2 is None
         self._launchers: dict[Tiles, Launcher] = {}
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
         batch, m, n = out.shape
         if not self.native:
             a, b = a.view(torch.uint8), b.view(torch.uint8)
-        tile = tiles(self.problem.device, ROW, m, batch * n, a.shape[2])  # all matrices' tiles keep the device busy
+        chosen = tiles if self.problem.e5m2 is None else tiles_of_e5m2
+        tile = chosen(self.problem.device, ROW, m, batch * n, a.shape[2])  # all matrices' tiles keep the device busy
         strides = (
             *a.stride(),
             *b.stride(),
@@ -79,7 +80,8 @@ class BmmFp8(BmmFp8Adapter):
             "PARTS": False,
             "NATIVE": self.native,
             "WEIGHT_ONLY": False,
-            "A_E5M2": False,
+            "A_E5M2": self.problem.e5m2 == "a",
+            "B_E5M2": self.problem.e5m2 == "b",
         }
         launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
         self._launchers[tile] = launcher

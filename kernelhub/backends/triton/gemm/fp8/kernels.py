@@ -44,6 +44,7 @@ KERNELS = (
             dtype_in("out_dtype", *FLOATS),
             anything("n", "k"),
         ),
+        features=frozenset({"e5m2=a", "e5m2=b"}),
         graph=GraphLevel.FULL,
         deterministic=True,
         standings=standings.STANDINGS,

@@ -10,7 +10,7 @@ on sm_90 and sm_10x. Where the tiles are fewer than the device's multiprocessors
 in float32 and added by `add_parts_kernel` in their order, so the same call gives the same bits.
 
 Before sm_89 there is no product of float8: bytes become the float16 that is 256 times smaller, exactly, and
-2^16 goes into the scale. So they do beside activations in e5m2, which are halves of a float16 as they are, and 2^8
+2^16 goes into the scale. So they do beside an operand in e5m2, whose bytes are halves of a float16 as they are, and 2^8
 goes into the sums. So do weights beside activations of 16 bits (WEIGHT_ONLY), in their dtype. Scales of 32 columns are
 multiplied into bfloat16 operands: powers of two, exact, of 256ths of the codes, since 448 x 2^127 is no number of
 bfloat16. Of two scales of a block 2^20 is left for the sum (`two_scales.py`).
@@ -99,6 +99,7 @@ def product_kernel(
     NATIVE: tl.constexpr,
     WEIGHT_ONLY: tl.constexpr,
     A_E5M2: tl.constexpr,
+    B_E5M2: tl.constexpr,
 ):
     """BLOCK_K is 128 where SCALING is "block" or "row_block".
 
@@ -168,7 +169,7 @@ def product_kernel(
             kept = (block * BLOCK_K + depth < k)[None, :]
             there = (block * BLOCK_K + group * 32 < k)[None, :]
             left = _mx_values(a_at, a_scale_at, kept, there, BLOCK_M, BLOCK_K, A_E5M2)
-            right = _mx_values(b_at, b_scale_at, kept, there, BLOCK_N, BLOCK_K, False)
+            right = _mx_values(b_at, b_scale_at, kept, there, BLOCK_N, BLOCK_K, B_E5M2)
             if SWAPPED:
                 acc = tl.dot(right, tl.trans(left), acc)
             else:
@@ -189,7 +190,7 @@ def product_kernel(
                 right = e4m3_scaled(right, a.dtype.element_ty, False)
             elif not NATIVE:
                 left = _decoded(left, tl.float16, A_E5M2)
-                right = e4m3_scaled(right, tl.float16, False)
+                right = _decoded(right, tl.float16, B_E5M2)
             if SWAPPED:
                 left, right = right, left
             if SCALING == "block" or SCALING == "row_block":
@@ -218,7 +219,7 @@ def product_kernel(
         acc *= _LEFT_OF_BOTH
     if WEIGHT_ONLY:
         acc *= 256.0
-    elif A_E5M2:
+    elif A_E5M2 or B_E5M2:
         acc *= 16777216.0 if SCALING == "mx" else 256.0
     elif SCALING == "mx" or not NATIVE:
         acc *= 65536.0

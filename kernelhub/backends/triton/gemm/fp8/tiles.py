@@ -90,7 +90,7 @@ def tiles_of_weights(device: DeviceFacts, rows: int, k: int) -> Tiles:
 
 
 def tiles_of_e5m2(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> Tiles:
-    """Tiles of activations in e5m2, which are decoded in registers on every device, as all float8 is before sm_89.
+    """Tiles of an operand in e5m2, where both are decoded in registers on every device, as all float8 is before sm_89.
 
     Nothing was measured yet.
     """

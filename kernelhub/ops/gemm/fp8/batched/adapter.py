@@ -23,7 +23,7 @@ class BmmFp8Adapter(abc.ABC):
 
     @abc.abstractmethod
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
-        """a [B, M, K], b [B, N, K] float8_e4m3fn; out [B, M, N]; none is empty.
+        """a [B, M, K], b [B, N, K] float8_e4m3fn, that of `e5m2` float8_e5m2; out [B, M, N]; none is empty.
 
         Scales are float32 [] or [1], or per matrix [B] or [B, 1, 1].
         """

@@ -75,9 +75,10 @@ def bmm_fp8(
     """Multiply float8 matrices of a batch, scaled as a whole or each: ``(a[i] * a_scale) @ (b[i] * b_scale).T``.
 
     Args:
-        a: ``[B, M, K]``, float8_e4m3fn; for latent attention heads first, a view of ``[M, B, K]``.
-        b: ``[B, N, K]``, float8_e4m3fn: weights as in checkpoints. FlashInfer's function takes ``[B, K, N]`` in
-            column-major order, which is the same memory: give ``its_b.transpose(1, 2)``.
+        a: ``[B, M, K]``, float8_e4m3fn, or float8_e5m2 where b is not; for latent attention heads first, a view of
+            ``[M, B, K]``.
+        b: ``[B, N, K]``, float8_e4m3fn, or float8_e5m2 where a is not: weights as in checkpoints. FlashInfer's function
+            takes ``[B, K, N]`` in column-major order, which is the same memory: give ``its_b.transpose(1, 2)``.
         a_scale: float32 ``[]`` or ``[1]`` for all, or ``[B]`` for each; more dimensions of one may follow, as in
             ``[1, 1]`` and ``[B, 1, 1]``.
         b_scale: the same of b.
@@ -109,6 +110,7 @@ def bmm_fp8(
         _, rows, columns = b.shape
         key = (
             a.dtype,
+            b.dtype,
             rows,
             columns,
             a_scale.ndim != 0 and a_scale.shape[0] != 1,

@@ -11,7 +11,7 @@ from torch import Tensor, is_grad_enabled
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name
-from kernelhub.ops.formats import E4M3
+from kernelhub.ops.formats import E4M3, E5M2
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, TENSOR, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import FLOATS
 from kernelhub.ops.operands import check_destination, check_operand, check_own_memory, transformed
@@ -30,7 +30,7 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 def problem_of(key: Any, device: int) -> BmmFp8Problem:
     """The problem that a key means on a device; the key is built in `bmm_fp8`."""
-    _, n, k, a_per_matrix, b_per_matrix, out_dtype = key
+    of_a, of_b, n, k, a_per_matrix, b_per_matrix, out_dtype = key
     return BmmFp8Problem(
         device=facts_of(device),
         a_scaling=BATCH if a_per_matrix else TENSOR,
@@ -38,6 +38,7 @@ def problem_of(key: Any, device: int) -> BmmFp8Problem:
         n=n,
         k=k,
         out_dtype=dtype_name(out_dtype),
+        e5m2=_e5m2(of_a, of_b),
     )
 
 
@@ -51,8 +52,12 @@ def check(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any, out: Any) 
     for parameter, tensor, shape in (("a", a, "[B, M, K]"), ("b", b, "[B, N, K]")):
         if tensor.ndim != 3:
             refuse(parameter, f"has shape {list(tensor.shape)}", f"give {shape}")
-        if tensor.dtype is not E4M3:
-            refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", "give float8_e4m3fn")
+        if tensor.dtype not in (E4M3, E5M2):
+            refuse(
+                parameter, f"has dtype {dtype_name(tensor.dtype)}", "give float8_e4m3fn, or one of two in float8_e5m2"
+            )
+    if a.dtype is b.dtype is E5M2:
+        refuse("b", "has dtype float8_e5m2, as a has", "give float8_e4m3fn: one of the two may be float8_e5m2")
     batch, n, k = b.shape
     if 0 in (n, k):
         refuse("b", f"has shape {list(b.shape)}", "give at least one row and one column")
@@ -83,6 +88,7 @@ def bind(
     launch = adapter.launch
     n, k = problem.n, problem.k
     dtype = getattr(torch, problem.out_dtype)
+    of_a, of_b = (E5M2 if problem.e5m2 == name else E4M3 for name in ("a", "b"))
     per_matrix = (problem.a_scaling == BATCH, problem.b_scaling == BATCH)
 
     def alike(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor | None) -> bool:
@@ -93,7 +99,7 @@ def bind(
                 return False
             if grad and tensor.requires_grad:
                 return False
-        if a.dtype is not E4M3 or b.dtype is not E4M3 or a.ndim != 3 or b.ndim != 3:
+        if a.dtype is not of_a or b.dtype is not of_b or a.ndim != 3 or b.ndim != 3:
             return False
         batch, rows, width = a.shape
         if width != k or b.shape != (batch, n, k):
@@ -111,7 +117,7 @@ def bind(
             return result
         if transformed() or not alike(a, b, a_scale, b_scale, out):
             check(a, b, a_scale, b_scale, dtype, out)
-            check_form(b, a_scale, b_scale, problem)
+            check_form(a, b, a_scale, b_scale, problem)
         else:
             try:
                 loose = not (a_scale.is_contiguous() and b_scale.is_contiguous())
@@ -145,8 +151,16 @@ def per_matrix(scale: Tensor) -> bool:
     return bool(scale.ndim and scale.shape[0] != 1)
 
 
-def check_form(b: Tensor, a_scale: Tensor, b_scale: Tensor, problem: BmmFp8Problem) -> None:
+def _e5m2(of_a: torch.dtype, of_b: torch.dtype) -> str | None:
+    """Which operand is float8_e5m2."""
+    return "a" if of_a is E5M2 else "b" if of_b is E5M2 else None
+
+
+def check_form(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, problem: BmmFp8Problem) -> None:
     """Operands are those that the kernel was made for: a plan may be run with others than it was prepared for."""
+    if _e5m2(a.dtype, b.dtype) != problem.e5m2:
+        dtypes = " by ".join(dtype_name(E5M2 if problem.e5m2 == name else E4M3) for name in ("a", "b"))
+        refuse("a", f"is {dtype_name(a.dtype)} and b {dtype_name(b.dtype)}", f"the plan is for {dtypes}")
     form = (*b.shape[1:], *(BATCH if per_matrix(scale) else TENSOR for scale in (a_scale, b_scale)))
     wanted = (problem.n, problem.k, problem.a_scaling, problem.b_scaling)
     if form != wanted:

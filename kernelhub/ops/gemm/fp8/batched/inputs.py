@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.ops.formats import E4M3_MAX, to_e4m3
+from kernelhub.ops.formats import E4M3_MAX, E5M2, to_e4m3
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, TENSOR
 
 
@@ -47,6 +47,7 @@ def bmm_fp8_inputs(
     k: int = 128,
     a_scaling: str = TENSOR,
     b_scaling: str = TENSOR,
+    e5m2: str | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
     seed: int = 0,
@@ -73,6 +74,7 @@ def bmm_fp8_inputs(
             else (largest.max() if batch else torch.ones((), dtype=torch.float32, device="cpu")) / E4M3_MAX
         )
         codes = to_e4m3(matrix / scale.reshape(-1, 1, 1))
+        codes = codes.float().to(E5M2) if e5m2 == name else codes
         if name == "a":
             codes = codes.transpose(0, 1).contiguous().to(device).transpose(0, 1)
         made[name], made[f"{name}_scale"] = codes.to(device), scale.to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelhub.dispatch.contract import OpRecord
-from kernelhub.dispatch.problem import facet
+from kernelhub.dispatch.problem import facet, feature
 from kernelhub.ops.gemm.fp8.problem import FLOATS
 from kernelhub.probes.device import DeviceFacts
 
@@ -23,6 +23,7 @@ class BmmFp8Problem:
     n: int = facet("rows of each b, columns of each result", default=512)
     k: int = facet("columns of each a and b", default=128)
     out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
+    e5m2: str | None = feature("the operand that is float8_e5m2", None, ("a", "b"))
 
 
 BMM_FP8 = OpRecord(
