@@ -42,7 +42,7 @@ def tested(kernels: Kernels, table: Table) -> str:
         if on_cpu not in (NOT_RUN, NO_RECORD) and kernel.startswith("triton."):
             on_cpu = f"interpreted: {on_cpu}"
         elif on_cpu not in (NOT_RUN, NO_RECORD) and kernel.partition(".")[0] not in OURS:
-            on_cpu = f"against a model of its library: {on_cpu}"
+            on_cpu = f"against a mock of its library: {on_cpu}"
         on_gpus = [_ran(known.get(name), op, kernel) for name in gpus]
         on_gpus = [
             "with its library, below" if ran == NOT_RUN and kernel in with_libraries(name) else ran
