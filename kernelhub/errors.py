@@ -135,7 +135,8 @@ class DeviceLost(KernelhubError, RuntimeError):
         super().__init__(
             f"{where} is lost to this process: {op} by {kernel} raised {first}. CUDA tells of errors late, so an "
             f"earlier launch may be at fault; the last plans there: {told}. No call is tried again and no other kernel "
-            "can help: end this process and start another; CUDA_LAUNCH_BLOCKING=1 shows which launch it is"
+            "can help: end this process and start another. There KERNELHUB_CHECK=1 names a length, page or slot that "
+            "lies outside before a kernel follows it, and CUDA_LAUNCH_BLOCKING=1 shows which launch it is"
         )
 
     def again(self) -> DeviceLost:

@@ -132,6 +132,7 @@ class TestLost:
                 call()
             assert (lost.value.device, lost.value.op, lost.value.kernel) == (-1, "attention", "bad.k")
             assert str(error).splitlines()[0] in str(lost.value)
+            assert "KERNELHUB_CHECK=1" in str(lost.value), "how a wrong page or length is found"
         assert (Fails.launches, Twos.launches) == (launches, spare), "something was launched on a lost device"
 
     @pytest.mark.parametrize("error", NOT_FINAL.values(), ids=NOT_FINAL)
