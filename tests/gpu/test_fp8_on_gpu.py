@@ -98,6 +98,13 @@ class TestNumbers:
                     if able(kernel, arguments):
                         agrees(kernelhub.fp8_gemm(**arguments, backend=kernel), arguments)
 
+    @pytest.mark.parametrize("scaling", SCALINGS)
+    def test_activations_in_e5m2_are_right_at_real_sizes(self, scaling: str) -> None:
+        for tokens, n, k in ((1, 576, 7168), (64, 4608, 2304), (1000, 4608, 2304)):
+            arguments = fp8_gemm_inputs(tokens=tokens, n=n, k=k, scaling=scaling, e5m2=True, device="cuda")
+            agrees(kernelhub.fp8_gemm(**arguments, backend=TRITON), arguments)
+            agrees(kernelhub.fp8_gemm(**arguments), arguments)
+
     def test_long_sums_do_not_drift(self) -> None:
         """Terms of one sign, which instructions that cut off would make too small: sums go to float32 every 128."""
         k = 16384
