@@ -137,6 +137,30 @@ def test_every_code_that_a_decision_may_have_is_explained() -> None:
     assert {code for code in codes if f"`{code}`" not in said} == set()
 
 
+# Words of this project that the field does not have, and what the pages say in their place.
+NOT_SAID = {
+    "verdict": "selection",
+    "wish": "preference",
+    "lineup": "candidates",
+    "outranked": "ranked below",
+    "held against": "checked against",
+    "holds against": "checks against",
+    "who asks": "opt-in",
+    "first able": "fastest supported",
+    "bears NaN": "tolerates NaN",
+    "is told": "is reported",
+}
+
+
+@pytest.mark.parametrize("word", NOT_SAID)
+def test_the_pages_use_the_words_of_the_field(word) -> None:
+    made = re.compile(r"<!-- [^>]*? made by .*?<!-- end -->|```.*?```|`[^`]*`", re.DOTALL)
+    for page in PAGES:
+        if page.name != "CHANGELOG.md":
+            said = re.search(rf"\b{word}(s|es)?\b", made.sub("", page.read_text()), re.IGNORECASE)
+            assert said is None, f"{page.name} says {word!r}: write {NOT_SAID[word]!r}"
+
+
 def test_every_variable_in_the_pages_exists() -> None:
     from kernelhub.dispatch.settings import VARIABLES
 

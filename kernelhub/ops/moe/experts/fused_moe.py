@@ -198,7 +198,7 @@ def fused_moe(
             at least 1e-10, over 448. Or a format that loses more, by its name: of weights in blocks of 128 x 128
             ``"fp8_block"``, as engines quantise between separate kernels, and ``"fp8_block_gate_up"``, with gate and
             up quantised, too; of MXFP4 and of blocks with float8_e8m0fnu scales ``"mxfp8"``; of NVFP4 ``"nvfp4"``.
-            Only who asks for one is given it; `kernelhub.ops.moe.experts.activations` has what each rounds.
+            These formats are opt-in; `kernelhub.ops.moe.experts.activations` has what each rounds.
         w13_scale: of quantised weights, multiplies; its shape and dtype say which format it is. fp8: float32
             ``[E]`` or ``[E, 1]`` (tensor), ``[E, 2I]`` or ``[E, 2I, 1]`` (channel); or float32 or float8_e8m0fnu
             ``[E, ceil(2I / 128), ceil(H / 128)]`` (blocks of 128 x 128, I a multiple of 128). MXFP4: float8_e8m0fnu
@@ -231,7 +231,7 @@ def fused_moe(
 
     Source:
         DeepSeek-V3 (2024), sections 2.1.2 and 3.3; fused_experts of vLLM; the modeling code of Hugging Face
-        transformers, which the tests hold it against; OCP Microscaling Formats 1.0.
+        transformers, which the tests compare it with; OCP Microscaling Formats 1.0.
 
     Example:
         >>> import torch, kernelhub

@@ -136,7 +136,7 @@ def route_experts(
 
     Source:
         DeepSeek-V2 (2024), section 2.1.2, and DeepSeek-V3 (2024), section 2.1.2; grouped_topk of vLLM and
-        biased_grouped_topk of SGLang; the routers of Hugging Face transformers, which the tests hold it against.
+        biased_grouped_topk of SGLang; the routers of Hugging Face transformers, which the tests compare it with.
 
     Example:
         >>> import torch, kernelhub
