@@ -25,7 +25,7 @@ from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.evidence.here import Here
-from kernelhub.evidence.quarantine import begun, keep, kept_of, now
+from kernelhub.evidence.quarantine import begun, changing, keep, kept_of, now
 from kernelhub.evidence.results import IN_SERVICE, Check, Result, Verification, is_of_serving
 from kernelhub.ops.models.calls import need_of
 from kernelhub.probes.device import facts
@@ -105,11 +105,8 @@ def verify(
             if lost and not elsewhere:
                 results.append(Result(subject.kernel.op, subject.kernel.name, why_not=lost))
                 continue
-            with begun(subject.kernel, facts(where)) as note:
-                result, was_wrong, device_lost = _verified(subject, quick, limit_s, child if elsewhere else here)
-                note.ended = bool(result.checks)  # what came out takes the place of the note
-                if result.checks:
-                    unwritten = keep(subject.kernel, facts(where), result, now()) or unwritten
+            result, was_wrong, device_lost, kept_not = _kept(subject, quick, limit_s, child if elsewhere else here)
+            unwritten = kept_not or unwritten
             results.append(result)
             if device_lost and not elsewhere:
                 lost = f"{subject.kernel.name} left the device unusable for this process; start it anew"
@@ -122,6 +119,27 @@ def verify(
         here.close()
         HUB.forget_evidence()
     return Verification(str(facts(where)), tuple(results), tuple(lifted), unwritten)
+
+
+def verify_in(child: Child, kernel: Kernel, device: torch.device) -> Result:
+    """Hold one kernel against the quick cases of its op in a child that is given, and keep what came out.
+
+    Who calls it has choices made anew afterwards: `HUB.forget_evidence`.
+    """
+    subject = Subject(HUB.function(kernel.op), kernel, CASES[kernel.op], device)
+    return _kept(subject, True, QUICK_BUDGET_S, child)[0]
+
+
+def _kept(subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here) -> tuple[Result, bool, bool, str]:
+    """As of `_verified`, and why the result is not on disk, if it is not."""
+    unwritten, where = "", facts(subject.device)
+    with begun(subject.kernel, where) as note:
+        result, was_wrong, device_lost = _verified(subject, quick, limit_s, asked_in)
+        note.ended = bool(result.checks)  # what came out takes the place of the note
+        if result.checks:
+            with changing:
+                unwritten = keep(subject.kernel, where, result, now())
+    return result, was_wrong, device_lost, unwritten
 
 
 def _verify_class(

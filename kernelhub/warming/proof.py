@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.reasons import class_of
+from kernelhub.evidence.apart import Child, can_go_apart
 from kernelhub.evidence.quarantine import kept_of
-from kernelhub.evidence.results import NOT_RUN, WRONG
+from kernelhub.evidence.results import NOT_RUN, WRONG, Result
 from kernelhub.evidence.trust import covered
-from kernelhub.evidence.verify import verify
+from kernelhub.evidence.verify import verify, verify_in
 from kernelhub.probes.device import facts
 from kernelhub.warming.beat import Heart
+from kernelhub.warming.crew import Crew, room_for_children
 from kernelhub.warming.wanted import Item
 
 
@@ -53,25 +57,48 @@ class Proof:
                 found[key] = kernel
         return list(found.values())
 
-    def settle(self, items: Sequence[Item], device: torch.device, heart: Heart) -> bool:
+    def settle(self, items: Sequence[Item], device: torch.device, heart: Heart, jobs: int | None = None) -> bool:
         """Verify what is chosen until nothing unknown is; whether there was anything to verify.
 
-        What is wrong is quarantined, the next best kernel is then chosen, and verified too.
+        What is wrong is quarantined, the next best kernel is then chosen, and verified too. Several kernels are
+        verified at a time, each in a child, where there is room, or `jobs` says so: most of the time is compiling.
         """
         any_asked = False
         while todo := self.unknown(items, device):
             any_asked = True
             heart.stage("verifying", len(todo))
+            results = self._in_children(todo, device, heart, Crew(jobs or room_for_children(device)))
             for place, kernel in enumerate(todo):
-                heart.step(f"{kernel.op} {kernel.name}", place)
-                self._ask(kernel, device)
+                if kernel not in results:
+                    heart.step(f"{kernel.op} {kernel.name}", place)
+                    found = verify(kernel.op, backend=kernel.name, device=device, quick=True)
+                    results[kernel] = next((item for item in found.results if item.kernel == kernel.name), None)
+                self._note(kernel, results[kernel])
         return any_asked
 
-    def _ask(self, kernel: Kernel, device: torch.device) -> None:
+    def _in_children(
+        self, todo: Sequence[Kernel], device: torch.device, heart: Heart, crew: Crew
+    ) -> dict[Kernel, Result | None]:
+        """What verifying several at a time gave; nothing of those that could not be asked so."""
+        results: dict[Kernel, Result | None] = {}
+        apart, begun = [kernel for kernel in todo if can_go_apart(kernel)], itertools.count()
+        if crew.processes < 2 or len(apart) < 2:
+            return results
+
+        def ask(kernel: Kernel, child: Child) -> None:
+            crew.check()
+            heart.step(f"{kernel.op} {kernel.name}", next(begun))
+            result = verify_in(child, kernel, device)
+            if result.checks:
+                results[kernel] = result
+
+        crew.share_out(apart, ask)
+        HUB.forget_evidence()
+        return results
+
+    def _note(self, kernel: Kernel, result: Result | None) -> None:
         key = (kernel.op, kernel.name)
         self.asked.add(key)
-        found = verify(kernel.op, backend=kernel.name, device=device, quick=True)
-        result = next((item for item in found.results if item.kernel == kernel.name), None)
         if result is None or result.status == NOT_RUN:
             self.unverified.append((*key, result.why_not if result is not None else "its record takes no case here"))
             return

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import logging
-import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,13 +19,11 @@ from kernelhub.evidence.apart import Child, goes_apart
 from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.ops.models.problems import Need
 from kernelhub.warming.beat import Heart
-from kernelhub.warming.memory import MAX_JOBS, free_device_bytes, jobs_here
+from kernelhub.warming.crew import Crew, room_for_children
 from kernelhub.warming.outcome import Earning
 from kernelhub.warming.wanted import Item
 
 log = logging.getLogger("kernelhub.evidence")
-
-_CHILD_BYTES = 16 << 30  # of a layer of experts, copies of it, and the reference's float64
 
 
 @dataclass(frozen=True)
@@ -74,11 +70,10 @@ class Trusting:
         at its first call takes longer than the checks.
         """
         classes = [one for one in _classes(items) if self.next_of(one, device) is not None]
-        crew = _Crew(self, device, heart, time.monotonic() + budget_s, context_len, len(classes))
         heart.stage("earning trust", len(classes), budget_s)
-        crew.work(classes, min(jobs or room_for_children(device), len(classes)))
-        for one in crew.told:
-            self.earnings += one
+        crew = Crew(jobs or room_for_children(device))
+        earning = _Earning(self, device, heart, time.monotonic() + budget_s, context_len, crew)
+        self.earnings += earning.settle(classes)
 
     def next_of(self, one: _Class, device: torch.device) -> Decision | None:
         """The best of those that would be first for a class and were not tried."""
@@ -91,63 +86,31 @@ class Trusting:
         return one.need.op, decision.kernel, class_of(one.need.problem(device))
 
 
-class _Crew:
-    """Threads, each with a child process, and what they share."""
+class _Earning:
+    """What threads that earn trust share."""
 
     def __init__(
-        self, trusting: Trusting, device: torch.device, heart: Heart, until: float, context_len: int, classes: int
+        self, trusting: Trusting, device: torch.device, heart: Heart, until: float, context_len: int, crew: Crew
     ) -> None:
-        self.trusting, self.device, self.heart = trusting, device, heart
+        self.trusting, self.device, self.heart, self.crew = trusting, device, heart, crew
         self.until, self.context_len = until, context_len
-        self.told: list[list[Earning]] = [[] for _ in range(classes)]
-        self.tries, self.open = 0, classes
-        self.error: BaseException | None = None
+        self.tries = self.open = 0
         self.guard = threading.Lock()
         self.here = threading.Lock()  # kernels that cannot go to a child are asked in this process, one at a time
 
-    def work(self, classes: Sequence[_Class], processes: int) -> None:
-        """Settle every class; with one process in this thread."""
-        waiting: queue.SimpleQueue[tuple[int, _Class]] = queue.SimpleQueue()
-        for place, one in enumerate(classes):
-            waiting.put((place, one))
-        if processes < 2:
-            self._serve(waiting, {})
-            return
-        variables = {MAX_JOBS: str(max(1, jobs_here() // processes))}
-        threads = [
-            threading.Thread(
-                target=contextvars.copy_context().run, args=(self._watched, waiting, variables), daemon=True
-            )
-            for _ in range(processes)
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.2)  # so that Ctrl-C is heard
-        except BaseException as error:  # the others end at their next call; their children are not killed under them
-            self.error = self.error or error
-            raise
-        if self.error is not None:
-            raise self.error
+    def settle(self, classes: Sequence[_Class]) -> list[Earning]:
+        """Settle every class; the tries, class by class."""
+        self.open = len(classes)
+        told: dict[int, list[Earning]] = {place: [] for place in range(len(classes))}
 
-    def _watched(self, waiting: queue.SimpleQueue[tuple[int, _Class]], variables: dict[str, str]) -> None:
-        try:
-            self._serve(waiting, variables)
-        except BaseException as error:  # raised in the thread that waits
-            self.error = self.error or error
+        def work(item: tuple[int, _Class], child: Child) -> None:
+            place, one = item
+            self._settle(one, told[place], child)
+            with self.guard:
+                self.open -= 1
 
-    def _serve(self, waiting: queue.SimpleQueue[tuple[int, _Class]], variables: dict[str, str]) -> None:
-        with Child(variables) as child:
-            while True:
-                try:
-                    place, one = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                self._settle(one, self.told[place], child)
-                with self.guard:
-                    self.open -= 1
+        self.crew.share_out(list(enumerate(classes)), work)
+        return [earning for earnings in told.values() for earning in earnings]
 
     def _settle(self, one: _Class, told: list[Earning], child: Child) -> None:
         """Verify what would be first for a class, best first, until one is right."""
@@ -187,16 +150,8 @@ class _Crew:
 
     def _step(self, label: str, done: int | None = None, total: int | None = None) -> None:
         """Tell what is being done, unless another thread failed, or was interrupted."""
-        if self.error is not None:
-            raise self.error
+        self.crew.check()
         self.heart.step(label, done, total)
-
-
-def room_for_children(device: torch.device) -> int:
-    """How many processes may verify at a time: each has a context of its own on the device, and a layer's tensors."""
-    if device.type != "cuda":
-        return 1
-    return max(1, min(jobs_here(), free_device_bytes(device) // _CHILD_BYTES))
 
 
 def _classes(items: Sequence[Item]) -> Iterator[_Class]:

@@ -225,11 +225,11 @@ class _Run:
             if self.verify:
                 context_len, budget_s = self.sizing.context_len, self.verify_budget_s
                 self.trusting.settle(self.items, self.device, self.heart, budget_s, context_len, self.jobs)
-                self.proof.settle(self.items, self.device, self.heart)
+                self.proof.settle(self.items, self.device, self.heart, self.jobs)
             self._in_children()
             self._in_this_process()
             # A kernel that could not be loaded has given way to another, of which nothing is known yet.
-            while self.verify and self.proof.settle(self.items, self.device, self.heart):
+            while self.verify and self.proof.settle(self.items, self.device, self.heart, self.jobs):
                 self._in_this_process()
 
     def _in_children(self) -> None:

@@ -21,9 +21,11 @@ from kernelhub.ops.models.description import FORMATS
 from kernelhub.ops.models.features import FEATURES
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.ops.models.published import CONFIGS
-from kernelhub.warming.beat import Beat
+from kernelhub.warming.beat import Beat, Heart
 from kernelhub.warming.forms import forms_of
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED
+from kernelhub.warming.proof import Proof, chosen
+from kernelhub.warming.wanted import items_of
 from tests.dispatch.backends import EVERYWHERE
 from tests.evidence import liars
 
@@ -171,6 +173,19 @@ class TestHow:
         done = kernelhub.warmup(QUANTIZE, **SMALL)
         assert done.ok
         assert any("no cache folder can be written" in note for note in done.notes)
+
+
+def test_kernels_are_verified_several_at_a_time_in_children() -> None:
+    needs = [
+        Need("quantize_fp8", (("granularity", "group"),), ("decode",), ("o",), ((("width", 256),),)),
+        Need("route_experts", (("num_experts", 16), ("top_k", 2)), ("decode",), ("router",), ()),
+    ]
+    items, proof = items_of(needs, [1], {}, on_gpu=False), Proof()
+    kernels = {kernel.name for kernel, _ in chosen(items, torch.device("cpu"))}
+    assert proof.settle(items, torch.device("cpu"), Heart(None, None), jobs=2)
+    assert {name for _, name in proof.verified} == kernels
+    assert proof.quarantined == proof.unverified == []
+    assert not Proof().settle(items, torch.device("cpu"), Heart(None, None), jobs=2), "the evidence is kept"
 
 
 class TestWaysToTell:
