@@ -148,7 +148,6 @@ NOT_SAID = {
     "who asks": "opt-in",
     "first able": "fastest supported",
     "bears NaN": "tolerates NaN",
-    "is told": "is reported",
 }
 
 
