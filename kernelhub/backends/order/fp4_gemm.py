@@ -23,7 +23,8 @@ LINES = (
         _ALL,
         "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.json)",
     ),
-    # cuDNN makes a plan for each number of rows, and TensorRT-LLM's stands in no graph.
+    # cuDNN makes a plan for each number of rows, and TensorRT-LLM's stands in no graph. That one reads weights in
+    # another order than CUTLASS's, so a choice by rows would hold the weight twice, or arrange it in every call.
     Line(
         "blackwell",
         "*",
