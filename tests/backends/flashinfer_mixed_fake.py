@@ -37,11 +37,12 @@ def bits_of_tile() -> Tensor:
 def codes_in_order(codes: Tensor) -> Tensor:
     """Bytes [E, N, B] as they were."""
     experts, rows, width = codes.shape
-    bits = (codes.unsqueeze(-1) >> torch.arange(8)) & 1
+    places = torch.arange(8, dtype=torch.uint8)
+    bits = (codes.unsqueeze(-1) >> places) & 1
     tiles = bits.view(experts, rows // 16, 16, width // 32, 32 * 8).transpose(2, 3)
     kept = tiles.reshape(experts, rows // 16, width // 32, -1)[..., bits_of_tile().flatten()]
     kept = kept.view(experts, rows // 16, width // 32, 16, 32, 8).transpose(2, 3).reshape(experts, rows, width, 8)
-    return (kept.long() << torch.arange(8)).sum(3).to(torch.uint8)
+    return (kept << places).sum(3).to(torch.uint8)
 
 
 def in_floats(codes: Tensor, blocks: Tensor) -> Tensor:
