@@ -117,22 +117,24 @@ _HOMES = {
 __all__ = ["__version__", "errors", *_HOMES]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "errors" and name not in _HOMES:
-        from difflib import get_close_matches
+if not TYPE_CHECKING:  # a type checker knows the names above, and flags every other one
 
-        close = [] if name.startswith("_") else get_close_matches(name, __all__, n=1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        raise AttributeError(f"module 'kernelhub' has no attribute {name!r}{meant}")
-    try:
-        if name == "errors":
-            value: Any = importlib.import_module("kernelhub.errors")
-        else:
-            value = getattr(importlib.import_module(_HOMES[name]), name)
-    except (ImportError, AttributeError) as error:
-        raise _still_loading(name) or error from error
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name != "errors" and name not in _HOMES:
+            from difflib import get_close_matches
+
+            close = [] if name.startswith("_") else get_close_matches(name, __all__, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise AttributeError(f"module 'kernelhub' has no attribute {name!r}{meant}")
+        try:
+            if name == "errors":
+                value: Any = importlib.import_module("kernelhub.errors")
+            else:
+                value = getattr(importlib.import_module(_HOMES[name]), name)
+        except (ImportError, AttributeError) as error:
+            raise _still_loading(name) or error from error
+        globals()[name] = value
+        return value
 
 
 def _still_loading(name: str) -> Exception | None:
