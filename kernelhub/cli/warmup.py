@@ -16,7 +16,7 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import PHASES
 from kernelhub.runtime.caches.store import PATIENCE_S
 from kernelhub.warming.bar import bar
-from kernelhub.warming.defaults import CONTEXT_LEN, MAX_CONTEXT_LEN, TOKEN_COUNTS, VERIFY_BUDGET_S
+from kernelhub.warming.defaults import CONTEXT_LEN, MAX_CONTEXT_LEN, TOKEN_COUNTS, TOKEN_COUNTS_OF_CPU, VERIFY_BUDGET_S
 from kernelhub.warming.outcome import WarmUp
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         "--tokens",
         metavar="N[,N]",
         type=_counts,
-        help=f"new tokens per engine step, up to the most (default: {','.join(map(str, TOKEN_COUNTS))})",
+        help=f"new tokens per engine step, up to the most (default: {','.join(map(str, TOKEN_COUNTS))}; "
+        f"on a CPU {','.join(map(str, TOKEN_COUNTS_OF_CPU))})",
     )
     parser.add_argument("--context-len", metavar="TOKENS", type=int, default=CONTEXT_LEN, help="cached, per sequence")
     parser.add_argument(

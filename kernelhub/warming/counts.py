@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.problem import ONE
 from kernelhub.ops.models.problems import GRAPH_SIZES, Need
-from kernelhub.warming.defaults import TOKEN_COUNTS
+from kernelhub.warming.defaults import TOKEN_COUNTS, TOKEN_COUNTS_OF_CPU
 
 _MOST_DECODED = max(GRAPH_SIZES)
 _ROWS = 64
@@ -22,14 +22,14 @@ _FIRST_ROWS = (8, 16, 24, 32, 48)
 _PRODUCTS = ("fp8_gemm", "fp4_gemm", "bmm_fp8", "grouped_gemm", "fused_moe")
 
 
-def checked(token_counts: Sequence[int] | None) -> tuple[int, ...]:
+def checked(token_counts: Sequence[int] | None, on_gpu: bool) -> tuple[int, ...]:
     """The token counts, in order, each once.
 
     Raises:
         ConfigurationError: one is no positive number, or there are none.
     """
     if token_counts is None:
-        return TOKEN_COUNTS
+        return TOKEN_COUNTS if on_gpu else TOKEN_COUNTS_OF_CPU
     counts = tuple(token_counts)
     for count in counts:
         if type(count) is not int or count < 1:

@@ -80,8 +80,8 @@ def list_wanted(
         machine: facts of another machine, e.g. a `SimulatedMachine`.
     """
     where = device_facts(device)
-    said = {"phases": phases, **setting}
-    items = items_of(what, checked(token_counts), said, on_gpu=where.type != "cpu", packing=packing)
+    on_gpu, said = where.type != "cpu", {"phases": phases, **setting}
+    items = items_of(what, checked(token_counts, on_gpu), said, on_gpu=on_gpu, packing=packing)
     found = []
     for item in items:
         if item.need is None:

@@ -72,7 +72,7 @@ def warmup(
         what: a model's name or config.json, as of `problems_of`; plans, verdicts of `explain`, needs of `problems_of`,
             lines of `NotWarmed`, functions that make calls; or several of these.
         token_counts: numbers of new tokens per engine step. 1, 2, 4, ... 512, which are the usual sizes of CUDA graphs,
-            and 1024 to 8192 by default; the largest must be the most that a step will have.
+            and 1024 to 8192 by default, on a CPU 1, 4, 16, 64, 256; the largest must be the most that a step will have.
         tp, ep, dtype, kv_dtype, page_size, quantization, phases: as of `problems_of`, for models.
         device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``, or a product that is here, ``"H200"``; the first GPU unless given,
             else the CPU.
@@ -115,7 +115,7 @@ def warmup(
     where = device_here(device)
     setting = {"tp": tp, "ep": ep, "dtype": dtype, "kv_dtype": kv_dtype, "page_size": page_size}
     setting |= {"quantization": quantization, "phases": phases}
-    counts = checked(token_counts)
+    counts = checked(token_counts, where.type == "cuda")
     items = items_of(what, counts, setting, on_gpu=where.type == "cuda", packing=packing)
     sizing = Sizing(context_len, max(context_len, max_context_len))
     with contextlib.ExitStack() as stack:
