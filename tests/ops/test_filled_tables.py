@@ -26,9 +26,15 @@ def test_sequences_without_keys_may_have_no_columns(columns) -> None:
 
 
 def test_added_sequences_are_empty() -> None:
-    lengths = filled_lengths(LENGTHS, 8)
+    lengths = filled_lengths(LENGTHS, 8, 48)
     assert lengths.shape == (8, 1, 1, 1)
     assert lengths.view(-1).tolist() == [17, 16, 0, 33, 0, 0, 0, 0]
+
+
+def test_no_length_is_past_what_the_table_has_room_for() -> None:
+    """On a GPU nobody has looked at them."""
+    wrong = torch.tensor([17, -4, 0x7FFFFFFF], dtype=torch.int32)
+    assert filled_lengths(wrong, 4, 48).view(-1).tolist() == [17, 0, 48, 0]
 
 
 def test_bounds_are_powers_of_two_and_no_less_than_the_fewest() -> None:

@@ -58,7 +58,7 @@ class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
             values.window_right,
             pool,
         )
-        k_lens = filled_lengths(step.seq_lens, sequences)
+        k_lens = filled_lengths(step.seq_lens, sequences, step.max_pages * page_size)
         table = filled_table(step.block_table, step.seq_lens, page_size, sequences, pool.columns)
         keys = {Uid.K: k, Uid.V: v, Uid.K_LENS: k_lens, Uid.K_TABLE: table, Uid.V_TABLE: table}
         self._graphs.run(shape, queries.tensors(shape.wide) | keys)

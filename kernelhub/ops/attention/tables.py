@@ -35,10 +35,13 @@ def filled_table(block_table: Tensor, seq_lens: Tensor, page_size: int, rows: in
     return full
 
 
-def filled_lengths(seq_lens: Tensor, rows: int) -> Tensor:
-    """int32 [rows, 1, 1, 1] of int32 [num_seqs], with sequences added that are empty."""
+def filled_lengths(seq_lens: Tensor, rows: int, room: int) -> Tensor:
+    """int32 [rows, 1, 1, 1] of int32 [num_seqs], none longer than `room`, with sequences added that are empty.
+
+    On a GPU lengths have not been looked at, and a kernel would read what lies behind a row of the table.
+    """
     full = seq_lens.new_zeros(rows, 1, 1, 1)
-    full[: seq_lens.shape[0], 0, 0, 0] = seq_lens
+    torch.clamp(seq_lens, 0, room, out=full[: seq_lens.shape[0], 0, 0, 0])
     return full
 
 

@@ -40,7 +40,7 @@ class Pages(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         """The block table of as many pages as hold `most` tokens, and int32 [sequences, 1, 1, 1] of lengths."""
         page_size = self.problem.page_size
         table = filled_table(step.block_table, step.seq_lens, page_size, sequences, most // page_size)
-        return table, filled_lengths(step.seq_lens, sequences)
+        return table, filled_lengths(step.seq_lens, sequences, step.max_pages * page_size)
 
 
 class Prefill(Pages):
