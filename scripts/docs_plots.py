@@ -44,8 +44,13 @@ def plot(rows: list[dict[str, Any]]) -> str:
     from matplotlib.figure import Figure
 
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kernelhub", "font.size": 8})
-    figure = Figure(figsize=(8.5, 1.1 + 0.2 * len(rows)), layout="constrained")
-    axes = figure.subplots()
+    # Fixed margins, in inches: a layout that measures them would draw everything twice.
+    labels_wide, height = 0.066 * max(len(row["case"]) for row in rows) + 0.2, 0.2 * len(rows)
+    width, above, below = labels_wide + 5.2, 0.35, 0.55
+    figure = Figure(figsize=(width, above + height + below))
+    axes = figure.add_axes(
+        (labels_wide / width, below / (above + height + below), 5.0 / width, height / (above + height + below))
+    )
     points: dict[str, list[tuple[float, int]]] = {"other": [], "torch": [], "selected": []}
     for place, row in enumerate(rows):
         roof = row["roof_ms"]
@@ -62,7 +67,7 @@ def plot(rows: list[dict[str, Any]]) -> str:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="x", color="#e2e8f0")
     axes.set_xlabel("time / hardware bound (log scale; left is faster)")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=3, frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
     written = io.StringIO()
     figure.savefig(written, format="svg", metadata={"Date": None})
     return written.getvalue()
