@@ -48,7 +48,7 @@ def machine_of(arguments: argparse.Namespace) -> SimulatedMachine | None:
         return SimulatedMachine(dict(arguments.packages), lacks=arguments.without)
     if arguments.without:
         raise ConfigurationError(
-            "--without speaks of the machine of --with: name its packages, e.g. --with triton=3.7.1"
+            "--without describes the machine of --with: name its packages, e.g. --with triton=3.7.1"
         )
     return None
 

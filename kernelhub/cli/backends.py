@@ -72,7 +72,7 @@ def _summary(backends: Sequence[tuple[Registered, Finding | None]], kernels: Seq
     rows: list[tuple[str, ...]] = []
     for registered, finding in backends:
         if registered.backend is None:
-            remedy = "mend or uninstall it, or set KERNELHUB_PLUGINS"
+            remedy = "fix or uninstall it, or set KERNELHUB_PLUGINS"
             rows.append((registered.name, "broken", f"{registered.code}: {registered.error}", remedy))
             continue
         of_backend = [entry for entry in kernels if entry.kernel.backend == registered.name]
@@ -200,7 +200,7 @@ def _backend_table(backends: Sequence[tuple[Registered, Finding | None]]) -> Tab
 def _backend_row(registered: Registered, finding: Finding | None) -> tuple[str, ...]:
     origin = "built in" if registered.builtin else _place(registered)
     if registered.backend is None:
-        remedy = "mend or uninstall it, or set KERNELHUB_PLUGINS"
+        remedy = "fix or uninstall it, or set KERNELHUB_PLUGINS"
         return (registered.name, "broken", f"{registered.code}: {registered.error}", "", origin, remedy)
     state = "ok" if finding is None or finding.ok else "missing"
     reason, remedy = (finding.reason, finding.remedy) if finding else ("", "")

@@ -106,12 +106,19 @@ def _measured(arguments: argparse.Namespace, problem: Any, kernels: Sequence[str
     from kernelhub.dispatch.hub import HUB
     from kernelhub.evidence.timing import time_calls
     from kernelhub.evidence.verify import device_here
-    from kernelhub.ops.models.calls import calls_of, need_of
+    from kernelhub.ops.models.calls import calls_of, counts_of, need_of
 
     device, op = device_here(arguments.device), arguments.op.name
     function = HUB.function(op)
     rows = {name: Row(name, {}, {}) for name in kernels}
-    calls = calls_of(need_of(op, problem), arguments.tokens, device, context_len=arguments.context_len)
+    need = need_of(op, problem)
+    if not counts_of(need, arguments.tokens):
+        shown = ",".join(map(str, arguments.tokens))
+        raise ConfigurationError(
+            f"--tokens {shown}: this problem of {op} has no call with so many new tokens; give others, or the facet "
+            f"that says how many there are ({', '.join(name for name in ('q_len', 'rows', 'm') if hasattr(problem, name))})"
+        )
+    calls = calls_of(need, arguments.tokens, device, context_len=arguments.context_len)
     with steps("timing", len(arguments.tokens), sys.stderr) as step:
         for call in calls:
             step(call.label)

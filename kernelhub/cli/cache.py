@@ -77,7 +77,7 @@ def _check(arguments: argparse.Namespace, console: Console) -> int:
     else:
         rows = [(cache.name, item.code, str(item.path), item.reason) for cache, item in bad]
         if rows:
-            console.table(Table(("cache", "code", "entry", "what does not hold"), rows))
+            console.table(Table(("cache", "code", "entry", "problem"), rows))
             names = " ".join(dict.fromkeys(cache.name for cache, _ in bad))
             console.line(f"{len(bad)} broken; to remove them: kernelhub cache clear --stale {names}")
         else:

@@ -45,7 +45,7 @@ def settings(variables: Variables) -> Iterator[Fact]:
         else:
             yield Fact(OK, f"{state.name}={state.text}", state.meaning)
     if not written:
-        yield Fact(OK, "no KERNELHUB_* variable is set", "defaults hold; `kernelhub env` lists them")
+        yield Fact(OK, "no KERNELHUB_* variable is set", "defaults apply; `kernelhub env` lists them")
     file = variables.config_file()
     if file is not None:
         path, layer = file
@@ -216,7 +216,7 @@ def _plugin(registered: Registered) -> Fact:
     of = f" ({registered.distribution})" if registered.distribution else ""
     what = f"backend {registered.name} from {registered.origin}{of}"
     if registered.error:
-        remedy = "mend or uninstall it, or name the wanted ones in KERNELHUB_PLUGINS"
+        remedy = "fix or uninstall it, or name the wanted ones in KERNELHUB_PLUGINS"
         return Fact(NOTE, what, f"none of its kernels can be chosen: {registered.code}: {registered.error}", remedy)
     return Fact(OK, what, f"{len(registered.kernels)} kernels registered")
 

@@ -86,7 +86,7 @@ def _make(arguments: argparse.Namespace, console: Console) -> int:
         console.json({"file": str(path), "decisions": len(lock.decisions), "without_kernel": missing})
     else:
         console.line(f"{path}: {len(lock.decisions)} decisions for {arguments.model} on {device}")
-        console.line(f"hold them with KERNELHUB_LOCK={path}; see changes with kernelhub lock --check {path}")
+        console.line(f"use them with KERNELHUB_LOCK={path}; see changes with kernelhub lock --check {path}")
         for item in lacking:
             console.line(_lacking(item))
     return 1 if lacking else 0

@@ -101,7 +101,7 @@ def differences(old: Lock, needs: Iterable[Need], device: DeviceFacts, machine: 
             found.append(Difference(VERSIONS, was, now, _versions(was.versions, now.versions)))
     for item in lock_for(needs, device, machine, old.model).decisions:
         if order(item) not in known:
-            found.append(Difference(NEW, None, item, f"{old.path} holds no decision for it"))
+            found.append(Difference(NEW, None, item, f"{old.path} has no decision for it"))
     return found
 
 

@@ -171,7 +171,7 @@ def _gpu(index: int) -> Fact:
 
 def _generation(device: DeviceFacts) -> str:
     if device.family == "unknown":
-        return "a generation that no measured order speaks of; general orders hold"
+        return "a generation without a measured order; general orders apply"
     return f"kernels are ordered as for {device.family}"
 
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         "--max-context-len", metavar="TOKENS", type=int, default=MAX_CONTEXT_LEN, help="the longest sequence served"
     )
     parser.add_argument("--jobs", metavar="N", type=int, help="processes that compile (default: as memory allows)")
-    parser.add_argument("--no-verify", action="store_true", help="do not hold kernels against references")
+    parser.add_argument("--no-verify", action="store_true", help="do not check kernels against references")
     parser.add_argument(
         "--verify-budget-s",
         metavar="SECONDS",

@@ -65,7 +65,7 @@ def make_adapter(
         raise LoadFailure(
             "load_failed",
             f"{kernel.target} gives {type(adapter).__name__}, not a {contract.adapter.__name__}",
-            "mend the backend",
+            "fix the backend",
         )
     watch()
     return adapter

@@ -19,7 +19,7 @@ from kernelhub.dispatch.standing import Standing
 OF_DEVICES = ("vendor", "capability")  # codes of what speaks against a device, whatever the problem
 CONSTRAINT_ERROR = "constraint_error"  # code of a constraint that raises or answers what is no answer
 _DEVICE = frozenset({"device"})
-_MEND = "mend the backend that the kernel is from, or disable it"
+_MEND = "fix the backend that the kernel is from, or disable it"
 
 
 class OnDevice(NamedTuple):

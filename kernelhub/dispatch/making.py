@@ -61,7 +61,7 @@ class _Alone:
 def _endless(thing: tuple[Hashable, ...]) -> KernelUnavailable:
     words = " ".join(part for part in thing if isinstance(part, str))
     return KernelUnavailable(
-        f"{words} is being loaded, and its load calls what it is loaded for; mend the backend: a load calls no op that "
+        f"{words} is being loaded, and its load calls what it is loaded for; fix the backend: a load calls no op that "
         "may choose the kernel it loads"
     )
 

@@ -49,3 +49,10 @@ def test_times_are_plotted(ask, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is missing: 1 case")
     assert ask(*MERGE, "--png", str(tmp_path / "times.png")).code == 0
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tokens_that_the_problem_has_no_call_of_are_refused_with_the_facet(ask):
+    answer = ask("bench", "fp8_gemm", "--n", "256", "--k", "256", "--rows", "many", "--tokens", "1", "--device", "cpu")
+    assert (answer.code, answer.out) == (2, "")
+    assert "has no call with so many new tokens" in answer.err
+    assert "(rows)" in answer.err
