@@ -114,9 +114,10 @@ def _measured(arguments: argparse.Namespace, problem: Any, kernels: Sequence[str
     need = need_of(op, problem)
     if not counts_of(need, arguments.tokens):
         shown = ",".join(map(str, arguments.tokens))
+        facets = ", ".join(name for name in ("q_len", "rows", "m") if hasattr(problem, name))
         raise ConfigurationError(
             f"--tokens {shown}: this problem of {op} has no call with so many new tokens; give others, or the facet "
-            f"that says how many there are ({', '.join(name for name in ('q_len', 'rows', 'm') if hasattr(problem, name))})"
+            f"that says how many there are ({facets})"
         )
     calls = calls_of(need, arguments.tokens, device, context_len=arguments.context_len)
     with steps("timing", len(arguments.tokens), sys.stderr) as step:
