@@ -50,29 +50,42 @@ NAMED = {
     "goes through every lie, attack, fault or tile": (
         "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference",
         "tests/backends/test_import_faults.py",
+        "tests/backends/test_weight_only.py::test_tiles_of_other_gpus_are_right",
         "tests/cli/test_verify.py::test_it_says_whose_code_runs_and_leaves_third_parties_out_where_asked",
         "tests/cli/test_verify.py::test_json_holds_every_check",
         *LIARS,
         "tests/evidence/test_contract_liars.py",
         "tests/evidence/test_memory_liars.py",
         "tests/evidence/test_right_kernels.py",
+        "tests/ops/test_values_of_every_op.py::test_every_op_with_metadata_is_here",
         "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right",
         "tests/fuzz",
     ),
     "repeats, measures, or is large": (
         "tests/backends/test_flashinfer_cutlass.py::TestPrefill::test_tables_are_as_large_as_the_tiles_are_many",
+        "tests/cli/test_demo.py::TestQuick::test_all_lists_every_kernel_with_every_reason",
+        "tests/cli/test_demo.py::TestQuick::test_in_a_pipe_progress_is_lines_on_stderr",
+        "tests/cli/test_demo.py::TestQuick::test_what_the_user_said_decides",
+        "tests/cli/test_demo.py::TestWrongNumbers",
+        "tests/docs/test_docs.py::test_commands_of_the_readme_are_understood",
+        "tests/docs/test_docs.py::test_examples_run",
         "tests/evidence/test_tune.py",
         "tests/runtime/test_growth.py",
     ),
 }
 FULL = frozenset(name for names in NAMED.values() for name in names)
 
-# Statements of a contract that go through every pattern of bits, of every kernel that inherits them.
+# Statements of a contract that go through every format or pattern of bits, of every kernel that inherits them.
 SWEEPS = {
+    "test_a_format_is_for_those_who_ask_for_it",
     "test_every_bfloat16_has_the_reference_s_bits",
     "test_every_byte_reads_back_as_the_reference_s",
     "test_every_code_is_decoded_exactly",
+    "test_what_is_no_ordinary_number_has_the_reference_s_result",
 }
+
+# Where kernels are interpreted, 100 times slower than they run: of a kernel's contract, its cases alone.
+INTERPRETED = "tests/backends/test_triton.py::"
 
 # Fixtures that start a process, by which a test of a command repeats what another asks within this process.
 STARTS = {"ask_shell"}
@@ -102,8 +115,14 @@ def mark_full(items: list[pytest.Function]) -> None:
     for item in items:
         if item.get_closest_marker("ahead"):
             continue
-        left_out = _is_named(item.nodeid) or item.originalname in SWEEPS or not STARTS.isdisjoint(item.fixturenames)
-        if left_out or item.get_closest_marker("gpu") or not _shows_something_new(item, shown):
+        if (
+            _is_named(item.nodeid)
+            or item.originalname in SWEEPS
+            or (item.nodeid.startswith(INTERPRETED) and "case" not in item.fixturenames)
+            or not STARTS.isdisjoint(item.fixturenames)
+            or item.get_closest_marker("gpu")
+            or not _shows_something_new(item, shown)
+        ):
             item.add_marker(pytest.mark.full)
 
 
