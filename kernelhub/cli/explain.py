@@ -15,6 +15,8 @@ from kernelhub.dispatch.problem import WEIGHT_LAYOUT, as_dict
 from kernelhub.dispatch.selection import REJECTED, SELECTED, Decision, Selection
 from kernelhub.errors import ConfigurationError
 
+_SAID_FIRST = {"quarantined": "quarantined", "known_bad": "known bad"}  # codes whose reasons are figures or symptoms
+
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's own options, and the facets of the op that `words` name."""
@@ -106,6 +108,8 @@ def reasons_table(decisions: Sequence[Decision]) -> Table:
 def _first_reason(decision: Decision) -> str:
     if decision.state == SELECTED:
         return decision.reason.partition(": ")[0]  # its evidence stands above the table
+    if decision.code in _SAID_FIRST:
+        return f"{_SAID_FIRST[decision.code]}: {decision.reason}"
     return decision.reason.removeprefix("supported, ") if decision.accepted else decision.reason
 
 

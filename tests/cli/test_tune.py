@@ -31,7 +31,7 @@ def test_a_row_for_each_size_a_summary_and_progress(ask):
     assert {row[3] for row in rows} == {"torch.routing"}
     assert "1 problem classes, 2 sizes measured on" in answer.out
     assert "regret of the choices 0.0 % on average and 0.0 % at most" in answer.out
-    assert "step 1/1: tune route_experts (router)" in answer.err
+    assert "tuning 0/1, 0 s: route_experts (router)" in answer.err
 
 
 def test_explain_doctor_and_the_caches_show_it(ask, cache):
@@ -40,7 +40,7 @@ def test_explain_doctor_and_the_caches_show_it(ask, cache):
     verdict = ask(
         "explain", "route_experts", "--device", "cpu", *facets, "--scoring", "softmax_after_topk", "--dtype", "float32"
     )
-    assert "decided by: tuned, measured 20" in verdict.out
+    assert "decided by  tuned, measured 20" in verdict.out
     assert "1 problem classes tuned on" in ask("doctor").out
     listed = ask("cache", "list", "kernelhub", "--json").json["caches"]
     (ours,) = [item for item in listed if item["path"] == str(cache)]
