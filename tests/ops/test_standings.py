@@ -62,7 +62,7 @@ def said_by_the_results(family: str) -> dict[Kernel, list[str]]:
             said.setdefault(kernel, []).extend([tests["device"], tests["date"], *versions, count])
         for run in libraries["runs"]:
             if kernel.name in run["kernels"] and run["passed"] and not run["failed"]:
-                where = [libraries["device"], libraries["date"], f"torch {libraries['torch']}"]
+                where = [libraries["device"], run.get("date", libraries["date"]), f"torch {libraries['torch']}"]
                 said.setdefault(kernel, []).extend([*where, f"{run['library']}: {run['passed']} tests passed"])
     return said
 

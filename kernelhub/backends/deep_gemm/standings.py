@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kernelhub.dispatch.standing import published, verified
 
-_ON = "NVIDIA H200, 2026-11-21, torch 2.11.0+cu130"
+_ON = "NVIDIA H200, 2026-11-22, torch 2.11.0+cu130"
 _TOKENSPEED = "tokenspeed-deepgemm 2.5.0.post20260629: 104 tests passed"
-_SGLANG = "sgl-deep-gemm 0.1.4.post1: 92 tests passed"
+_SGLANG = "2026-11-21, sgl-deep-gemm 0.1.4.post1: 92 tests passed"
 _RESULTS = "(benchmarks/results/libraries_h200.json)"
 _H200 = verified("hopper", evidence=f"{_ON}, {_TOKENSPEED}; {_SGLANG} {_RESULTS}")
 _SM100 = published(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from kernelhub.dispatch.standing import opt_in, published, verified
 
 _ON = "NVIDIA H200, 2026-11-21, torch 2.11.0+cu130"
+_AGAIN = "NVIDIA H200, 2026-11-22, torch 2.11.0+cu130"
 _RESULTS = "(benchmarks/results/libraries_h200.json)"
 _README = "https://github.com/Dao-AILab/flash-attention"
 
 FA3 = (
     verified(
         "hopper",
-        evidence=f"{_ON}, tokenspeed-fa3 3.0.0.post20260810 (FlashAttention-3): 176 tests passed {_RESULTS}",
+        evidence=f"{_AGAIN}, tokenspeed-fa3 3.0.0.post20260810 (FlashAttention-3): 177 tests passed {_RESULTS}",
     ),
 )
 VLLM_FA3 = (
