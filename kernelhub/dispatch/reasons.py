@@ -16,7 +16,7 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.lineup import CONSTRAINT_ERROR, Lineup, said_by
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.policy import Policy
-from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema, flag_of
 from kernelhub.dispatch.standing import ANY, KNOWN_BAD, MEASURED, OPT_IN, PUBLISHED, UNTRUSTED, VENDOR, VERIFIED
 
 
@@ -175,8 +175,10 @@ def class_of(problem: Any) -> Facets:
 
 
 def flags_of(schema: Schema, problem: Any) -> list[str]:
-    """A problem class as flags of the commands."""
-    return schema.flags(dict(class_of(problem)))
+    """A problem class as flags of the commands: at least one, since a command without any is about no class."""
+    facets = dict(class_of(problem))
+    first = next(iter(facets))
+    return schema.flags(facets) or [flag_of(schema.facets[first], facets[first])]
 
 
 def forced_past_limits(asked: Question, kernel: Kernel) -> bool:

@@ -109,6 +109,16 @@ def test_the_flags_of_a_hint_are_the_problem_class(model) -> None:
         assert parsed(contract, flags_of(contract.schema, problem)) == class_of(problem)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_a_class_of_usual_facets_has_a_flag_too(op: str) -> None:
+    """Without one the command would be about the op's own cases, and earn nothing for the class."""
+    contract = HUB.function(op).op.contract
+    problem = kernelhub.explain(op, device="B200").problem
+    flags = flags_of(contract.schema, problem)
+    assert flags
+    assert parsed(contract, flags) == class_of(problem)
+
+
 def parsed(contract: Any, flags: list[str]) -> Any:
     """The class that the command line would verify."""
     import argparse

@@ -17,8 +17,8 @@ H200 = verified(
 VARLEN = verified(
     "hopper",
     evidence="NVIDIA H200, 2026-11-22, torch 2.11.0+cu130: 2017 tests of this backend passed, none failed "
-    "(benchmarks/results/verification_h200.json); beside vllm 0.33.0, its FlashAttention-2 by itself: 234 tests passed "
-    "(benchmarks/results/libraries_h200.json)",
+    "(benchmarks/results/verification_h200.json); 2026-11-21, beside vllm 0.33.0, its FlashAttention-2 by itself: "
+    "234 tests passed (benchmarks/results/libraries_h200.json)",
 )
 
 
