@@ -5,27 +5,25 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Sequence
-
-from kernelhub.cli.main import COMMANDS
+from collections.abc import Mapping, Sequence
 
 
-def complete() -> int:
+def complete(summaries: Mapping[str, str]) -> int:
     """Answer a shell that asks how a word may go on, which ends the process; 1 where argcomplete is missing."""
     try:
         import argcomplete
     except ImportError:
         return 1
-    argcomplete.autocomplete(parser_for(os.environ.get("COMP_LINE", "").split()[1:]))
+    argcomplete.autocomplete(parser_for(summaries, os.environ.get("COMP_LINE", "").split()[1:]))
     return 1
 
 
-def parser_for(words: Sequence[str]) -> argparse.ArgumentParser:
+def parser_for(summaries: Mapping[str, str], words: Sequence[str]) -> argparse.ArgumentParser:
     """All commands, with the options of the one that is being written."""
     parser = argparse.ArgumentParser(prog="kernelhub")
     commands = parser.add_subparsers(dest="command")
-    for name, command in COMMANDS.items():
-        one = commands.add_parser(name, help=command.summary)
+    for name, summary in summaries.items():
+        one = commands.add_parser(name, help=summary)
         one.epilog = ""
         if words[:1] != [name]:
             continue

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks how a word may go on
         from kernelhub.cli.completion import complete
 
-        return complete()
+        return complete({name: command.summary for name, command in COMMANDS.items()})
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(arguments)

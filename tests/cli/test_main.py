@@ -50,7 +50,11 @@ class TestHelp:
 
 class TestCompletion:
     def test_commands_options_ops_models_and_devices_are_known(self):
-        commands = parser_for(["explain", "attention"])._subparsers._group_actions[0].choices
+        commands = (
+            parser_for({name: command.summary for name, command in COMMANDS.items()}, ["explain", "attention"])
+            ._subparsers._group_actions[0]
+            .choices
+        )
         assert set(commands) == set(COMMANDS)
         actions = {action.dest: action for action in commands["explain"]._actions}
         assert "paged_attention" in actions["op"].choices
