@@ -48,6 +48,7 @@ NAMED = {
         "tests/runtime/test_tuned_ranks.py",
     ),
     "goes through every lie, attack, fault or tile": (
+        "tests/backends/test_flashinfer_packed_experts.py",
         "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference",
         "tests/backends/test_import_faults.py",
         "tests/backends/test_weight_only.py::test_tiles_of_other_gpus_are_right",
