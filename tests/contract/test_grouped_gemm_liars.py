@@ -12,6 +12,7 @@ from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
 from kernelhub.ops.gemm.grouped.problem import A_SCALES, B_SCALES
 from tests.contract.grouped_gemm import GroupedGemmContract
+from tests.contract.lies import lies_of
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import register
 
@@ -176,7 +177,7 @@ class OtherBitsEachTime(PerGroup):
         out *= 1 + 2.0**-9 * torch.rand(out.shape)
 
 
-@pytest.mark.parametrize("lie", PerGroup.__subclasses__(), ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("lie", lies_of(PerGroup, __name__), ids=lambda lie: lie.__name__)
 def test_is_caught(lie) -> None:
     constraints = (anything("device", "a_dtype", "b_dtype", "out_dtype", "num_groups", "n", "k", "rows"),)
     scales = {f"a_scale={value}" for value in A_SCALES} | {f"b_scale={value}" for value in B_SCALES}

@@ -14,6 +14,7 @@ from kernelhub.backends.torch.merge.merge import Merge
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from tests.contract.attention import DenseContract, PagedContract
+from tests.contract.lies import lies_of
 from tests.contract.merge import MergeContract
 from tests.dispatch.backends import record, register
 
@@ -227,7 +228,7 @@ class ForgetsTheScale(Merge):
         super().launch(outs, lses, out, lse, None if out_scale is None else 1.0)
 
 
-@pytest.mark.parametrize("lie", Merge.__subclasses__(), ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("lie", lies_of(Merge, __name__), ids=lambda lie: lie.__name__)
 def test_merges_that_lie_are_caught(lie) -> None:
     target = f"{__name__}:{lie.__name__}"
     constraints = (anything("device", "dtype", "num_heads", "head_dim", "parts"),)

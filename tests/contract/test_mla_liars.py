@@ -13,6 +13,7 @@ from kernelhub.backends.torch.mla.latent import Gathered
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from tests.contract.lies import lies_of
 from tests.contract.mla_attention import Case, MlaContract
 from tests.contract.mla_cache import MlaCacheContract
 from tests.contract.test_liars import failures
@@ -131,7 +132,7 @@ def _without_mask(problem: MlaProblem) -> MlaProblem:
     return MlaProblem(**{**vars(problem), "causal": False})
 
 
-@pytest.mark.parametrize("lie", Gathered.__subclasses__(), ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("lie", lies_of(Gathered, __name__), ids=lambda lie: lie.__name__)
 def test_attention_that_lies_is_caught(lie: Any) -> None:
     facets = [name for name, item in MlaProblem.__dataclass_fields__.items() if item.metadata["kind"] == "structural"]
     target = f"{__name__}:{lie.__name__}"
@@ -196,7 +197,7 @@ class ClearsTheRestOfThePage(Scatter):
         super().launch(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
 
 
-@pytest.mark.parametrize("lie", Scatter.__subclasses__(), ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("lie", lies_of(Scatter, __name__), ids=lambda lie: lie.__name__)
 def test_caches_that_are_written_wrong_are_caught(lie: Any) -> None:
     facets = ("device", "dtype", "kv_dtype", "latent_dim", "rope_dim", "page_size")
     features = frozenset({"kv_scale=value", "kv_scale=tensor"})

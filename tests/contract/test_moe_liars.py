@@ -15,6 +15,7 @@ from kernelhub.ops.moe.experts.activations import Activations
 from kernelhub.ops.moe.experts.problem import ACTIVATIONS, ExpertsProblem
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 from tests.contract.experts import ExpertsContract
+from tests.contract.lies import lies_of
 from tests.contract.routing import RoutingContract
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import register
@@ -106,7 +107,7 @@ def _register(op: str, lie: type, problem: type, features: frozenset[str]) -> No
     register("liar", Kernel(op, "liar.k", target, "lies", Band.PLUGIN, constraints, features))
 
 
-@pytest.mark.parametrize("lie", Routing.__subclasses__(), ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("lie", lies_of(Routing, __name__), ids=lambda lie: lie.__name__)
 def test_routings_that_lie_are_caught(lie) -> None:
     features = frozenset(
         {"scoring=sigmoid", "scoring=softmax_after_topk", "correction_bias", "renormalize", "scaling_factor"}
@@ -284,7 +285,7 @@ def _narrow(matrix, parts):
     return matrix._replace(weight=parts[0].view(matrix.weight.dtype), bias=parts[1])
 
 
-@pytest.mark.parametrize("lie", Experts.__subclasses__(), ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("lie", lies_of(Experts, __name__), ids=lambda lie: lie.__name__)
 def test_experts_that_lie_are_caught(lie) -> None:
     features = frozenset(
         {
