@@ -106,6 +106,7 @@ class Traced:
         """Define the operators of a function, and return what takes its place in traced code."""
         name = function.__name__
         parameters = dict(inspect.signature(function).parameters)
+        order = [item for item, of in parameters.items() if of.kind is not of.KEYWORD_ONLY]
         del parameters["backend"]
         places = [result for result in self._results if result in parameters]
         required = any(parameters[place].default is inspect.Parameter.empty for place in places)
@@ -160,20 +161,23 @@ class Traced:
             define(f"{writes}({operands}, {written}) -> {returned if made else '()'}", run, fake if made else None)
         functional = None if required else getattr(torch.ops.kernelhub, name).default
         mutating = getattr(torch.ops.kernelhub, writes).default if places else None
-        order, needed = tuple(parameters), [item for item, of in parameters.items() if of.default is of.empty]
-        defaults = {item: of.default for item, of in parameters.items() if of.default is not of.empty}
+        needed = [item for item, of in parameters.items() if of.default is of.empty]
+        defaults: dict[str, Any] = {"backend": None}
+        defaults |= {item: of.default for item, of in parameters.items() if of.default is not of.empty}
         tensors = [item for item, of in parameters.items() if "Tensor" in str(of.annotation)]
 
-        def traced(*args: Any, backend: Backend = None, **named: Any) -> Any:
+        def traced(*args: Any, **named: Any) -> Any:
             if len(args) > len(order):
-                backend, args = args[-1], args[: len(order)]
+                raise TypeError(f"{name}() takes {len(order)} positional arguments but {len(args)} were given")
+            for item in named:
+                if item in order[: len(args)]:
+                    raise TypeError(f"{name}() got multiple values for argument {item!r}")
+                if item not in parameters and item != "backend":
+                    raise TypeError(f"{name}() got an unexpected keyword argument {item!r}")
             given = {**defaults, **dict(zip(order, args, strict=False)), **named}
             for item in needed:
                 if item not in given:
-                    raise TypeError(f"{name}() needs {item}")
-            for item in named:
-                if item not in parameters:
-                    raise TypeError(f"{name}() got an unexpected keyword argument {item!r}")
+                    raise TypeError(f"{name}() missing a required argument: {item!r}")
             for item in tensors:
                 tensor = given[item]
                 if isinstance(tensor, Tensor):
@@ -184,7 +188,7 @@ class Traced:
             flat: list[Any] = []
             for item, form in forms.items():
                 flat.extend(form.flat(given[item]))
-            flat.append(names_of(backend))
+            flat.append(names_of(given["backend"]))
             destinations = [given[place] for place in places]
             if mutating is None or (functional is not None and all(place is None for place in destinations)):
                 new = functional(*flat)  # type: ignore[misc]

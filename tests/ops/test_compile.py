@@ -186,3 +186,20 @@ class TestFakeTensors:
 @pytest.mark.parametrize("op", functions(), ids=lambda op: op.__name__)
 def test_what_is_traced_has_the_parameters_of_the_op(op) -> None:
     assert inspect.signature(op._torchdynamo_inline) == inspect.signature(op)
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "words"),
+    [
+        ((2, "softmax"), {}, "positional"),
+        ((2,), {"top_k": 2}, "multiple values"),
+        ((2,), {"scroing": "softmax"}, "unexpected keyword"),
+        ((), {}, "top_k"),
+    ],
+)
+def test_arguments_that_the_op_does_not_take_are_refused_where_it_is_traced(args, named, words) -> None:
+    """As Python refuses them where the op is called."""
+    logits = torch.randn(3, 8)
+    for call in (kernelhub.route_experts, kernelhub.route_experts._torchdynamo_inline):
+        with pytest.raises(TypeError, match=words):
+            call(logits, *args, **named)
