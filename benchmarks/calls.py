@@ -8,7 +8,7 @@ Every op is called with its contract's example, in small sizes, and with its des
     fresh   the same without destinations, so that it allocates its results
     plan    a plan's `run`, or its step's, with its destinations
     miss    a call whose key is new, beyond the same call cached; the kernel that does nothing is asked first
-    verdict the choice alone, among all kernels of the op, every library installed: on that one of the simulated
+    selection the choice alone, among all kernels of the op, every library installed: on that one of the simulated
             devices on which it takes longest
 
 Where an op's checks differ between kinds of device (values in CPU memory are read anew at each call, in a GPU's they
@@ -54,7 +54,7 @@ GOALS_NS = {
     "fp4_gemm": 8_500,
     "fused_moe": 12_000,
 }
-# Of a miss and the slowest verdict together, which is more than any new call takes.
+# Of a miss and the slowest selection together, which is more than any new call takes.
 GOAL_MISS_NS = 50_000
 # More where there are many operands, each of which is looked at.
 _MANY = ("paged_attention", "mla_attention", "fp8_gemm", "fp4_gemm", "grouped_gemm", "fused_moe")
@@ -103,17 +103,17 @@ def goal_miss_ns(op: str) -> int:
 def table(ops: Mapping[str, Mapping[str, float]]) -> str:
     """For people."""
     heads = f"{'':24} {'call, ns':>9} {'x empty call':>13} {'fresh, ns':>10} {'plan, ns':>9} {'miss, ns':>9}"
-    lines = [f"{heads} {'verdict, ns':>12}   goals"]
+    lines = [f"{heads} {'selection, ns':>12}   goals"]
     for op, cost in ops.items():
         figures = f"{cost['ns']:>9,.0f} {cost['ratio']:>13.1f} {cost['fresh_ns']:>10,.0f} {cost['plan_ns']:>9,.0f}"
-        figures += f" {cost['miss_ns']:>9,.0f} {cost['verdict_ns']:>12,.0f}"
-        lines.append(f"{op:24} {figures}   {goal_ns(op):,} ns, miss and verdict {goal_miss_ns(op):,} ns")
+        figures += f" {cost['miss_ns']:>9,.0f} {cost['selection_ns']:>12,.0f}"
+        lines.append(f"{op:24} {figures}   {goal_ns(op):,} ns, miss and selection {goal_miss_ns(op):,} ns")
     return "\n".join(lines)
 
 
 def _measure(function: Any) -> dict[str, float]:
     contract = function.op.contract
-    verdict_ns = _slowest_verdict(function)
+    selection_ns = _slowest_selection(function)
     with _on_gpu(function.op), _nothing_runs(contract) as nothing:
         arguments = _arguments(contract.name, contract.example)
         nothing.recorded = None
@@ -159,7 +159,7 @@ def _measure(function: Any) -> dict[str, float]:
         "fresh_ns": round(ns["fresh"] - ns["launch"], 1),
         "plan_ns": round(ns["plan"] - ns["launch"], 1),
         "miss_ns": round(rare["miss"] - rare["call"], 1),
-        "verdict_ns": verdict_ns,
+        "selection_ns": selection_ns,
     }
 
 
@@ -170,7 +170,7 @@ class _EverythingInstalled(SimulatedMachine):
         return found(wanted.name, wanted.versions, f"{wanted.name} is installed")
 
 
-def _slowest_verdict(function: Any) -> float:
+def _slowest_selection(function: Any) -> float:
     """Nanoseconds of the choice for the op's example, on the device where it takes longest."""
     contract = function.op.contract
     asked = function.op.ask(None, (), _arguments(contract.name, contract.example))

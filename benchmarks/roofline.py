@@ -96,8 +96,8 @@ def roofs(device: torch.device, budget_s: float) -> dict[str, float]:
 def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, float]) -> dict[str, Any]:
     """Milliseconds of every kernel that accepts the case, of torch's ways, and at the roof."""
     function = getattr(kernelhub, case.op)
-    verdict = function.explain(**case.arguments)
-    able = [decision.kernel for decision in verdict.decisions if decision.accepted]
+    selection = function.explain(**case.arguments)
+    able = [decision.kernel for decision in selection.decisions if decision.accepted]
     chosen = function(**case.arguments)
     unable: dict[str, str] = {}
     for name in able:
@@ -118,7 +118,7 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
     return {
         "case": case.label,
         "op": case.op,
-        "chosen": verdict.selected,
+        "chosen": selection.selected,
         "kernels_ms": {name: ms[name] for name in plans},
         "torch_ms": {name: ms[name] for name in case.peers},
         "roof_ms": roof_ms,

@@ -32,7 +32,7 @@ class NoKernel(KernelhubError, RuntimeError):
     """No registered kernel may answer the call, or none of those that were asked for.
 
     Attributes:
-        selection: the verdict on every kernel of the op, with reasons and remedies.
+        selection: the selection on every kernel of the op, with reasons and remedies.
     """
 
     def __init__(self, message: str, selection: Selection[Any]) -> None:

@@ -105,8 +105,8 @@ def choices() -> str:
     }
     rows = []
     for label, (op, facets) in cases.items():
-        verdicts = [kernelhub.explain(op, device=device, machine=INSTALLED, **facets).selected for device in DEVICES]
-        rows.append((label, *(f"`{name}`" for name in verdicts)))
+        selections = [kernelhub.explain(op, device=device, machine=INSTALLED, **facets).selected for device in DEVICES]
+        rows.append((label, *(f"`{name}`" for name in selections)))
     return table(("", *DEVICES), rows)
 
 
@@ -144,18 +144,18 @@ def families() -> str:
 
 def _and_how(op: str, device: str, machine: Any, facets: dict[str, Any]) -> str:
     """The kernel that is chosen, with a mark where the user's machine has to verify it first."""
-    verdict = kernelhub.explain(op, device=device, machine=machine, **facets)
-    word = verdict.kernel.standing_on(verdict.problem.device.family).word
-    portable = verdict.kernel in HUB.registry.candidates(op).portable
-    return f"`{verdict.selected}`{'' if word == 'verified' or portable else ' †'}"
+    selection = kernelhub.explain(op, device=device, machine=machine, **facets)
+    word = selection.kernel.standing_on(selection.problem.device.family).word
+    portable = selection.kernel in HUB.registry.candidates(op).portable
+    return f"`{selection.selected}`{'' if word == 'verified' or portable else ' †'}"
 
 
 def explanation() -> str:
-    """A verdict, of whose rejected kernels one for each code is shown."""
-    verdict = kernelhub.explain("fp8_gemm", device="H200", machine=INSTALLED, rows="many")
+    """A selection, of whose rejected kernels one for each code is shown."""
+    selection = kernelhub.explain("fp8_gemm", device="H200", machine=INSTALLED, rows="many")
     codes: set[str] = set()
     lines, left, shown = [], 0, True
-    for line in str(verdict).splitlines():
+    for line in str(selection).splitlines():
         rejected = re.match(r"  - \S+ +(\w+):", line)
         if rejected:
             shown = rejected[1] not in codes

@@ -69,13 +69,13 @@ def engines(variables: Variables) -> Iterator[Fact]:
 def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
     """The libraries behind each built-in backend, and what keeps its kernels from running here; torch is told apart."""
     here = devices() if can_choose else []
-    verdicts = {name: [plain_selection(record.name, device) for device in here] for name, record in ops().items()}
+    selections = {name: [plain_selection(record.name, device) for device in here] for name, record in ops().items()}
     for registered in variables.registry.backends.values():
         copies = libraries_of(registered) if registered.builtin else []
         if not copies or copies[0].subject == "torch":
             continue
         if can_choose:
-            yield _library(registered, copies, verdicts)
+            yield _library(registered, copies, selections)
         else:
             for finding in copies:
                 yield Fact(OK if finding.ok else ABSENT, finding.reason, "", finding.remedy)
@@ -168,13 +168,13 @@ def selections() -> Iterator[Fact]:
             yield _selected(record, device)
 
 
-def _library(registered: Registered, copies: list[Finding], verdicts: Mapping[str, list[Selection[Any]]]) -> Fact:
+def _library(registered: Registered, copies: list[Finding], selections: Mapping[str, list[Selection[Any]]]) -> Fact:
     """One provider: which copies, how many of its kernels can run, and for the others why not, the commonest first."""
     what = "; ".join(_with_place(finding) for finding in copies)
     total = f"{len(registered.kernels)} kernels of backend {registered.name}"
     usable, elsewhere, against, remedies = 0, 0, Counter[str](), dict[str, str]()
     for kernel in registered.kernels:
-        reasons = [obstacles(kernel, verdict) for verdict in verdicts[kernel.op]]
+        reasons = [obstacles(kernel, selection) for selection in selections[kernel.op]]
         if not all(reasons):
             usable += 1
         elif all(any(item.code in _OF_DEVICES for item in items) for items in reasons):
@@ -223,32 +223,32 @@ def _plugin(registered: Registered) -> Fact:
 
 def _selected(record: OpRecord[Any], device: DeviceFacts) -> Fact:
     name = record.name
-    verdict = plain_selection(record.name, device)
-    missing = _missing(record, verdict)
+    selection = plain_selection(record.name, device)
+    missing = _missing(record, selection)
     remedies = "; ".join(f"for {kernel.name}: {rejection.remedy}" for kernel, rejection in missing)
     more = f"`kernelhub explain {name}` says why"
-    if verdict.kernel is None:
-        return Fact(PROBLEM, f"{name} on {device.name}: no kernel", verdict.because, remedies or more)
-    what = f"{name} on {device.name}: {verdict.selected}"
+    if selection.kernel is None:
+        return Fact(PROBLEM, f"{name} on {device.name}: no kernel", selection.because, remedies or more)
+    what = f"{name} on {device.name}: {selection.selected}"
     if not missing:
         return Fact(OK, what, "the first choice for a plain call")
     names = ", ".join(kernel.name for kernel, _ in missing)
     return Fact(NOTE, what, f"{names} would be chosen before it", remedies)
 
 
-def _missing(record: OpRecord[Any], verdict: Selection[Any]) -> Sequence[tuple[Kernel, Rejection]]:
+def _missing(record: OpRecord[Any], selection: Selection[Any]) -> Sequence[tuple[Kernel, Rejection]]:
     """Kernels ranked before the chosen one that could be made to run here, with what to do."""
     contract = record
     candidates = HUB.registry.candidates(contract.name)
-    problem = verdict.problem
+    problem = selection.problem
     line = line_for(candidates.lines, problem.device, contract.regime(problem))
     missing = []
     for kernel in ranked(candidates.kernels, line):
-        if kernel is verdict.kernel:
+        if kernel is selection.kernel:
             break
-        decision = next(item for item in verdict.decisions if item.kernel == kernel.name)
+        decision = next(item for item in selection.decisions if item.kernel == kernel.name)
         against = tuple(rejection for rejection in decision.rejections if rejection.code != LAYOUT)
-        fits = against == obstacles(kernel, verdict)
+        fits = against == obstacles(kernel, selection)
         # Without a remedy nothing can be done about it: a kernel for other devices stays one.
         if fits and all(rejection.remedy for rejection in decision.rejections):
             missing += [(kernel, rejection) for rejection in decision.rejections]

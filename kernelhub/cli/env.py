@@ -31,9 +31,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def file_words(layer: Layer) -> Iterator[str]:
     """What a config file says, a phrase each."""
-    for key, wishes in (("prefer", layer.prefers), ("disable", layer.disables)):
-        for wish in wishes:
-            yield f"{key} {', '.join(wish.names)}" + ("" if wish.ops == "*" else f" for {wish.ops}")
+    for key, overrides in (("prefer", layer.prefers), ("disable", layer.disables)):
+        for override in overrides:
+            yield f"{key} {', '.join(override.names)}" + ("" if override.ops == "*" else f" for {override.ops}")
     for flag in _FLAGS:
         value = getattr(layer, flag)
         if value is not None:

@@ -77,15 +77,15 @@ def libraries_of(registered: Registered) -> list[Finding]:
 _OF_POLICY = (LAYOUT, UNTRUSTED, OPT_IN)
 
 
-def obstacles(kernel: Kernel, verdict: Selection[Any]) -> tuple[Rejection, ...]:
+def obstacles(kernel: Kernel, selection: Selection[Any]) -> tuple[Rejection, ...]:
     """What speaks against a kernel on this machine at all: device, packages, settings, defects.
 
-    Taken from the verdict on some problem, less what only that problem is to blame for: its facets, also where a rule
+    Taken from the selection on some problem, less what only that problem is to blame for: its facets, also where a rule
     holds them against the device, and the layout of its weights, which can be packed; and less what trust says, since
     a kernel that is not verified here can run, and be verified.
     """
-    decision = next(item for item in verdict.decisions if item.kernel == kernel.name)
-    blame = _of_the_problem_alone(kernel, verdict.problem)
+    decision = next(item for item in selection.decisions if item.kernel == kernel.name)
+    blame = _of_the_problem_alone(kernel, selection.problem)
     return tuple(item for item in decision.rejections if item not in blame and item.code not in _OF_POLICY)
 
 
@@ -95,6 +95,6 @@ def _of_the_problem_alone(kernel: Kernel, problem: Any) -> list[Rejection]:
     for constraint in kernel.constraints:
         of_problem = isinstance(constraint, Rule) or "device" not in constraint.fields
         if of_problem and set(constraint.fields) - {"device"}:
-            with contextlib.suppress(Exception):  # what a foreign constraint raises is in the verdict
+            with contextlib.suppress(Exception):  # what a foreign constraint raises is in the selection
                 rejections.append(constraint.reject(problem, HUB.machine))
     return [rejection for rejection in rejections if rejection is not None]

@@ -70,14 +70,14 @@ def decide(
     contract = HUB.record(op)
     problem = problem_from(contract, device, dict(facets))
     policy = dataclasses.replace(HUB.policy(op), held=(), packing=packing)
-    verdict = HUB.select(op, problem, policy, machine)
-    others = verdict.decisions[1 if verdict.kernel else 0 :]
+    selection = HUB.select(op, problem, policy, machine)
+    others = selection.decisions[1 if selection.kernel else 0 :]
     return Locked(
         op,
         {name: value for name, value in whole_problem(contract, facets) if value is not dataclasses.MISSING},
-        verdict.selected or "",
-        HUB.versions_of(verdict.kernel, machine) if verdict.kernel else {},
-        _decided_by(verdict),
+        selection.selected or "",
+        HUB.versions_of(selection.kernel, machine) if selection.kernel else {},
+        _decided_by(selection),
         phases,
         layers,
         {item.kernel: item.reason for item in others if item.accepted},
@@ -105,8 +105,8 @@ def differences(old: Lock, needs: Iterable[Need], device: DeviceFacts, machine: 
     return found
 
 
-def _decided_by(verdict: Selection[Any]) -> str:
-    return f"{verdict.source}: {verdict.because}" if verdict.kernel else verdict.because
+def _decided_by(selection: Selection[Any]) -> str:
+    return f"{selection.source}: {selection.because}" if selection.kernel else selection.because
 
 
 def _why(was: Locked, now: Locked) -> str:

@@ -72,12 +72,12 @@ class Variables:
         """What holds because of a variable of another project, as a sentence."""
         if engine.problem:
             return f"not obeyed: {engine.problem}"
-        wishes = engine.meaning.wishes
-        if self.engines_ignored and (wishes or engine.meaning.batch_invariant is not None):
+        overrides = engine.meaning.overrides
+        if self.engines_ignored and (overrides or engine.meaning.batch_invariant is not None):
             return f"not obeyed: {IGNORE} is set"
-        if wishes and not any(self.registry.known_names(wish.names, wish.ops) for wish in wishes):
-            names = ", ".join(dict.fromkeys(name for wish in wishes for name in wish.names))
-            ops = ", ".join(dict.fromkeys(wish.ops for wish in wishes))
+        if overrides and not any(self.registry.known_names(override.names, override.ops) for override in overrides):
+            names = ", ".join(dict.fromkeys(name for override in overrides for name in override.names))
+            ops = ", ".join(dict.fromkeys(override.ops for override in overrides))
             where = "" if ops == "*" else f" for {ops}"
             return f"not obeyed: {engine.says}, and no kernel of {names} is registered here{where}"
         return engine.says

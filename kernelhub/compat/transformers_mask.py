@@ -180,7 +180,7 @@ def _named(mask_function: Callable[..., Tensor], local_size: int | None, tokens:
 
 
 def _models_may_want_whole_masks() -> bool:
-    """Whether a mask that must not be None is a model's wish: since 5.16, for until then static caches had it."""
+    """Whether a mask that must not be None is a model's override: since 5.16, for until then static caches had it."""
     return "allow_is_causal_skip" in inspect.signature(sys.modules[_MASKING].create_causal_mask).parameters
 
 

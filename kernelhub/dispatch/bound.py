@@ -24,7 +24,7 @@ class Bound:
     """A selection made ready: the adapter's instance and the function that a call runs; nothing of it changes.
 
     Attributes:
-        selection: the verdict it came from.
+        selection: the selection it came from.
         adapter: instance of the op's adapter class, made for the problem.
         run: the call, with the op's arguments in the order that the op's module says.
         device: index of the GPU that it was made for, -1 for the CPU.

@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kernelhub.dispatch.audits import ACTIONS
 from kernelhub.dispatch.hub import HUB, keep
-from kernelhub.dispatch.policy import Layer, Names, Wish, names_of
+from kernelhub.dispatch.policy import Layer, Names, Override, names_of
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.dispatch.standing import TRUSTS
 from kernelhub.errors import ConfigurationError
@@ -33,7 +33,7 @@ _PARAMETERS = (
     "audit",
     "audit_action",
 )
-WishLike = NamesLike | Mapping[str, NamesLike]
+OverrideLike = NamesLike | Mapping[str, NamesLike]
 T = TypeVar("T")
 
 _interned: dict[tuple[Any, ...], Layer] = {}
@@ -75,8 +75,8 @@ class use(contextlib.ContextDecorator):
         self,
         *,
         backend: NamesLike | None = None,
-        prefer: WishLike = (),
-        disable: WishLike = (),
+        prefer: OverrideLike = (),
+        disable: OverrideLike = (),
         deterministic: bool | None = None,
         batch_invariant: bool | None = None,
         strict: bool | None = None,
@@ -131,8 +131,8 @@ def strict() -> use:
 def configure(
     *,
     backend: NamesLike | None = None,
-    prefer: WishLike = (),
-    disable: WishLike = (),
+    prefer: OverrideLike = (),
+    disable: OverrideLike = (),
     deterministic: bool | None = None,
     batch_invariant: bool | None = None,
     strict: bool | None = None,
@@ -174,8 +174,8 @@ def _layer(
     source: str,
     word: str,
     requests: Mapping[str, NamesLike],
-    prefer: WishLike,
-    disable: WishLike,
+    prefer: OverrideLike,
+    disable: OverrideLike,
     deterministic: bool | None,
     batch_invariant: bool | None,
     strict: bool | None,
@@ -184,10 +184,10 @@ def _layer(
 ) -> Layer:
     """The layer that the arguments describe; the same one each time the same is said."""
 
-    def wishes(said: WishLike, parameter: str) -> tuple[Wish, ...]:
+    def overrides(said: OverrideLike, parameter: str) -> tuple[Override, ...]:
         table = said if isinstance(said, Mapping) else {"*": said}
         return tuple(
-            Wish(op, names, source, _origin(word, parameter or op, op, names))
+            Override(op, names, source, _origin(word, parameter or op, op, names))
             for op, likes in table.items()
             if (names := names_of(likes, f"{word}({parameter or ('backend' if op == '*' else op)}=...)"))
         )
@@ -196,7 +196,7 @@ def _layer(
         near = did_you_mean(trust, TRUSTS) if isinstance(trust, str) else ""
         raise ConfigurationError(f"{word}: trust is {trust!r}{near}; give {', '.join(map(repr, TRUSTS))}")
     flags = (deterministic, batch_invariant, strict, unsafe)
-    parts = (wishes(requests, ""), wishes(prefer, "prefer"), wishes(disable, "disable"))
+    parts = (overrides(requests, ""), overrides(prefer, "prefer"), overrides(disable, "disable"))
     layer = Layer(*parts, *flags, trust=trust)
     _ = HUB.settings
     for op in requests:
@@ -213,7 +213,7 @@ def _layer(
 
 
 def _origin(word: str, parameter: str, op: str, names: Names) -> str:
-    """The wish as the user wrote it, e.g. ``use(disable='triton')``."""
+    """The override as the user wrote it, e.g. ``use(disable='triton')``."""
     said: Any = names[0] if len(names) == 1 else list(names)
     if parameter == op:
         return f"{word}({'backend' if op == '*' else op}={said!r})"

@@ -59,10 +59,10 @@ class Fingerprint:
 def fingerprint_of(
     selection: Selection[Any], backend: Backend | None, machine: Machine, tuned: str = ""
 ) -> Fingerprint:
-    """The fingerprint of a verdict that chose a kernel.
+    """The fingerprint of a selection that chose a kernel.
 
     Args:
-        selection: the verdict.
+        selection: the selection.
         backend: of the kernel.
         machine: where it runs.
         tuned: digest of a whole table; by default that of the measured sizes which the kernel takes.

@@ -1,8 +1,8 @@
 """What variables of other projects say about kernels: sources of settings, named here and imported with the settings.
 
-A source is a function of the environment that gives a `Layer`, whose wishes have the source ``"engine"``. It is weaker
-than everything said to kernelhub itself (see `dispatch.policy`), and an error of another project's user, such as a
-value that means nothing, is a warning and never an error here. Sources are asked where settings are read: at the
+A source is a function of the environment that returns a `Layer`. Its overrides have the source ``"engine"`` and are
+weaker than everything said to kernelhub itself (see `dispatch.policy`), and an error of another project's user, such as
+a value that means nothing, is a warning and never an error here. Sources are asked where settings are read: at the
 first decision and by `kernelhub.reload()`.
 """
 
@@ -25,9 +25,9 @@ def read_foreign(environ: Mapping[str, str] | None = None) -> Layer:
     environ = os.environ if environ is None else environ
     layers = [_source(name)(environ) for name in SOURCES]
     return Layer(
-        requests=tuple(wish for layer in layers for wish in layer.requests),
-        prefers=tuple(wish for layer in layers for wish in layer.prefers),
-        disables=tuple(wish for layer in layers for wish in layer.disables),
+        requests=tuple(override for layer in layers for override in layer.requests),
+        prefers=tuple(override for layer in layers for override in layer.prefers),
+        disables=tuple(override for layer in layers for override in layer.disables),
         batch_invariant=next((layer.batch_invariant for layer in layers if layer.batch_invariant is not None), None),
     )
 

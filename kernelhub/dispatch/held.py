@@ -14,7 +14,7 @@ from typing import Any
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.policy import Wish
+from kernelhub.dispatch.policy import Override
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
 from kernelhub.probes.device import DeviceFacts
 
@@ -22,7 +22,7 @@ Facets = tuple[tuple[str, Any], ...]
 DeviceKey = tuple[str, str, str]
 Key = tuple[DeviceKey | None, Facets]
 
-LOCK, RANKS = "lock", "ranks"  # sources of such wishes
+LOCK, RANKS = "lock", "ranks"  # sources of such overrides
 
 
 def facets_of(problem: Any) -> Facets:
@@ -61,13 +61,13 @@ class Held:
     """What stands fixed for the problem classes of one op.
 
     Attributes:
-        wishes: the kernels that run, by problem class.
+        overrides: the kernels that run, by problem class.
         refusals: kernels that may not run, by problem class, each with why.
         of_device: whether a class is one of a device; else it holds on any.
-        otherwise: what speaks against every kernel of a class that is not in `wishes`, if something does.
+        otherwise: what speaks against every kernel of a class that is not in `overrides`, if something does.
     """
 
-    wishes: Mapping[Key, Wish]
+    overrides: Mapping[Key, Override]
     refusals: Mapping[Key, Mapping[str, Rejection]] = field(default_factory=dict)
     of_device: bool = True
     otherwise: Rejection | None = None

@@ -37,7 +37,7 @@ from kernelhub.dispatch.policy import Layer, Names, Policy, names_asked_for
 from kernelhub.dispatch.refusal import no_kernel, unavailable
 from kernelhub.dispatch.registry import Registered, Registry
 from kernelhub.dispatch.report import Report
-from kernelhub.dispatch.select import as_wished, select
+from kernelhub.dispatch.select import as_preferred, select
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import Settings, did_you_mean
 from kernelhub.dispatch.setup import op_records, ops, set_up
@@ -132,7 +132,7 @@ class Hub:
         return policy
 
     def select(self, op: str, problem: Any, policy: Policy, machine: Machine | None = None) -> Selection[Any]:
-        """The verdict on one problem. `explain` and every call get theirs here."""
+        """The selection on one problem. `explain` and every call get theirs here."""
         check_not_importing()
         _ = self.settings
         contract = self.registry.contracts[op]
@@ -172,7 +172,7 @@ class Hub:
         tuned = self.machine.tuned(problem.device).find(op, problem)
         if tuned is not None:
             kernels = tuned.ranked(kernels)
-        return as_wished(op, kernels, policy.about(problem, self.machine))
+        return as_preferred(op, kernels, policy.about(problem, self.machine))
 
     def commit(
         self,
@@ -290,16 +290,16 @@ class Hub:
         return fingerprint_of(selection, self.registry.backends[selection.kernel.backend].backend, self.machine, tuned)
 
     def chosen(self) -> list[Selection[Any]]:
-        """The verdict on every problem that was met since the report began, as it is now, each once.
+        """The selection on every problem that was met since the report began, as it is now, each once.
 
         One that a call or a block asked for by name stands as it was, since it would be asked for again.
         """
         contexts = self.contexts.get()
         return [
-            verdict
-            if verdict.source in ("kwarg", "context")
-            else self.select(verdict.op, verdict.problem, self.policy(verdict.op, None, contexts))
-            for verdict in self.ledger.verdicts()
+            selection
+            if selection.source in ("kwarg", "context")
+            else self.select(selection.op, selection.problem, self.policy(selection.op, None, contexts))
+            for selection in self.ledger.selections()
         ]
 
     def add_backend(self, module: Any) -> Registered:

@@ -148,8 +148,8 @@ class Ledger:
         """Every selection made ready that something still holds, oldest first."""
         return [bound for made in list(self._alive.values()) if (bound := made()) is not None]
 
-    def verdicts(self) -> list[Selection[Any]]:
-        """The last verdict on every problem that was met since the report began."""
+    def selections(self) -> list[Selection[Any]]:
+        """The last selection on every problem that was met since the report began."""
         met = sorted(self._all_met().values(), key=lambda one: min(first for first, _ in one.rows.values()))
         return [one.selection for one in met]
 
@@ -193,14 +193,14 @@ class Ledger:
 
 def _add_up(met: dict[tuple[str, Any], _Met], counted: _Counted) -> None:
     """Add the calls of one selection to those of its problem."""
-    verdict, place = counted.selection, counted.place
-    key = (verdict.op, verdict.problem)
+    selection, place = counted.selection, counted.place
+    key = (selection.op, selection.problem)
     one = met.get(key)
     if one is None:
-        one = met[key] = _Met(place, verdict, {})
+        one = met[key] = _Met(place, selection, {})
     elif place > one.place:
-        one.place, one.selection = place, verdict
-    row = (str(verdict.selected), verdict.source, verdict.because)
+        one.place, one.selection = place, selection
+    row = (str(selection.selected), selection.source, selection.because)
     if row not in one.rows and len(one.rows) >= _REASONS:
         row = (*row[:2], _MORE)
     first, calls = one.rows.get(row, (place, 0))
@@ -223,7 +223,7 @@ def caller_on_stack(bound_of: Callable[[Any], Bound | None], deciding: CodeType)
         for holder in (said.get("self"), said.get("adapter"), getattr(said.get("launch"), "__self__", None)):
             bound = None if holder is None else bound_of(holder)
             if bound is not None:
-                verdict = bound.selection
-                return Caller(verdict.op, str(verdict.selected), verdict.problem, None, frame, bound)
+                selection = bound.selection
+                return Caller(selection.op, str(selection.selected), selection.problem, None, frame, bound)
         frame = frame.f_back  # type: ignore[assignment]
     return None

@@ -2,7 +2,7 @@
 
 Most of what speaks against a kernel does not depend on the problem: it is for other devices, or its library is not
 installed. All of that is asked for every kernel of an op at the first decision about a device, so that a choice
-afterwards need not ask it, and so that every verdict on the device tells the same.
+afterwards need not ask it, and so that every selection on the device tells the same.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.held import LOCK, DeviceKey, Facets, Held, Key, as_packed, facets_of
-from kernelhub.dispatch.policy import Wish
+from kernelhub.dispatch.policy import Override
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes import document
 from kernelhub.probes.document import SCALAR, DocumentError
@@ -113,8 +113,8 @@ class Lock:
             layouts: of weights that its kernels read, by kernel.
             closed: whether a problem that is not in the file may not run.
         """
-        wishes: dict[Key, Wish] = {}
-        implied: dict[Key, Wish] = {}
+        overrides: dict[Key, Override] = {}
+        implied: dict[Key, Override] = {}
         none: dict[Key, dict[str, Rejection]] = {}
         for item in self.decisions:
             if item.op == contract.name and not item.kernel:
@@ -123,17 +123,17 @@ class Lock:
                 none[self.device, whole_problem(contract, item.problem)] = {"*": said}
             elif item.op == contract.name:
                 undo = f"unset KERNELHUB_LOCK, or write the file anew: {self.command}"
-                wish = Wish(item.op, (item.kernel,), LOCK, f"{self.path}:{item.line}", undo=undo)
+                override = Override(item.op, (item.kernel,), LOCK, f"{self.path}:{item.line}", undo=undo)
                 facets = whole_problem(contract, item.problem)
-                wishes[self.device, facets] = wish
+                overrides[self.device, facets] = override
                 implied.update(
-                    {(self.device, packed): wish for packed in as_packed(facets, layouts.get(item.kernel, ()))}
+                    {(self.device, packed): override for packed in as_packed(facets, layouts.get(item.kernel, ()))}
                 )
         otherwise = None
         if closed:
             reason = f"{self.path} holds no decision for this problem, and KERNELHUB_LOCK_MISSING is error"
             otherwise = Rejection("not_locked", reason, f"write the file anew: {self.command}")
-        return Held({**implied, **wishes}, none, otherwise=otherwise)
+        return Held({**implied, **overrides}, none, otherwise=otherwise)
 
     def lacks(self, selection: Selection[Any]) -> str:
         """That a problem is not in the file, and what follows."""

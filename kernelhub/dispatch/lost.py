@@ -119,11 +119,11 @@ def _lose(bound: Bound, error: Exception) -> None:
     """Remember the error, and have every call on the device raise it."""
     with HUB.lock:
         first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        verdict, device = bound.selection, bound.device
+        selection, device = bound.selection, bound.device
         there = [other for other in HUB.ledger.alive if other.device == device]
         told = [bound, *[other for other in reversed(there) if other is not bound]][:_TOLD]
         plans = tuple(f"{one.selection.op} {one.selection.selected}, {one.calls} calls" for one in told)
-        GATE.lost[device] = DeviceLost(device, verdict.op, str(verdict.selected), first, time.time(), plans)
+        GATE.lost[device] = DeviceLost(device, selection.op, str(selection.selected), first, time.time(), plans)
         for other in there:
             _shut(other, device)
         for plan in list(HUB.ledger.plans):

@@ -118,7 +118,7 @@ class Op(Generic[ProblemT]):
         return bound.run
 
     def bound_for(self, key: Key, device: int, backend: Backend) -> Bound:
-        """The verdict on a key on one device, made ready.
+        """The selection on a key on one device, made ready.
 
         Raises:
             NotWarmed: there is none yet, and kernelhub is sealed.
@@ -212,7 +212,7 @@ class Op(Generic[ProblemT]):
         return HUB.select_as_asked(self.contract.name, problem, backend, machine, packing=packing, barred=barred)
 
     def no_kernel(self, selection: Selection[ProblemT], backend: Backend) -> NoKernel:
-        """The error that nothing may run what a verdict found no kernel for."""
+        """The error that nothing may run what a selection found no kernel for."""
         return no_kernel(selection, self.policy(backend).about(selection.problem, HUB.machine))
 
     def ranked(self, problem: ProblemT, backend: Backend) -> Sequence[Kernel]:
@@ -242,7 +242,7 @@ def device_of(index: int) -> torch.device:
 
 
 class OpFunction(Protocol[P, R, PlanT]):
-    """A public op: a function, with its plans, verdicts and reference hanging on it."""
+    """A public op: a function, with its plans, selections and reference hanging on it."""
 
     __name__: str
     __doc__: str | None
@@ -259,7 +259,7 @@ class OpFunction(Protocol[P, R, PlanT]):
         """The same of an op whose weights can be packed; see `kernelhub.ops.packed`."""
 
     def explain(self, *args: Any, **kwargs: Any) -> Selection[Any]:
-        """The verdict on arguments like these; see `kernelhub.explain`."""
+        """The selection on arguments like these; see `kernelhub.explain`."""
 
     def kernels(self) -> tuple[str, ...]:
         """Names of every registered kernel, sorted."""

@@ -31,7 +31,7 @@ class Plan:
     """What all plans have in common.
 
     Attributes:
-        selection: the verdict that the plan was made from.
+        selection: the selection that the plan was made from.
         run: the call; its arguments are said by the op's plan class.
         adapter: the chosen kernel's adapter, made for the problem.
         bound: the selection made ready.

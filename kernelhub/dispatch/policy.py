@@ -66,7 +66,7 @@ _FIXED = ("ranks", "lock")
 
 
 @dataclass(frozen=True)
-class Wish:
+class Override:
     """Backends or kernels named for some ops, and where that was said.
 
     Attributes:
@@ -75,8 +75,8 @@ class Wish:
         source: stable word for the place: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``,
             ``"ranks"``, ``"lock"``, ``"environment"``, ``"file"``, ``"engine"``.
         origin: the place as a user would write it, e.g. ``KERNELHUB_FORCE=triton``.
-        where: the wish is about those problems only that all of these take.
-        undo: what takes the wish back, where that is not clear from `origin`.
+        where: the override is about those problems only that all of these take.
+        undo: what takes the override back, where that is not clear from `origin`.
     """
 
     ops: str
@@ -108,9 +108,9 @@ class Layer:
     `audit` and `audit_action`, which `configure` alone says.
     """
 
-    requests: tuple[Wish, ...] = ()
-    prefers: tuple[Wish, ...] = ()
-    disables: tuple[Wish, ...] = ()
+    requests: tuple[Override, ...] = ()
+    prefers: tuple[Override, ...] = ()
+    disables: tuple[Override, ...] = ()
     deterministic: bool | None = None
     batch_invariant: bool | None = None
     strict: bool | None = None
@@ -126,7 +126,7 @@ class Policy:
 
     Attributes:
         requests: explicit choices, strongest first; the first that concerns the op decides.
-        prefers: soft wishes, strongest first.
+        prefers: soft overrides, strongest first.
         disables: every removal, whoever said it.
         trust: on whose word a kernel may be chosen: ``"here"``, ``"vendor"`` or ``"measured"``; ``"any"`` asks nothing,
             for those who look for what could be verified.
@@ -136,9 +136,9 @@ class Policy:
             speaks against every kernel.
     """
 
-    requests: tuple[Wish, ...] = ()
-    prefers: tuple[Wish, ...] = ()
-    disables: tuple[Wish, ...] = ()
+    requests: tuple[Override, ...] = ()
+    prefers: tuple[Override, ...] = ()
+    disables: tuple[Override, ...] = ()
     deterministic: bool = False
     batch_invariant: bool = False
     strict: bool = False
@@ -148,48 +148,52 @@ class Policy:
     held: tuple[Held, ...] = ()
     barred: Mapping[str, tuple[Rejection, ...]] = field(default_factory=dict)
 
-    def request_for(self, op: str) -> Wish | None:
+    def request_for(self, op: str) -> Override | None:
         """The explicit choice that decides for `op`, or None if nothing explicit was said."""
-        return next((wish for wish in self.requests if wish.concerns(op)), None) if self.requests else None
+        return next((override for override in self.requests if override.concerns(op)), None) if self.requests else None
 
-    def preferences_for(self, op: str) -> tuple[Wish, ...]:
-        """The soft wishes that concern `op`, strongest first."""
-        return tuple([wish for wish in self.prefers if wish.concerns(op)]) if self.prefers else ()
+    def preferences_for(self, op: str) -> tuple[Override, ...]:
+        """The soft overrides that concern `op`, strongest first."""
+        return tuple([override for override in self.prefers if override.concerns(op)]) if self.prefers else ()
 
     def names(self, op: str, kernel: Kernel) -> bool:
         """Does anybody ask for the kernel or prefer it, by its name or its backend's, or does it stand fixed?"""
         request = self.request_for(op)
         return (request is not None and request.means(kernel)) or any(
-            wish.means(kernel) for wish in self.preferences_for(op)
+            override.means(kernel) for override in self.preferences_for(op)
         )
 
     def fixes(self) -> bool:
         """Does something stand fixed for the problem that this policy is about?"""
-        return bool(self.requests) and any(wish.fixed for wish in self.requests)
+        return bool(self.requests) and any(override.fixed for override in self.requests)
 
-    def removing(self, op: str, kernel: Kernel) -> list[Wish]:
-        """The wishes by which a kernel of `op` may not run."""
-        removals = [wish for wish in self.disables if wish.concerns(op) and wish.means(kernel)]
-        if any(wish.source == FOREIGN for wish in removals) and self._named_by_own_variables(op, kernel):
-            return [wish for wish in removals if wish.source != FOREIGN]
+    def removing(self, op: str, kernel: Kernel) -> list[Override]:
+        """The overrides by which a kernel of `op` may not run."""
+        removals = [override for override in self.disables if override.concerns(op) and override.means(kernel)]
+        if any(override.source == FOREIGN for override in removals) and self._named_by_own_variables(op, kernel):
+            return [override for override in removals if override.source != FOREIGN]
         return removals
 
     def _named_by_own_variables(self, op: str, kernel: Kernel) -> bool:
         return any(
-            wish.source in _OWN_VARIABLES and wish.concerns(op) and wish.means(kernel)
-            for wish in (*self.requests, *self.prefers)
+            override.source in _OWN_VARIABLES and override.concerns(op) and override.means(kernel)
+            for override in (*self.requests, *self.prefers)
         )
 
     def about(self, problem: Any, machine: Machine) -> Policy:
-        """The same policy without wishes that are about other problems, and with what stands fixed for this one."""
+        """The same policy without overrides that are about other problems, and with what stands fixed for this one."""
         if self.held:
             return self.fixing(problem).about(problem, machine)
         said = (*self.requests, *self.prefers, *self.disables)
-        if not said or not any(wish.where for wish in said):
+        if not said or not any(override.where for override in said):
             return self
 
-        def kept(wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
-            return tuple(wish for wish in wishes if all(item.reject(problem, machine) is None for item in wish.where))
+        def kept(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
+            return tuple(
+                override
+                for override in overrides
+                if all(item.reject(problem, machine) is None for item in override.where)
+            )
 
         return replace(self, requests=kept(self.requests), prefers=kept(self.prefers), disables=kept(self.disables))
 
@@ -198,25 +202,25 @@ class Policy:
 
         What speaks against a problem that nobody fixed does so only where no user asked for a kernel.
         """
-        wishes, barred = [], dict(self.barred)
-        own = [wish for wish in self.requests if wish.source != FOREIGN]
+        overrides, barred = [], dict(self.barred)
+        own = [override for override in self.requests if override.source != FOREIGN]
         for one in self.held:
             key = one.key(problem)
             for kernel, rejection in one.refusals.get(key, {}).items():
                 barred[kernel] = (*barred.get(kernel, ()), rejection)
-            wish = one.wishes.get(key)
-            if wish is not None:
-                wishes.append(wish)
+            override = one.overrides.get(key)
+            if override is not None:
+                overrides.append(override)
             elif one.otherwise is not None and not own:
                 barred["*"] = (*barred.get("*", ()), one.otherwise)
         foreign = self.requests[len(own) :]
-        return replace(self, requests=(*own, *wishes, *foreign), held=(), barred=barred)
+        return replace(self, requests=(*own, *overrides, *foreign), held=(), barred=barred)
 
     def asking(self, op: str, names: Names) -> Policy:
         """The same policy with ``backend=names`` on the call."""
-        wish = Wish(op, names, "kwarg", f"backend={names[0] if len(names) == 1 else names!r}")
+        override = Override(op, names, "kwarg", f"backend={names[0] if len(names) == 1 else names!r}")
         forces = sum(1 for request in self.requests if request.source == "force")
-        requests = (*self.requests[:forces], wish, *self.requests[forces:])
+        requests = (*self.requests[:forces], override, *self.requests[forces:])
         return replace(self, requests=requests)
 
 
@@ -229,7 +233,7 @@ def combine(layers: tuple[Layer, ...], foreign: Layer | None = None, op: str = "
         op: the op that the policy is for; foreign requests depend on whether anybody prefers anything for it.
     """
     if foreign is not None:
-        preferred = any(wish.concerns(op) for layer in layers for wish in layer.prefers)
+        preferred = any(override.concerns(op) for layer in layers for override in layer.prefers)
         if preferred:
             foreign = replace(foreign, requests=(), prefers=(*foreign.requests, *foreign.prefers))
         layers = (*layers, foreign)
@@ -238,9 +242,9 @@ def combine(layers: tuple[Layer, ...], foreign: Layer | None = None, op: str = "
         return next((value for layer in layers if (value := getattr(layer, name)) is not None), default)
 
     return Policy(
-        requests=tuple(wish for layer in layers for wish in layer.requests),
-        prefers=tuple(wish for layer in layers for wish in layer.prefers),
-        disables=tuple(wish for layer in layers for wish in layer.disables),
+        requests=tuple(override for layer in layers for override in layer.requests),
+        prefers=tuple(override for layer in layers for override in layer.prefers),
+        disables=tuple(override for layer in layers for override in layer.disables),
         deterministic=decided("deterministic"),
         batch_invariant=decided("batch_invariant"),
         strict=decided("strict"),

@@ -64,8 +64,10 @@ def reasons(asked: Question, kernel: Kernel, *, trusted: bool = False) -> Iterat
     """
     policy, machine = asked.policy, asked.machine
     if policy.disables:
-        for wish in policy.removing(asked.op, kernel):
-            yield Rejection("disabled", f"disabled by {wish.origin}", wish.undo or f"remove it from {wish.origin}")
+        for override in policy.removing(asked.op, kernel):
+            yield Rejection(
+                "disabled", f"disabled by {override.origin}", override.undo or f"remove it from {override.origin}"
+            )
     if policy.barred:
         yield from policy.barred.get("*", ())
         yield from policy.barred.get(kernel.name, ())
@@ -193,7 +195,9 @@ def _asked_for(asked: Question, kernel: Kernel) -> bool:
 
 def _named(asked: Question, kernel: Kernel) -> bool:
     """Whether the user asks for the kernel or prefers it, by its name or its backend's."""
-    return _asked_for(asked, kernel) or any(wish.means(kernel) for wish in asked.policy.preferences_for(asked.op))
+    return _asked_for(asked, kernel) or any(
+        override.means(kernel) for override in asked.policy.preferences_for(asked.op)
+    )
 
 
 def _layout_rejection(kernel: Kernel, layout: str, kernels: Sequence[Kernel]) -> Rejection:

@@ -15,7 +15,7 @@ def no_kernel(selection: Selection[Any], policy: Policy) -> NoKernel:
     """Nothing that may run a problem can run it.
 
     Args:
-        selection: the verdict.
+        selection: the selection.
         policy: what the user said about the problem.
     """
     return NoKernel(_no_kernel_message(selection, policy), selection)

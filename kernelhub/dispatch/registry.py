@@ -22,7 +22,7 @@ from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.kernel import Backend, Kernel, KnownBad, Watch
 from kernelhub.dispatch.load import LoadFailure, load_module
 from kernelhub.dispatch.order import Line
-from kernelhub.dispatch.policy import Layer, Wish
+from kernelhub.dispatch.policy import Layer, Override
 from kernelhub.dispatch.records import records_of
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, RegistrationError
@@ -138,9 +138,9 @@ class Registry:
 
     def check_layer(self, layer: Layer) -> None:
         """Refuse words that mean no op, no backend and no kernel, naming where they were said."""
-        for wish in (*layer.requests, *layer.prefers, *layer.disables):
-            self.check_op(wish.ops, wish.origin)
-            self.check_names(wish.names, wish.origin)
+        for override in (*layer.requests, *layer.prefers, *layer.disables):
+            self.check_op(override.ops, override.origin)
+            self.check_names(override.names, override.origin)
 
     def known_part(self, layer: Layer) -> Layer:
         """The layer without words that mean no op here, and no kernel of it.
@@ -149,9 +149,9 @@ class Registry:
         FlashAttention for latent attention, of which it has no kernel here.
         """
 
-        def known(wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
-            parts = [replace(wish, names=self.known_names(wish.names, wish.ops)) for wish in wishes]
-            return tuple(wish for wish in parts if wish.names and self._is_op(wish.ops))
+        def known(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
+            parts = [replace(override, names=self.known_names(override.names, override.ops)) for override in overrides]
+            return tuple(override for override in parts if override.names and self._is_op(override.ops))
 
         return replace(
             layer, requests=known(layer.requests), prefers=known(layer.prefers), disables=known(layer.disables)

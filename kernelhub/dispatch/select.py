@@ -16,7 +16,7 @@ from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.dispatch.lineup import lineup_of
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import Line
-from kernelhub.dispatch.policy import Policy, Wish
+from kernelhub.dispatch.policy import Override, Policy
 from kernelhub.dispatch.problem import ProblemT, Schema
 from kernelhub.dispatch.reasons import Question, can_run, reasons
 from kernelhub.dispatch.selection import Decision, Selection
@@ -57,7 +57,7 @@ def select(
     tuned = machine.tuned(problem.device).find(op, problem)
     if tuned is not None:
         ranking = tuned.ranked(ranking)
-    order = as_wished(op, ranking, policy)
+    order = as_preferred(op, ranking, policy)
     chosen = None
     for kernel in order:
         if can_run(asked, kernel):
@@ -76,15 +76,15 @@ def select(
     return Selection(op, problem, chosen, source, because, request is not None, overruled, tell, assumed)
 
 
-def as_wished(op: str, kernels: Sequence[Kernel], policy: Policy) -> Sequence[Kernel]:
+def as_preferred(op: str, kernels: Sequence[Kernel], policy: Policy) -> Sequence[Kernel]:
     """Those of some ranked kernels that the user's words leave, in the order in which they are tried."""
     request = policy.request_for(op)
     if request is not None:
         return _in_order_of(kernels, request.names)
-    wishes = policy.preferences_for(op)
-    if not wishes:
+    overrides = policy.preferences_for(op)
+    if not overrides:
         return kernels
-    return sorted(kernels, key=lambda kernel: [_position(wish, kernel) for wish in wishes])
+    return sorted(kernels, key=lambda kernel: [_position(override, kernel) for override in overrides])
 
 
 def _in_order_of(kernels: Sequence[Kernel], names: Sequence[str]) -> list[Kernel]:
@@ -95,20 +95,20 @@ def _in_order_of(kernels: Sequence[Kernel], names: Sequence[str]) -> list[Kernel
     return result
 
 
-def _position(wish: Wish, kernel: Kernel) -> int:
-    """Place of the kernel in a wish; behind all of it if it is not meant."""
-    return next((place for place, name in enumerate(wish.names) if kernel.matches(name)), len(wish.names))
+def _position(override: Override, kernel: Kernel) -> int:
+    """Place of the kernel in an override; behind all of it if it is not meant."""
+    return next((place for place, name in enumerate(override.names) if kernel.matches(name)), len(override.names))
 
 
 def _soft_source(
-    chosen: Kernel | None, wishes: Sequence[Wish], tuned: Tuned | None, line: Line | None
+    chosen: Kernel | None, overrides: Sequence[Override], tuned: Tuned | None, line: Line | None
 ) -> tuple[str, str]:
-    """Who decided when nothing explicit was said: the strongest wish that means the winner, times, or the heuristic."""
+    """What decided without a request: the strongest override that names the winner, times, or the heuristic."""
     if chosen is None:
         return "band", "no kernel can run"
-    wish = next((wish for wish in wishes if wish.means(chosen)), None) if wishes else None
-    if wish is not None:
-        return wish.source, f"preferred by {wish.origin}"
+    override = next((override for override in overrides if override.means(chosen)), None) if overrides else None
+    if override is not None:
+        return override.source, f"preferred by {override.origin}"
     if tuned is not None and chosen.name in tuned.because:
         return TUNED, tuned.because[chosen.name]
     if line is not None and chosen.name in line.kernels:
@@ -125,17 +125,17 @@ def _order_of(line: Line, chosen: Kernel) -> str:
     return f"{where}: {line.evidence}" if chosen.name == line.kernels[0] else where
 
 
-def _overruled(op: str, request: Wish | None, chosen: Kernel | None, policy: Policy) -> tuple[str, ...]:
+def _overruled(op: str, request: Override | None, chosen: Kernel | None, policy: Policy) -> tuple[str, ...]:
     """What named other kernels than the chosen one and was weaker: a lock or agreement, or what one of these beat."""
     if request is None or chosen is None:
         return ()
-    weaker = [wish for wish in policy.requests if wish.fixed and wish is not request]
+    weaker = [override for override in policy.requests if override.fixed and override is not request]
     if request.fixed:
-        weaker += [wish for wish in (*policy.requests, *policy.preferences_for(op)) if not wish.fixed]
+        weaker += [override for override in (*policy.requests, *policy.preferences_for(op)) if not override.fixed]
     return tuple(
-        f"{wish.origin} names {' or '.join(wish.names)}, but {request.origin} is stronger"
-        for wish in weaker
-        if wish.concerns(op) and not wish.means(chosen)
+        f"{override.origin} names {' or '.join(override.names)}, but {request.origin} is stronger"
+        for override in weaker
+        if override.concerns(op) and not override.means(chosen)
     )
 
 
@@ -143,7 +143,7 @@ def _decisions(asked: Question, ranking: Sequence[Kernel], chosen: Kernel | None
     """What is decided about every kernel, once one was chosen."""
     against = {kernel: tuple(dict.fromkeys(reasons(asked, kernel))) for kernel in asked.candidates.kernels}
     supported = [kernel for kernel in ranking if not against[kernel]]
-    order = as_wished(asked.op, supported, asked.policy)
+    order = as_preferred(asked.op, supported, asked.policy)
     request = asked.policy.request_for(asked.op)
     result = []
     if chosen is not None:
@@ -180,7 +180,7 @@ def _distrusted_before(
 ) -> list[Kernel]:
     """Kernels that only trust keeps from being chosen in place of the one that is, best first."""
     result: list[Kernel] = []
-    for kernel in as_wished(asked.op, ranking, asked.policy):
+    for kernel in as_preferred(asked.op, ranking, asked.policy):
         if kernel is chosen:
             break
         if [rejection.code for rejection in against[kernel]] == [UNTRUSTED]:

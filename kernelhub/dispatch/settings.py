@@ -17,7 +17,7 @@ from typing import Any
 
 from kernelhub.dispatch.audits import ACTIONS, OFF
 from kernelhub.dispatch.lock_file import Lock, read_lock
-from kernelhub.dispatch.policy import Layer, Names, Wish
+from kernelhub.dispatch.policy import Layer, Names, Override
 from kernelhub.dispatch.standing import TRUSTS
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes import document
@@ -55,7 +55,7 @@ def parse_bool(text: str) -> bool:
     raise ValueError(f"{text!r} is neither true (1, true, yes, on) nor false (0, false, no, off)")
 
 
-def parse_wishes(text: str) -> tuple[tuple[str, Names], ...]:
+def parse_overrides(text: str) -> tuple[tuple[str, Names], ...]:
     """``[op=]name[,name][;...]`` as (op or ``"*"``, names) pairs."""
     pairs = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -127,14 +127,14 @@ def _parse_names(text: str, between: str = ",") -> Names:
     return tuple(filter(None, (word.strip() for word in text.split(between))))
 
 
-_WISHES = "[op=]name[,name][;...], a name being a backend, a kernel or a glob"
+_OVERRIDES = "[op=]name[,name][;...], a name being a backend, a kernel or a glob"
 
 VARIABLES = {
     variable.name: variable
     for variable in (
-        Variable("KERNELHUB_FORCE", parse_wishes, (), _WISHES, "Run these, whatever the code asks for, or fail."),
-        Variable("KERNELHUB_PREFER", parse_wishes, (), _WISHES, "Rank these first where they can run."),
-        Variable("KERNELHUB_DISABLE", parse_wishes, (), _WISHES, "Never run these."),
+        Variable("KERNELHUB_FORCE", parse_overrides, (), _OVERRIDES, "Run these, whatever the code asks for, or fail."),
+        Variable("KERNELHUB_PREFER", parse_overrides, (), _OVERRIDES, "Rank these first where they can run."),
+        Variable("KERNELHUB_DISABLE", parse_overrides, (), _OVERRIDES, "Never run these."),
         Variable(
             "KERNELHUB_CONFIG",
             Path,
@@ -315,17 +315,17 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
             raise ConfigurationError(f"unknown variable {name}{did_you_mean(name, VARIABLES)}; see `kernelhub env`")
     values = {name: _setting(variable, environ.get(name)) for name, variable in VARIABLES.items()}
 
-    def wishes(name: str, source: str) -> tuple[Wish, ...]:
+    def overrides(name: str, source: str) -> tuple[Override, ...]:
         setting = values[name]
-        return tuple(Wish(ops, names, source, f"{name}={setting.text}") for ops, names in setting.value)
+        return tuple(Override(ops, names, source, f"{name}={setting.text}") for ops, names in setting.value)
 
     path, lock = values["KERNELHUB_CONFIG"].value, values["KERNELHUB_LOCK"].value
     return Settings(
         values,
-        force=Layer(requests=wishes("KERNELHUB_FORCE", "force")),
+        force=Layer(requests=overrides("KERNELHUB_FORCE", "force")),
         environment=Layer(
-            prefers=wishes("KERNELHUB_PREFER", "environment"),
-            disables=wishes("KERNELHUB_DISABLE", "environment"),
+            prefers=overrides("KERNELHUB_PREFER", "environment"),
+            disables=overrides("KERNELHUB_DISABLE", "environment"),
             deterministic=values["KERNELHUB_DETERMINISTIC"].value,
             batch_invariant=values["KERNELHUB_BATCH_INVARIANT"].value,
             strict=values["KERNELHUB_STRICT"].value,
@@ -364,8 +364,8 @@ def read_file(path: Path) -> Layer:
         if key not in _FILE_KEYS:
             raise ConfigurationError(f"{path}: unknown key {key!r}{did_you_mean(key, _FILE_KEYS)}")
     return Layer(
-        prefers=_file_wishes(path, "prefer", written.get("prefer", [])),
-        disables=_file_wishes(path, "disable", written.get("disable", [])),
+        prefers=_file_overrides(path, "prefer", written.get("prefer", [])),
+        disables=_file_overrides(path, "disable", written.get("disable", [])),
         deterministic=_file_flag(path, "deterministic", written),
         batch_invariant=_file_flag(path, "batch_invariant", written),
         strict=_file_flag(path, "strict", written),
@@ -387,7 +387,7 @@ def _file_trust(path: Path, written: Mapping[str, Any]) -> str | None:
     return value
 
 
-def _file_wishes(path: Path, key: str, value: object) -> tuple[Wish, ...]:
+def _file_overrides(path: Path, key: str, value: object) -> tuple[Override, ...]:
     table = value if isinstance(value, dict) else {"*": value}
     result = []
     for ops, names in table.items():
@@ -395,7 +395,7 @@ def _file_wishes(path: Path, key: str, value: object) -> tuple[Wish, ...]:
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise ConfigurationError(f"{path}: {key} for {ops} must be a name or a list of names, not {names!r}")
         if words:
-            result.append(Wish(ops, tuple(words), "file", f"{key} in {path}"))
+            result.append(Override(ops, tuple(words), "file", f"{key} in {path}"))
     return tuple(result)
 
 

@@ -54,8 +54,8 @@ def set_up(registry: Registry, contracts: Iterable[OpRecord[Any]], added: Iterab
 def _with_foreign(settings: Settings, registry: Registry) -> Settings:
     """The settings with what other projects' variables say; of what names nothing here it is said once."""
     settings = replace(settings, foreign=read_foreign())
-    met = {wish.origin for wish in registry.known_part(settings.foreign).requests}
-    for origin in dict.fromkeys(wish.origin for wish in settings.foreign.requests):
+    met = {override.origin for override in registry.known_part(settings.foreign).requests}
+    for origin in dict.fromkeys(override.origin for override in settings.foreign.requests):
         if origin not in met:
             fallback_log.warning("%s is not obeyed: none of the kernels it names is registered", origin)
     return settings

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.policy import Layer, Wish
+from kernelhub.dispatch.policy import Layer, Override
 
-_WISHES = ("requests", "prefers", "disables")
+_OVERRIDES = ("requests", "prefers", "disables")
 _FLAGS = ("deterministic", "batch_invariant", "strict", "unsafe", "trust")
 
 
@@ -27,15 +27,17 @@ def take_over(plain: list[dict[str, Any]]) -> None:
 
 
 def _plain(layer: Layer) -> dict[str, Any]:
-    wishes = {
-        name: [[wish.ops, list(wish.names), wish.source, wish.origin] for wish in getattr(layer, name)]
-        for name in _WISHES
+    overrides = {
+        name: [
+            [override.ops, list(override.names), override.source, override.origin] for override in getattr(layer, name)
+        ]
+        for name in _OVERRIDES
     }
-    return {**wishes, **{name: getattr(layer, name) for name in _FLAGS}}
+    return {**overrides, **{name: getattr(layer, name) for name in _FLAGS}}
 
 
 def _layer(plain: Mapping[str, Any]) -> Layer:
-    def wishes(name: str) -> tuple[Wish, ...]:
-        return tuple(Wish(ops, tuple(names), source, origin) for ops, names, source, origin in plain[name])
+    def overrides(name: str) -> tuple[Override, ...]:
+        return tuple(Override(ops, tuple(names), source, origin) for ops, names, source, origin in plain[name])
 
-    return Layer(wishes("requests"), wishes("prefers"), wishes("disables"), *(plain[name] for name in _FLAGS))
+    return Layer(overrides("requests"), overrides("prefers"), overrides("disables"), *(plain[name] for name in _FLAGS))

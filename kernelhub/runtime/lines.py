@@ -103,11 +103,13 @@ def _text(value: Any) -> str:
 
 def _context(layer: Any) -> str:
     """A `kernelhub.use(...)` that says what a layer says."""
-    said: dict[str, Any] = {("backend" if wish.ops == "*" else wish.ops): wish.names for wish in layer.requests}
+    said: dict[str, Any] = {
+        ("backend" if override.ops == "*" else override.ops): override.names for override in layer.requests
+    }
     said |= {
-        name: {wish.ops: wish.names for wish in wishes}
-        for name, wishes in (("prefer", layer.prefers), ("disable", layer.disables))
-        if wishes
+        name: {override.ops: override.names for override in overrides}
+        for name, overrides in (("prefer", layer.prefers), ("disable", layer.disables))
+        if overrides
     }
     flags = ("deterministic", "batch_invariant", "strict", "unsafe", "trust")
     said |= {name: getattr(layer, name) for name in flags if getattr(layer, name) is not None}

@@ -29,7 +29,7 @@ def warm(op: str, *, device: str | torch.device = "cuda", **arguments: Any) -> S
             integers behind it, ``"int32[3]=0,5,9"``. A packed weight is a mapping of its attributes.
 
     Returns:
-        The verdict: which kernel ran, and why.
+        The selection: which kernel ran, and why.
 
     Raises:
         ConfigurationError: kernelhub is sealed, or a name is unknown.
@@ -47,8 +47,8 @@ def warm(op: str, *, device: str | torch.device = "cuda", **arguments: Any) -> S
     call = {name: _packed(value) for name, value in forms.made(arguments, torch.device(device)).items()}
     function(**call)
     backend = call.pop("backend", None)
-    verdict: Selection[Any] = function.explain(**call, backend=backend)
-    return verdict
+    selection: Selection[Any] = function.explain(**call, backend=backend)
+    return selection
 
 
 def _packed(value: Any) -> Any:

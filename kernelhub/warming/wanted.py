@@ -1,4 +1,4 @@
-"""What is to be made ready: items, from models, needs, verdicts, plans, lines of `NotWarmed` and callables."""
+"""What is to be made ready: items, from models, needs, selections, plans, lines of `NotWarmed` and callables."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Item:
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def selection(self, device: Any, machine: Machine | None = None) -> Selection[Any]:
-        """The verdict on the calls of a need."""
+        """The selection on the calls of a need."""
         assert self.need is not None
         op: Op[Any] = HUB.function(self.op).op
         return op.select(self.need.problem(device), self.backend, machine, packing=self.packing)
@@ -129,7 +129,7 @@ def items_of(
         else:
             raise ConfigurationError(
                 f"warmup: {piece!r} is nothing that can be made ready; give a model's name or config.json, plans, "
-                "verdicts of explain(), needs of problems_of(), lines of NotWarmed, or functions"
+                "selections of explain(), needs of problems_of(), lines of NotWarmed, or functions"
             )
     found = [item for need in forms_of([*of_models, *needs]) for item in _items(need, tokens, None, on_gpu)]
     found += [replace(item, packing=True) for need in forms_of(packed) for item in _items(need, tokens, None, on_gpu)]
@@ -144,7 +144,7 @@ def items_of(
 
 
 def _is_packed(selection: Selection[Any]) -> bool:
-    """Whether a verdict is about weights in a kernel's own layout."""
+    """Whether a selection is about weights in a kernel's own layout."""
     return getattr(selection.problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT
 
 
@@ -169,7 +169,7 @@ def _items(need: Need, tokens: Sequence[int], backend: str | None, on_gpu: bool)
 
 
 def _need_of(selection: Selection[Any], bound: Any) -> Need:
-    """The need behind a verdict, in the checkpoint's layout, with the sizes that its plan was prepared with."""
+    """The need behind a selection, in the checkpoint's layout, with the sizes that its plan was prepared with."""
     need = need_of(selection.op, selection.problem)
     facets = dict(need.facets)
     if WEIGHT_LAYOUT in facets:

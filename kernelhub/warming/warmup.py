@@ -69,8 +69,8 @@ def warmup(
     warm-up that was interrupted goes on where it was.
 
     Args:
-        what: a model's name or config.json, as of `problems_of`; plans, verdicts of `explain`, needs of `problems_of`,
-            lines of `NotWarmed`, functions that make calls; or several of these.
+        what: a model's name or config.json, as of `problems_of`; plans, selections of `explain`, needs of
+            `problems_of`, lines of `NotWarmed`, functions that make calls; or several of these.
         token_counts: numbers of new tokens per engine step. 1, 2, 4, ... 512, which are the usual sizes of CUDA graphs,
             and 1024 to 8192 by default, on a CPU 1, 4, 16, 64, 256; the largest must be the most that a step will have.
         tp, ep, dtype, kv_dtype, page_size, quantization, phases: as of `problems_of`, for models.

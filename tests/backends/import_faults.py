@@ -149,14 +149,14 @@ def _call(kernel: Kernel, fault: BaseException | None) -> dict[str, Any]:
     function = HUB.function(kernel.op)
     name = "fake." + kernel.name.replace(".", "_")
     try:
-        wish: dict[str, Any] = {kernel.op: (name, "torch")}
-        with kernelhub.use(**wish):
+        override: dict[str, Any] = {kernel.op: (name, "torch")}
+        with kernelhub.use(**override):
             function(**INPUTS[kernel.op])
-            verdict = function.explain(**INPUTS[kernel.op])
+            selection = function.explain(**INPUTS[kernel.op])
     except BaseException as error:
         return {"raised": repr(error)}
-    decision = next(decision for decision in verdict.decisions if decision.kernel == name)
-    return {"selected": verdict.selected, "code": decision.code, "reason": decision.reason}
+    decision = next(decision for decision in selection.decisions if decision.kernel == name)
+    return {"selected": selection.selected, "code": decision.code, "reason": decision.reason}
 
 
 def main() -> None:

@@ -317,8 +317,8 @@ class TestFailures:
 
     @staticmethod
     def decision() -> Any:
-        verdict = kernelhub.fp8_gemm.explain(**fp8_gemm_inputs(tokens=2, n=64, k=64))
-        return next(item for item in verdict.decisions if item.kernel == "cpp.fp8_gemm")
+        selection = kernelhub.fp8_gemm.explain(**fp8_gemm_inputs(tokens=2, n=64, k=64))
+        return next(item for item in selection.decisions if item.kernel == "cpp.fp8_gemm")
 
     def test_without_a_compiler_it_is_refused_with_a_remedy(self, monkeypatch) -> None:
         monkeypatch.setenv("CXX", "no-such-compiler")

@@ -164,9 +164,9 @@ class TestPages:
 
     def test_it_is_never_chosen_and_told_with_the_report(self) -> None:
         machine = SimulatedMachine({"triton": "3.7.1", "cudnn": "1.32.0"})
-        verdict = kernelhub.explain("paged_attention", device="H200", machine=machine)
-        assert verdict.selected != "cudnn.sdpa_paged"
-        told = next(item for item in verdict.decisions if item.kernel == "cudnn.sdpa_paged").rejections
+        selection = kernelhub.explain("paged_attention", device="H200", machine=machine)
+        assert selection.selected != "cudnn.sdpa_paged"
+        told = next(item for item in selection.decisions if item.kernel == "cudnn.sdpa_paged").rejections
         assert [rejection.code for rejection in told] == ["known_bad", "opt_in"]
         rejection = told[0]
         assert "cudnn-frontend/pull/740" in rejection.reason
@@ -244,8 +244,8 @@ def test_tokens_past_the_last_offset_are_left_alone() -> None:
 )
 def test_what_was_not_seen_to_be_right_is_refused(how, facets, code) -> None:
     packages = {"triton": "3.7.1", "cudnn": how.get("version", "1.32.0")}
-    verdict = kernelhub.explain("attention", device="H200", machine=SimulatedMachine(packages), **facets)
-    decision = next(item for item in verdict.decisions if item.kernel == "cudnn.sdpa")
+    selection = kernelhub.explain("attention", device="H200", machine=SimulatedMachine(packages), **facets)
+    decision = next(item for item in selection.decisions if item.kernel == "cudnn.sdpa")
     assert code in {rejection.code for rejection in decision.rejections}
 
 

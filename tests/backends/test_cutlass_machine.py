@@ -47,14 +47,14 @@ def write(site: Path, package: str, *files: str, version: str = "0.33.0", distri
 
 
 def codes(kernel: str, op: str = "fp8_gemm", device: str = "H200", machine: Any = None, **facets: Any) -> set[str]:
-    verdict = kernelhub.explain(op, device=device, machine=machine or Machine(), backend=kernel, **facets)
-    own = next(item for item in verdict.decisions if item.kernel == kernel)
+    selection = kernelhub.explain(op, device=device, machine=machine or Machine(), backend=kernel, **facets)
+    own = next(item for item in selection.decisions if item.kernel == kernel)
     return {rejection.code for rejection in own.rejections}
 
 
 def reason(kernel: str, op: str = "fp8_gemm", device: str = "H200", machine: Any = None, **facets: Any) -> str:
-    verdict = kernelhub.explain(op, device=device, machine=machine or Machine(), backend=kernel, **facets)
-    own = next(item for item in verdict.decisions if item.kernel == kernel)
+    selection = kernelhub.explain(op, device=device, machine=machine or Machine(), backend=kernel, **facets)
+    own = next(item for item in selection.decisions if item.kernel == kernel)
     return "; ".join(f"{rejection.reason} -> {rejection.remedy}" for rejection in own.rejections)
 
 
@@ -239,10 +239,10 @@ def test_a_library_that_fails_to_load_leaves_the_call_to_the_next_kernel(site, m
     with fakes.on_the_cpu(with_library=False):
         with kernelhub.use(prefer="fake"):
             made = kernelhub.fp8_gemm(**arguments)
-            verdict = kernelhub.fp8_gemm.explain(**arguments)
+            selection = kernelhub.fp8_gemm.explain(**arguments)
         assert torch.equal(made, kernelhub.fp8_gemm(**arguments, backend="torch"))
-        assert verdict.selected != "fake.vllm_scaled_mm"
-        assert "cannot be loaded with torch" in str(verdict)
+        assert selection.selected != "fake.vllm_scaled_mm"
+        assert "cannot be loaded with torch" in str(selection)
         with pytest.raises(NoKernel, match="cannot be loaded with torch"):
             kernelhub.fp8_gemm(**arguments, backend="fake.vllm_scaled_mm")
 

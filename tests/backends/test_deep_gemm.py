@@ -85,9 +85,9 @@ class TestFp8BlocksUe8m0(TestFp8Blocks):
         """They are packed: no checkpoint holds them so."""
 
     def test_float32_scales_are_refused_not_rounded(self) -> None:
-        verdict = kernelhub.fp8_gemm.explain(**fp8_gemm_inputs(), backend=self.kernel)
-        assert verdict.selected is None
-        assert "rounding others to them would change the result" in str(verdict)
+        selection = kernelhub.fp8_gemm.explain(**fp8_gemm_inputs(), backend=self.kernel)
+        assert selection.selected is None
+        assert "rounding others to them would change the result" in str(selection)
 
 
 class TestContiguous(OnTheCpu, grouped_gemm.GroupedGemmContract):

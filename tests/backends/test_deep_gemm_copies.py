@@ -41,8 +41,8 @@ def toolkit_here(tmp_path: Path, monkeypatch) -> Path:
 
 
 def decision(op: str = "fp8_gemm", kernel: str = "deep_gemm.fp8_blocks", **facets: Any) -> Any:
-    verdict = kernelhub.explain(op, device="H200", machine=Machine(), **facets)
-    return next(item for item in verdict.decisions if item.kernel == kernel)
+    selection = kernelhub.explain(op, device="H200", machine=Machine(), **facets)
+    return next(item for item in selection.decisions if item.kernel == kernel)
 
 
 def codes(**more: Any) -> set[str]:
@@ -71,8 +71,8 @@ def test_a_whole_copy_is_accepted_and_not_imported(tmp_path, toolkit_here) -> No
                 if "fp8" in kernel.name:
                     small = "_e8m0" if "ue8m0" in kernel.name else ""
                     facets |= {"a_scale": f"group{small}", "b_scale": f"block{small}"}
-            verdict = kernelhub.explain(kernel.op, device=device, machine=Machine(), backend=kernel.name, **facets)
-            assert verdict.selected == kernel.name, str(verdict)
+            selection = kernelhub.explain(kernel.op, device=device, machine=Machine(), backend=kernel.name, **facets)
+            assert selection.selected == kernel.name, str(selection)
         assert "deep_gemm" not in sys.modules
 
 
@@ -226,11 +226,11 @@ def test_scales_that_are_no_powers_of_two_are_never_rounded() -> None:
     """On Blackwell the library would, without a word; the record refuses (vllm#37804, sglang#12878)."""
     machine = SimulatedMachine({"triton": "3.7.1", "deep_gemm": "2.5.0"})
     for device in ("B200", "B300"):
-        verdict = kernelhub.explain("fp8_gemm", device=device, machine=machine)
-        assert not verdict.selected.startswith("deep_gemm")
+        selection = kernelhub.explain("fp8_gemm", device=device, machine=machine)
+        assert not selection.selected.startswith("deep_gemm")
         grouped = {"a_scale": "group", "b_scale": "block"}
-        verdict = kernelhub.explain("grouped_gemm", device=device, machine=machine, **grouped)
-        assert not verdict.selected.startswith("deep_gemm")
+        selection = kernelhub.explain("grouped_gemm", device=device, machine=machine, **grouped)
+        assert not selection.selected.startswith("deep_gemm")
 
 
 def test_every_call_names_a_function_of_the_library() -> None:

@@ -117,14 +117,14 @@ MODEL = AttentionModel("grouped", 6, 2, 64, 64)
 EVERY = [(variant, op) for variant, op in CONTRACTS]
 
 
-def verdict(op: str, device: str = "H200", **facets: Any) -> Any:
+def selection(op: str, device: str = "H200", **facets: Any) -> Any:
     """What this machine, with its stand-ins, says of a device that is not here."""
     return kernelhub.explain(op, device=device, **facets)
 
 
 def codes(op: str, kernel: str, **facets: Any) -> set[str]:
     """Why a kernel is refused on an H200; empty if it is not."""
-    decisions = verdict(op, **facets).decisions
+    decisions = selection(op, **facets).decisions
     decision = next(item for item in decisions if item.kernel == kernel)
     return {item.code for item in decision.rejections} - OF_TRUST
 
@@ -132,7 +132,7 @@ def codes(op: str, kernel: str, **facets: Any) -> set[str]:
 class TestMachine:
     def test_without_the_libraries_the_remedy_installs_them(self, nothing_real) -> None:
         for op in ("attention", "paged_attention"):
-            for decision in verdict(op, q_len="many", causal=True).decisions:
+            for decision in selection(op, q_len="many", causal=True).decisions:
                 if decision.kernel.startswith("flash_attn."):
                     assert decision.code == "package_missing"
                     assert decision.remedy.startswith("pip install")
@@ -146,7 +146,7 @@ class TestMachine:
 
     def test_nothing_is_imported_to_say_so(self, stand_ins) -> None:
         before = set(sys.modules)
-        assert verdict("attention", q_len="many", causal=True).selected == "flash_attn.fa3"
+        assert selection("attention", q_len="many", causal=True).selected == "flash_attn.fa3"
         assert not {name for name in set(sys.modules) - before if name.startswith(("flash_attn", "cutlass", "quack"))}
 
     def test_a_missing_library_file_is_told(self, changed_site) -> None:
@@ -312,7 +312,7 @@ class TestCalls:
         assert compare_out(out, want, largest_value(arguments)).ok
 
     def test_memory_for_parts_is_told_where_keys_are_split(self, stand_ins) -> None:
-        problem = verdict("attention", q_len="one", num_q_heads=6, num_kv_heads=2, head_dim_qk=64).problem
+        problem = selection("attention", q_len="one", num_q_heads=6, num_kv_heads=2, head_dim_qk=64).problem
         needs = fa3.Dense(problem).workspace_bytes
         one = needs(num_seqs=1, num_tokens=1, max_kv_len=1 << 17)
         assert one >= 2 * 6 * 65 * 4

@@ -156,8 +156,8 @@ def test_a_generation_without_a_kernel_refuses_it(how, refused, code) -> None:
     with installed(how):
         for kernel in refused:
             arguments = decode(topk=64, num_heads=64) if kernel == "sparse" else decode()
-            verdict = kernelhub.mla_attention.explain(**arguments, backend=f"fake.{kernel}")
-            decision = next(item for item in verdict.decisions if item.kernel == f"fake.{kernel}")
+            selection = kernelhub.mla_attention.explain(**arguments, backend=f"fake.{kernel}")
+            decision = next(item for item in selection.decisions if item.kernel == f"fake.{kernel}")
             assert code in {rejection.code for rejection in decision.rejections}
             assert any("kernelhub[flash-mla]" in rejection.remedy for rejection in decision.rejections)
 
@@ -226,26 +226,26 @@ def test_on_other_gpus_it_is_not_asked() -> None:
     machine = SimulatedMachine({"triton": "3.7.1", "flash_mla": "1.0.0"})
     for device in ("A100", "B200", "RTX5090"):
         for sparse in (False, True):
-            verdict = kernelhub.explain("mla_attention", device=device, machine=machine, sparse=sparse)
-            codes = {item.kernel: item.code for item in verdict.decisions}
+            selection = kernelhub.explain("mla_attention", device=device, machine=machine, sparse=sparse)
+            codes = {item.kernel: item.code for item in selection.decisions}
             assert codes["flash_mla.dense"] == "capability"
             assert device == "B200" or codes["flash_mla.sparse"] == codes["flash_mla.sparse_padded"] == "capability"
             if device != "B200":
-                assert verdict.selected == "triton.split_kv"
+                assert selection.selected == "triton.split_kv"
 
 
 def test_not_installed_is_refused_with_a_remedy() -> None:
     machine = SimulatedMachine({"triton": "3.7.1"})
-    verdict = kernelhub.explain("mla_attention", device="H200", machine=machine)
-    decision = next(item for item in verdict.decisions if item.kernel == "flash_mla.dense")
+    selection = kernelhub.explain("mla_attention", device="H200", machine=machine)
+    decision = next(item for item in selection.decisions if item.kernel == "flash_mla.dense")
     assert (decision.code, decision.remedy) == ("package_missing", 'pip install "kernelhub[flash-mla]"')
 
 
 def test_a_copy_that_cannot_be_imported_gives_way_with_its_reason(tmp_path) -> None:
     with on_path(write(tmp_path, "stateful", init="raise ImportError('undefined symbol: _ZN3c10')\n")):
         HUB.add_backend(ANYWHERE)
-        verdict = kernelhub.mla_attention.explain(**decode(), backend=("fake.dense", "torch.gathered"))
-        assert verdict.selected == "fake.dense"
+        selection = kernelhub.mla_attention.explain(**decode(), backend=("fake.dense", "torch.gathered"))
+        assert selection.selected == "fake.dense"
         out = kernelhub.mla_attention(**decode(), backend=("fake.dense", "torch.gathered"))
         assert (out - kernelhub.mla_attention.reference(**decode())).abs().max() < 0.05
         with pytest.raises(NoKernel, match="undefined symbol: _ZN3c10"):

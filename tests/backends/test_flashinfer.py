@@ -418,8 +418,8 @@ class TestListed(OnFake):
     def test_without_lists_it_is_refused(self) -> None:
         assert kernelhub.explain("mla_attention", device="cpu", backend=self.kernel).selected is None
         for facets in ({"lse": True}, {"num_heads": 16}, {"page_size": 16}):
-            verdict = kernelhub.explain("mla_attention", device="cpu", backend=self.kernel, sparse=True, **facets)
-            assert verdict.selected is None
+            selection = kernelhub.explain("mla_attention", device="cpu", backend=self.kernel, sparse=True, **facets)
+            assert selection.selected is None
 
 
 class TestXqaLatent(Latent):
@@ -488,8 +488,8 @@ class TestLse(OnFake):
         ],
     )
     def test_it_is_refused_with_the_reason(self, op, kernel, q_dtype) -> None:
-        verdict = kernelhub.explain(op, device="cpu", backend=f"flashinfer.{kernel}", lse=True, q_dtype=q_dtype)
-        (decision,) = [decision for decision in verdict.decisions if decision.kernel == f"flashinfer.{kernel}"]
+        selection = kernelhub.explain(op, device="cpu", backend=f"flashinfer.{kernel}", lse=True, q_dtype=q_dtype)
+        (decision,) = [decision for decision in selection.decisions if decision.kernel == f"flashinfer.{kernel}"]
         assert any("rounded to half precision" in item.reason for item in decision.rejections)
 
 
@@ -503,9 +503,9 @@ class TestSoftcap(OnFake):
         asked: dict[str, Any] = {"device": "cpu", "backend": f"flashinfer.{kernel}"}
         assert kernelhub.explain(op, **asked, **facets).selected == f"flashinfer.{kernel}"
         for more, what in (({"lse": True}, "an LSE"), ({"q_dtype": "float16"}, "float16")):
-            verdict = kernelhub.explain(op, **asked, **facets, **more)
-            assert verdict.selected is None
-            (decision,) = [decision for decision in verdict.decisions if decision.kernel == f"flashinfer.{kernel}"]
+            selection = kernelhub.explain(op, **asked, **facets, **more)
+            assert selection.selected is None
+            (decision,) = [decision for decision in selection.decisions if decision.kernel == f"flashinfer.{kernel}"]
             assert any(f"too rough for {what}" in item.reason for item in decision.rejections)
 
 

@@ -196,15 +196,15 @@ class TestRecords:
     def test_what_speaks_against_it_is_told(self, packages, facets, code) -> None:
         machine = SimulatedMachine({"triton": "3.7.1"} | packages)
         for kernel in records.KERNELS:
-            verdict = kernelhub.explain(kernel.op, device="H200", machine=machine, **facets)
-            decision = next(item for item in verdict.decisions if item.kernel == kernel.name)
+            selection = kernelhub.explain(kernel.op, device="H200", machine=machine, **facets)
+            decision = next(item for item in selection.decisions if item.kernel == kernel.name)
             assert code in {rejection.code for rejection in decision.rejections}, kernel.name
 
     def test_packed_sequences_are_taken_from_0_7_1_on_where_they_are_asked_for(self) -> None:
         machine = SimulatedMachine({"triton": "3.7.1", "flashinfer": "0.7.1", "cudnn": "1.32.0"})
         asked = {"device": "H200", "machine": machine, "ragged": True, "causal": True}
-        verdict = kernelhub.explain("attention", backend="flashinfer.cudnn_ragged", **asked)
-        assert verdict.selected == "flashinfer.cudnn_ragged"
+        selection = kernelhub.explain("attention", backend="flashinfer.cudnn_ragged", **asked)
+        assert selection.selected == "flashinfer.cudnn_ragged"
         assert kernelhub.explain("attention", **asked).selected == "flashinfer.fa3_ragged"
         elsewhere = kernelhub.explain("attention", backend="flashinfer.cudnn_ragged", **asked | {"device": "B200"})
         assert elsewhere.selected is None

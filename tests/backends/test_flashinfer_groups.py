@@ -135,8 +135,8 @@ class TestGroupwise(OnFake, GroupedGemmContract):
         assert torch.equal(got[23:25], want[23:25])
 
     def test_explain_reads_the_call(self) -> None:
-        verdict = kernelhub.grouped_gemm.explain(**self.inputs(), backend=self.kernel)
-        assert verdict.selected == self.kernel
+        selection = kernelhub.grouped_gemm.explain(**self.inputs(), backend=self.kernel)
+        assert selection.selected == self.kernel
 
     @pytest.mark.parametrize("lengths", NONSENSE)
     @pytest.mark.parametrize("masked", [False, True])

@@ -324,9 +324,13 @@ class TestKnownBad:
     def test_it_is_not_chosen_for_them_nor_are_sinks_given_to_what_drops_them(self) -> None:
         machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
         for device, facets in (("B200", {"page_size": 256}), ("H200", {"sinks": True}), ("B200", {"sinks": True})):
-            verdict = kernelhub.explain("paged_attention", device=device, machine=machine, **facets)
-            assert verdict.selected not in ("flashinfer.fa2_decode", "flashinfer.fa2_prefill", "flashinfer.fa3_prefill")
-            assert "page_size" not in facets or verdict.selected not in kernels_of_binaries()
+            selection = kernelhub.explain("paged_attention", device=device, machine=machine, **facets)
+            assert selection.selected not in (
+                "flashinfer.fa2_decode",
+                "flashinfer.fa2_prefill",
+                "flashinfer.fa3_prefill",
+            )
+            assert "page_size" not in facets or selection.selected not in kernels_of_binaries()
         honours = {kernel.name for kernel in records.KERNELS if "sinks" in kernel.features}
         assert honours == {f"flashinfer.{name}" for name in ("xqa", "fa2_sinks", "fa3_sinks", *_OF_BINARIES)}
 
@@ -338,10 +342,10 @@ class TestLoading:
             HUB.machine.forget()
             with caplog.at_level(logging.WARNING):
                 out = kernelhub.paged_attention(**arguments)
-            verdict = kernelhub.paged_attention.explain(**arguments)
+            selection = kernelhub.paged_attention.explain(**arguments)
         assert torch.isfinite(out).all()
-        assert verdict.selected.startswith("torch.")
-        (reason,) = [d.rejections[0] for d in verdict.decisions if d.kernel == "flashinfer.fa2_prefill"]
+        assert selection.selected.startswith("torch.")
+        (reason,) = [d.rejections[0] for d in selection.decisions if d.kernel == "flashinfer.fa2_prefill"]
         assert reason.code == "load_failed"
         assert "No module named 'flashinfer'" in reason.reason
 

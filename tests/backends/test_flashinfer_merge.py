@@ -67,9 +67,9 @@ class TestMerge(OnFake, MergeOfHalves):
 
 def test_it_stands_before_torchs_and_is_taken_where_it_is_asked_for() -> None:
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
-    verdict = kernelhub.explain("merge_attention_states", device="H200", machine=machine)
-    assert [decision.kernel for decision in verdict.decisions] == ["triton.merge", NAME, "torch.merge"]
-    assert all(decision.accepted for decision in verdict.decisions)
+    selection = kernelhub.explain("merge_attention_states", device="H200", machine=machine)
+    assert [decision.kernel for decision in selection.decisions] == ["triton.merge", NAME, "torch.merge"]
+    assert all(decision.accepted for decision in selection.decisions)
     asked = kernelhub.explain("merge_attention_states", device="A100", machine=machine, backend="flashinfer")
     assert asked.selected == NAME
 

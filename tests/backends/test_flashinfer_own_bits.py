@@ -413,8 +413,8 @@ def test_limits_are_told(op, device, facets, codes) -> None:
 @pytest.mark.parametrize(("value", "told"), [("1", True), ("0", False), ("", False)])
 def test_scales_of_a_fourth_are_refused(value, told) -> None:
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1"}, variables={"FLASHINFER_NVFP4_4OVER6": value})
-    verdict = kernelhub.explain("quantize_nvfp4", device="B200", machine=machine)
-    decision = next(item for item in verdict.decisions if item.kernel == "flashinfer.quantize_nvfp4")
+    selection = kernelhub.explain("quantize_nvfp4", device="B200", machine=machine)
+    decision = next(item for item in selection.decisions if item.kernel == "flashinfer.quantize_nvfp4")
     assert any("FLASHINFER_NVFP4_4OVER6=1" in item.reason for item in decision.rejections) is told
 
 

@@ -194,11 +194,11 @@ class TestLimits:
 
     def test_cudnn_is_asked_for(self) -> None:
         machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
-        verdict = kernelhub.explain(
+        selection = kernelhub.explain(
             "fp8_gemm", device="B200", machine=machine, backend="flashinfer.fp8_cudnn", scaling="tensor"
         )
-        assert verdict.selected is None
-        assert "cudnn" in str(verdict)
+        assert selection.selected is None
+        assert "cudnn" in str(selection)
 
     def test_the_cuda_of_torch_is_looked_at(self, monkeypatch) -> None:
         here = dataclasses.replace(simulated("H200"), simulated=False)

@@ -39,8 +39,8 @@ class Call:
 
     def decision(self, op: str, kernel: str) -> Decision:
         machine = SimulatedMachine({"triton": "3.7.1", **self.packages}, findings=self.findings)
-        verdict = kernelhub.explain(op, device=self.device, machine=machine, **self.facets)
-        return next(decision for decision in verdict.decisions if decision.kernel == kernel)
+        selection = kernelhub.explain(op, device=self.device, machine=machine, **self.facets)
+        return next(decision for decision in selection.decisions if decision.kernel == kernel)
 
 
 @dataclass(frozen=True)

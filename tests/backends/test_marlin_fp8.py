@@ -219,9 +219,9 @@ def test_orders_are_undone() -> None:
 def test_limits_are_told(device: str, facets: dict[str, Any], code: str | None) -> None:
     machine = SimulatedMachine({"triton": "3.7.1", "vllm": "0.33.0"})
     layout = {"weight_layout": "marlin.fp8.bfloat16.v1"}
-    verdict = kernelhub.explain(
+    selection = kernelhub.explain(
         "fp8_gemm", device=device, machine=machine, **{"weight_only": "bfloat16"} | layout | facets
     )
-    own = next(item for item in verdict.decisions if item.kernel == "marlin.fp8_bfloat16")
+    own = next(item for item in selection.decisions if item.kernel == "marlin.fp8_bfloat16")
     codes = {rejection.code for rejection in own.rejections} - OF_TRUST
     assert code in codes if code else not codes

@@ -31,8 +31,8 @@ MXFP4 = {**NVFP4, "b_format": "mxfp4", "weight_layout": "marlin.mxfp4.v1"}
 
 def codes(kernel: str, device: str = "H200", vllm: str = "0.33.0", **facets: Any) -> set[str]:
     machine = SimulatedMachine({"triton": "3.7.1", **({"vllm": vllm} if vllm else {})})
-    verdict = kernelhub.explain("fp4_gemm", device=device, machine=machine, **facets)
-    own = next(item for item in verdict.decisions if item.kernel == f"marlin.{kernel}")
+    selection = kernelhub.explain("fp4_gemm", device=device, machine=machine, **facets)
+    own = next(item for item in selection.decisions if item.kernel == f"marlin.{kernel}")
     return {rejection.code for rejection in own.rejections} - OF_TRUST
 
 
@@ -67,8 +67,8 @@ def test_limits(kernel: str, facets: dict[str, Any], changes: dict[str, Any], co
 def test_a_packed_weight_leaves_no_choice_and_a_plain_one_is_not_marlin_s() -> None:
     machine = SimulatedMachine({"triton": "3.7.1", "vllm": "0.33.0"})
     for facets, kernel in ((NVFP4, "nvfp4_bfloat16"), (HALF, "nvfp4_float16"), (MXFP4, "mxfp4")):
-        verdict = kernelhub.explain("fp4_gemm", device="A100", machine=machine, **facets)
-        assert verdict.selected == f"marlin.{kernel}"
+        selection = kernelhub.explain("fp4_gemm", device="A100", machine=machine, **facets)
+        assert selection.selected == f"marlin.{kernel}"
         plain = kernelhub.explain(
             "fp4_gemm", device="A100", machine=machine, **facets | {"weight_layout": "checkpoint"}
         )

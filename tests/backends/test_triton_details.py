@@ -84,9 +84,9 @@ class TestBatchInvariance:
 
     def test_the_policy_chooses_an_invariant_kernel(self) -> None:
         with kernelhub.use(batch_invariant=True):
-            verdict = kernelhub.explain("paged_attention", device="H200", q_len="one")
-        assert verdict.selected == "triton.split_kv_fixed"
-        assert {d.kernel: d.code for d in verdict.decisions}["triton.split_kv"] == "batch_variant"
+            selection = kernelhub.explain("paged_attention", device="H200", q_len="one")
+        assert selection.selected == "triton.split_kv_fixed"
+        assert {d.kernel: d.code for d in selection.decisions}["triton.split_kv"] == "batch_variant"
 
 
 @triton.jit

@@ -112,8 +112,8 @@ class TestBatchInvariance:
 
     def test_the_policy_chooses_an_invariant_kernel(self) -> None:
         with kernelhub.use(batch_invariant=True):
-            verdict = kernelhub.explain("mla_attention", device="H200")
-        assert verdict.selected == "triton.split_kv_fixed"
+            selection = kernelhub.explain("mla_attention", device="H200")
+        assert selection.selected == "triton.split_kv_fixed"
 
 
 class TestTiles:

@@ -146,13 +146,13 @@ def test_it_is_not_taken_for_what_a_user_put_in_its_place(on_the_cpu, monkeypatc
 )
 def test_limits(device: str, facets: dict[str, Any], code: str | None) -> None:
     machine = SimulatedMachine({"triton": "3.7.1"})
-    verdict = kernelhub.explain("attention", device=device, machine=machine, **{"q_len": "many", **facets})
-    own = next(item for item in verdict.decisions if item.kernel == "torch.varlen_attn")
+    selection = kernelhub.explain("attention", device=device, machine=machine, **{"q_len": "many", **facets})
+    own = next(item for item in selection.decisions if item.kernel == "torch.varlen_attn")
     assert {rejection.code for rejection in own.rejections} - OF_TRUST == ({code} if code else set())
 
 
 def test_it_answers_ragged_prefill_where_there_is_no_triton() -> None:
     nothing = SimulatedMachine({})
     for facets in ({"ragged": True, "causal": True}, {"window_left": True, "causal": True}):
-        verdict = kernelhub.explain("attention", device="A100", machine=nothing, q_len="many", **facets)
-        assert verdict.selected == "torch.varlen_attn"
+        selection = kernelhub.explain("attention", device="A100", machine=nothing, q_len="many", **facets)
+        assert selection.selected == "torch.varlen_attn"

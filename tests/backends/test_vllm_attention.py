@@ -123,8 +123,8 @@ class TestLimits:
     machine: ClassVar = SimulatedMachine({"triton": "3.7.1", "vllm": "0.33.0"})
 
     def codes(self, op: str, variant: str, device: str = "H200", machine: Any = None, **facets: Any) -> set[str]:
-        verdict = kernelhub.explain(op, device=device, machine=machine or self.machine, **facets)
-        own = next(item for item in verdict.decisions if item.kernel == f"flash_attn.vllm_{variant}")
+        selection = kernelhub.explain(op, device=device, machine=machine or self.machine, **facets)
+        own = next(item for item in selection.decisions if item.kernel == f"flash_attn.vllm_{variant}")
         return {rejection.code for rejection in own.rejections} - OF_TRUST
 
     @pytest.mark.parametrize("op", ["attention", "paged_attention"])

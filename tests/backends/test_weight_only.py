@@ -105,9 +105,9 @@ def test_a_block_of_scales_is_a_step() -> None:
 
 
 def test_kernels_of_float8_by_float8_are_refused_with_the_dtype() -> None:
-    verdict = kernelhub.explain("fp8_gemm", device="H200", weight_only="bfloat16")
-    assert verdict.selected == "triton.fp8_gemm"
-    other = next(item for item in verdict.decisions if item.kernel == "torch.scaled_mm_blockwise")
+    selection = kernelhub.explain("fp8_gemm", device="H200", weight_only="bfloat16")
+    assert selection.selected == "triton.fp8_gemm"
+    other = next(item for item in selection.decisions if item.kernel == "torch.scaled_mm_blockwise")
     assert "weight_only=bfloat16" in "; ".join(rejection.reason for rejection in other.rejections)
 
 

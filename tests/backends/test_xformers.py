@@ -93,14 +93,14 @@ def test_a_step_of_a_plan_makes_one_mask_for_its_layers(site) -> None:
     with kernelhub.use(attention=name):
         first = kernelhub.attention(**arguments)
         assert torch.equal(kernelhub.attention(**arguments), first)
-        verdict = kernelhub.attention.explain(**arguments)
-    assert verdict.selected == name
+        selection = kernelhub.attention.explain(**arguments)
+    assert selection.selected == name
 
 
 def codes(machine: Any = None, variant: str = "flash", device: str = "H200", **facets: Any) -> set[str]:
     more = {} if machine is None else {"machine": machine}
-    verdict = kernelhub.explain("attention", device=device, **more, **{"q_len": "many", **facets})
-    own = next(item for item in verdict.decisions if item.kernel == f"xformers.{variant}")
+    selection = kernelhub.explain("attention", device=device, **more, **{"q_len": "many", **facets})
+    own = next(item for item in selection.decisions if item.kernel == f"xformers.{variant}")
     return {rejection.code for rejection in own.rejections} - OF_TRUST
 
 

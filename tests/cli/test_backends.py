@@ -101,8 +101,8 @@ class TestMatrix:
     def test_a_device_is_yes_where_a_problem_on_it_is_taken(self, ask):
         for row in ask("backends", "--matrix", "--json").json["kernels"]:
             for name, word in row["devices"].items():
-                verdict = kernelhub.explain(row["op"], device=name, machine=Furnished())
-                decision = next(item for item in verdict.decisions if item.kernel == row["kernel"])
+                selection = kernelhub.explain(row["op"], device=name, machine=Furnished())
+                decision = next(item for item in selection.decisions if item.kernel == row["kernel"])
                 if decision.accepted:
                     assert word != "-"
                 if word == "-":

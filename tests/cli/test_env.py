@@ -118,7 +118,7 @@ class TestEngines:
         attention = engines["VLLM_ATTENTION_BACKEND"]
         assert attention["follows"] == "paged_attention runs on triton or fails; attention prefers it"
         assert attention["successor"] == "--attention-backend NAME"
-        assert {"op": "paged_attention", "names": ["triton"]} in attention["wishes"]
+        assert {"op": "paged_attention", "names": ["triton"]} in attention["overrides"]
         assert engines["VLLM_USE_DEEPGEMM"]["follows"].endswith("did you mean VLLM_USE_DEEP_GEMM?")
         assert engines["DG_JIT_CACHE_DIR"]["problem"]
         assert "TRITON_ATTN" in ask("env").row("VLLM_ATTENTION_BACKEND")

@@ -1,4 +1,4 @@
-"""``kernelhub explain``: the same verdict as `kernelhub.explain`, on a problem written as flags."""
+"""``kernelhub explain``: the same selection as `kernelhub.explain`, on a problem written as flags."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class TestJson:
     @pytest.mark.parametrize("op", OPS)
     @pytest.mark.parametrize("device", ["H200", "MI300X", "CPU", "sm_137"])
     def test_there_is_one_decision_for_every_registered_kernel(self, ask, op, device):
-        verdict = ask("explain", op, "--device", device, "--json").json
-        assert sorted(decision["kernel"] for decision in verdict["decisions"]) == list(OPS[op].kernels())
-        for decision in verdict["decisions"]:
+        selection = ask("explain", op, "--device", device, "--json").json
+        assert sorted(decision["kernel"] for decision in selection["decisions"]) == list(OPS[op].kernels())
+        for decision in selection["decisions"]:
             assert {"kernel", "accepted", "code", "reason", "remedy"} <= decision.keys()
             assert isinstance(decision["accepted"], bool)
             assert decision["code"]
             assert decision["reason"]
-        selected = [item["kernel"] for item in verdict["decisions"] if item["code"] == "selected"]
-        assert selected == [verdict["selected"]]
-        assert verdict["source"] in ("order", "band")
+        selected = [item["kernel"] for item in selection["decisions"] if item["code"] == "selected"]
+        assert selected == [selection["selected"]]
+        assert selection["source"] in ("order", "band")
 
     def test_it_is_what_the_library_says_of_another_family(self, ask):
         flags = ("--dtype", "fp16", "--parts", "many", "--num-heads", "7", "--lse")
@@ -60,11 +60,11 @@ class TestJson:
         assert answer.json["source"] == "kwarg"
 
     def test_a_bit_can_be_turned_off_again(self, ask):
-        verdict = ask(
+        selection = ask(
             "explain", "attention", "--model", "gpt-oss-120b", "--no-sinks", "--device", "H200", "--json"
         ).json
-        assert verdict["problem"]["sinks"] is False
-        assert verdict["problem"]["window_left"] is True
+        assert selection["problem"]["sinks"] is False
+        assert selection["problem"]["window_left"] is True
 
 
 class TestNoKernel:
@@ -91,8 +91,8 @@ class TestOtherMachines:
         assert answer.json["selected"].startswith("triton.")
 
     def test_a_package_that_is_not_named_is_not_there(self, ask):
-        verdict = ask("explain", "paged_attention", "--device", "H200", "--with", "torch=2.9.0", "--json").json
-        triton = [item for item in verdict["decisions"] if item["kernel"].startswith("triton.")]
+        selection = ask("explain", "paged_attention", "--device", "H200", "--with", "torch=2.9.0", "--json").json
+        triton = [item for item in selection["decisions"] if item["kernel"].startswith("triton.")]
         assert triton
         assert {item["code"] for item in triton} == {"package_missing"}
         assert all("pip install" in item["remedy"] for item in triton)
@@ -108,22 +108,22 @@ class TestModels:
     @pytest.mark.parametrize("model", MODELS)
     def test_a_prefill_has_the_facets_of_the_models_call(self, ask, model):
         inputs = attention_inputs(model, q_tokens=17, device=DEVICE)
-        verdict = kernelhub.explain("attention", inputs.pop("q"), **inputs)
+        selection = kernelhub.explain("attention", inputs.pop("q"), **inputs)
         words = ("--model", model, "--no-ragged", "--json")
-        assert ask("explain", "attention", *words).json["problem"] == verdict.to_dict()["problem"]
+        assert ask("explain", "attention", *words).json["problem"] == selection.to_dict()["problem"]
 
     @pytest.mark.parametrize("model", MODELS)
     def test_a_decode_has_the_facets_of_the_models_call(self, ask, model):
         inputs = paged_attention_inputs(model, seq_lens=(5, 17), device=DEVICE)
-        verdict = kernelhub.explain("paged_attention", inputs.pop("q"), **inputs)
+        selection = kernelhub.explain("paged_attention", inputs.pop("q"), **inputs)
         answer = ask("explain", "paged_attention", "--model", model, "--json")
-        assert answer.json["problem"] == verdict.to_dict()["problem"]
+        assert answer.json["problem"] == selection.to_dict()["problem"]
 
     def test_a_mixed_batch_has_the_facets_of_the_models_call(self, ask):
         inputs = paged_attention_inputs("gpt-oss-120b", seq_lens=(5, 17), q_lens=(1, 3), device=DEVICE)
-        verdict = kernelhub.explain("paged_attention", inputs.pop("q"), **inputs)
+        selection = kernelhub.explain("paged_attention", inputs.pop("q"), **inputs)
         words = ("--model", "gpt-oss-120b", "--ragged", "--q-len", "any", "--json")
-        assert ask("explain", "paged_attention", *words).json["problem"] == verdict.to_dict()["problem"]
+        assert ask("explain", "paged_attention", *words).json["problem"] == selection.to_dict()["problem"]
 
     def test_what_is_written_wins_over_the_model(self, ask):
         words = ("--model", "llama-3.1-8b", "--num-q-heads", "8", "--json")

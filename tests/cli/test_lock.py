@@ -80,8 +80,8 @@ class TestWrite:
         assert [item.kernel for item in read_lock(path).decisions if item.op == "paged_attention"] == [""] * 3
         monkeypatch.setenv("KERNELHUB_LOCK", str(path))
         kernelhub.reload()
-        verdict = kernelhub.explain("paged_attention", device="H200", num_kv_heads=8, causal=False)
-        assert verdict.source != "lock"
+        selection = kernelhub.explain("paged_attention", device="H200", num_kv_heads=8, causal=False)
+        assert selection.source != "lock"
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -116,8 +116,8 @@ class TestLock:
         monkeypatch.setenv("KERNELHUB_LOCK", str(path))
         HUB.restore()
         register("mirror", record())
-        verdict = kernelhub.explain("fused_moe", device="cpu", packing=True, **item["problem"])
-        assert (verdict.selected, verdict.source) == ("mirror.k", "lock")
+        selection = kernelhub.explain("fused_moe", device="cpu", packing=True, **item["problem"])
+        assert (selection.selected, selection.source) == ("mirror.k", "lock")
         layout = {**item["problem"], "weight_layout": record().packs_to}
         assert kernelhub.explain("fused_moe", device="cpu", **layout).source == "lock"
         assert HUB.settings.lock.command.startswith("kernelhub lock --model qwen3-30b-a3b --tp 8 --packing --out")

@@ -37,10 +37,10 @@ def test_a_row_for_each_size_a_summary_and_progress(ask):
 def test_explain_doctor_and_the_caches_show_it(ask, cache):
     ask(*QUICK)
     facets = ("--num-experts", "128", "--top-k", "4", "--num-groups", "1", "--topk-groups", "1")
-    verdict = ask(
+    selection = ask(
         "explain", "route_experts", "--device", "cpu", *facets, "--scoring", "softmax_after_topk", "--dtype", "float32"
     )
-    assert "decided by  tuned, measured 20" in verdict.out
+    assert "decided by  tuned, measured 20" in selection.out
     assert "1 problem classes tuned on" in ask("doctor").out
     listed = ask("cache", "list", "kernelhub", "--json").json["caches"]
     (ours,) = [item for item in listed if item["path"] == str(cache)]

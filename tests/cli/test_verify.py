@@ -39,9 +39,9 @@ def test_a_wrong_kernel_gives_1_and_is_shown_with_its_figures_everywhere(ask):
     assert "attention liar.k is quarantined:" in answer.out
     assert "wrong_numbers: " in answer.out
     assert "largest error" in answer.out
-    verdict = ask("explain", "attention", "--device", "cpu").row("liar.k")
-    assert "quarantined" in verdict
-    assert "largest error" in verdict
+    selection = ask("explain", "attention", "--device", "cpu").row("liar.k")
+    assert "quarantined" in selection
+    assert "largest error" in selection
     doctor = ask("doctor")
     assert "attention liar.k is quarantined" in doctor.out
     assert "kernelhub verify attention --backend liar.k" in doctor.out

@@ -93,11 +93,11 @@ class TestMeaning:
             ),
         ],
     )
-    def test_a_value_is_this_wish(self, name, text, kind, op, names) -> None:
+    def test_a_value_is_this_override(self, name, text, kind, op, names) -> None:
         found = only({name: text})
         assert not found.problem
         assert found.says
-        assert (op, names) in [(wish.ops, wish.names) for wish in getattr(found.meaning, kind)]
+        assert (op, names) in [(override.ops, override.names) for override in getattr(found.meaning, kind)]
 
     @pytest.mark.parametrize(
         ("name", "text"),
@@ -112,32 +112,32 @@ class TestMeaning:
             ("FLASHINFER_CUDA_ARCH_LIST", "9.0a"),
         ],
     )
-    def test_what_chooses_no_kernel_here_says_so_and_wishes_nothing(self, name, text) -> None:
+    def test_what_chooses_no_kernel_here_says_so_and_overrides_nothing(self, name, text) -> None:
         found = only({name: text})
-        assert (found.problem, found.meaning.wishes) == ("", ())
+        assert (found.problem, found.meaning.overrides) == ("", ())
         assert found.says
 
-    def test_every_wish_knows_its_place_and_how_to_take_it_back(self) -> None:
+    def test_every_override_knows_its_place_and_how_to_take_it_back(self) -> None:
         for item in translate({"VLLM_USE_DEEP_GEMM": "0", "VLLM_ATTENTION_BACKEND": "FLASHINFER"}):
-            for wish in item.meaning.wishes:
-                assert (wish.source, wish.origin) == ("engine", f"{item.name}={item.text}")
-                assert wish.undo == f"unset {item.name}, or set KERNELHUB_IGNORE_VLLM_ENV=1"
+            for override in item.meaning.overrides:
+                assert (override.source, override.origin) == ("engine", f"{item.name}={item.text}")
+                assert override.undo == f"unset {item.name}, or set KERNELHUB_IGNORE_VLLM_ENV=1"
 
-    def test_every_op_that_is_wished_for_exists_and_has_the_facets_that_limit_the_wish(self) -> None:
+    def test_every_op_that_is_wished_for_exists_and_has_the_facets_that_limit_the_override(self) -> None:
         _ = HUB.settings
         texts = ["0", "1", "2", "latency", "throughput", "masked_gemm", "cutlass", "flashinfer-cudnn"]
         texts += ["TritonFp8BlockScaledMMKernel", "FLASHINFER", "FLASHMLA", "TORCH_SDPA"]
-        wishes = [
-            wish
+        overrides = [
+            override
             for variable, text in itertools.product(VARIABLES, texts)
             for item in translate({variable: text})
-            for wish in item.meaning.wishes
+            for override in item.meaning.overrides
         ]
-        assert len(wishes) > 40
-        for wish in wishes:
-            HUB.registry.check_op(wish.ops, wish.origin)
-            for constraint in wish.where:
-                facets = HUB.registry.contracts[wish.ops].schema.facets
+        assert len(overrides) > 40
+        for override in overrides:
+            HUB.registry.check_op(override.ops, override.origin)
+            for constraint in override.where:
+                facets = HUB.registry.contracts[override.ops].schema.facets
                 assert set(constraint.fields) <= set(facets)
                 values = getattr(constraint, "values", ())
                 allowed = facets[constraint.fields[0]].values
@@ -145,15 +145,15 @@ class TestMeaning:
 
 
 class TestWhereItHolds:
-    """A wish about one format, phase or device leaves the others alone."""
+    """An override about one format, phase or device leaves the others alone."""
 
     def test_only_prefill_of_latent_attention_is_kept_from_flashinfer(self, environment) -> None:
         environment(VLLM_DISABLE_FLASHINFER_PREFILL="1")
         codes = {}
         for width in (192, 128):
             facets = {"head_dim_qk": width, "head_dim_vo": 128, "q_len": "any", "ragged": True}
-            verdict = kernelhub.explain("attention", device="H200", machine=EVERYTHING, **facets)
-            (decision,) = [item for item in verdict.decisions if item.kernel == "flashinfer.fa2_ragged"]
+            selection = kernelhub.explain("attention", device="H200", machine=EVERYTHING, **facets)
+            (decision,) = [item for item in selection.decisions if item.kernel == "flashinfer.fa2_ragged"]
             codes[width] = decision.code
             if decision.code == "disabled":
                 assert decision.reason == "disabled by VLLM_DISABLE_FLASHINFER_PREFILL=1"
@@ -163,8 +163,8 @@ class TestWhereItHolds:
 
     def test_a_request_for_a_library_of_gpus_leaves_the_cpu_alone(self, environment) -> None:
         environment(VLLM_ATTENTION_BACKEND="FLASH_ATTN")
-        verdict = kernelhub.explain(**PAGED | {"machine": EVERYTHING})
-        assert (verdict.selected, verdict.source) == ("flash_attn.fa3", "engine")
+        selection = kernelhub.explain(**PAGED | {"machine": EVERYTHING})
+        assert (selection.selected, selection.source) == ("flash_attn.fa3", "engine")
         cpu = kernelhub.explain("paged_attention", device="CPU")
         assert cpu.source != "engine"
 
@@ -172,18 +172,18 @@ class TestWhereItHolds:
 class TestWhoIsStronger:
     def test_it_decides_where_nothing_else_was_said(self, environment) -> None:
         environment(VLLM_ATTENTION_BACKEND="TORCH_SDPA")
-        verdict = kernelhub.explain(**PAGED)
-        assert verdict.kernel is not None
-        assert (verdict.kernel.backend, verdict.source, verdict.explicit) == ("torch", "engine", True)
-        assert verdict.because == "VLLM_ATTENTION_BACKEND=TORCH_SDPA"
+        selection = kernelhub.explain(**PAGED)
+        assert selection.kernel is not None
+        assert (selection.kernel.backend, selection.source, selection.explicit) == ("torch", "engine", True)
+        assert selection.because == "VLLM_ATTENTION_BACKEND=TORCH_SDPA"
 
     @pytest.mark.parametrize("name", ["KERNELHUB_FORCE", "KERNELHUB_PREFER"])
     def test_kernelhub_s_variables_win(self, environment, name) -> None:
         environment(VLLM_ATTENTION_BACKEND="TORCH_SDPA", **{name: "triton"})
-        verdict = kernelhub.explain(**PAGED)
-        assert verdict.kernel is not None
-        assert verdict.kernel.backend == "triton"
-        assert verdict.source in ("force", "environment")
+        selection = kernelhub.explain(**PAGED)
+        assert selection.kernel is not None
+        assert selection.kernel.backend == "triton"
+        assert selection.source in ("force", "environment")
 
     def test_a_preference_for_another_op_does_not_weaken_it(self, environment) -> None:
         environment(VLLM_ATTENTION_BACKEND="TORCH_SDPA", KERNELHUB_PREFER="fp8_gemm=triton")
@@ -215,24 +215,24 @@ class TestWhoIsStronger:
         environment(KERNELHUB_PREFER="deep_gemm.fp8_blocks")
         assert kernelhub.explain(**asked).selected == "deep_gemm.fp8_blocks"
         environment(KERNELHUB_DISABLE="deep_gemm")
-        verdict = kernelhub.explain(**asked)
-        (decision,) = [item for item in verdict.decisions if item.kernel == "deep_gemm.fp8_blocks"]
+        selection = kernelhub.explain(**asked)
+        (decision,) = [item for item in selection.decisions if item.kernel == "deep_gemm.fp8_blocks"]
         assert decision.reason == "disabled by KERNELHUB_DISABLE=deep_gemm"
 
     def test_batch_invariance_is_a_filter_that_kernelhub_s_own_variable_overrules(self, environment) -> None:
         environment(VLLM_BATCH_INVARIANT="1")
-        verdict = kernelhub.explain(**PAGED)
-        assert verdict.kernel is not None
-        assert verdict.kernel.batch_invariant
-        assert "batch_variant" in {decision.code for decision in verdict.decisions}
+        selection = kernelhub.explain(**PAGED)
+        assert selection.kernel is not None
+        assert selection.kernel.batch_invariant
+        assert "batch_variant" in {decision.code for decision in selection.decisions}
         environment(KERNELHUB_BATCH_INVARIANT="0")
         assert "batch_variant" not in {decision.code for decision in kernelhub.explain(**PAGED).decisions}
 
     def test_one_variable_switches_it_all_off(self, environment) -> None:
         environment(VLLM_ATTENTION_BACKEND="TORCH_SDPA", VLLM_BATCH_INVARIANT="1", KERNELHUB_IGNORE_VLLM_ENV="1")
-        verdict = kernelhub.explain(**PAGED)
-        assert verdict.source == "order"
-        assert "batch_variant" not in {decision.code for decision in verdict.decisions}
+        selection = kernelhub.explain(**PAGED)
+        assert selection.source == "order"
+        assert "batch_variant" not in {decision.code for decision in selection.decisions}
 
     def test_a_request_that_cannot_run_is_an_error_that_says_how_to_take_it_back(self, environment) -> None:
         environment(VLLM_ATTENTION_BACKEND="TORCH_SDPA", KERNELHUB_DISABLE="torch")
@@ -245,8 +245,8 @@ class TestWhoIsStronger:
     def test_a_backend_without_kernels_of_the_op_keeps_no_call_from_running(self, environment, name) -> None:
         """vLLM's FlashAttention has latent attention; the backend of that name here has none."""
         environment(VLLM_ATTENTION_BACKEND=name)
-        verdict = kernelhub.explain("mla_attention", device="H200")
-        assert (verdict.selected, verdict.source) == ("triton.split_kv", "order")
+        selection = kernelhub.explain("mla_attention", device="H200")
+        assert (selection.selected, selection.source) == ("triton.split_kv", "order")
         (item,) = read_variables().engines
         assert read_variables().became_of(item) == (
             "not obeyed: mla_attention runs on flash_attn or fails, and no kernel of flash_attn is registered here for "
@@ -257,8 +257,8 @@ class TestWhoIsStronger:
         environment(VLLM_ATTENTION_BACKEND="TOKENSPEED_MLA")
         assert kernelhub.explain("mla_attention", device="B200").source == "order"
         handle = register("tokenspeed", record("tokenspeed.fake", op="mla_attention"))
-        verdict = kernelhub.explain("mla_attention", device="B200")
-        assert (verdict.selected, verdict.source) == ("tokenspeed.fake", "engine")
+        selection = kernelhub.explain("mla_attention", device="B200")
+        assert (selection.selected, selection.source) == ("tokenspeed.fake", "engine")
         handle.remove()
 
 
@@ -281,10 +281,10 @@ class TestWrong:
             ("DG_JIT_CACHE_DIR", "/dev/null/cache", "no folder that can be written to"),
         ],
     )
-    def test_it_is_told_with_what_would_be_right_and_wishes_nothing(self, name, text, problem) -> None:
+    def test_it_is_told_with_what_would_be_right_and_overrides_nothing(self, name, text, problem) -> None:
         found = only({name: text})
         assert problem in found.problem
-        assert found.meaning.wishes == ()
+        assert found.meaning.overrides == ()
 
     def test_it_is_a_warning_and_not_an_error(self, environment, caplog) -> None:
         with caplog.at_level(logging.WARNING, "kernelhub"):

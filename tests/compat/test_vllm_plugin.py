@@ -294,7 +294,7 @@ class TestRefusals:
         with pytest.raises(NotImplementedError, match="quantise its output"):
             attention.KernelhubImpl(HEADS, WIDTH, 1.0).forward(None, one, one, one, one, None, one, output_scale=one)
 
-    def test_the_verdict_is_kernelhub_s_with_its_reasons(self, attention) -> None:
+    def test_the_selection_is_kernelhub_s_with_its_reasons(self, attention) -> None:
         ask = attention.KernelhubBackend.supports_combination
         hopper = SimpleNamespace(major=9, minor=0)
         plain = (128, torch.bfloat16, "auto", 16, False, False, False, False)
@@ -311,8 +311,8 @@ class TestRefusals:
         from kernelhub.dispatch.kernel import GraphLevel
 
         level = GraphLevel.FULL if captured else GraphLevel.NONE
-        verdict = SimpleNamespace(kernel=SimpleNamespace(graph=level))
-        monkeypatch.setattr(attention, "explain", lambda *args, **facets: verdict)
+        selection = SimpleNamespace(kernel=SimpleNamespace(graph=level))
+        monkeypatch.setattr(attention, "explain", lambda *args, **facets: selection)
         model = SimpleNamespace(dtype=torch.bfloat16, get_num_attention_heads=lambda parallel: 32)
         config = SimpleNamespace(model_config=model, parallel_config=None)
         spec = SimpleNamespace(dtype=torch.bfloat16, head_size=128, block_size=16, num_kv_heads=8)

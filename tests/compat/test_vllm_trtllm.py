@@ -138,7 +138,7 @@ def test_every_rule(on, sm, change, answer) -> None:
     assert finding.ok is answer
 
 
-def test_a_wish_that_cannot_be_met_is_warned_of_once(on, caplog) -> None:
+def test_a_override_that_cannot_be_met_is_warned_of_once(on, caplog) -> None:
     on(AMPERE)
     for _ in range(3):
         assert not fi.use_trtllm_attention(**PLAIN, force_use_trtllm=True)
@@ -187,7 +187,7 @@ def test_the_device_is_vllm_s_answer_until_cuda_is_in_use(monkeypatch) -> None:
 
 
 def test_every_answer_is_that_of_a_real_vllm(monkeypatch) -> None:
-    """Its own functions, cut out of the file that UNPACKED_VLLM names, on a grid of devices, batches and wishes."""
+    """Its own functions, cut out of the file that UNPACKED_VLLM names, on a grid of devices, batches and overrides."""
     given = os.environ.get("UNPACKED_VLLM")
     if not given:
         pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 1 case")

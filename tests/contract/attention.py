@@ -194,10 +194,10 @@ class Contract:
     @classmethod
     def accepted_cases(cls) -> list[Case]:
         """Those that the record takes; what it refuses is some other kernel's to answer."""
-        return [case for case in cls.cases if cls.verdict(cls.inputs(case)).selected == cls.kernel]
+        return [case for case in cls.cases if cls.selection(cls.inputs(case)).selected == cls.kernel]
 
     @classmethod
-    def verdict(cls, arguments: dict[str, Any], **more: Any) -> Any:
+    def selection(cls, arguments: dict[str, Any], **more: Any) -> Any:
         args, kwargs = split(arguments | more)
         return kernelhub.explain(cls.function(), *args, backend=cls.kernel, **kwargs)
 
@@ -279,7 +279,7 @@ class Contract:
             case = Case("codes", one, heads=(4, 4), dtype=torch.float32, kv_scale="value", quantised=quantised)
             arguments = self.inputs(case)
             with kernelhub.use(unsafe=False):  # a record that is forced takes no other dtypes than it says
-                decision = next(item for item in self.verdict(arguments).decisions if item.kernel == self.kernel)
+                decision = next(item for item in self.selection(arguments).decisions if item.kernel == self.kernel)
             if {rejection.code for rejection in decision.rejections} - {"known_bad"}:
                 continue
             codes = torch.arange(256, device=self.device).to(torch.uint8)

@@ -126,9 +126,9 @@ class BmmFp8Contract:
         assert self.run(self.inputs(batch=0)).shape == (0, 12, 96)
 
     def test_explain_reads_the_call(self) -> None:
-        verdict = kernelhub.bmm_fp8.explain(**self.inputs(a_scaling="batch"), backend=self.kernel)
-        assert verdict.selected == self.kernel
-        problem = verdict.problem
+        selection = kernelhub.bmm_fp8.explain(**self.inputs(a_scaling="batch"), backend=self.kernel)
+        assert selection.selected == self.kernel
+        problem = selection.problem
         assert (problem.a_scaling, problem.b_scaling, problem.n, problem.k) == ("batch", "tensor", 96, 160)
 
     def test_a_plan_gives_what_the_call_gives(self) -> None:

@@ -49,10 +49,10 @@ class ConcatContract:
     @classmethod
     def accepted_cases(cls) -> list[Case]:
         """Those that the record takes; what it refuses is some other kernel's to answer."""
-        return [case for case in CASES if cls.verdict(**case.inputs).selected == cls.kernel]
+        return [case for case in CASES if cls.selection(**case.inputs).selected == cls.kernel]
 
     @classmethod
-    def verdict(cls, **changes: Any) -> Any:
+    def selection(cls, **changes: Any) -> Any:
         return kernelhub.concat_mla_k.explain(**cls.inputs(**changes), backend=cls.kernel)
 
     @classmethod

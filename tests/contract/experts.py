@@ -351,7 +351,7 @@ class ExpertsContract:
             plan.run(*step[:2], step[2].long())
         with pytest.raises(InvalidArgument, match="the plan is for residual False"):
             plan.run(*step, residual=step[0])
-        verdict = kernelhub.fused_moe.explain(**arguments, backend=self.kernel)
-        assert verdict.problem == plan.selection.problem
-        assert (verdict.problem.weights, verdict.problem.activation_dtype) == ("fp8_block", "float8_e4m3fn")
-        assert verdict.problem.weights in FP8_FORMATS
+        selection = kernelhub.fused_moe.explain(**arguments, backend=self.kernel)
+        assert selection.problem == plan.selection.problem
+        assert (selection.problem.weights, selection.problem.activation_dtype) == ("fp8_block", "float8_e4m3fn")
+        assert selection.problem.weights in FP8_FORMATS

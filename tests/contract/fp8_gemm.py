@@ -198,9 +198,9 @@ class Fp8GemmContract:
 
     def test_explain_reads_the_call(self) -> None:
         arguments = self.inputs(bias=self.takes_bias)
-        verdict = kernelhub.fp8_gemm.explain(**arguments, backend=self.kernel)
-        assert verdict.selected == self.kernel
-        problem = verdict.problem
+        selection = kernelhub.fp8_gemm.explain(**arguments, backend=self.kernel)
+        assert selection.selected == self.kernel
+        problem = selection.problem
         told = (problem.scaling, problem.n, problem.k, problem.bias)
         assert told == (self.plain["scaling"], self.plain["n"], self.plain["k"], self.takes_bias)
 

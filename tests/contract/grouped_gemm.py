@@ -234,9 +234,9 @@ class GroupedGemmContract:
 
     def test_explain_reads_the_call(self) -> None:
         arguments = self.inputs(n=64, k=128)
-        verdict = kernelhub.grouped_gemm.explain(**arguments, backend=self.kernel)
-        assert verdict.selected == self.kernel
-        problem = verdict.problem
+        selection = kernelhub.grouped_gemm.explain(**arguments, backend=self.kernel)
+        assert selection.selected == self.kernel
+        problem = selection.problem
         assert (problem.num_groups, problem.n, problem.k, problem.masked) == (4, 64, 128, False)
 
     def test_a_plan_gives_what_the_call_gives(self) -> None:

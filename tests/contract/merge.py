@@ -165,9 +165,9 @@ class MergeContract:
 
     def test_explain_reads_the_call(self) -> None:
         arguments = self.inputs(parts=3)
-        verdict = kernelhub.merge_attention_states.explain(**arguments, return_lse=True, backend=self.kernel)
-        assert verdict.selected == self.kernel
-        assert (verdict.problem.parts, verdict.problem.num_heads, verdict.problem.lse) == ("many", 5, True)
+        selection = kernelhub.merge_attention_states.explain(**arguments, return_lse=True, backend=self.kernel)
+        assert selection.selected == self.kernel
+        assert (selection.problem.parts, selection.problem.num_heads, selection.problem.lse) == ("many", 5, True)
 
     def test_a_plan_gives_what_the_call_gives(self) -> None:
         arguments = self.inputs()

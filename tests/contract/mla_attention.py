@@ -155,7 +155,7 @@ class MlaContract:
 
     @classmethod
     def takes(cls, arguments: dict[str, Any]) -> bool:
-        return bool(cls.verdict(arguments).selected == cls.kernel)
+        return bool(cls.selection(arguments).selected == cls.kernel)
 
     @classmethod
     def taken(cls, *wanted: Case) -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ class MlaContract:
         return made
 
     @classmethod
-    def verdict(cls, arguments: dict[str, Any]) -> Any:
+    def selection(cls, arguments: dict[str, Any]) -> Any:
         return kernelhub.mla_attention.explain(**arguments, backend=cls.kernel)
 
     def run(self, arguments: dict[str, Any], **more: Any) -> Any:

@@ -74,7 +74,7 @@ def choose(
     asked: ToyProblem | None = None,
     regime: str = "prefill",
 ) -> Selection[ToyProblem]:
-    """The verdict of the pure selector on the toy op."""
+    """The selection of the pure selector on the toy op."""
     return select(
         "toy",
         SCHEMA,

@@ -158,9 +158,9 @@ class TestEnvironment:
     def test_disabling_torch_alone_leaves_the_rest(self, monkeypatch) -> None:
         monkeypatch.setenv("KERNELHUB_DISABLE", "torch.packed")
         kernelhub.reload()
-        verdict = kernelhub.explain(kernelhub.attention, *qkv())
-        assert verdict.selected == "torch.sdpa"
-        assert {d.kernel: d.code for d in verdict.decisions}["torch.packed"] == "disabled"
+        selection = kernelhub.explain(kernelhub.attention, *qkv())
+        assert selection.selected == "torch.sdpa"
+        assert {d.kernel: d.code for d in selection.decisions}["torch.packed"] == "disabled"
 
     @pytest.mark.fault("everything_disabled")
     def test_everything_disabled_is_an_error_that_lists_why(self, monkeypatch) -> None:
@@ -182,8 +182,8 @@ class TestFallback:
         assert "no_such_module" in caplog.text
         report = kernelhub.report()
         assert [(f.kernel, f.code) for f in report.fallbacks] == [("broken.k", "load_failed")]
-        verdict = kernelhub.explain(kernelhub.attention, *operands)
-        assert {d.kernel: d.code for d in verdict.decisions}["broken.k"] == "load_failed"
+        selection = kernelhub.explain(kernelhub.attention, *operands)
+        assert {d.kernel: d.code for d in selection.decisions}["broken.k"] == "load_failed"
 
     @pytest.mark.fault("unavailable_forced")
     def test_what_was_asked_for_is_not_replaced_when_it_cannot_be_imported(self) -> None:
@@ -212,15 +212,15 @@ class TestPlans:
     def test_say_whether_a_step_waits_for_the_device(self) -> None:
         for device, syncs in (("H200", True), ("CPU", False)):
             problem = kernelhub.explain("paged_attention", device=device).problem
-            verdict = kernelhub.paged_attention.op.select(problem, "torch.blocked")
-            plan = Plan(types.SimpleNamespace(selection=verdict, adapter=None), lambda: None)
+            selection = kernelhub.paged_attention.op.select(problem, "torch.blocked")
+            plan = Plan(types.SimpleNamespace(selection=selection, adapter=None), lambda: None)
             assert plan.reads_lengths
             assert plan.syncs is syncs
 
     def test_say_how_much_memory_they_take(self) -> None:
         problem = kernelhub.explain("paged_attention", device="H200").problem
-        verdict = kernelhub.paged_attention.op.select(problem, "triton.split_kv")
-        plan = Plan(types.SimpleNamespace(selection=verdict, adapter=SplitKV(problem)), lambda: None)
+        selection = kernelhub.paged_attention.op.select(problem, "triton.split_kv")
+        plan = Plan(types.SimpleNamespace(selection=selection, adapter=SplitKV(problem)), lambda: None)
         one_long = plan.workspace_bytes(num_seqs=1, num_tokens=1, max_kv_len=1 << 17)
         parts = one_long / (8 * 16 * (128 + 1) * 4)  # KV heads, rows of a tile, width and LSE, bytes
         assert 1 < parts <= 64

@@ -1,4 +1,4 @@
-"""What a verdict tells of kernels that were not chosen: made when it is looked at, and true of the moment of choice."""
+"""What a selection says of kernels that were not chosen: made when it is read, and true of the moment of selection."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kernelhub.dispatch.kernel import Band
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.dispatch.policy import Policy
 from kernelhub.dispatch.reasons import can_run, reasons
-from kernelhub.dispatch.select import as_wished
+from kernelhub.dispatch.select import as_preferred
 from kernelhub.errors import NoKernel
 from tests.dispatch.backends import qkv, record, register
 from tests.dispatch.fakes import choose, kernel, problem
-from tests.dispatch.test_select import kernels, policies, problems, wish
+from tests.dispatch.test_select import kernels, override, policies, problems
 
 
 @settings(max_examples=300, deadline=None)
@@ -33,23 +33,23 @@ def test_the_first_that_can_run_is_the_best_of_all_that_can(candidates, policy, 
     machine = SimulatedMachine({})
     for one in data.draw(st.lists(st.sampled_from(candidates), max_size=2)):
         machine.cannot_load("toy", one.name, Rejection("load_failed", "gone"))
-    verdict = choose(*candidates, policy=policy, asked=asked, machine=machine)
-    question, ranking = verdict.tell.args[:2]
+    selection = choose(*candidates, policy=policy, asked=asked, machine=machine)
+    question, ranking = selection.tell.args[:2]
     able = [one for one in ranking if not list(reasons(question, one))]
-    wished = as_wished("toy", able, policy)
-    assert verdict.kernel is (wished[0] if wished else None)
+    wished = as_preferred("toy", able, policy)
+    assert selection.kernel is (wished[0] if wished else None)
     assert all(can_run(question, one) is (one in able) for one in ranking)
-    accepted = [decision.kernel for decision in verdict.decisions if decision.accepted]
-    assert accepted == ([one.name for one in wished] if verdict.kernel else [])
+    accepted = [decision.kernel for decision in selection.decisions if decision.accepted]
+    assert accepted == ([one.name for one in wished] if selection.kernel else [])
 
 
 class TestTheMomentOfChoice:
     def test_kernels_behind_the_chosen_one_are_not_asked_until_somebody_looks(self) -> None:
         costly: list[int] = []
         behind = kernel("a.one", Rule(("width",), lambda asked: costly.append(asked.width)), band=Band.PORTABLE)
-        verdict = choose(behind, kernel("b.one", band=Band.TUNED))
-        assert (verdict.selected, costly) == ("b.one", [])
-        assert [item.code for item in verdict.decisions] == ["selected", "supported"]
+        selection = choose(behind, kernel("b.one", band=Band.TUNED))
+        assert (selection.selected, costly) == ("b.one", [])
+        assert [item.code for item in selection.decisions] == ["selected", "supported"]
         assert costly == [64]
 
     def test_a_failure_to_load_that_came_later_is_not_told(self) -> None:
@@ -106,7 +106,7 @@ class TestTheMomentOfChoice:
 
 
 class TestValue:
-    def test_equal_verdicts_are_one_key(self) -> None:
+    def test_equal_selections_are_one_key(self) -> None:
         pair = kernel("a.one"), kernel("b.one", Between("width", 1, 32))
         first, second = choose(*pair), choose(*pair)
         assert first == second
@@ -115,31 +115,31 @@ class TestValue:
         assert first != "a.one"
 
     def test_equality_sees_every_decision(self) -> None:
-        """Two verdicts that choose the same for the same reason, and differ in what they say of another kernel."""
+        """Two selections that choose the same for the same reason, and differ in what they say of another kernel."""
         loser = kernel("b.one")
-        policy = Policy(disables=(wish("b"),))
+        policy = Policy(disables=(override("b"),))
         assert choose(A_ONE, loser).selected == choose(A_ONE, loser, policy=policy).selected
         assert choose(A_ONE, loser) != choose(A_ONE, loser, policy=policy)
 
     @pytest.mark.parametrize("look_first", [False, True])
     def test_what_is_stored_or_sent_tells_the_same(self, look_first: bool) -> None:
-        verdict = choose(A_ONE, kernel("b.one", Between("width", 1, 32)))
+        selection = choose(A_ONE, kernel("b.one", Between("width", 1, 32)))
         if look_first:
-            assert len(verdict.decisions) == 2
-        for again in (pickle.loads(pickle.dumps(verdict)), copy.copy(verdict), copy.deepcopy(verdict)):
-            assert again.to_dict() == verdict.to_dict()
-            assert str(again) == str(verdict)
-            assert again.decisions == verdict.decisions
+            assert len(selection.decisions) == 2
+        for again in (pickle.loads(pickle.dumps(selection)), copy.copy(selection), copy.deepcopy(selection)):
+            assert again.to_dict() == selection.to_dict()
+            assert str(again) == str(selection)
+            assert again.decisions == selection.decisions
 
     def test_its_repr_shows_the_decisions(self) -> None:
         assert "decisions=(Decision(kernel='a.one', accepted=True, code='selected'" in repr(choose(A_ONE))
 
     def test_threads_that_look_at_once_see_the_same(self) -> None:
-        verdict = kernelhub.explain("paged_attention", device="H200", head_dim_qk=128)
+        selection = kernelhub.explain("paged_attention", device="H200", head_dim_qk=128)
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            told = list(pool.map(lambda _: str(verdict), range(64)))
+            told = list(pool.map(lambda _: str(selection), range(64)))
         assert len(set(told)) == 1
-        assert len(verdict.decisions) == len(HUB.registry.candidates("paged_attention").kernels)
+        assert len(selection.decisions) == len(HUB.registry.candidates("paged_attention").kernels)
 
 
 A_ONE = kernel("a.one", band=Band.TUNED)

@@ -20,8 +20,8 @@ ASK = """
 import kernelhub
 from kernelhub.dispatch.fingerprint import record_digest
 from kernelhub.dispatch.hub import HUB
-verdict = kernelhub.explain("paged_attention", device="CPU")
-print(HUB.fingerprint_of(verdict))
+selection = kernelhub.explain("paged_attention", device="CPU")
+print(HUB.fingerprint_of(selection))
 for op in HUB.registry.contracts:
     for kernel in HUB.registry.candidates(op).kernels:
         print(op, kernel.name, record_digest(kernel))
@@ -89,10 +89,10 @@ class TestVersions:
 
 class TestFingerprints:
     def test_whatever_two_ranks_must_have_in_common_counts(self):
-        verdict = kernelhub.explain("fp8_gemm", device="CPU")
-        backend = HUB.registry.backends[verdict.kernel.backend].backend
-        mark = fingerprint_of(verdict, backend, SimulatedMachine({"torch": "2.13.0"}))
-        same = fingerprint_of(verdict, backend, SimulatedMachine({"torch": "2.13.0"}))
+        selection = kernelhub.explain("fp8_gemm", device="CPU")
+        backend = HUB.registry.backends[selection.kernel.backend].backend
+        mark = fingerprint_of(selection, backend, SimulatedMachine({"torch": "2.13.0"}))
+        same = fingerprint_of(selection, backend, SimulatedMachine({"torch": "2.13.0"}))
         assert str(mark) == str(same)
         others = [
             fingerprint_of(kernelhub.explain("fp8_gemm", device="CPU", n=512), backend, SimulatedMachine({})),

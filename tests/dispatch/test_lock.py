@@ -41,7 +41,7 @@ def call(**more):
     return kernelhub.report().rows[-1].kernel
 
 
-def verdict(**more):
+def selection(**more):
     q = torch.zeros(1, 8, 4, 32)
     return kernelhub.explain(kernelhub.attention, q, q, q, causal=True, **more)
 
@@ -71,7 +71,7 @@ class TestHolds:
         path = lock()
         line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if '"kernel"' in text)
         assert call() == "torch.blocked"
-        told = verdict()
+        told = selection()
         assert (told.selected, told.source, told.because) == ("torch.blocked", "lock", f"{path}:{line}")
         others = [item for item in told.decisions if item.code == "not_requested"]
         assert others
@@ -82,7 +82,7 @@ class TestHolds:
         lock()
         monkeypatch.delenv("KERNELHUB_LOCK")
         kernelhub.reload()
-        assert verdict().source != "lock"
+        assert selection().source != "lock"
 
     def test_a_facet_that_the_file_does_not_name_has_its_default(self, lock):
         path = lock()
@@ -90,14 +90,14 @@ class TestHolds:
         del document["decisions"][0]["problem"]["q_len"]  # whose default is many
         path.write_text(json.dumps(document))
         kernelhub.reload()
-        assert verdict().source != "lock"
+        assert selection().source != "lock"
         q = torch.zeros(1, 64, 4, 32)
         assert kernelhub.explain(kernelhub.attention, q, q, q, causal=True).because == f"{path}:1"
 
-    def test_a_packing_plan_reads_the_same_verdict(self, lock):
+    def test_a_packing_plan_reads_the_same_selection(self, lock):
         lock()
         op = kernelhub.attention.op
-        assert [kernel.name for kernel in op.ranked(verdict().problem, None)] == ["torch.blocked"]
+        assert [kernel.name for kernel in op.ranked(selection().problem, None)] == ["torch.blocked"]
 
 
 class TestPackedWeights:
@@ -120,8 +120,8 @@ class TestPackedWeights:
         assert "not_locked" in {item.code for item in other.decisions}
 
     def test_by_an_agreement(self):
-        verdict = kernelhub.explain("fp4_gemm", device="H200", n=4096, k=4096, backend="triton")
-        kernelhub.agree(what=verdict)
+        selection = kernelhub.explain("fp4_gemm", device="H200", n=4096, k=4096, backend="triton")
+        kernelhub.agree(what=selection)
         packed = kernelhub.explain("fp4_gemm", device="H200", n=4096, k=4096, weight_layout="fp4.tiles64x128.v1")
         assert packed.source == "ranks"
 
@@ -139,7 +139,7 @@ class TestPrecedence:
             kernelhub.configure(attention="torch.sdpa")
         with kernelhub.use(**({"attention": "torch.sdpa"} if word == "context" else {})):
             backend = {"backend": "torch.sdpa"} if word == "kwarg" else {}
-            told = verdict(**backend)
+            told = selection(**backend)
             assert call(**backend) == "torch.sdpa"
         assert (told.source, told.selected) == (word, "torch.sdpa")
         (sentence,) = told.overruled
@@ -163,7 +163,7 @@ class TestPrecedence:
         if place == "configure":
             kernelhub.configure(prefer="torch.sdpa")
         with kernelhub.use(prefer="torch.sdpa" if place == "context" else ()):
-            told = verdict()
+            told = selection()
         assert (told.source, told.selected) == ("lock", "torch.blocked")
         (sentence,) = told.overruled
         assert "names torch.sdpa" in sentence
@@ -173,12 +173,12 @@ class TestPrecedence:
         lock()
         monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "TRITON_ATTN")
         kernelhub.reload()
-        assert verdict().source == "lock"
+        assert selection().source == "lock"
 
     def test_disable_is_stronger_and_then_the_lock_fails_closed(self, lock):
         path = lock()
         with kernelhub.use(disable="torch.blocked"):
-            assert verdict().selected is None
+            assert selection().selected is None
             with pytest.raises(NoKernel) as caught:
                 call()
         message = str(caught.value)
@@ -192,7 +192,7 @@ class TestPrecedence:
         with kernelhub.use(unsafe=True), pytest.raises(NoKernel, match="does not support softcap"):
             call(softcap=1.0)
         with kernelhub.use(unsafe=True, attention="torch.sdpa"):
-            assert verdict(softcap=1.0).selected == "torch.sdpa"
+            assert selection(softcap=1.0).selected == "torch.sdpa"
 
 
 class TestFails:
@@ -219,7 +219,7 @@ class TestFails:
         )
         lock("absent.kernel")
         kernelhub.register_backend(SimpleNamespace(BACKEND=Backend("absent", ""), KERNELS=(record,)))
-        assert verdict().selected == "absent.kernel"
+        assert selection().selected == "absent.kernel"
         with pytest.raises(NoKernel, match="load_failed: importing kernelhub_test_absent raised ModuleNotFoundError"):
             call()
 
@@ -240,9 +240,9 @@ class TestFails:
                 ),
             )
         )
-        assert verdict().selected != "fresh.kernel"
+        assert selection().selected != "fresh.kernel"
         lock("fresh.kernel")
-        assert verdict().selected == "fresh.kernel"
+        assert selection().selected == "fresh.kernel"
 
     def test_a_kernel_that_is_no_more_is_told(self, lock):
         lock("oldlib.kernel")
@@ -252,7 +252,7 @@ class TestFails:
     def test_what_is_asked_of_all_kernels_is_asked_of_the_locked_one(self, lock):
         lock("torch.sdpa")
         with kernelhub.use(batch_invariant=True):
-            told = verdict()
+            told = selection()
         assert told.selected is None
         assert next(item for item in told.decisions if item.kernel == "torch.sdpa").code == "batch_variant"
 
@@ -384,6 +384,6 @@ class TestClosed:
         path = lock("", missing=missing)
         with pytest.raises(NoKernel, match="says that no kernel could run this problem"):
             call()
-        assert {item.code for item in verdict().decisions} == {"not_locked"}
-        assert str(path) in verdict().decisions[0].reason
+        assert {item.code for item in selection().decisions} == {"not_locked"}
+        assert str(path) in selection().decisions[0].reason
         assert call(causal=False) if missing == "auto" else True

@@ -14,13 +14,13 @@ from kernelhub.dispatch.constraint import NOT_BUILT, Between, OnDevice, OneOf, P
 from kernelhub.dispatch.kernel import Band, KnownBad
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.order import Line
-from kernelhub.dispatch.policy import Layer, Policy, Wish, combine
+from kernelhub.dispatch.policy import Layer, Override, Policy, combine
 from kernelhub.dispatch.problem import feature_name
 from tests.dispatch.fakes import SCHEMA, choose, kernel, problem
 
 
-def wish(*names: str, source: str = "context", ops: str = "*") -> Wish:
-    return Wish(ops, names, source, f"{source}:{','.join(names)}")
+def override(*names: str, source: str = "context", ops: str = "*") -> Override:
+    return Override(ops, names, source, f"{source}:{','.join(names)}")
 
 
 A, B, C = kernel("a.one"), kernel("b.one"), kernel("c.one", band=Band.TUNED)
@@ -35,9 +35,9 @@ class TestWhoDecides:
         assert choose(B, A).selected == "a.one"
 
     def test_a_line_comes_before_bands(self) -> None:
-        verdict = choose(A, B, lines=(Line("hopper", "prefill", ("b.one", "a.one"), "measured"),))
-        assert (verdict.selected, verdict.source) == ("b.one", "order")
-        assert "measured" in verdict.because
+        selection = choose(A, B, lines=(Line("hopper", "prefill", ("b.one", "a.one"), "measured"),))
+        assert (selection.selected, selection.source) == ("b.one", "order")
+        assert "measured" in selection.because
 
     def test_an_unlisted_kernel_of_a_higher_band_comes_before_the_line(self) -> None:
         lines = (Line("hopper", "prefill", ("b.one", "a.one"), "measured"),)
@@ -55,62 +55,62 @@ class TestWhoDecides:
         assert unasked.selected == "a.one"
         assert next(d for d in unasked.decisions if d.kernel == "d.slow").code == NOT_BUILT
         for names in (("d",), ("d.slow",), ("d", "a")):
-            assert choose(A, slow, policy=Policy(requests=(wish(*names),))).selected == "d.slow"
-            assert choose(A, slow, policy=Policy(prefers=(wish(*names),))).selected == "d.slow"
-        assert choose(A, slow, policy=Policy(prefers=(wish("a"),))).selected == "a.one"
+            assert choose(A, slow, policy=Policy(requests=(override(*names),))).selected == "d.slow"
+            assert choose(A, slow, policy=Policy(prefers=(override(*names),))).selected == "d.slow"
+        assert choose(A, slow, policy=Policy(prefers=(override("a"),))).selected == "a.one"
 
     def test_preferences_rank_and_do_not_force(self) -> None:
-        policy = Policy(prefers=(wish("missing.x", "b"),))
+        policy = Policy(prefers=(override("missing.x", "b"),))
         assert choose(A, B, C, policy=policy).selected == "b.one"
         narrow = kernel("b.one", Between("width", 1, 32))
         assert choose(A, narrow, C, policy=policy).selected == "c.one"
 
     def test_the_stronger_preference_ranks_first(self) -> None:
-        policy = Policy(prefers=(wish("b"), wish("a")))
+        policy = Policy(prefers=(override("b"), override("a")))
         assert choose(A, B, C, policy=policy).selected == "b.one"
 
     def test_a_request_runs_what_it_names_or_nothing(self) -> None:
-        policy = Policy(requests=(wish("b"),))
+        policy = Policy(requests=(override("b"),))
         assert choose(A, B, C, policy=policy).selected == "b.one"
         refusing = kernel("b.one", Between("width", 1, 32))
-        verdict = choose(A, refusing, C, policy=policy)
-        assert verdict.selected is None
-        assert verdict.explicit
+        selection = choose(A, refusing, C, policy=policy)
+        assert selection.selected is None
+        assert selection.explicit
 
     def test_a_request_of_several_takes_the_first_that_can(self) -> None:
-        policy = Policy(requests=(wish("b", "a"),))
+        policy = Policy(requests=(override("b", "a"),))
         assert choose(A, kernel("b.one", Between("width", 1, 32)), C, policy=policy).selected == "a.one"
 
     def test_the_first_request_that_concerns_the_op_decides(self) -> None:
-        policy = Policy(requests=(wish("a", ops="other"), wish("b"), wish("c")))
+        policy = Policy(requests=(override("a", ops="other"), override("b"), override("c")))
         assert choose(A, B, C, policy=policy).selected == "b.one"
 
     def test_disable_removes_even_what_is_forced(self) -> None:
-        policy = Policy(requests=(wish("b", source="force"),), disables=(wish("b.*"),))
-        verdict = choose(A, B, policy=policy)
-        assert verdict.selected is None
-        assert {d.kernel: d.code for d in verdict.decisions}["b.one"] == "disabled"
+        policy = Policy(requests=(override("b", source="force"),), disables=(override("b.*"),))
+        selection = choose(A, B, policy=policy)
+        assert selection.selected is None
+        assert {d.kernel: d.code for d in selection.decisions}["b.one"] == "disabled"
 
     @pytest.mark.parametrize(
         ("flag", "code"), [("deterministic", "nondeterministic"), ("batch_invariant", "batch_variant")]
     )
     def test_flags_filter_the_candidates(self, flag: str, code: str) -> None:
         keeps = kernel("a.one", **{flag: True})
-        verdict = choose(keeps, C, policy=Policy(**{flag: True}))
-        assert verdict.selected == "a.one"
-        assert {d.kernel: d.code for d in verdict.decisions}["c.one"] == code
+        selection = choose(keeps, C, policy=Policy(**{flag: True}))
+        assert selection.selected == "a.one"
+        assert {d.kernel: d.code for d in selection.decisions}["c.one"] == code
 
 
 class TestOrderOfSources:
     """disable > KERNELHUB_FORCE > backend= > use, innermost first > configure > preferences."""
 
     LAYERS = (
-        Layer(requests=(wish("force.x", source="force"),)),
-        Layer(requests=(wish("inner.x"),), prefers=(wish("pi.x"),)),
-        Layer(requests=(wish("outer.x"),)),
-        Layer(requests=(wish("configured.x", source="configure"),), prefers=(wish("pc.x"),)),
-        Layer(prefers=(wish("pe.x", source="environment"),)),
-        Layer(prefers=(wish("pf.x", source="file"),)),
+        Layer(requests=(override("force.x", source="force"),)),
+        Layer(requests=(override("inner.x"),), prefers=(override("pi.x"),)),
+        Layer(requests=(override("outer.x"),)),
+        Layer(requests=(override("configured.x", source="configure"),), prefers=(override("pc.x"),)),
+        Layer(prefers=(override("pe.x", source="environment"),)),
+        Layer(prefers=(override("pf.x", source="file"),)),
     )
     KERNELS = tuple(
         kernel(f"{name}.x") for name in ("force", "kwarg", "inner", "outer", "configured", "pi", "pc", "pe", "pf")
@@ -155,34 +155,34 @@ class TestReasons:
         assert [item.code for item in decision.rejections] == ["constraint_error", "range"]
 
     def test_a_missing_package_is_named_with_its_remedy(self) -> None:
-        verdict = choose(kernel("a.one", Package("nosuch", ">=2")), machine=SimulatedMachine({"nosuch": "1.0"}))
-        assert verdict.decisions[0].code == "package_version"
-        assert "nosuch 1.0" in verdict.decisions[0].reason
-        assert verdict.decisions[0].remedy == 'pip install "nosuch>=2"'
+        selection = choose(kernel("a.one", Package("nosuch", ">=2")), machine=SimulatedMachine({"nosuch": "1.0"}))
+        assert selection.decisions[0].code == "package_version"
+        assert "nosuch 1.0" in selection.decisions[0].reason
+        assert selection.decisions[0].remedy == 'pip install "nosuch>=2"'
 
     @pytest.mark.fault("constraint_raises")
     def test_a_constraint_that_raises_rejects_its_kernel_and_no_other(self) -> None:
         def broken(_: object) -> str:
             raise RuntimeError("boom")
 
-        verdict = choose(kernel("a.one", Rule(("width",), broken)), B)
-        assert verdict.selected == "b.one"
-        assert {d.kernel: d.code for d in verdict.decisions}["a.one"] == "constraint_error"
+        selection = choose(kernel("a.one", Rule(("width",), broken)), B)
+        assert selection.selected == "b.one"
+        assert {d.kernel: d.code for d in selection.decisions}["a.one"] == "constraint_error"
 
     @pytest.mark.fault("known_bad")
     def test_a_known_bad_kernel_is_not_chosen_where_it_is_bad(self) -> None:
         bad = KnownBad("c.*", "toy", (OnDevice("nvidia", only=((9, 0),)),), "wrong sums", "https://example.org/1")
-        verdict = choose(A, C, known_bad=(bad,))
-        assert verdict.selected == "a.one"
-        decision = next(d for d in verdict.decisions if d.kernel == "c.one")
+        selection = choose(A, C, known_bad=(bad,))
+        assert selection.selected == "a.one"
+        decision = next(d for d in selection.decisions if d.kernel == "c.one")
         assert decision.code == "known_bad"
         assert "https://example.org/1" in decision.reason
 
     def test_a_known_bad_kernel_runs_only_when_forced_unsafely(self) -> None:
         bad = KnownBad("c.*", "*", (), "wrong sums", "https://example.org/1")
-        asked = Policy(requests=(wish("c"),))
+        asked = Policy(requests=(override("c"),))
         assert choose(A, C, known_bad=(bad,), policy=asked).selected is None
-        unsafe = Policy(requests=(wish("c"),), unsafe=True)
+        unsafe = Policy(requests=(override("c"),), unsafe=True)
         assert choose(A, C, known_bad=(bad,), policy=unsafe).selected == "c.one"
 
     def test_the_text_names_every_kernel_and_its_reason(self) -> None:
@@ -192,8 +192,8 @@ class TestReasons:
 
 
 NAMES = ("a", "b", "c", "a.one", "b.two", "c.*", "*.one", "nothing")
-wishes = st.builds(
-    wish,
+overrides = st.builds(
+    override,
     st.sampled_from(NAMES),
     st.sampled_from(NAMES),
     source=st.sampled_from(("force", "context", "environment")),
@@ -201,9 +201,9 @@ wishes = st.builds(
 )
 policies = st.builds(
     Policy,
-    requests=st.lists(wishes, max_size=2).map(tuple),
-    prefers=st.lists(wishes, max_size=3).map(tuple),
-    disables=st.lists(wishes, max_size=2).map(tuple),
+    requests=st.lists(overrides, max_size=2).map(tuple),
+    prefers=st.lists(overrides, max_size=3).map(tuple),
+    disables=st.lists(overrides, max_size=2).map(tuple),
     deterministic=st.booleans(),
     batch_invariant=st.booleans(),
     unsafe=st.booleans(),
@@ -231,28 +231,28 @@ problems = st.builds(
 @given(st.lists(kernels, min_size=1, max_size=6, unique_by=lambda k: k.name), policies, problems)
 def test_a_selection_tells_the_whole_truth(candidates, policy, asked) -> None:
     """One decision per kernel, each with a reason; the winner was accepted and honours all that was asked."""
-    verdict = choose(*candidates, policy=policy, asked=asked)
-    assert sorted(d.kernel for d in verdict.decisions) == sorted(k.name for k in candidates)
-    assert all(d.reason and d.code and "unknown" not in d.reason for d in verdict.decisions)
-    assert [d.kernel for d in verdict.decisions if d.code == "selected"] == (
-        [verdict.selected] if verdict.selected else []
+    selection = choose(*candidates, policy=policy, asked=asked)
+    assert sorted(d.kernel for d in selection.decisions) == sorted(k.name for k in candidates)
+    assert all(d.reason and d.code and "unknown" not in d.reason for d in selection.decisions)
+    assert [d.kernel for d in selection.decisions if d.code == "selected"] == (
+        [selection.selected] if selection.selected else []
     )
-    if verdict.kernel is None:
-        assert not any(d.accepted for d in verdict.decisions)
+    if selection.kernel is None:
+        assert not any(d.accepted for d in selection.decisions)
         return
     request = policy.request_for("toy")
-    asked_for = request is not None and any(verdict.kernel.matches(name) for name in request.names)
+    asked_for = request is not None and any(selection.kernel.matches(name) for name in request.names)
     assert request is None or asked_for, "an explicit choice was replaced"
-    assert not any(w.concerns("toy") and any(verdict.kernel.matches(n) for n in w.names) for w in policy.disables)
+    assert not any(w.concerns("toy") and any(selection.kernel.matches(n) for n in w.names) for w in policy.disables)
     if not (policy.unsafe and asked_for):
         used = [
             feature_name(n, getattr(asked, n))
             for n in ("softcap", "sinks", "layout")
             if getattr(asked, n) not in (False, "NHD")
         ]
-        assert set(used) <= verdict.kernel.features, "a feature was dropped"
-        assert asked.width >= 64 or verdict.kernel.constraints[0].low == 1
-    assert choose(*candidates, policy=policy, asked=asked) == verdict
+        assert set(used) <= selection.kernel.features, "a feature was dropped"
+        assert asked.width >= 64 or selection.kernel.constraints[0].low == 1
+    assert choose(*candidates, policy=policy, asked=asked) == selection
 
 
 def test_what_a_machine_keeps_changes_no_reason() -> None:
@@ -267,10 +267,10 @@ def test_what_a_machine_keeps_changes_no_reason() -> None:
     policies = (
         Policy(),
         Policy(barred=barred),
-        Policy(prefers=(wish("d"),)),
-        Policy(requests=(wish("d.slow"),)),
-        Policy(requests=(wish("d.slow"),), unsafe=True),
-        Policy(disables=(wish("d"),)),
+        Policy(prefers=(override("d"),)),
+        Policy(requests=(override("d.slow"),)),
+        Policy(requests=(override("d.slow"),), unsafe=True),
+        Policy(disables=(override("d"),)),
         Policy(deterministic=True),
         Policy(batch_invariant=True),
     )
@@ -294,24 +294,24 @@ class TestAMachineThatIsNotHere:
     @pytest.mark.parametrize("built", [None, "12.6", "13.0"])
     def test_torch_is_assumed_to_be_built_for_the_device(self, built: str | None, monkeypatch) -> None:
         monkeypatch.setattr(torch.version, "cuda", built)
-        verdict = kernelhub.explain("fp8_gemm", device="H200", rows="many")
-        codes = {decision.kernel: decision.code for decision in verdict.decisions}
+        selection = kernelhub.explain("fp8_gemm", device="H200", rows="many")
+        codes = {decision.kernel: decision.code for decision in selection.decisions}
         assert (codes["torch.scaled_mm_blockwise"] == "package_version") == (built == "12.6")
-        assert f"is built for CUDA {built or '13.0'}" in verdict.assumed
-        assert f"assumed: {verdict.assumed}" in str(verdict)
-        assert verdict.to_dict()["assumed"] == verdict.assumed
-        assert ("(here: " in verdict.assumed) == (built is None)
+        assert f"is built for CUDA {built or '13.0'}" in selection.assumed
+        assert f"assumed: {selection.assumed}" in str(selection)
+        assert selection.to_dict()["assumed"] == selection.assumed
+        assert ("(here: " in selection.assumed) == (built is None)
 
     @pytest.mark.parametrize(
         ("packages", "able"), [({}, True), ({"torch": "2.13.0+cu126"}, False), ({"torch": "2.8.0+cu129"}, False)]
     )
     def test_a_described_machine_tells_the_build_of_its_torch(self, packages: dict[str, str], able: bool) -> None:
         machine = kernelhub.SimulatedMachine({"triton": "3.7.1", **packages})
-        verdict = kernelhub.explain("fp8_gemm", device="H200", rows="many", machine=machine)
-        assert (verdict.selected == "torch.scaled_mm_blockwise") is able
-        assert "triton 3.7.1 installed beside it" in verdict.assumed
+        selection = kernelhub.explain("fp8_gemm", device="H200", rows="many", machine=machine)
+        assert (selection.selected == "torch.scaled_mm_blockwise") is able
+        assert "triton 3.7.1 installed beside it" in selection.assumed
 
     def test_nothing_is_assumed_of_this_machine(self) -> None:
-        verdict = kernelhub.explain("attention", device="cpu")
-        assert verdict.assumed == ""
-        assert "assumed" not in verdict.to_dict()
+        selection = kernelhub.explain("attention", device="cpu")
+        assert selection.assumed == ""
+        assert "assumed" not in selection.to_dict()

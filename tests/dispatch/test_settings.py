@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kernelhub
-from kernelhub.dispatch.settings import VARIABLES, parse_bool, parse_wishes, read_file, read_settings
+from kernelhub.dispatch.settings import VARIABLES, parse_bool, parse_overrides, read_file, read_settings
 from kernelhub.errors import ConfigurationError
 from tests.dispatch.backends import qkv
 
@@ -38,13 +38,13 @@ class TestValues:
             ("", ()),
         ],
     )
-    def test_wishes(self, text: str, pairs: object) -> None:
-        assert parse_wishes(text) == pairs
+    def test_overrides(self, text: str, pairs: object) -> None:
+        assert parse_overrides(text) == pairs
 
     @pytest.mark.parametrize("text", ["attention=", "=triton", "attention=,;"])
-    def test_half_a_wish_is_an_error(self, text: str) -> None:
+    def test_half_a_override_is_an_error(self, text: str) -> None:
         with pytest.raises(ValueError, match=r"is not \[op=\]name"):
-            parse_wishes(text)
+            parse_overrides(text)
 
 
 class TestEnvironment:
@@ -99,9 +99,9 @@ class TestEnvironment:
         monkeypatch.setenv("KERNELHUB_PREFER", "torch.blocked")
         assert kernelhub.explain(kernelhub.attention, *operands).selected == "torch.packed"
         kernelhub.reload()
-        verdict = kernelhub.explain(kernelhub.attention, *operands)
-        assert (verdict.selected, verdict.source) == ("torch.blocked", "environment")
-        assert "KERNELHUB_PREFER=torch.blocked" in verdict.because
+        selection = kernelhub.explain(kernelhub.attention, *operands)
+        assert (selection.selected, selection.source) == ("torch.blocked", "environment")
+        assert "KERNELHUB_PREFER=torch.blocked" in selection.because
 
     def test_no_variable_is_read_on_a_cached_call(self, monkeypatch) -> None:
         class Watched(dict[str, str]):
@@ -137,9 +137,9 @@ class TestFile:
         )
         monkeypatch.setenv("KERNELHUB_CONFIG", str(path))
         kernelhub.reload()
-        verdict = kernelhub.explain(kernelhub.attention, *qkv())
-        assert (verdict.selected, verdict.source) == ("torch.blocked", "file")
-        assert str(path) in verdict.because
+        selection = kernelhub.explain(kernelhub.attention, *qkv())
+        assert (selection.selected, selection.source) == ("torch.blocked", "file")
+        assert str(path) in selection.because
 
     def test_the_environment_is_stronger(self, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setenv("KERNELHUB_CONFIG", str(self.write(tmp_path, 'prefer = "torch.blocked"')))

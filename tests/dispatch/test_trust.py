@@ -46,8 +46,8 @@ devices = st.sampled_from(sorted(SIMULATED))
 @settings(max_examples=200, deadline=None)
 @given(problems, devices, st.sampled_from(TRUSTS))
 def test_nothing_is_chosen_without_evidence_but_what_the_policy_takes(problem, device, trust) -> None:
-    verdict = choose(problem, device, trust)
-    kernel = record(problem[0], verdict.selected)
+    selection = choose(problem, device, trust)
+    kernel = record(problem[0], selection.selected)
     word = kernel.standing_on(SIMULATED[device].family).word
     allowed = {VERIFIED, PUBLISHED} if trust == "vendor" else {VERIFIED}
     assert word in allowed or (is_portable(problem[0], kernel) and word != OPT_IN)

@@ -172,8 +172,8 @@ class TestQuarantine:
     def test_a_kernel_on_another_device_is_not_concerned(self) -> None:
         liars.attention(liars.Zeros)
         verified()
-        verdict = kernelhub.explain("attention", device="H200")
-        assert decision(verdict).code != "quarantined"
+        selection = kernelhub.explain("attention", device="H200")
+        assert decision(selection).code != "quarantined"
 
     def test_a_right_kernel_of_a_plugin_is_left_alone(self) -> None:
         liars.attention(liars.Truth)

@@ -24,8 +24,8 @@ def test_all_kernels_of_torch_and_cpp_pass_all_checks_on_a_cpu() -> None:
     assert sum(len(result.checks) for result in found.results) >= FEWEST_CHECKS
     assert not any(result.left_out for result in found.results)
     for op in asked:
-        verdict = kernelhub.explain(op, device="cpu")
-        assert "quarantined" not in {decision.code for decision in verdict.decisions}
+        selection = kernelhub.explain(op, device="cpu")
+        assert "quarantined" not in {decision.code for decision in selection.decisions}
 
 
 @pytest.mark.skipif(HAS_GPU, reason="Triton compiles here: its interpreter is not used, 5 cases")

@@ -65,14 +65,14 @@ def verify(name: str, **changes: Any) -> Any:
 class TestTrustHere:
     def test_what_nobody_verified_is_not_chosen_and_the_command_that_changes_it_is_named(self, install) -> None:
         install("g_right")
-        verdict = kernelhub.explain("attention", device="cpu", **CLASS)
-        assert verdict.selected.startswith("torch.")
-        (faster,) = verdict.faster
+        selection = kernelhub.explain("attention", device="cpu", **CLASS)
+        assert selection.selected.startswith("torch.")
+        (faster,) = selection.faster
         assert (faster.kernel, faster.code) == ("vendor.g_right", "untrusted")
         assert "published: 2.1x of torch.sdpa" in faster.hint
         command = "kernelhub verify attention --backend vendor.g_right --causal --head-dim-qk 32 --head-dim-vo 32"
         assert faster.remedy == f"{command} --num-kv-heads 2 --num-q-heads 4 (about 9 s)"
-        assert "would be first; untested on" in str(verdict)
+        assert "would be first; untested on" in str(selection)
 
     def test_it_is_chosen_once_it_was_verified(self, install) -> None:
         install("g_right")
@@ -182,9 +182,9 @@ class TestWrongKernels:
         found = verify(name)
         assert [result.code for result in found.results] == [code]
         with kernelhub.use(trust="vendor"):
-            verdict = kernelhub.explain("attention", device="cpu", **CLASS)
-        assert verdict.selected.startswith("torch.")
-        decision = next(item for item in verdict.decisions if item.kernel == f"vendor.{name}")
+            selection = kernelhub.explain("attention", device="cpu", **CLASS)
+        assert selection.selected.startswith("torch.")
+        decision = next(item for item in selection.decisions if item.kernel == f"vendor.{name}")
         assert decision.code == "quarantined"
         assert "--num-q-heads 4" in decision.remedy
 
@@ -335,8 +335,8 @@ def codes() -> dict[str, str]:
 
 
 def items_of_heads(heads: tuple[int, ...]) -> list[Any]:
-    verdicts = [kernelhub.explain("attention", device="cpu", **{**CLASS, "num_q_heads": number}) for number in heads]
-    return items_of(verdicts, [17, 18], {}, on_gpu=False)
+    selections = [kernelhub.explain("attention", device="cpu", **{**CLASS, "num_q_heads": number}) for number in heads]
+    return items_of(selections, [17, 18], {}, on_gpu=False)
 
 
 def facts_of_cpu() -> Any:

@@ -104,7 +104,7 @@ def tuned(need: Any, **more: Any) -> Any:
     return kernelhub.tune(need, **(usual | more))
 
 
-def verdict() -> Any:
+def selection() -> Any:
     return kernelhub.explain("attention", device="cpu", **FACETS)
 
 
@@ -119,14 +119,14 @@ def packed_call(tokens: int = 5) -> Any:
 class TestTheFastestWins:
     def test_a_slow_kernel_that_the_order_prefers_loses_and_the_fast_one_is_chosen(self, need) -> None:
         plugin("slow", Slow)
-        assert verdict().selected == "slow.k"
+        assert selection().selected == "slow.k"
         found = tuned(need)
         (entry,) = found.entries
         assert entry.order[0] == "slow.k"
         assert entry.chosen != "slow.k"
         assert entry.word == "faster"
         assert entry.ranking.index("slow.k") > 0
-        now = verdict()
+        now = selection()
         assert (now.selected, now.source) == (entry.chosen, "tuned")
         assert f"measured {entry.date[:10]}: {entry.chosen} " in now.because
         assert " us for 5 tokens, next " in now.because
@@ -144,16 +144,16 @@ class TestTheFastestWins:
         Slow.launches = 0
         for _ in range(3):
             packed_call()
-        assert verdict().selected == chosen
+        assert selection().selected == chosen
         assert Slow.launches == 0
 
     def test_of_two_plugins_the_fast_one_wins(self, need) -> None:
         plugin("a_slow", Slow)
         plugin("quick", Quick)
-        assert verdict().selected == "a_slow.k"
+        assert selection().selected == "a_slow.k"
         found = tuned(need, backend=("a_slow", "quick"))
         assert found.entries[0].ranking == ("quick.k", "a_slow.k")
-        now = verdict()
+        now = selection()
         assert (now.selected, now.source) == ("quick.k", "tuned")
         assert [item.kernel for item in now.decisions[:2]] == ["quick.k", "a_slow.k"]
         assert now.decisions[2].accepted, "what was not measured ranks behind"
@@ -162,20 +162,20 @@ class TestTheFastestWins:
         plugin("slow", Slow)
         tuned(need)
         with kernelhub.use(prefer={"attention": "slow"}):
-            assert (verdict().selected, verdict().source) == ("slow.k", "context")
+            assert (selection().selected, selection().source) == ("slow.k", "context")
         with kernelhub.use(attention="slow"):
-            assert verdict().explicit
-            assert verdict().selected == "slow.k"
+            assert selection().explicit
+            assert selection().selected == "slow.k"
         monkeypatch.setenv("KERNELHUB_PREFER", "slow")
         kernelhub.reload()
-        plugin_again = verdict()
+        plugin_again = selection()
         assert (plugin_again.selected, plugin_again.source) == ("slow.k", "environment")
 
     def test_where_the_chosen_one_is_disabled_the_next_measured_one_is_taken(self, need) -> None:
         plugin("slow", Slow)
         (entry,) = tuned(need).entries
         with kernelhub.use(disable=entry.chosen):
-            now = verdict()
+            now = selection()
         assert (now.selected, now.source) == (entry.ranking[1], "tuned")
 
     def test_another_problem_is_chosen_as_before(self, need) -> None:
@@ -188,7 +188,7 @@ class TestTheFastestWins:
         tuned(need)
         assert kernelhub.explain("attention", device="H200", **FACETS).source != "tuned"
 
-    def test_plans_and_verdicts_can_be_tuned_too(self) -> None:
+    def test_plans_and_selections_can_be_tuned_too(self) -> None:
         q = torch.randn(1, 32, 2, 16)
         plan = kernelhub.attention.prepare(q, q, q, causal=True)
         found = tuned([plan, plan.selection], token_counts=[32])
@@ -206,13 +206,13 @@ class TestTheFastestWins:
 class TestWhoIsWrong:
     def test_a_kernel_that_lies_is_never_chosen_however_fast(self, need) -> None:
         plugin("liar", Lies)
-        assert verdict().selected == "liar.k"
+        assert selection().selected == "liar.k"
         found = tuned(need)
         assert not found.ok
         assert "it gave nothing but zeros" in found.wrong["attention", "liar.k"]
         assert "liar.k" not in found.entries[0].ranking
         assert "wrong: attention liar.k: wrong: " in str(found)
-        assert verdict().selected != "liar.k", "what was measured and right comes first"
+        assert selection().selected != "liar.k", "what was measured and right comes first"
 
     def test_one_that_lies_for_some_sizes_is_chosen_for_none(self, need) -> None:
         plugin("liar", LiesForMany)
@@ -262,7 +262,7 @@ class TestLimits:
         plugin("interrupts", Interrupts)
         with pytest.raises(KeyboardInterrupt):
             tuned([other, need], token_counts=[5, 40])
-        assert verdict().source != "tuned"
+        assert selection().source != "tuned"
         first = kernelhub.explain("attention", device="cpu", **FACETS | {"softcap": True})
         assert first.source == "tuned"
         assert "5 tokens" in first.because
@@ -305,7 +305,7 @@ class TestLimits:
             tuned(need, **arguments)
 
     def test_neither_model_nor_need(self) -> None:
-        with pytest.raises(ConfigurationError, match="3 is no plan, no verdict of explain and no need"):
+        with pytest.raises(ConfigurationError, match="3 is no plan, no selection of explain and no need"):
             kernelhub.tune([3])
         with pytest.raises(ConfigurationError, match=r"did you mean llama-3\.1-8b"):
             kernelhub.tune("lama-3.1-8b")
@@ -351,7 +351,7 @@ class TestTheReport:
         kernelhub.reload()
         found = tuned(need)
         assert "KERNELHUB_EVIDENCE=0" in found.unheeded
-        assert verdict().source != "tuned"
+        assert selection().source != "tuned"
         monkeypatch.delenv("KERNELHUB_EVIDENCE")
         kernelhub.reload()
-        assert verdict().source == "tuned"
+        assert selection().source == "tuned"

@@ -25,14 +25,14 @@ from tests.evidence.tuned_entries import CPU, entry, keep
 FACETS = {"head_dim_qk": 16, "head_dim_vo": 16, "num_q_heads": 4, "num_kv_heads": 2}
 
 
-def verdict() -> Any:
+def selection() -> Any:
     return kernelhub.explain("attention", device="cpu", **FACETS)
 
 
 @pytest.fixture
 def other() -> str:
     """A kernel that is not chosen without measurements."""
-    accepted = [item.kernel for item in verdict().decisions if item.accepted]
+    accepted = [item.kernel for item in selection().decisions if item.accepted]
     assert len(accepted) > 1
     return accepted[1]
 
@@ -40,8 +40,8 @@ def other() -> str:
 @pytest.fixture
 def kept(cache: Path, other: str) -> Path:
     """A table by which that kernel is the fastest."""
-    keep(entry("attention", FACETS, {verdict().selected: 30.0, other: 10.0}))
-    assert (verdict().selected, verdict().source) == (other, "tuned")
+    keep(entry("attention", FACETS, {selection().selected: 30.0, other: 10.0}))
+    assert (selection().selected, selection().source) == (other, "tuned")
     (path,) = cache.glob("tuned/*/*/attention.json")
     yield path
     notices.forget()
@@ -50,7 +50,7 @@ def kept(cache: Path, other: str) -> Path:
 def reread() -> Any:
     notices.forget()
     kernelhub.reload()
-    return verdict()
+    return selection()
 
 
 def rewrite(path: Path, change: Any) -> None:
@@ -77,14 +77,14 @@ class TestWhatHolds:
 
     def test_entries_of_other_problem_classes_stay(self, kept) -> None:
         keep(entry("attention", FACETS | {"causal": True}, {"torch.packed": 5.0, "torch.blocked": 6.0}))
-        assert verdict().source == "tuned"
+        assert selection().source == "tuned"
         assert kernelhub.explain("attention", device="cpu", **FACETS, causal=True).source == "tuned"
         assert len(list(MeasuredTable(CPU).entries())) == 2
 
     def test_it_is_read_once(self, kept, other) -> None:
         kept.unlink()
         kernelhub.attention.op._forget()
-        assert verdict().selected == other
+        assert selection().selected == other
         assert reread().source != "tuned"
 
     def test_switched_off_it_is_not_looked_for(self, kept, monkeypatch) -> None:
@@ -95,9 +95,9 @@ class TestWhatHolds:
         handle = register("gone", record("gone.k"))
         usual = "torch.packed" if other != "torch.packed" else "torch.sdpa"
         keep(entry("attention", FACETS, {"gone.k": 5.0, other: 10.0, usual: 30.0}))
-        assert verdict().selected == "gone.k"
+        assert selection().selected == "gone.k"
         handle.remove()
-        assert (reread().selected, verdict().source) == (other, "tuned")
+        assert (reread().selected, selection().source) == (other, "tuned")
 
 
 class TestMisses:
@@ -147,7 +147,7 @@ class TestMisses:
     )
     def test_an_entry_that_says_nothing_here(self, cache, change, reason, caplog) -> None:
         keep(entry("attention", FACETS, {"torch.packed": 10.0, "torch.blocked": 30.0}))
-        assert verdict().source == "tuned"
+        assert selection().source == "tuned"
         (path,) = cache.glob("tuned/*/*/attention.json")
         rewrite(path, change)
         assert reread().source != "tuned"
@@ -171,9 +171,9 @@ class TestWriting:
             blocked.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
         for name in ("KERNELHUB_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "TMPDIR"):
             monkeypatch.setenv(name, str(blocked))
-        keep(entry("attention", FACETS, {verdict().selected: 30.0, other: 10.0}))
-        assert (verdict().selected, verdict().source) == (other, "tuned")
-        assert len(kernelhub.agree(what=verdict(), device="cpu").tuned["entries"]) == 1, "other ranks hear of it too"
+        keep(entry("attention", FACETS, {selection().selected: 30.0, other: 10.0}))
+        assert (selection().selected, selection().source) == (other, "tuned")
+        assert len(kernelhub.agree(what=selection(), device="cpu").tuned["entries"]) == 1, "other ranks hear of it too"
         kernelhub.reload()
         assert any(notice.code == "cache_memory" for notice in kernelhub.cache_notices())
         documents._memory.clear()
@@ -204,20 +204,20 @@ class TestTableFiles:
 
     def test_a_named_file_is_read(self, file, other, monkeypatch) -> None:
         monkeypatch.setenv("KERNELHUB_TUNED", str(file))
-        assert (reread().selected, verdict().source) == (other, "tuned")
+        assert (reread().selected, selection().source) == (other, "tuned")
 
     def test_a_named_folder_is_read(self, file, other, monkeypatch) -> None:
         monkeypatch.setenv("KERNELHUB_TUNED", f"/nonexistent/x.json{os.pathsep}{file.parent}")
         assert reread().selected == other
 
     def test_what_was_measured_here_is_stronger(self, file, other, monkeypatch) -> None:
-        usual = verdict().selected
+        usual = selection().selected
         monkeypatch.setenv("KERNELHUB_TUNED", str(file))
         keep(entry("attention", FACETS, {usual: 10.0, other: 30.0}))
-        assert (reread().selected, verdict().source) == (usual, "tuned")
+        assert (reread().selected, selection().source) == (usual, "tuned")
 
     def test_files_are_read_in_the_order_in_which_they_are_named(self, file, other, monkeypatch, tmp_path) -> None:
-        usual = verdict().selected
+        usual = selection().selected
         second = tmp_path / "second.json"
         tables.export(second, CPU, [entry("attention", FACETS, {usual: 10.0, other: 30.0})])
         monkeypatch.setenv("KERNELHUB_TUNED", f"{second}{os.pathsep}{file}")
@@ -227,7 +227,7 @@ class TestTableFiles:
 
     def test_what_ships_is_read_last(self, file, other, monkeypatch) -> None:
         monkeypatch.setattr(tables, "shipped", lambda: [file])
-        assert (reread().selected, verdict().source) == (other, "tuned")
+        assert (reread().selected, selection().source) == (other, "tuned")
 
     @pytest.mark.parametrize(
         ("change", "reason"),
@@ -245,7 +245,7 @@ class TestTableFiles:
         monkeypatch.setenv("KERNELHUB_TUNED", str(file))
         assert reread().source != "tuned"
         assert reason in caplog.text
-        verdict()
+        selection()
         assert sum(reason in line for line in caplog.messages) == 1
         with pytest.raises(ConfigurationError, match="measure here with `kernelhub tune`"):
             import_table(file, "cpu")
@@ -253,7 +253,7 @@ class TestTableFiles:
     def test_importing_keeps_it_here(self, file, other) -> None:
         assert [item.op for item in import_table(file, "cpu")] == ["attention"]
         file.unlink()
-        assert (reread().selected, verdict().source) == (other, "tuned")
+        assert (reread().selected, selection().source) == (other, "tuned")
 
     def test_a_file_is_the_same_whoever_writes_it(self, file, tmp_path) -> None:
         import_table(file, "cpu")

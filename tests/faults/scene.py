@@ -26,8 +26,8 @@ def acme(target: str, *constraints: Constraint, **more: Any) -> None:
 
 def decision(**features: Any) -> Decision:
     """What was decided about it."""
-    verdict = kernelhub.explain(kernelhub.attention, *qkv(), **features)
-    return next(item for item in verdict.decisions if item.kernel == KERNEL)
+    selection = kernelhub.explain(kernelhub.attention, *qkv(), **features)
+    return next(item for item in selection.decisions if item.kernel == KERNEL)
 
 
 def check(key: str) -> None:

@@ -27,9 +27,9 @@ TRITON = SimulatedMachine({"triton": "3.7.1", "torch": "2.13.0"})
 def test_a_kernel_for_one_device_is_not_taken_on_another(key, device) -> None:
     acme("fakelib:Ones", OnDevice("nvidia", only=((12, 0),)))
     assert kernelhub.explain("attention", device="sm_120", machine=TRITON).selected == KERNEL
-    verdict = kernelhub.explain("attention", device=device, machine=TRITON)
-    code_is(FAULTS[key], next(item for item in verdict.decisions if item.kernel == KERNEL))
-    assert verdict.selected is not None, "something portable runs there"
+    selection = kernelhub.explain("attention", device=device, machine=TRITON)
+    code_is(FAULTS[key], next(item for item in selection.decisions if item.kernel == KERNEL))
+    assert selection.selected is not None, "something portable runs there"
 
 
 CALL = """

@@ -77,9 +77,11 @@ def test_addresses_that_lead_nowhere_are_never_asked(tmp_path) -> None:
 @pytest.mark.fault("cubins_absent")
 def test_binaries_that_would_be_downloaded_keep_their_kernels_out() -> None:
     machine = SimulatedMachine({"flashinfer": "0.6.18", "triton": "3.7.1"}, lacks={"cubins"})
-    verdict = kernelhub.explain("paged_attention", device="B200", machine=machine)
-    lacking = [item for decision in verdict.decisions for item in decision.rejections if item.code == "cubins_missing"]
+    selection = kernelhub.explain("paged_attention", device="B200", machine=machine)
+    lacking = [
+        item for decision in selection.decisions for item in decision.rejections if item.code == "cubins_missing"
+    ]
     assert lacking
     for rejection in lacking:
         code_is(FAULTS["cubins_absent"], rejection)
-    assert verdict.selected is not None
+    assert selection.selected is not None

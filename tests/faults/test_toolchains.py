@@ -146,9 +146,9 @@ class TestCompilerOfThisCpu:
             kernelhub.reload()
             result = kernelhub.fp8_gemm(**given)
             assert result.isfinite().all()
-            verdict = kernelhub.explain(kernelhub.fp8_gemm, **given)
-            assert verdict.selected.startswith("torch.")
-            return next(item for item in verdict.decisions if item.kernel == "cpp.fp8_gemm")
+            selection = kernelhub.explain(kernelhub.fp8_gemm, **given)
+            assert selection.selected.startswith("torch.")
+            return next(item for item in selection.decisions if item.kernel == "cpp.fp8_gemm")
 
         yield call
         build.library.cache_clear()

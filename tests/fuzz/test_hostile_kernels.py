@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 _CHOOSE = """
 import json, kernelhub
 from tests.dispatch.backends import qkv
-verdict = kernelhub.attention.explain(*qkv())
-print(json.dumps([verdict.selected, {item.kernel: [item.code, item.reason] for item in verdict.decisions}]))
+selection = kernelhub.attention.explain(*qkv())
+print(json.dumps([selection.selected, {item.kernel: [item.code, item.reason] for item in selection.decisions}]))
 """
 _VERIFY_HERE = """
 import kernelhub, hostile_kernels_plugin
@@ -77,11 +77,11 @@ class TestInThisProcess:
         install(site, ["segfault"], listed=False)
         assert python(_VERIFY_HERE).returncode == -11
         register()
-        verdict = kernelhub.attention.explain(*qkv())
-        decision = next(item for item in verdict.decisions if item.kernel == "hostile.segfault")
+        selection = kernelhub.attention.explain(*qkv())
+        decision = next(item for item in selection.decisions if item.kernel == "hostile.segfault")
         assert decision.code == "quarantined"
         assert "ended while it verified the kernel" in decision.reason
-        assert verdict.selected != "hostile.segfault"
+        assert selection.selected != "hostile.segfault"
 
     def test_system_exit_does_not_escape(self, site) -> None:
         install(site, ["exit"], listed=False)
@@ -151,9 +151,9 @@ def test_a_gpu_that_a_kernel_holds_is_not_asked_again_in_this_process(site, monk
 def test_warm_up_survives_a_kernel_that_crashes_and_takes_the_next(site, monkeypatch) -> None:
     install(site, ["leave"])
     kernelhub.reload()
-    verdict = kernelhub.attention.explain(*qkv(4, 64))
-    assert verdict.selected == "hostile.leave"
-    done = kernelhub.warmup(verdict, token_counts=[4], device="cpu", context_len=8, max_context_len=16)
+    selection = kernelhub.attention.explain(*qkv(4, 64))
+    assert selection.selected == "hostile.leave"
+    done = kernelhub.warmup(selection, token_counts=[4], device="cpu", context_len=8, max_context_len=16)
     assert done.ok
     assert [(op, kernel) for op, kernel, _ in done.quarantined] == [("attention", "hostile.leave")]
     assert {item.kernel for item in done.items} & {"hostile.leave"} == set()

@@ -263,8 +263,8 @@ def reasons(op: str) -> str:
         for phase, facets in PHASES[op].items():
             lines += ["", f"## {phase}, triton {installed['triton']}"]
             for device in DEVICES:
-                verdict = kernelhub.explain(op, device=device, machine=SimulatedMachine(installed), **facets)
-                codes = "  ".join(f"{decision.kernel}:{decision.code}" for decision in verdict.decisions)
+                selection = kernelhub.explain(op, device=device, machine=SimulatedMachine(installed), **facets)
+                codes = "  ".join(f"{decision.kernel}:{decision.code}" for decision in selection.decisions)
                 lines.append(f"{device:<9}{codes}")
     return "\n".join(lines) + "\n"
 
@@ -306,13 +306,13 @@ def trusted() -> str:
             with kernelhub.use(trust=trust):
                 for label, (op, facets) in ASKED.items():
                     found = [kernelhub.explain(op, device=device, machine=machine, **facets) for device in FAMILIES]
-                    lines.append(_row(label, [verdict.selected or "-" for verdict in found]))
+                    lines.append(_row(label, [selection.selected or "-" for selection in found]))
     return "\n".join(lines) + "\n"
 
 
 def _first_of(library: str, op: str, device: str, machine: SimulatedMachine, facets: dict[str, Any]) -> str:
-    verdict = kernelhub.explain(op, device=device, machine=machine, backend=library, **facets)
-    return (verdict.selected or "-").removeprefix(f"{library}.")
+    selection = kernelhub.explain(op, device=device, machine=machine, backend=library, **facets)
+    return (selection.selected or "-").removeprefix(f"{library}.")
 
 
 def _row(head: str, cells: Any) -> str:

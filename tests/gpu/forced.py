@@ -18,8 +18,8 @@ def decision_of(kernel: str, arguments: dict[str, Any]) -> Decision:
     args, kwargs = split(arguments)
     op = kernelhub.attention if "k" in arguments else kernelhub.paged_attention
     with kernelhub.use(unsafe=False):
-        verdict = op.explain(*args, backend=kernel, **kwargs)
-    return next(item for item in verdict.decisions if item.kernel == kernel)
+        selection = op.explain(*args, backend=kernel, **kwargs)
+    return next(item for item in selection.decisions if item.kernel == kernel)
 
 
 def takes(kernel: str, arguments: dict[str, Any]) -> bool:

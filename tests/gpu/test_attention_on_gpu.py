@@ -119,8 +119,8 @@ class TestSyncs:
     @pytest.mark.parametrize("q_lens", [None, 4, (60, 1, 9)], ids=["decode", "uniform", "mixed"])
     def test_no_call_waits_for_the_gpu(self, q_lens, kernel) -> None:
         arguments = paged_attention_inputs(RICH, seq_lens=(90, 40, 70), q_lens=q_lens, device="cuda")
-        verdict = kernelhub.paged_attention.explain(**arguments, backend=kernel)
-        if verdict.selected is None:
+        selection = kernelhub.paged_attention.explain(**arguments, backend=kernel)
+        if selection.selected is None:
             assert kernel is not None
             return
         for _ in range(3):  # compile, decide and bind, then serve

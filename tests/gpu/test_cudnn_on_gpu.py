@@ -28,9 +28,9 @@ GROUPED = AttentionModel("grouped", 8, 2, 128, 128)
 def needs(arguments: dict[str, Any]) -> None:
     """Skip where the kernel cannot run, with the reason."""
     args, kwargs = split(arguments)
-    verdict = kernelhub.attention.explain(*args, backend=KERNEL, **kwargs)
-    if verdict.selected != KERNEL:
-        decision = next(item for item in verdict.decisions if item.kernel == KERNEL)
+    selection = kernelhub.attention.explain(*args, backend=KERNEL, **kwargs)
+    if selection.selected != KERNEL:
+        decision = next(item for item in selection.decisions if item.kernel == KERNEL)
         pytest.skip(f"{KERNEL}: {decision.reason}")
 
 

@@ -22,14 +22,14 @@ FAST = torch.cuda.is_available() and torch.cuda.get_device_capability() in ((8, 
 
 def need(function: Any, kernel: str, arguments: dict[str, Any]) -> None:
     """Skip with the reason where the kernel cannot run, or its library not be loaded."""
-    verdict = function.explain(**arguments, backend=kernel)
-    if verdict.selected == kernel:
+    selection = function.explain(**arguments, backend=kernel)
+    if selection.selected == kernel:
         try:
             function.prepare(**arguments, backend=kernel)
         except NoKernel:
-            verdict = function.explain(**arguments, backend=kernel)
-    if verdict.selected != kernel:
-        own = next(item for item in verdict.decisions if item.kernel == kernel)
+            selection = function.explain(**arguments, backend=kernel)
+    if selection.selected != kernel:
+        own = next(item for item in selection.decisions if item.kernel == kernel)
         pytest.skip(f"{kernel}: {'; '.join(rejection.reason for rejection in own.rejections)}")
 
 

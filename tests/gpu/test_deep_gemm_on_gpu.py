@@ -28,9 +28,9 @@ SUFFIX = "_ue8m0" if EXPONENTS else ""
 
 def need(op: str, kernel: str, **facets: Any) -> None:
     """Skip with the reason where the kernel cannot run, or not be loaded."""
-    verdict = kernelhub.explain(op, device="cuda", backend=kernel, **facets)
-    if verdict.selected is None:
-        own = next(item for item in verdict.decisions if item.kernel == kernel)
+    selection = kernelhub.explain(op, device="cuda", backend=kernel, **facets)
+    if selection.selected is None:
+        own = next(item for item in selection.decisions if item.kernel == kernel)
         pytest.skip("; ".join(rejection.reason for rejection in own.rejections))
 
 
@@ -106,9 +106,9 @@ class _Grouped:
 
     @pytest.fixture(autouse=True)
     def able(self) -> None:
-        verdict = kernelhub.grouped_gemm.explain(**self.inputs(), backend=self.op_kernel)
-        if verdict.selected is None:
-            own = next(item for item in verdict.decisions if item.kernel == self.op_kernel)
+        selection = kernelhub.grouped_gemm.explain(**self.inputs(), backend=self.op_kernel)
+        if selection.selected is None:
+            own = next(item for item in selection.decisions if item.kernel == self.op_kernel)
             pytest.skip("; ".join(rejection.reason for rejection in own.rejections))
 
     def inputs(self, **changes: Any) -> dict[str, Any]:

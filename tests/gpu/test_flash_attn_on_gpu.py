@@ -26,8 +26,8 @@ FEW_HEADS = AttentionModel("sixteen heads of one", 16, 1, 128, 128)
 
 def why_not(op: str, kernel: str, **facets: Any) -> str | None:
     """Why a kernel cannot run on this GPU; None if it can."""
-    verdict = kernelhub.explain(op, backend=kernel, **facets)
-    decision = next(item for item in verdict.decisions if item.kernel == kernel)
+    selection = kernelhub.explain(op, backend=kernel, **facets)
+    decision = next(item for item in selection.decisions if item.kernel == kernel)
     return None if decision.accepted else decision.reason
 
 

@@ -24,9 +24,9 @@ def inputs(**changes: Any) -> dict[str, Any]:
 
 def needs(kernel: str, arguments: dict[str, Any]) -> None:
     """Skip where the kernel cannot run a call that its record should take, with the reason."""
-    verdict = kernelhub.mla_attention.explain(**arguments, backend=kernel)
-    if verdict.selected != kernel:
-        decision = next(item for item in verdict.decisions if item.kernel == kernel)
+    selection = kernelhub.mla_attention.explain(**arguments, backend=kernel)
+    if selection.selected != kernel:
+        decision = next(item for item in selection.decisions if item.kernel == kernel)
         pytest.skip(f"{kernel}: {decision.reason}")
 
 

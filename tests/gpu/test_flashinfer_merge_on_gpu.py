@@ -25,9 +25,9 @@ MERGE = "flashinfer.merge"
 
 
 def skip_unless_able(arguments: dict[str, Any]) -> None:
-    verdict = kernelhub.merge_attention_states.explain(**arguments, backend=MERGE)
-    if verdict.selected != MERGE:
-        pytest.skip(f"{MERGE} cannot run here, which leaves it unchecked: {reasons(verdict)}")
+    selection = kernelhub.merge_attention_states.explain(**arguments, backend=MERGE)
+    if selection.selected != MERGE:
+        pytest.skip(f"{MERGE} cannot run here, which leaves it unchecked: {reasons(selection)}")
 
 
 class TestMerge(MergeOfHalves):
@@ -89,8 +89,8 @@ def test_beyond_two_to_the_32_elements_of_states(parts) -> None:
 def forced(kernel: str, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
     """By FlashInfer's kernel, against which nothing speaks but that its bits are its own."""
     function, name = getattr(kernelhub, kernel.removesuffix("_kv")), f"flashinfer.{kernel}"
-    verdict = function.explain(x, **options, backend=name)
-    decision = next(item for item in verdict.decisions if item.kernel == name)
+    selection = function.explain(x, **options, backend=name)
+    decision = next(item for item in selection.decisions if item.kernel == name)
     others = [item.reason for item in decision.rejections if item.code != "known_bad"]
     if others:
         pytest.skip(f"{name} cannot run here: {others[0]}")

@@ -47,8 +47,8 @@ def nothing_is_compiled(monkeypatch):
     monkeypatch.setenv("FLASHINFER_NO_DOWNLOAD", "1")
 
 
-def reasons(verdict: Any) -> str:
-    return "; ".join(f"{d.kernel}: {d.rejections[0].reason}" for d in verdict.decisions if d.rejections)[:300]
+def reasons(selection: Any) -> str:
+    return "; ".join(f"{d.kernel}: {d.rejections[0].reason}" for d in selection.decisions if d.rejections)[:300]
 
 
 class Wide(Contract):
@@ -67,9 +67,9 @@ class Wide(Contract):
         return super().inputs(dataclasses.replace(case, inputs=inputs, heads=heads, widths=widths))
 
     @classmethod
-    def verdict(cls, arguments: dict[str, Any], **more: Any) -> Any:
+    def selection(cls, arguments: dict[str, Any], **more: Any) -> Any:
         with mock.patch.dict(os.environ, {"FLASHINFER_DISABLE_JIT": "1"}):  # when cases are collected, too
-            return super().verdict(arguments, **more)
+            return super().selection(arguments, **more)
 
     @classmethod
     def record(cls) -> Any:
@@ -80,9 +80,9 @@ class Wide(Contract):
             for name in record.features
             if name not in FEATURES
             or name == "sinks"
-            or cls.verdict(plain | {"causal": False} | FEATURES[name]).selected == cls.kernel
+            or cls.selection(plain | {"causal": False} | FEATURES[name]).selected == cls.kernel
         }
-        if cls.verdict(cls.inputs(dataclasses.replace(cls.several, kv_scale="value"))).selected != cls.kernel:
+        if cls.selection(cls.inputs(dataclasses.replace(cls.several, kv_scale="value"))).selected != cls.kernel:
             built.discard("kv_scale=value")
         return dataclasses.replace(record, features=frozenset(built))
 
@@ -94,9 +94,9 @@ class Wide(Contract):
 
     @pytest.fixture(autouse=True)
     def runs_here(self):
-        verdict = self.verdict(self.inputs(self.plain))
-        if verdict.selected != self.kernel:
-            pytest.skip(f"{self.kernel} cannot run here, which leaves its contract unchecked: {reasons(verdict)}")
+        selection = self.selection(self.inputs(self.plain))
+        if selection.selected != self.kernel:
+            pytest.skip(f"{self.kernel} cannot run here, which leaves its contract unchecked: {reasons(selection)}")
 
 
 class OneQuery(Wide):
@@ -190,9 +190,9 @@ class TestConcat(ConcatContract):
 
     @pytest.fixture(autouse=True)
     def runs_here(self):
-        verdict = self.verdict()
-        if verdict.selected != self.kernel:
-            pytest.skip(f"{self.kernel} cannot run here, which leaves its contract unchecked: {reasons(verdict)}")
+        selection = self.selection()
+        if selection.selected != self.kernel:
+            pytest.skip(f"{self.kernel} cannot run here, which leaves its contract unchecked: {reasons(selection)}")
 
 
 LATENT = ("flashinfer.mla_fa2", "flashinfer.mla_fa3")
@@ -224,9 +224,9 @@ class TestLatent:
         self.check(arguments | change, kernel)
 
     def check(self, arguments: dict[str, Any], kernel: str) -> None:
-        verdict = kernelhub.mla_attention.explain(**arguments, backend=kernel)
-        if verdict.selected != kernel:
-            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        selection = kernelhub.mla_attention.explain(**arguments, backend=kernel)
+        if selection.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(selection)}")
         has_lse = kernel not in WITHOUT_LSE
         got = kernelhub.mla_attention(**arguments, return_lse=has_lse, backend=kernel)
         out, lse = got if has_lse else (got, None)
@@ -243,18 +243,18 @@ class TestNoLse:
     @pytest.mark.parametrize("kernel", WITHOUT_LSE)
     def test_it_is_refused_with_the_reason(self, kernel) -> None:
         op = next(record.op for record in records.KERNELS if record.name == kernel)
-        verdict = kernelhub.explain(op, device="H200", backend=kernel, lse=True)
-        assert verdict.selected != kernel
-        (decision,) = [decision for decision in verdict.decisions if decision.kernel == kernel]
+        selection = kernelhub.explain(op, device="H200", backend=kernel, lse=True)
+        assert selection.selected != kernel
+        (decision,) = [decision for decision in selection.decisions if decision.kernel == kernel]
         assert any("rounded to half precision" in item.reason for item in decision.rejections)
 
 
 def runs(kernel: str, **changes: Any) -> dict[str, Any]:
     """A call of `paged_attention` that the kernel takes here."""
     arguments = paged_attention_inputs(MODEL, **{"page_size": 64, "device": "cuda"} | changes)
-    verdict = kernelhub.paged_attention.explain(**arguments, backend=kernel)
-    if verdict.selected != kernel:
-        pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+    selection = kernelhub.paged_attention.explain(**arguments, backend=kernel)
+    if selection.selected != kernel:
+        pytest.skip(f"{kernel} cannot run here: {reasons(selection)}")
     return arguments
 
 
@@ -382,9 +382,9 @@ class TestTrtllm:
             for name in ("k_cache", "v_cache"):
                 arguments[name] = arguments[name].nan_to_num()
         with kernelhub.use(unsafe=True):
-            verdict = kernelhub.paged_attention.explain(**arguments, backend=kernel)
-            if verdict.selected != kernel:
-                pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+            selection = kernelhub.paged_attention.explain(**arguments, backend=kernel)
+            if selection.selected != kernel:
+                pytest.skip(f"{kernel} cannot run here: {reasons(selection)}")
             agrees(kernelhub.paged_attention(**arguments, backend=kernel), arguments)
 
     @pytest.mark.parametrize("causal", [False, True])
@@ -392,9 +392,9 @@ class TestTrtllm:
         kernel, model = "flashinfer.trtllm_ragged", AttentionModel("prefill", 16, 16, 192, 128)
         arguments = attention_inputs(model, q_lens=(2000, 0, 1, 700), kv_lens=(2000, 5, 300, 0), device="cuda")
         arguments["causal"] = causal
-        verdict = kernelhub.attention.explain(**arguments, backend=kernel)
-        if verdict.selected != kernel:
-            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        selection = kernelhub.attention.explain(**arguments, backend=kernel)
+        if selection.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(selection)}")
         args, kwargs = split(arguments)
         out = kernelhub.attention(**arguments, backend=kernel)
         agreement = compare_out(out, kernelhub.attention.reference(*args, **kwargs), largest_value(arguments))
@@ -415,9 +415,9 @@ class TestTrtllm:
     @pytest.mark.parametrize("kernel", ["mla_trtllm", "mla_trtllm_listed", "mla_xqa"])
     def test_latent(self, form, heads, kernel) -> None:
         arguments = mla_attention_inputs(num_heads=heads, device="cuda", **form)
-        verdict = kernelhub.mla_attention.explain(**arguments, backend=f"flashinfer.{kernel}")
-        if verdict.selected != f"flashinfer.{kernel}":
-            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        selection = kernelhub.mla_attention.explain(**arguments, backend=f"flashinfer.{kernel}")
+        if selection.selected != f"flashinfer.{kernel}":
+            pytest.skip(f"{kernel} cannot run here: {reasons(selection)}")
         out = kernelhub.mla_attention(**arguments, backend=f"flashinfer.{kernel}")
         want = kernelhub.mla_attention.reference(**arguments)
         agreement = compare_out(out, want, mla.largest_value(arguments))
@@ -438,9 +438,9 @@ class TestCutlass:
         kernel, model = "flashinfer.cutlass_ragged", AttentionModel("prefill", 16, 4, *widths)
         lengths = {"q_lens": (2000, 0, 1, 700, 5), "kv_lens": (2000, 5, 300, 0, 1000)}
         arguments = attention_inputs(model, dtype=dtype, device="cuda", **lengths) | {"causal": causal}
-        verdict = kernelhub.attention.explain(**arguments, backend=kernel)
-        if verdict.selected != kernel:
-            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        selection = kernelhub.attention.explain(**arguments, backend=kernel)
+        if selection.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(selection)}")
         args, kwargs = split(arguments)
         want, want_lse = kernelhub.attention.reference(*args, **kwargs, return_lse=True)
         tokens = arguments["q"].shape[0]
@@ -457,9 +457,9 @@ class TestCutlass:
         kernel, lengths = "flashinfer.cutlass_ragged", [1] * 1100
         model = AttentionModel("many tiles", 128, 128, 64, 64)
         arguments = attention_inputs(model, q_lens=lengths, kv_lens=lengths, device="cuda")
-        verdict = kernelhub.attention.explain(**arguments, backend=kernel)
-        if verdict.selected != kernel:
-            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        selection = kernelhub.attention.explain(**arguments, backend=kernel)
+        if selection.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(selection)}")
         assert torch.equal(kernelhub.attention(**arguments, backend=kernel), arguments["v"]), "one key each"
 
     @pytest.mark.parametrize("factor", [1.0, -0.5, 1.8738], ids=["its own", "a power of two", "YaRN's"])
@@ -470,9 +470,9 @@ class TestCutlass:
         kernel = "flashinfer.mla_cutlass"
         arguments = mla_attention_inputs(num_heads=128, page_size=page_size, seq_lens=seq_lens, device="cuda")
         arguments["scale"] *= factor
-        verdict = kernelhub.mla_attention.explain(**arguments, backend=kernel)
-        if verdict.selected != kernel:
-            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        selection = kernelhub.mla_attention.explain(**arguments, backend=kernel)
+        if selection.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(selection)}")
         out = kernelhub.mla_attention(**arguments, backend=kernel)
         agreement = compare_out(out, kernelhub.mla_attention.reference(**arguments), mla.largest_value(arguments))
         assert agreement.ok, str(agreement)
@@ -484,9 +484,9 @@ class TestDense:
     def test_packed_sequences_at_real_sizes(self, widths, kernel) -> None:
         model = AttentionModel("prefill", 16, 16, *widths)
         arguments = attention_inputs(model, q_lens=(2000, 0, 1, 700), kv_lens=(2000, 5, 300, 700), device="cuda")
-        verdict = kernelhub.attention.explain(**arguments, backend=kernel)
-        if verdict.selected != kernel:
-            pytest.skip(f"{kernel} cannot run here: {reasons(verdict)}")
+        selection = kernelhub.attention.explain(**arguments, backend=kernel)
+        if selection.selected != kernel:
+            pytest.skip(f"{kernel} cannot run here: {reasons(selection)}")
         args, kwargs = split(arguments)
         out = kernelhub.attention(**arguments, backend=kernel)
         agreement = compare_out(out, kernelhub.attention.reference(*args, **kwargs), largest_value(arguments))

@@ -40,10 +40,10 @@ def nothing_is_downloaded(monkeypatch):
     monkeypatch.setenv("FLASHINFER_NO_DOWNLOAD", "1")
 
 
-def need(verdict: Any, kernel: str) -> None:
+def need(selection: Any, kernel: str) -> None:
     """Skip with the reason where the kernel cannot run, or not be loaded."""
-    if verdict.selected is None:
-        own = next(item for item in verdict.decisions if item.kernel == kernel)
+    if selection.selected is None:
+        own = next(item for item in selection.decisions if item.kernel == kernel)
         pytest.skip("; ".join(rejection.reason for rejection in own.rejections)[:300])
 
 

@@ -62,8 +62,8 @@ class TestChoice:
         for layer in MODELS.values():
             if layer.n * layer.k <= 1 << 26:
                 arguments = fp8_gemm_inputs(tokens=48, n=layer.n, k=layer.k, scaling=layer.scaling, device="cuda")
-                verdict = kernelhub.fp8_gemm.explain(**arguments)
-                assert verdict.selected != "torch.dequantized", str(verdict)
+                selection = kernelhub.fp8_gemm.explain(**arguments)
+                assert selection.selected != "torch.dequantized", str(selection)
                 agrees(kernelhub.fp8_gemm(**arguments), arguments)
 
     def test_what_is_captured_below_claims_to_be(self) -> None:

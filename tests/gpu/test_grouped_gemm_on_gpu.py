@@ -32,9 +32,9 @@ class TestGroupedMm(GroupedGemmContract):
 
     @pytest.fixture(autouse=True)
     def able(self) -> None:
-        verdict = kernelhub.explain("grouped_gemm", device="cuda", backend=self.kernel)
-        if verdict.selected is None:
-            pytest.skip(f"torch's grouped kernel does not run on {verdict.problem.device}")
+        selection = kernelhub.explain("grouped_gemm", device="cuda", backend=self.kernel)
+        if selection.selected is None:
+            pytest.skip(f"torch's grouped kernel does not run on {selection.problem.device}")
 
 
 class TestScaledGroupedMm(TestGroupedMm):
@@ -47,9 +47,9 @@ class TestScaledGroupedMm(TestGroupedMm):
     @pytest.fixture(autouse=True)
     def able(self) -> None:
         scales = {"a_dtype": "float8_e4m3fn", "a_scale": "token", "b_scale": "channel"}
-        verdict = kernelhub.explain("grouped_gemm", device="cuda", backend=self.kernel, **scales)
-        if verdict.selected is None:
-            pytest.skip(f"torch's grouped kernel does not run on {verdict.problem.device}")
+        selection = kernelhub.explain("grouped_gemm", device="cuda", backend=self.kernel, **scales)
+        if selection.selected is None:
+            pytest.skip(f"torch's grouped kernel does not run on {selection.problem.device}")
 
 
 def inputs(**changes: Any) -> dict[str, Any]:

@@ -95,8 +95,8 @@ def test_a_state_may_have_any_strides() -> None:
     moved = torch.empty_strided((4, 2, 64, 64), (64, 16384, 1, 256)).copy_(state)
     want = kernelhub.linear_attention(q, k, v, decay, state=state, return_state=True)
     for name in kernelhub.linear_attention.kernels():
-        verdict = kernelhub.explain(kernelhub.linear_attention, q, k, v, decay, state=moved, backend=name)
-        if verdict.selected is not None:
+        selection = kernelhub.explain(kernelhub.linear_attention, q, k, v, decay, state=moved, backend=name)
+        if selection.selected is not None:
             got = kernelhub.linear_attention(q, k, v, decay, state=moved, return_state=True, backend=name)
             for one, other in zip(got, want, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)

@@ -57,9 +57,9 @@ def test_a_kernel_that_does_not_list_a_feature_is_refused_where_it_is_used(op: s
     feature = feature_name(name, value)
     lacking = {kernel.name for kernel in kernels(op) if feature not in kernel.features}
     for device in SIMULATED:
-        verdict = kernelhub.explain(op, device=device, machine=MACHINE, **{name: value})
-        assert verdict.selected not in lacking
-        for decision in verdict.decisions:
+        selection = kernelhub.explain(op, device=device, machine=MACHINE, **{name: value})
+        assert selection.selected not in lacking
+        for decision in selection.decisions:
             if decision.kernel in lacking:
                 assert not decision.accepted
                 assert any(item.code == "feature" and feature in item.reason for item in decision.rejections)
@@ -69,8 +69,8 @@ def test_a_kernel_that_does_not_list_a_feature_is_refused_where_it_is_used(op: s
 def test_every_feature_is_honoured_by_some_kernel_on_every_device(op: str) -> None:
     for device, facet in itertools.product(SIMULATED, semantic(op)):
         for value in facet.values:
-            verdict = kernelhub.explain(op, device=device, machine=MACHINE, **{facet.name: value})
-            assert verdict.selected is not None, f"{device}: nothing runs {facet.name}={value}"
+            selection = kernelhub.explain(op, device=device, machine=MACHINE, **{facet.name: value})
+            assert selection.selected is not None, f"{device}: nothing runs {facet.name}={value}"
 
 
 _ATTENTION = [

@@ -158,9 +158,9 @@ class TestFakeTensors:
     def test_explain_takes_them_for_a_device_that_is_not_here(self) -> None:
         with FakeTensorMode():
             q = torch.empty(2, 100, 8, 64, dtype=torch.bfloat16)
-            verdict = kernelhub.explain(kernelhub.attention, q, q, q, device="H200", causal=True)
-        assert verdict.problem.device.family == "hopper"
-        assert verdict.problem.causal
+            selection = kernelhub.explain(kernelhub.attention, q, q, q, device="H200", causal=True)
+        assert selection.problem.device.family == "hopper"
+        assert selection.problem.causal
 
     def test_the_operators_pass_torch_s_own_check(self) -> None:
         arguments = attention_inputs(SMALL, batch=1, q_tokens=5, dtype=torch.float32)

@@ -28,8 +28,8 @@ def experts(weights: str = "plain", dtype: torch.dtype = torch.float16, **more: 
 
 
 def takes(kernel: str, arguments: dict[str, Any]) -> bool:
-    verdict = kernelhub.fused_moe.explain(**arguments)
-    return next(decision for decision in verdict.decisions if decision.kernel == kernel).rejections == ()
+    selection = kernelhub.fused_moe.explain(**arguments)
+    return next(decision for decision in selection.decisions if decision.kernel == kernel).rejections == ()
 
 
 def right(kernel: str, arguments: dict[str, Any]) -> Tensor:

@@ -66,8 +66,8 @@ def test_a_checkpoint_s_weights_mean_what_they_stand_for() -> None:
 def test_whoever_is_chosen_agrees(dtype: torch.dtype) -> None:
     given, _, _ = layer()
     arguments = step_of(dtype) | given
-    verdict = kernelhub.fused_moe.explain(**arguments)
-    assert (verdict.problem.weights, verdict.problem.activation_dtype) == ("mxint4", str(dtype)[6:])
+    selection = kernelhub.fused_moe.explain(**arguments)
+    assert (selection.problem.weights, selection.problem.activation_dtype) == ("mxint4", str(dtype)[6:])
     plan = kernelhub.fused_moe.prepare(**arguments)
     out = plan.run(arguments["x"], arguments["topk_weights"], arguments["topk_ids"])
     assert compare(out, arguments).ok

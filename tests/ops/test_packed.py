@@ -58,10 +58,10 @@ class TestAKernelThatPacks:
         assert (plan.layout, plan.needs_packing) == ("mirror.v1", False)
         packed = plan.pack(**weight(arguments))
         assert torch.equal(packed.tensors["codes"], arguments["b"].flip(0))
-        verdict = kernelhub.fp4_gemm.explain(arguments["a"], packed)
-        assert verdict.selected == "mirror.k"
-        assert verdict.problem.weight_layout == "mirror.v1"
-        others = [decision for decision in verdict.decisions if decision.kernel != "mirror.k"]
+        selection = kernelhub.fp4_gemm.explain(arguments["a"], packed)
+        assert selection.selected == "mirror.k"
+        assert selection.problem.weight_layout == "mirror.v1"
+        others = [decision for decision in selection.decisions if decision.kernel != "mirror.k"]
         assert others
         for decision in others:
             codes = {item.code: item for item in decision.rejections}
@@ -80,11 +80,11 @@ class TestAKernelThatPacks:
         with kernelhub.use(disable="mirror"), pytest.raises(NoKernel, match=r"unpack\(\)"):
             kernelhub.fp4_gemm(arguments["a"], packed)
 
-    def test_the_verdict_says_how_weights_are_taken(self, arguments) -> None:
+    def test_the_selection_says_how_weights_are_taken(self, arguments) -> None:
         register("mirror", fp4_record(layouts=("checkpoint", "mirror.v1"), packs_to="mirror.v1"))
-        verdict = kernelhub.fp4_gemm.explain(**arguments, backend="mirror")
-        assert "packing to mirror.v1 is optional" in str(verdict)
-        assert verdict.to_dict()["weights"] == {
+        selection = kernelhub.fp4_gemm.explain(**arguments, backend="mirror")
+        assert "packing to mirror.v1 is optional" in str(selection)
+        assert selection.to_dict()["weights"] == {
             "layout": "checkpoint",
             "reads": ["checkpoint", "mirror.v1"],
             "packs_to": "mirror.v1",
@@ -106,10 +106,10 @@ class TestAKernelThatPacks:
         with pytest.raises(InvalidArgument, match=r"give what its pack\(\) gives"):
             plan.run(arguments["a"], **weight(arguments))
         assert kernelhub.fp4_gemm.prepare(**arguments).kernel != "mirror.k"
-        verdict = kernelhub.explain("fp4_gemm", device="CPU", weight_layout="mirror.v1")
-        assert verdict.selected == "mirror.k"
-        assert "is required" in str(verdict)
-        assert verdict.to_dict()["weights"]["needs_packing"]
+        selection = kernelhub.explain("fp4_gemm", device="CPU", weight_layout="mirror.v1")
+        assert selection.selected == "mirror.k"
+        assert "is required" in str(selection)
+        assert selection.to_dict()["weights"]["needs_packing"]
 
     def test_of_several_that_need_it_a_plan_is_for_the_one_that_ranks_first(self, arguments) -> None:
         more = {"standings": EVERYWHERE}

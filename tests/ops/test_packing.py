@@ -41,8 +41,8 @@ def experts(
     return kernelhub.fused_moe.explain(device=device, machine=machine, backend=backend, packing=packing, **layer)
 
 
-def faster(verdict: Any) -> list[str]:
-    return [decision.kernel for decision in verdict.faster]
+def faster(selection: Any) -> list[str]:
+    return [decision.kernel for decision in selection.faster]
 
 
 @pytest.mark.parametrize(("layer", "best", "next_best"), LAYERS.values(), ids=LAYERS)
@@ -50,23 +50,23 @@ class TestExpertsOfAB200:
     def test_without_evidence_portable_ones_run_and_the_command_that_changes_it_is_named(
         self, layer, best, next_best
     ) -> None:
-        verdict = experts(layer)
-        assert verdict.selected == "triton.experts"
-        assert faster(verdict)[0] == best
-        assert verdict.faster[0].code == "untrusted"
-        assert verdict.faster[0].remedy.startswith(f"kernelhub verify fused_moe --backend {best}")
-        assert f"faster: {best} would be first; untested on sm_100 (published: " in str(verdict)
+        selection = experts(layer)
+        assert selection.selected == "triton.experts"
+        assert faster(selection)[0] == best
+        assert selection.faster[0].code == "untrusted"
+        assert selection.faster[0].remedy.startswith(f"kernelhub verify fused_moe --backend {best}")
+        assert f"faster: {best} would be first; untested on sm_100 (published: " in str(selection)
 
     def test_with_evidence_the_best_is_chosen_that_needs_its_weights_packed(self, layer, best, next_best) -> None:
-        verdict = experts(layer, verified=["flashinfer"])
-        assert verdict.selected == best
-        assert "is required" in verdict.weights
-        assert faster(verdict) == []
+        selection = experts(layer, verified=["flashinfer"])
+        assert selection.selected == best
+        assert "is required" in selection.weights
+        assert faster(selection) == []
         assert experts(layer, verified=[best]).selected == best
 
     def test_evidence_of_the_next_alone_makes_that_one_first(self, layer, best, next_best) -> None:
-        verdict = experts(layer, verified=[next_best])
-        assert (verdict.selected, faster(verdict)[0]) == (next_best, best)
+        selection = experts(layer, verified=[next_best])
+        assert (selection.selected, faster(selection)[0]) == (next_best, best)
 
     def test_quarantine_disable_and_filters_beat_evidence(self, layer, best, next_best) -> None:
         assert experts(layer, verified=["flashinfer"], wrong=[best]).selected == next_best
@@ -90,10 +90,10 @@ class TestExpertsOfAB200:
 
     def test_who_does_not_pack_is_given_none_of_them(self, layer, best, next_best) -> None:
         for told in ({}, {"verified": ["flashinfer"]}):
-            verdict = experts(layer, packing=False, **told)
-            assert verdict.selected != best
-            assert best not in faster(verdict)
-            decision = next(item for item in verdict.decisions if item.kernel == best)
+            selection = experts(layer, packing=False, **told)
+            assert selection.selected != best
+            assert best not in faster(selection)
+            decision = next(item for item in selection.decisions if item.kernel == best)
             assert "layout" in [rejection.code for rejection in decision.rejections]
 
     def test_evidence_is_of_one_class(self, layer, best, next_best) -> None:
@@ -120,7 +120,7 @@ def test_packing_adds_kernels_and_changes_nothing_else(device) -> None:
             plain, packing = (
                 kernelhub.explain(op, device=device, machine=machine, packing=said, **layer) for said in (False, True)
             )
-            able = [{item.kernel for item in verdict.decisions if item.accepted} for verdict in (plain, packing)]
+            able = [{item.kernel for item in selection.decisions if item.accepted} for selection in (plain, packing)]
             assert able[0] <= able[1]
             records = {record.name: record for record in HUB.registry.candidates(op).kernels}
             assert all(records[name].needs_packing for name in able[1] - able[0])
@@ -171,9 +171,9 @@ class TestAPlan:
     def test_untrusted_kernels_are_not_chosen(self, arguments) -> None:
         register("mirror", mirror(standings=CLAIMED))
         plan = kernelhub.fp4_gemm.prepare(**arguments, packing=True)
-        verdict = kernelhub.fp4_gemm.explain(**arguments, packing=True)
-        assert plan.kernel == verdict.selected != "mirror.k"
-        assert faster(verdict) == ["mirror.k"]
+        selection = kernelhub.fp4_gemm.explain(**arguments, packing=True)
+        assert plan.kernel == selection.selected != "mirror.k"
+        assert faster(selection) == ["mirror.k"]
         with kernelhub.use(trust="vendor"):
             assert kernelhub.fp4_gemm.prepare(**arguments, packing=True).kernel == "mirror.k"
 
@@ -194,9 +194,9 @@ class TestAPlan:
         plan = kernelhub.fp4_gemm.prepare(**arguments, packing=True)
         assert plan.kernel == "second.k"
         packed = plan.pack(**weight(arguments))
-        verdict = kernelhub.fp4_gemm.explain(arguments["a"], packed)
-        assert verdict.selected == "second.k"
-        assert faster(verdict) == ["first.k"]
+        selection = kernelhub.fp4_gemm.explain(arguments["a"], packed)
+        assert selection.selected == "second.k"
+        assert faster(selection) == ["first.k"]
         with kernelhub.use(disable="second"):
             assert kernelhub.fp4_gemm.explain(arguments["a"], packed).selected == "first.k"
 

@@ -43,9 +43,9 @@ class TestProblems:
         for need in listed:
             assert need.phases
             assert need.layers
-            verdict = kernelhub.explain(need.op, device=device, **dict(need.facets))
-            assert verdict.problem == need.problem(device)
-            assert verdict.selected, f"{need}: {verdict}"
+            selection = kernelhub.explain(need.op, device=device, **dict(need.facets))
+            assert selection.problem == need.problem(device)
+            assert selection.selected, f"{need}: {selection}"
 
     @pytest.mark.parametrize("model", [name for name in ATTENTION if name in CONFIGS])
     def test_attention_is_what_calls_with_the_models_tensors_ask(self, model):

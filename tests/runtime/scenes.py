@@ -90,15 +90,15 @@ def agreed(**more: Any) -> dict[str, Any]:
 
     def work() -> dict[str, Any]:
         result = kernelhub.agree(what=NEED, timeout_s=20, device="cpu", **more)
-        verdict = NEED.problem("cpu") and kernelhub.explain("paged_attention", device="cpu", **dict(NEED.facets))
+        selection = NEED.problem("cpu") and kernelhub.explain("paged_attention", device="cpu", **dict(NEED.facets))
         return {
             "kernel": result.choices[0].kernel,
             "digest": result.digest,
             "fingerprint": result.choices[0].fingerprint,
             "tuned": dict(result.tuned),
-            "source": verdict.source,
-            "selected": verdict.selected,
-            "codes": {item.kernel: [item.code, item.reason, item.remedy] for item in verdict.decisions},
+            "source": selection.source,
+            "selected": selection.selected,
+            "codes": {item.kernel: [item.code, item.reason, item.remedy] for item in selection.decisions},
             "text": str(result),
             "called": call(),
         }

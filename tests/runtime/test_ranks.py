@@ -385,8 +385,8 @@ class TestAlone:
     def test_it_agrees_with_itself(self):
         result = kernelhub.agree(what=[NEED, OTHER], device="cpu")
         assert (result.rank, result.size, len(result.choices)) == (0, 1, 2)
-        verdict = kernelhub.explain("paged_attention", device="cpu", **dict(NEED.facets))
-        assert (verdict.source, verdict.because) == ("ranks", "the agreement of this one rank")
+        selection = kernelhub.explain("paged_attention", device="cpu", **dict(NEED.facets))
+        assert (selection.source, selection.because) == ("ranks", "the agreement of this one rank")
 
     def test_what_it_has_chosen_so_far_is_what_it_agrees_on(self):
         assert scenes.call() == "torch.packed"
@@ -454,7 +454,7 @@ class TestAlone:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"what": [3]}, "3 is no plan, no verdict of explain and no need"),
+            ({"what": [3]}, "3 is no plan, no selection of explain and no need"),
             ({"timeout_s": 0}, "timeout_s is 0"),
             ({"what": NEED, "tuned": {"x": {1, 2}}}, "tuned holds what JSON cannot"),
             ({"what": NEED, "tuned": {1: 2}}, "tuned changes on its way through JSON"),

@@ -242,10 +242,10 @@ class TestLines:
         with kernelhub.seal():
             kernelhub.fp4_gemm(call["a"], packed)
 
-    def test_a_warmed_call_gives_its_verdict(self) -> None:
+    def test_a_warmed_call_gives_its_selection(self) -> None:
         shape = "float32[1, 4, 4, 16]"
-        verdict = kernelhub.warm("attention", q=shape, k=shape, v=shape, device="cpu", backend="torch.blocked")
-        assert verdict.selected == "torch.blocked"
+        selection = kernelhub.warm("attention", q=shape, k=shape, v=shape, device="cpu", backend="torch.blocked")
+        assert selection.selected == "torch.blocked"
 
 
 class TestReport:

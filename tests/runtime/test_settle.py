@@ -25,7 +25,7 @@ def statement(rank: int, *order: str, refused: dict[str, tuple[str, str, str]] |
         "policy": {},
         "strict": False,
         "kernels": {"op": kernels},
-        "verdicts": {KEY: {"order": list(order), "because": f"order of {rank}", "refused": refused or {}}},
+        "selections": {KEY: {"order": list(order), "because": f"order of {rank}", "refused": refused or {}}},
         **more,
     }
 
@@ -51,7 +51,7 @@ class TestOrder:
         assert settle([statement(0, "a")])[KEY].kernel == "a"
 
     def test_no_problems_are_settled_at_once(self):
-        assert settle([statement(0, verdicts={}), statement(1, verdicts={})]) == {}
+        assert settle([statement(0, selections={}), statement(1, selections={})]) == {}
 
 
 class TestFailures:
@@ -68,7 +68,7 @@ class TestFailures:
                 "policy_differs",
                 r"use\(\) is x on rank 1 .* and unset on rank 0",
             ),
-            (statement(1, "a", verdicts={}), "problems_differ", "rank 0 plans for op {}, rank 1 .* does not"),
+            (statement(1, "a", selections={}), "problems_differ", "rank 0 plans for op {}, rank 1 .* does not"),
             (statement(1, "b"), "no_common_kernel", "rank 1 refuses a: kernel_unknown"),
             (statement(1), "no_common_kernel", "rank 1 refuses a"),
             (

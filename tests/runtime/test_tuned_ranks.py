@@ -22,7 +22,7 @@ FAST, SLOW = "torch.packed", "torch.blocked"  # as they are ranked without measu
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-def verdict(need: Any) -> list[Any]:
+def selection(need: Any) -> list[Any]:
     found = kernelhub.explain(need.op, device="cpu", **dict(need.facets))
     return [found.selected, found.source]
 
@@ -37,13 +37,13 @@ def agree_on_one(rank: int, size: int) -> Any:
     with tempfile.TemporaryDirectory() as folder, variables(KERNELHUB_CACHE_DIR=folder):
         HUB.restore()
         measured_here(rank)
-        before = [verdict(NEED), verdict(OTHER)]
+        before = [selection(NEED), selection(OTHER)]
         own = kernelhub.explain(NEED.op, device="cpu", **dict(NEED.facets)).because
         plan, _ = prepared()
         had = plan.kernel
         result = attempt(lambda: kernelhub.agree(what=plan, timeout_s=20, device="cpu"))
         agreement = result.pop("value", None)
-        after = [verdict(NEED), verdict(OTHER)]
+        after = [selection(NEED), selection(OTHER)]
         answer = {
             **result,
             "before": before,
@@ -56,9 +56,9 @@ def agree_on_one(rank: int, size: int) -> Any:
             "stale": agreement and [item is plan for item in agreement.stale],
         }
         HUB.forget_evidence()
-        answer["forgotten"] = [verdict(NEED), verdict(OTHER)]
+        answer["forgotten"] = [selection(NEED), selection(OTHER)]
         kernelhub.reload()
-        answer["reloaded"] = [verdict(NEED), verdict(OTHER)]
+        answer["reloaded"] = [selection(NEED), selection(OTHER)]
         return answer
 
 
@@ -67,9 +67,9 @@ def rank_0_measured_nothing(rank: int, size: int) -> Any:
         HUB.restore()
         if rank:
             measured_here(0)
-        before = verdict(OTHER)
+        before = selection(OTHER)
         result = attempt(lambda: kernelhub.agree(what=NEED, timeout_s=20, device="cpu").size)
-        return {**result, "before": before, "after": [verdict(NEED), verdict(OTHER)]}
+        return {**result, "before": before, "after": [selection(NEED), selection(OTHER)]}
 
 
 def one_rank_heeds_no_evidence(rank: int, size: int) -> Any:
@@ -158,4 +158,4 @@ def test_alone_a_rank_keeps_its_own(tmp_path, monkeypatch) -> None:
     agreement = kernelhub.agree(what=NEED, device="cpu")
     assert len(agreement.tuned["entries"]) == 2
     assert agreement.choices[0].kernel == SLOW
-    assert verdict(OTHER) == [SLOW, "tuned"]
+    assert selection(OTHER) == [SLOW, "tuned"]

@@ -64,12 +64,12 @@ def need(arguments: dict[str, Any]) -> Any:
 
 
 def chosen(arguments: dict[str, Any]) -> str | None:
-    verdict = kernelhub.fused_moe.explain(**arguments, packing=True)
-    assert kernelhub.fused_moe.prepare(**arguments, packing=True).kernel == verdict.selected
+    selection = kernelhub.fused_moe.explain(**arguments, packing=True)
+    assert kernelhub.fused_moe.prepare(**arguments, packing=True).kernel == selection.selected
     assert kernelhub.explain("fused_moe", device="cpu", packing=True, **dict(need(arguments).facets)).selected == (
-        verdict.selected
+        selection.selected
     )
-    return verdict.selected
+    return selection.selected
 
 
 def test_it_is_earned_then_chosen_and_gives_the_reference_s_numbers(arguments) -> None:
@@ -108,9 +108,9 @@ def test_one_that_is_wrong_is_quarantined_and_the_next_is_tried(arguments) -> No
     assert [(item.kernel, item.ok) for item in done.earned] == [("broken.wrong", False), ("mirror.right", True)]
     assert chosen(arguments) == "mirror.right"
     with kernelhub.use(trust="vendor"):
-        verdict = kernelhub.fused_moe.explain(**arguments, packing=True)
-    assert verdict.selected == "mirror.right"
-    assert next(item.code for item in verdict.decisions if item.kernel == "broken.wrong") == "quarantined"
+        selection = kernelhub.fused_moe.explain(**arguments, packing=True)
+    assert selection.selected == "mirror.right"
+    assert next(item.code for item in selection.decisions if item.kernel == "broken.wrong") == "quarantined"
 
 
 def test_without_packing_nothing_is_earned_for_it(arguments) -> None:
@@ -148,17 +148,17 @@ PRODUCTS: dict[str, dict[str, Any]] = {
 
 def warmed_product(op: str) -> Any:
     """Marlin's kernels, in plain torch and verified by nobody, where they would be first."""
-    verdict = kernelhub.explain(op, device="cpu", packing=True, **PRODUCTS[op])
-    assert not verdict.selected.startswith("fake.")
-    (tried,) = kernelhub.warmup([need_of(op, verdict.problem)], packing=True, **QUICK).earned
+    selection = kernelhub.explain(op, device="cpu", packing=True, **PRODUCTS[op])
+    assert not selection.selected.startswith("fake.")
+    (tried,) = kernelhub.warmup([need_of(op, selection.problem)], packing=True, **QUICK).earned
     return tried, kernelhub.explain(op, device="cpu", packing=True, **PRODUCTS[op])
 
 
 def test_a_product_with_packed_weights_is_earned_too() -> None:
     with on_the_cpu(standings=CLAIMED):
-        tried, verdict = warmed_product("fp4_gemm")
+        tried, selection = warmed_product("fp4_gemm")
     assert tried.ok
-    assert verdict.selected == tried.kernel
+    assert selection.selected == tried.kernel
 
 
 @pytest.mark.parametrize("scaling", ["row", "tensor", "block"])

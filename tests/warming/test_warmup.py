@@ -65,14 +65,14 @@ class TestWhatIsAsked:
         path.write_text(json.dumps(config))
         assert {item.op for item in kernelhub.warmup(path, **SMALL).items} == {"attention", "paged_attention"}
 
-    def test_plans_verdicts_needs_lines_and_functions_are(self):
+    def test_plans_selections_needs_lines_and_functions_are(self):
         x = torch.zeros(4, 192, dtype=torch.bfloat16)
         plan = kernelhub.quantize_fp8.prepare(x, "token")
-        verdict = kernelhub.explain("topk_indices", device="cpu", k=8, row_ends=True)
+        selection = kernelhub.explain("topk_indices", device="cpu", k=8, row_ends=True)
         with kernelhub.seal(), pytest.raises(NotWarmed) as refused:
             attention()
         ran = []
-        done = kernelhub.warmup([plan, verdict, FP8, refused.value.line, lambda: ran.append(1)], **SMALL)
+        done = kernelhub.warmup([plan, selection, FP8, refused.value.line, lambda: ran.append(1)], **SMALL)
         assert done.ok
         assert ran == [1]
         assert [*dict.fromkeys(item.op for item in done.items)][:3] == ["quantize_fp8", "topk_indices", "fp8_gemm"]
@@ -81,8 +81,8 @@ class TestWhatIsAsked:
             attention()
 
     def test_a_kernel_asked_for_by_name_is_made_ready_under_that_name(self):
-        verdict = kernelhub.attention.explain(*torch.zeros(3, 1, 8, 4, 16), backend="torch.blocked")
-        done = kernelhub.warmup(verdict, **SMALL)
+        selection = kernelhub.attention.explain(*torch.zeros(3, 1, 8, 4, 16), backend="torch.blocked")
+        done = kernelhub.warmup(selection, **SMALL)
         assert {item.kernel for item in done.items} == {"torch.blocked"}
         with kernelhub.seal():
             kernelhub.attention(*torch.zeros(3, 1, 16, 4, 16), backend="torch.blocked")

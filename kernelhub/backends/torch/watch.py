@@ -36,7 +36,7 @@ def watch(module: str, journal: Journal) -> None:
 
     forget = handler.clear
 
-    def clear() -> None:  # what torch._dynamo.reset() calls, which is no wish to lose the count
+    def clear() -> None:  # what torch._dynamo.reset() calls, which is no override to lose the count
         forget()
         register()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.compat.env.variable import VLLM, EngineVariable, Meaning, backend_switch, gpu_only, one_of, wish
+from kernelhub.compat.env.variable import VLLM, EngineVariable, Meaning, backend_switch, gpu_only, one_of, override
 from kernelhub.dispatch.constraint import OneOf
 
 _BATCHED, _PAGED, _LATENT = "attention", "paged_attention", "mla_attention"
@@ -61,14 +61,14 @@ def _dense(names: tuple[str, ...]) -> Meaning:
     who = " or ".join(names)
     return Meaning(
         f"{_PAGED} runs on {who} or fails; {_BATCHED} prefers it",
-        requests=(wish(_PAGED, *names, where=gpu_only(names)),),
-        prefers=(wish(_BATCHED, *names),),
+        requests=(override(_PAGED, *names, where=gpu_only(names)),),
+        prefers=(override(_BATCHED, *names),),
     )
 
 
 def _latent(names: tuple[str, ...]) -> Meaning:
     return Meaning(
-        f"{_LATENT} runs on {' or '.join(names)} or fails", requests=(wish(_LATENT, *names, where=gpu_only(names)),)
+        f"{_LATENT} runs on {' or '.join(names)} or fails", requests=(override(_LATENT, *names, where=gpu_only(names)),)
     )
 
 
@@ -82,7 +82,7 @@ _BACKENDS = {
 
 def _version(number: str) -> Meaning:
     others = tuple(f"flash_attn.*fa{other}*" for other in "234" if other != number)
-    return Meaning(f"of flash_attn only FlashAttention {number} runs", disables=(wish("*", *others),))
+    return Meaning(f"of flash_attn only FlashAttention {number} runs", disables=(override("*", *others),))
 
 
 def _splits(text: str) -> Meaning:
@@ -90,7 +90,7 @@ def _splits(text: str) -> Meaning:
         raise ValueError(f"{text!r} is not a positive number of splits")
     return Meaning(
         f"{_LATENT} prefers kernels whose split is fixed; how many parts that makes is theirs, not {int(text)}",
-        prefers=(wish(_LATENT, "*.split_kv_fixed*", "*.fixed*"),),
+        prefers=(override(_LATENT, "*.split_kv_fixed*", "*.fixed*"),),
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kernelhub.compat.env.variable import VLLM, EngineVariable, Meaning, backend_switch, one_of, wish
+from kernelhub.compat.env.variable import VLLM, EngineVariable, Meaning, backend_switch, one_of, override
 from kernelhub.dispatch.constraint import Constraint, OnDevice, OneOf
-from kernelhub.dispatch.policy import Wish
+from kernelhub.dispatch.policy import Override
 
 _MOE = ("fused_moe",)
 _SUCCESSOR = "--moe-backend"
@@ -23,8 +23,8 @@ _FP8 = _weights("fp8_tensor", "fp8_channel", "fp8_block", "fp8_block_ue8m0")
 
 def _only(kept: str) -> Meaning:
     """Of FlashInfer's experts only these; whether FlashInfer runs at all is not said by it."""
-    removed: tuple[Wish, ...] = tuple(
-        wish("fused_moe", other, where=(_BLACKWELL,)) for other in (_TRTLLM, _CUTLASS, _CUTE_DSL) if other != kept
+    removed: tuple[Override, ...] = tuple(
+        override("fused_moe", other, where=(_BLACKWELL,)) for other in (_TRTLLM, _CUTLASS, _CUTE_DSL) if other != kept
     )
     return Meaning(f"of FlashInfer's experts only {kept} run, on Blackwell", disables=removed)
 

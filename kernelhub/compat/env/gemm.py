@@ -9,9 +9,9 @@ from kernelhub.compat.env.variable import (
     backend_switch,
     gpu_only,
     one_of,
+    override,
+    overrides,
     switch,
-    wish,
-    wishes,
 )
 from kernelhub.dispatch.constraint import OneOf
 
@@ -21,8 +21,8 @@ _BLOCKS = (OneOf("scaling", ("block",)),)
 
 # DeepGEMM stands for a whole library, so that 0 keeps it from everything, the indexer's logits included.
 _DEEP_GEMM = switch(
-    Meaning(f"deep_gemm ranks first in {', '.join(_PRODUCTS)}", prefers=wishes(_PRODUCTS, "deep_gemm")),
-    Meaning("no kernel of deep_gemm runs", disables=(wish("*", "deep_gemm"),)),
+    Meaning(f"deep_gemm ranks first in {', '.join(_PRODUCTS)}", prefers=overrides(_PRODUCTS, "deep_gemm")),
+    Meaning("no kernel of deep_gemm runs", disables=(override("*", "deep_gemm"),)),
 )
 
 # Scales that were made as powers of two lose nothing by being read as such; only float32 scales could be rounded.
@@ -31,8 +31,8 @@ _E8M0 = switch(
     Meaning(
         "given float32 scales, kernels of deep_gemm that round them to powers of two do not run",
         disables=(
-            wish("fp8_gemm", "deep_gemm.*e8m0*", where=(OneOf("a_scale_dtype", ("float32",)),)),
-            wish("fused_moe", "deep_gemm.*e8m0*", where=(OneOf("weights", ("fp8_block",)),)),
+            override("fp8_gemm", "deep_gemm.*e8m0*", where=(OneOf("a_scale_dtype", ("float32",)),)),
+            override("fused_moe", "deep_gemm.*e8m0*", where=(OneOf("weights", ("fp8_block",)),)),
         ),
     ),
 )
@@ -41,7 +41,7 @@ _E8M0 = switch(
 def _nvfp4(*names: str) -> Meaning:
     return Meaning(
         f"fp4_gemm with NVFP4 weights runs on {' or '.join(names)} or fails",
-        requests=(wish("fp4_gemm", *names, where=(*_NVFP4, *gpu_only(names))),),
+        requests=(override("fp4_gemm", *names, where=(*_NVFP4, *gpu_only(names))),),
     )
 
 
@@ -77,7 +77,7 @@ def _disabled(text: str) -> Meaning:
     for kernel in filter(None, (word.strip() for word in text.split(","))):
         ours = next((ours for start, ours in _CLASSES if kernel.startswith(start)), None)
         ops = _ops_of(kernel) if ours else ()
-        removed += [wish(op, ours) for op in ops if ours]
+        removed += [override(op, ours) for op in ops if ours]
         if not ops:
             unknown.append(kernel)
     told = [f"{' '.join(item.names)} does not run in {item.ops}" for item in removed]

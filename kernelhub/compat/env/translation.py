@@ -15,7 +15,7 @@ from kernelhub.compat.env.gemm import GEMM
 from kernelhub.compat.env.libraries import LIBRARIES
 from kernelhub.compat.env.successors import LOOK_ALIKES, SUCCESSORS
 from kernelhub.compat.env.variable import VLLM, EngineVariable, Meaning
-from kernelhub.dispatch.policy import FOREIGN, Layer, Wish
+from kernelhub.dispatch.policy import FOREIGN, Layer, Override
 from kernelhub.dispatch.settings import parse_bool
 
 IGNORE = "KERNELHUB_IGNORE_VLLM_ENV"
@@ -39,7 +39,7 @@ class Translation:
         says: what follows from it here, as a sentence; empty if it is wrong.
         successor: what the project's present version takes in its place; empty if it still reads it.
         problem: what is wrong with it; empty if nothing is.
-        meaning: its wishes, with their place filled in.
+        meaning: its overrides, with their place filled in.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Translation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {name: getattr(self, name) for name in ("name", "text", "owner", "says", "successor", "problem")} | {
-            "wishes": [{"op": wish.ops, "names": list(wish.names)} for wish in self.meaning.wishes]
+            "overrides": [{"op": override.ops, "names": list(override.names)} for override in self.meaning.overrides]
         }
 
 
@@ -121,8 +121,8 @@ def _read(variable: EngineVariable, text: str) -> Translation:
     origin = f"{variable.name}={text}"
     undo = f"unset {variable.name}, or set {IGNORE}=1"
 
-    def placed(wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
-        return tuple(replace(wish, source=FOREIGN, origin=origin, undo=undo) for wish in wishes)
+    def placed(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
+        return tuple(replace(override, source=FOREIGN, origin=origin, undo=undo) for override in overrides)
 
     meaning = replace(
         meaning,
@@ -133,5 +133,5 @@ def _read(variable: EngineVariable, text: str) -> Translation:
     return Translation(variable.name, text, variable.owner, meaning.says, variable.successor, meaning=meaning)
 
 
-def _all(groups: Iterable[tuple[Wish, ...]]) -> tuple[Wish, ...]:
-    return tuple(wish for group in groups for wish in group)
+def _all(groups: Iterable[tuple[Override, ...]]) -> tuple[Override, ...]:
+    return tuple(override for group in groups for override in group)

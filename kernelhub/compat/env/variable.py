@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernelhub.dispatch.constraint import Constraint, Rule
-from kernelhub.dispatch.policy import FOREIGN, Names, Wish
+from kernelhub.dispatch.policy import FOREIGN, Names, Override
 from kernelhub.dispatch.settings import parse_bool
 
 VLLM, FLASHINFER, DEEP_GEMM = "vLLM", "FlashInfer", "DeepGEMM"
@@ -25,13 +25,13 @@ class Meaning:
     """
 
     says: str
-    requests: tuple[Wish, ...] = ()
-    prefers: tuple[Wish, ...] = ()
-    disables: tuple[Wish, ...] = ()
+    requests: tuple[Override, ...] = ()
+    prefers: tuple[Override, ...] = ()
+    disables: tuple[Override, ...] = ()
     batch_invariant: bool | None = None
 
     @property
-    def wishes(self) -> tuple[Wish, ...]:
+    def overrides(self) -> tuple[Override, ...]:
         """All of them."""
         return (*self.requests, *self.prefers, *self.disables)
 
@@ -55,14 +55,14 @@ class EngineVariable:
     successor: str = ""
 
 
-def wish(ops: str, *names: str, where: tuple[Constraint, ...] = ()) -> Wish:
-    """A wish whose place is filled in by `translation`."""
-    return Wish(ops, names, FOREIGN, "", where)
+def override(ops: str, *names: str, where: tuple[Constraint, ...] = ()) -> Override:
+    """An override whose place is filled in by `translation`."""
+    return Override(ops, names, FOREIGN, "", where)
 
 
-def wishes(ops: tuple[str, ...], *names: str, where: tuple[Constraint, ...] = ()) -> tuple[Wish, ...]:
-    """The same wish for several ops."""
-    return tuple(wish(op, *names, where=where) for op in ops)
+def overrides(ops: tuple[str, ...], *names: str, where: tuple[Constraint, ...] = ()) -> tuple[Override, ...]:
+    """The same override for several ops."""
+    return tuple(override(op, *names, where=where) for op in ops)
 
 
 _ON_GPU = Rule(("device",), lambda problem: None if problem.device.type == "cuda" else "is about GPUs")
@@ -94,8 +94,8 @@ def backend_switch(ops: tuple[str, ...], *names: str, where: tuple[Constraint, .
     """1 ranks these kernels first, 0 removes them."""
     who, whom = described(names), ", ".join(ops)
     return switch(
-        Meaning(f"{who} ranks first in {whom}", prefers=wishes(ops, *names, where=where)),
-        Meaning(f"{who} does not run in {whom}", disables=wishes(ops, *names, where=where)),
+        Meaning(f"{who} ranks first in {whom}", prefers=overrides(ops, *names, where=where)),
+        Meaning(f"{who} does not run in {whom}", disables=overrides(ops, *names, where=where)),
     )
 
 

@@ -1,7 +1,7 @@
 """kernelhub as an attention backend of vLLM (V1, from 0.33 on): `paged_attention` over vLLM's cache.
 
 vLLM imports this module once the backend has been chosen; it imports vLLM. What the backend supports is kernelhub's
-own verdict on the configuration, so that vLLM's message has kernelhub's reasons.
+own selection on the configuration, so that vLLM's message has kernelhub's reasons.
 
 vLLM's cache is ``[B, H, N, 2 * D]``, a block's keys beside its values, in memory of either order; both halves are
 views of it, and nothing is copied. It is written by vLLM's own kernel.
@@ -68,14 +68,14 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
         """Graphs of decode steps, if the kernel that decode would run on may be captured."""
         model = vllm_config.model_config
-        verdict = _verdict(
+        selection = _selection(
             model.dtype,
             kv_cache_spec.dtype,
             kv_cache_spec.head_size,
             kv_cache_spec.block_size,
             heads=(model.get_num_attention_heads(vllm_config.parallel_config), kv_cache_spec.num_kv_heads),
         )
-        captured = verdict.kernel is not None and verdict.kernel.graph is not GraphLevel.NONE
+        captured = selection.kernel is not None and selection.kernel.graph is not GraphLevel.NONE
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if captured else AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> KernelhubMetadata:
@@ -231,13 +231,13 @@ class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
         device = None if device_capability is None else f"sm_{device_capability.major}{device_capability.minor}"
         cache = _FP8 if kv_cache_dtype in _FP8_CACHES else dtype
         for ragged in (False, True):
-            verdict = _verdict(dtype, cache, head_size, block_size or 16, device, ragged=ragged, sinks=has_sink)
-            if verdict.kernel is None:
-                return f"no kernel of kernelhub's can run it: {verdict}"
+            selection = _selection(dtype, cache, head_size, block_size or 16, device, ragged=ragged, sinks=has_sink)
+            if selection.kernel is None:
+                return f"no kernel of kernelhub's can run it: {selection}"
         return None
 
 
-def _verdict(
+def _selection(
     dtype: torch.dtype,
     cache: torch.dtype,
     head_size: int,
@@ -248,7 +248,7 @@ def _verdict(
     ragged: bool = False,
     sinks: bool = False,
 ) -> Selection[Any]:
-    """kernelhub's verdict on decode, or on steps that mix prefill and decode."""
+    """kernelhub's selection on decode, or on steps that mix prefill and decode."""
     quantized = cache in (_FP8, torch.uint8)
     return explain(
         paged_attention,

@@ -43,10 +43,13 @@ def on_device(subject: str, *, exactly: tuple[tuple[int, int], ...] = (), famili
 
 def allowed(backend: str, op: str) -> Finding:
     """Has nobody taken the backend away from the op, by a variable, the config file or `configure`?"""
-    for wish in HUB.policy(op).disables:
-        if wish.concerns(op) and backend in wish.names and not wish.where:
+    for override in HUB.policy(op).disables:
+        if override.concerns(op) and backend in override.names and not override.where:
             return lacking(
-                backend, "disabled", f"disabled by {wish.origin}", wish.undo or f"remove it from {wish.origin}"
+                backend,
+                "disabled",
+                f"disabled by {override.origin}",
+                override.undo or f"remove it from {override.origin}",
             )
     return found(backend, None, f"nobody disabled {backend}")
 

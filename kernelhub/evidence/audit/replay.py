@@ -223,9 +223,9 @@ class Replayed:
         yield f"results kept in the file: {self.kept_ratio:.3g} times what is allowed{told}"
         for name, (then, here) in self.differs.items():
             yield f"{name} was {then}, is {here}"
-        verdict = "right" if self.ok else f"wrong ({self.code})"
+        selection = "right" if self.ok else f"wrong ({self.code})"
         told = f": {self.figures}" if self.figures else ""
-        yield f"{self.kernel} on {self.device} now: {verdict}, {self.ratio:.3g} times what is allowed{told}"
+        yield f"{self.kernel} on {self.device} now: {selection}, {self.ratio:.3g} times what is allowed{told}"
         if self.lifted:
             yield f"{kept.op} {kept.kernel}: this call does not quarantine it any more"
 

@@ -76,7 +76,7 @@ def tune(
     ``tuned`` in the cache folder, and are read at the first decision, never measured in a call.
 
     Args:
-        what: a model, as of `problems_of`; or needs, plans or verdicts, one or several.
+        what: a model, as of `problems_of`; or needs, plans or selections, one or several.
         token_counts: new tokens of a step; by default some of decode and some of prefill, fewer on a CPU.
         tp, ep, dtype, kv_dtype, page_size, quantization, phases: of a model, as of `problems_of`.
         ops: only these ops, by name.
@@ -140,7 +140,7 @@ def needs_of(what: Any, *, ops: Sequence[str] | None = None, **model: Any) -> li
     """The problem classes that `tune` would measure; arguments as of it.
 
     Raises:
-        ConfigurationError: an unknown model or op, or something that is neither plan, verdict nor need.
+        ConfigurationError: an unknown model or op, or something that is neither plan, selection nor need.
     """
     for name in ops or ():
         HUB.function(name)
@@ -314,12 +314,12 @@ class _Run:
 def _need(item: Any) -> Need:
     if isinstance(item, Need):
         return item
-    verdict = item.selection if isinstance(item, Plan) else item
-    if not isinstance(verdict, Selection):
+    selection = item.selection if isinstance(item, Plan) else item
+    if not isinstance(selection, Selection):
         raise ConfigurationError(
-            f"tune: {item!r} is no plan, no verdict of explain and no need; problems_of(model) gives needs"
+            f"tune: {item!r} is no plan, no selection of explain and no need; problems_of(model) gives needs"
         )
-    return need_of(verdict.op, verdict.problem)
+    return need_of(selection.op, selection.problem)
 
 
 def _refuse_where_times_would_lie() -> None:

@@ -96,7 +96,7 @@ def agree(
 
     Args:
         process_group: of torch.distributed; the default one unless given. Without any, this process is the only rank.
-        what: plans, verdicts or needs (`kernelhub.problems_of`), one or several; a model, as of `problems_of`; or
+        what: plans, selections or needs (`kernelhub.problems_of`), one or several; a model, as of `problems_of`; or
             nothing, for all choices that this process has made so far.
         tp: of a model, ranks that share every layer; the size of the group unless given.
         timeout_s: longest wait for all ranks together, in seconds.
@@ -184,7 +184,7 @@ def _items(what: Any, tp: int) -> list[What]:
     for item in items:
         if not isinstance(item, Plan | Need | Selection):
             raise ConfigurationError(
-                f"agree: {item!r} is no plan, no verdict of explain and no need; problems_of(model) gives needs"
+                f"agree: {item!r} is no plan, no selection of explain and no need; problems_of(model) gives needs"
             )
     return items
 

@@ -1,4 +1,4 @@
-"""What was agreed on, made to hold in this process: wishes and refusals for selection, and an end to other plans."""
+"""What was agreed on, made to hold in this process: overrides and refusals for selection, and an end to other plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelhub.dispatch.held import RANKS, Facets, Held, as_packed, as_read, fac
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.plan import Plan
-from kernelhub.dispatch.policy import Wish
+from kernelhub.dispatch.policy import Override
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import RanksDisagree
 from kernelhub.runtime.ranks.settle import Outcome, Refusal
@@ -76,13 +76,13 @@ class AgreedOp:
         Raises:
             RanksDisagree: with both kernels.
         """
-        wish = self.held.wishes.get(self.held.key(selection.problem))
-        if wish is None or selection.selected in wish.names:
+        override = self.held.overrides.get(self.held.key(selection.problem))
+        if override is None or selection.selected in override.names:
             return
         raise RanksDisagree(
             "agreement_broken",
             f"{selection.op}: rank {self.rank} would run {selection.selected} ({selection.because}), but {self.size} "
-            f"ranks agreed on {wish.names[0]} for {selection.problem}; take that back, or {_UNDO}",
+            f"ranks agreed on {override.names[0]} for {selection.problem}; take that back, or {_UNDO}",
             (self.rank,),
         )
 
@@ -91,11 +91,13 @@ def try_all(stated: Stated, outcome: Outcome) -> dict[str, tuple[str, str, str, 
     """Load the adapters that were settled on: kernel, code, reason and remedy of those that cannot be, by class."""
     lacking = {}
     for key, settled in outcome.items():
-        verdict = stated.verdicts[key]
-        if verdict.problem.device.simulated or any(plan.kernel == settled.kernel for plan in stated.plans.get(key, ())):
+        selection = stated.selections[key]
+        if selection.problem.device.simulated or any(
+            plan.kernel == settled.kernel for plan in stated.plans.get(key, ())
+        ):
             continue
-        kernel = _record(verdict.op, settled.kernel)
-        failure = HUB.try_load(verdict.op, kernel, as_read(kernel, verdict.problem))
+        kernel = _record(selection.op, settled.kernel)
+        failure = HUB.try_load(selection.op, kernel, as_read(kernel, selection.problem))
         if failure is not None:
             lacking[key] = (settled.kernel, *failure)
     return lacking
@@ -103,7 +105,7 @@ def try_all(stated: Stated, outcome: Outcome) -> dict[str, tuple[str, str, str, 
 
 def fingerprints(stated: Stated, outcome: Outcome, tuned: str) -> list[Fingerprint]:
     """Those of everything that was settled on, in the order of problem classes."""
-    return [_fingerprint(stated.verdicts[key], outcome[key].kernel, tuned) for key in sorted(outcome)]
+    return [_fingerprint(stated.selections[key], outcome[key].kernel, tuned) for key in sorted(outcome)]
 
 
 def agreed_on(
@@ -114,22 +116,22 @@ def agreed_on(
     choices = []
     who = f"the agreement of {size} ranks" if size > 1 else "the agreement of this one rank"
     for key in sorted(outcome):
-        verdict, settled = stated.verdicts[key], outcome[key]
-        op, facets = verdict.op, facets_of(verdict.problem)
+        selection, settled = stated.selections[key], outcome[key]
+        op, facets = selection.op, facets_of(selection.problem)
         if op not in by_op:
             known = HUB.agreed.get(op)
             held = known.held if known is not None else Held({})
-            by_op[op] = AgreedOp(Held(dict(held.wishes), dict(held.refusals), of_device=False), rank, size)
-        wishes, refusals = _open(by_op[op].held)
+            by_op[op] = AgreedOp(Held(dict(held.overrides), dict(held.refusals), of_device=False), rank, size)
+        overrides, refusals = _open(by_op[op].held)
         told = {
             name: Rejection("refused_by_rank", f"rank {item.rank} refuses it: {item.code}: {item.reason}", _there(item))
             for name, item in settled.refused.items()
             if item.rank != rank
         }
         for same in (facets, *as_packed(facets, _record(op, settled.kernel).layouts)):
-            wishes[None, same] = Wish(op, (settled.kernel,), RANKS, who, undo=_UNDO)
+            overrides[None, same] = Override(op, (settled.kernel,), RANKS, who, undo=_UNDO)
             refusals[None, same] = told
-        mark = str(_fingerprint(verdict, settled.kernel, tuned))
+        mark = str(_fingerprint(selection, settled.kernel, tuned))
         choices.append(Choice(op, facets, settled.kernel, settled.because, settled.refused, mark))
     return by_op, tuple(choices)
 
@@ -192,11 +194,11 @@ def _refusing(message: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _open(held: Held) -> tuple[dict[Any, Wish], dict[Any, Mapping[str, Rejection]]]:
+def _open(held: Held) -> tuple[dict[Any, Override], dict[Any, Mapping[str, Rejection]]]:
     """The tables of one that is being made."""
-    assert isinstance(held.wishes, dict)
+    assert isinstance(held.overrides, dict)
     assert isinstance(held.refusals, dict)
-    return held.wishes, held.refusals
+    return held.overrides, held.refusals
 
 
 def _there(refusal: Refusal) -> str:
@@ -207,5 +209,5 @@ def _record(op: str, name: str) -> Kernel:
     return next(kernel for kernel in HUB.registry.candidates(op).kernels if kernel.name == name)
 
 
-def _fingerprint(verdict: Selection[Any], kernel: str, tuned: str) -> Fingerprint:
-    return HUB.fingerprint_of(replace(verdict, kernel=_record(verdict.op, kernel)), tuned)
+def _fingerprint(selection: Selection[Any], kernel: str, tuned: str) -> Fingerprint:
+    return HUB.fingerprint_of(replace(selection, kernel=_record(selection.op, kernel)), tuned)

@@ -64,7 +64,7 @@ def settle(
     if failure is not None:
         return failure
     outcome = {}
-    for key in statements[LEAD]["verdicts"]:
+    for key in statements[LEAD]["selections"]:
         settled = _settle(key, statements, (failed or {}).get(key, {}))
         if isinstance(settled, Failure):
             return settled
@@ -89,8 +89,8 @@ def _unlike(statements: Sequence[Statement]) -> Failure | None:
                 for word in unlike
             )
             return Failure("policy_differs", f"{told}; say the same on every rank", ranks)
-        missing = [key for key in lead["verdicts"] if key not in other["verdicts"]]
-        extra = [key for key in other["verdicts"] if key not in lead["verdicts"]]
+        missing = [key for key in lead["selections"] if key not in other["selections"]]
+        extra = [key for key in other["selections"] if key not in lead["selections"]]
         if missing or extra:
             has, lacks = (f"rank {LEAD}", who) if missing else (who, f"rank {LEAD}")
             message = f"{has} plans for {(missing or extra)[0]}, {lacks} does not ({len(missing) + len(extra)} differ)"
@@ -100,11 +100,11 @@ def _unlike(statements: Sequence[Statement]) -> Failure | None:
 
 def _settle(key: str, statements: Sequence[Statement], failed: Mapping[str, Refusal]) -> Settled | Failure:
     """One problem class."""
-    verdicts = [statement["verdicts"][key] for statement in statements]
-    lead = verdicts[LEAD]
+    selections = [statement["selections"][key] for statement in statements]
+    lead = selections[LEAD]
     refused: dict[str, Refusal] = {}
-    for kernel in dict.fromkeys(name for verdict in verdicts for name in verdict["order"]):
-        refusal = failed.get(kernel) or _refusal(kernel, verdicts)
+    for kernel in dict.fromkeys(name for selection in selections for name in selection["order"]):
+        refusal = failed.get(kernel) or _refusal(kernel, selections)
         if refusal is not None:
             refused[kernel] = refusal
     chosen = next((kernel for kernel in lead["order"] if kernel not in refused), None)
@@ -112,7 +112,9 @@ def _settle(key: str, statements: Sequence[Statement], failed: Mapping[str, Refu
     ranks = tuple(sorted({item.rank for item in refused.values()}))
     if chosen is None:
         none = [
-            statement["rank"] for statement, verdict in zip(statements, verdicts, strict=True) if not verdict["order"]
+            statement["rank"]
+            for statement, selection in zip(statements, selections, strict=True)
+            if not selection["order"]
         ]
         told = told or f"rank {', '.join(map(str, none))} can run none"
         message = f"no kernel can run {key} on every rank: {told}; `kernelhub explain` on those ranks tells what to do"
@@ -123,11 +125,11 @@ def _settle(key: str, statements: Sequence[Statement], failed: Mapping[str, Refu
     return _same(key, chosen, statements) or Settled(chosen, lead["because"], refused)
 
 
-def _refusal(kernel: str, verdicts: Sequence[Mapping[str, Any]]) -> Refusal | None:
+def _refusal(kernel: str, selections: Sequence[Mapping[str, Any]]) -> Refusal | None:
     """The first rank's that cannot run a kernel."""
-    for rank, verdict in enumerate(verdicts):
-        if kernel not in verdict["order"]:
-            why = verdict["refused"].get(kernel, ("kernel_unknown", "no kernel of that name is registered there", ""))
+    for rank, selection in enumerate(selections):
+        if kernel not in selection["order"]:
+            why = selection["refused"].get(kernel, ("kernel_unknown", "no kernel of that name is registered there", ""))
             return Refusal(rank, *why)
     return None
 

@@ -1,4 +1,4 @@
-"""What one rank states of itself: its versions, what was said to it, and its verdict on every problem class."""
+"""What one rank states of itself: its versions, what was said to it, and its selection on every problem class."""
 
 from __future__ import annotations
 
@@ -28,63 +28,63 @@ _CHOOSING = (
 
 @dataclass(frozen=True)
 class Stated:
-    """A rank's verdicts by the key of their problem class, its plans, and whether weights will be packed."""
+    """A rank's selections by the key of their problem class, its plans, and whether weights will be packed."""
 
-    verdicts: Mapping[str, Selection[Any]]
+    selections: Mapping[str, Selection[Any]]
     plans: Mapping[str, tuple[Plan, ...]]
     packing: bool = False
 
 
 def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts, packing: bool = False) -> Stated:
-    """This rank's verdicts.
+    """This rank's selections.
 
     Args:
-        what: plans and verdicts stand as they are; for a need the choice is made now.
+        what: plans and selections stand as they are; for a need the choice is made now.
         device: where needs are met.
         packing: whether weights of needs are packed before the chosen kernel runs.
 
     Raises:
         ConfigurationError: two plans of one problem class run different kernels.
     """
-    verdicts: dict[str, Selection[Any]] = {}
+    selections: dict[str, Selection[Any]] = {}
     plans: dict[str, tuple[Plan, ...]] = {}
     for item in what:
         if isinstance(item, Need):
             function = HUB.function(item.op)
-            verdict = function.op.select(item.problem(device), None, packing=packing)
+            selection = function.op.select(item.problem(device), None, packing=packing)
         else:
-            verdict = item.selection if isinstance(item, Plan) else item
-        key = key_of(verdict)
-        known = verdicts.setdefault(key, verdict)
-        if known.selected != verdict.selected:
+            selection = item.selection if isinstance(item, Plan) else item
+        key = key_of(selection)
+        known = selections.setdefault(key, selection)
+        if known.selected != selection.selected:
             raise ConfigurationError(
-                f"agree: plans of one problem class run {known.selected} and {verdict.selected} ({key}); ranks hold "
+                f"agree: plans of one problem class run {known.selected} and {selection.selected} ({key}); ranks hold "
                 "one kernel for each class"
             )
         if isinstance(item, Plan):
             plans[key] = (*plans.get(key, ()), item)
-    return Stated(verdicts, plans, packing)
+    return Stated(selections, plans, packing)
 
 
-def key_of(verdict: Selection[Any]) -> str:
-    """The problem class of a verdict, as people read it: the op, then its facets."""
-    return f"{verdict.op} {json.dumps(dict(facets_of(verdict.problem)), sort_keys=True)}"
+def key_of(selection: Selection[Any]) -> str:
+    """The problem class of a selection, as people read it: the op, then its facets."""
+    return f"{selection.op} {json.dumps(dict(facets_of(selection.problem)), sort_keys=True)}"
 
 
 def statement_of(stated: Stated, rank: int, where: str, tuned: str) -> dict[str, Any]:
     """What goes over the wire.
 
     Args:
-        stated: the rank's verdicts.
+        stated: the rank's selections.
         rank: its number in the group.
         where: host and process, for messages.
         tuned: digest of the rank's own tuned choices.
     """
     kernels: dict[str, dict[str, Any]] = {}
-    for verdict in stated.verdicts.values():
-        records = {kernel.name: kernel for kernel in HUB.registry.candidates(verdict.op).kernels}
-        known = kernels.setdefault(verdict.op, {})
-        for decision in verdict.decisions:
+    for selection in stated.selections.values():
+        records = {kernel.name: kernel for kernel in HUB.registry.candidates(selection.op).kernels}
+        known = kernels.setdefault(selection.op, {})
+        for decision in selection.decisions:
             if decision.accepted and decision.kernel not in known:
                 kernel = records[decision.kernel]
                 known[kernel.name] = {"versions": HUB.versions_of(kernel), "record": record_digest(kernel)}
@@ -96,7 +96,7 @@ def statement_of(stated: Stated, rank: int, where: str, tuned: str) -> dict[str,
         "strict": HUB.policy(next(iter(HUB.registry.contracts)), None, HUB.contexts.get()).strict,
         "tuned": tuned,
         "kernels": kernels,
-        "verdicts": {key: _verdict(verdict) for key, verdict in stated.verdicts.items()},
+        "selections": {key: _selection(selection) for key, selection in stated.selections.items()},
     }
 
 
@@ -121,9 +121,9 @@ def _said(setting: Setting) -> str:
 
 def _words(layer: Layer) -> str:
     parts = [
-        f"{kind} {wish.ops}={','.join(wish.names)}"
-        for kind, wishes in (("request", layer.requests), ("prefer", layer.prefers), ("disable", layer.disables))
-        for wish in wishes
+        f"{kind} {override.ops}={','.join(override.names)}"
+        for kind, overrides in (("request", layer.requests), ("prefer", layer.prefers), ("disable", layer.disables))
+        for override in overrides
     ]
     for flag in ("deterministic", "batch_invariant", "strict", "unsafe", "trust"):
         if getattr(layer, flag) is not None:
@@ -131,12 +131,12 @@ def _words(layer: Layer) -> str:
     return ", ".join(parts)
 
 
-def _verdict(verdict: Selection[Any]) -> dict[str, Any]:
+def _selection(selection: Selection[Any]) -> dict[str, Any]:
     return {
-        "order": [item.kernel for item in verdict.decisions if item.accepted],
-        "because": f"{verdict.source}: {verdict.because}",
+        "order": [item.kernel for item in selection.decisions if item.accepted],
+        "because": f"{selection.source}: {selection.because}",
         "refused": {
-            item.kernel: [item.code, item.reason, item.remedy] for item in verdict.decisions if not item.accepted
+            item.kernel: [item.code, item.reason, item.remedy] for item in selection.decisions if not item.accepted
         },
     }
 

@@ -409,8 +409,8 @@ def test_a_real_wheel_with_a_shifted_parameter_keeps_the_kernel_from_being_chose
 
     def decision() -> Decision:
         ask = {"backend": "flashinfer", "machine": Machine()}
-        verdict = kernelhub.explain("concat_mla_k", device="H200", **ask)
-        return next(item for item in verdict.decisions if item.kernel == "flashinfer.concat")
+        selection = kernelhub.explain("concat_mla_k", device="H200", **ask)
+        return next(item for item in selection.decisions if item.kernel == "flashinfer.concat")
 
     whole = {item.code for item in decision().rejections}
     assert "signature_changed" not in whole
