@@ -81,6 +81,11 @@ class Facet:
     annotation: str
     layout: bool = False
 
+    @property
+    def is_number(self) -> bool:
+        """Its values have an order and remainders: a dimension, not a dtype, a name or a bit."""
+        return self.annotation in ("int", "float")
+
     def wrong_with(self, value: Any) -> str:
         """What it takes, as a phrase, where that is not a value; empty where it is. A value is of its kind exactly."""
         if self.layout:

@@ -154,6 +154,7 @@ def check_record(kernel: Kernel, backend: Backend, schema: Schema, *, builtin: b
             if name not in schema.facets:
                 raise RegistrationError(f"{where}: unknown facet {name!r}{did_you_mean(name, schema.facets)}")
             mentioned.add(name)
+        _check_numbers(where, constraint, schema)
     silent = sorted(schema.structural - mentioned)
     if silent:
         raise RegistrationError(
@@ -220,6 +221,8 @@ def _check_known_bad(
         raise RegistrationError(f"{where}: {entry.kernel!r} is of another backend than {backend.name}")
     for constraint in entry.where:
         _fields_of(where, constraint)
+        if entry.op != "*":
+            _check_numbers(where, constraint, contracts[entry.op].schema)
 
 
 def _fields_of(where: str, constraint: Any) -> tuple[str, ...]:
@@ -240,6 +243,22 @@ def _fields_of(where: str, constraint: Any) -> tuple[str, ...]:
         for alternative in _all(f"{where}: {type(constraint).__name__}", constraint.alternatives, object):
             _fields_of(where, alternative)
     return _all(f"{where}: fields of {constraint!r}", constraint.fields, str)
+
+
+def _check_numbers(where: str, constraint: Any, schema: Schema) -> None:
+    """Refuse a bound or a divisor of a facet whose values are words or bits."""
+    if isinstance(constraint, AnyOf):
+        for alternative in constraint.alternatives:
+            _check_numbers(where, alternative, schema)
+    elif isinstance(constraint, (Between, MultipleOf)):
+        facet = schema.facets.get(constraint.field)
+        if facet is not None and not facet.is_number:
+            kind = type(constraint).__name__
+            raise RegistrationError(
+                f"{where}: {kind} is for numbers, but {facet.name} is of type {facet.annotation}; use OneOf"
+            )
+        if isinstance(constraint, MultipleOf) and constraint.divisor < 1:
+            raise RegistrationError(f"{where}: MultipleOf {constraint.field}: divisor {constraint.divisor} is below 1")
 
 
 def _check_versions(where: str, package: Package) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kernelhub
-from kernelhub.dispatch.constraint import Between, OnDevice, OneOf
+from kernelhub.dispatch.constraint import AnyOf, Between, Constraint, MultipleOf, OnDevice, OneOf
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band
 from kernelhub.errors import ConfigurationError, NoKernel, RegistrationError
@@ -40,6 +40,21 @@ class TestRecords:
     def test_a_constraint_on_an_unknown_facet_is_refused(self) -> None:
         with pytest.raises(RegistrationError, match=r"unknown facet 'head_dim'.*did you mean head_dim_"):
             register("ours", record("ours.k", "Ones", Between("head_dim", 1, 2)))
+
+    @pytest.mark.fault("wrong_record")
+    @pytest.mark.parametrize(
+        ("constraint", "message"),
+        [
+            (Between("q_dtype", 1, 2), "Between is for numbers, but q_dtype is of type str"),
+            (MultipleOf("q_len", 8), "MultipleOf is for numbers, but q_len is of type str"),
+            (MultipleOf("causal", 2), "MultipleOf is for numbers, but causal is of type bool"),
+            (AnyOf((OnDevice("cpu"), Between("kv_dtype", 1, 2))), "Between is for numbers, but kv_dtype"),
+            (MultipleOf("head_dim_qk", 0), "divisor 0 is below 1"),
+        ],
+    )
+    def test_a_bound_on_a_facet_without_numbers_is_refused(self, constraint: Constraint, message: str) -> None:
+        with pytest.raises(RegistrationError, match=message):
+            register("ours", record("ours.k", "Ones", constraint))
 
     @pytest.mark.fault("wrong_record")
     def test_silence_about_a_structural_facet_is_refused(self) -> None:
