@@ -45,7 +45,8 @@ bench:                ## what choosing costs, and the kernels against torch and 
 golden:               ## rewrite the golden selection tables, to be reviewed as a diff
 	$(PYTHON) -m tests.golden.tables --write
 
-docs:                 ## rewrite the generated pages
+docs:                 ## rewrite the generated pages, and the stub that type checkers read
+	$(PYTHON) scripts/generate_stub.py
 	$(PYTHON) scripts/generate_docs.py
 
 site:                 ## build the documentation site into site/, with every warning an error

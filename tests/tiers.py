@@ -70,6 +70,7 @@ NAMED = {
         "tests/cli/test_demo.py::TestWrongNumbers",
         "tests/docs/test_docs.py::test_commands_of_the_readme_are_understood",
         "tests/docs/test_docs.py::test_examples_run",
+        "tests/docs/test_types.py::test_a_type_checker_sees_each_result_and_flags_misspelt_names",
         "tests/evidence/test_tune.py",
         "tests/runtime/test_growth.py",
     ),
