@@ -27,7 +27,7 @@ from kernelhub.evidence.results import IN_SERVICE, RIGHT, Check, Result, is_of_s
 from kernelhub.evidence.validity import difference, key_of, made_for, name_of
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import difference as difference_of_form
-from kernelhub.runtime.caches.holder import Holder, myself
+from kernelhub.runtime.caches.lock import Holder, myself
 
 log = logging.getLogger("kernelhub.evidence")
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelhub.runtime.caches.documents import Documents, forget_memory, holds_any
 from kernelhub.runtime.caches.fingerprint import Fingerprint
 from kernelhub.runtime.caches.manifest import Flaw
+from kernelhub.runtime.caches.store import Documents, forget_memory, holds_any
 
 KIND = "evidence"
 

@@ -21,8 +21,8 @@ from kernelhub.evidence.validity import difference, key_of, made_for, name_of
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import SCALAR
 from kernelhub.probes.document import difference as difference_of_form
-from kernelhub.runtime.caches.documents import Documents, forget_memory, holds_any
 from kernelhub.runtime.caches.manifest import Flaw
+from kernelhub.runtime.caches.store import Documents, forget_memory, holds_any
 
 KIND = "trust"
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelhub.runtime.caches.attempt import PlaceError, watching
-from kernelhub.runtime.caches.holder import myself
-from kernelhub.runtime.caches.lock import OnWait, lock
+from kernelhub.runtime.caches.lock import OnWait, lock, myself
 from kernelhub.runtime.caches.root import usable
+from kernelhub.runtime.caches.store import PlaceError, watching
 
 
 @dataclass

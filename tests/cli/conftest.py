@@ -17,7 +17,7 @@ import torch
 
 from kernelhub.cli.main import main
 from kernelhub.probes.device import facts
-from kernelhub.runtime.caches.documents import Documents
+from kernelhub.runtime.caches.store import Documents
 
 
 @dataclass(frozen=True)

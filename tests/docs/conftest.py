@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelhub.runtime.caches.documents import Documents
+from kernelhub.runtime.caches.store import Documents
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.tuning import tables
 from kernelhub.evidence.tuning.carried import export_stored, import_table
 from kernelhub.evidence.tuning.lookup import MeasuredTable
-from kernelhub.runtime.caches import documents, manifest, notices
+from kernelhub.runtime.caches import manifest, notices, store
 from tests.dispatch.backends import record, register
 from tests.evidence.tuned_entries import CPU, entry, keep
 
@@ -176,7 +176,7 @@ class TestWriting:
         assert len(kernelhub.agree(what=selection(), device="cpu").tuned["entries"]) == 1, "other ranks hear of it too"
         kernelhub.reload()
         assert any(notice.code == "cache_memory" for notice in kernelhub.cache_notices())
-        documents._memory.clear()
+        store._memory.clear()
         assert reread().source != "tuned"
 
     def test_two_processes_that_tune_lose_nothing_of_each_other(self, cache) -> None:

@@ -23,9 +23,9 @@ import pytest
 from kernelhub.cli.main import main
 from kernelhub.errors import CacheError, LockTimeout
 from kernelhub.probes.compiler import cxx_compiler
-from kernelhub.runtime.caches import holder, inventory, manifest, notices, ours
+from kernelhub.runtime.caches import inventory, manifest, notices, ours
 from kernelhub.runtime.caches.fingerprint import Fingerprint, fingerprint
-from kernelhub.runtime.caches.lock import lock
+from kernelhub.runtime.caches.lock import lock, myself
 from kernelhub.runtime.caches.store import Store
 from kernelhub.runtime.caches.trusted import load, tree
 from kernelhub.runtime.caches.variables import set_cache_variables
@@ -148,7 +148,7 @@ class Attacker:
     def lock(self, path: Path, root: Path) -> None:
         """A lock that is old, from the future, held by nobody, or by somebody it cannot be."""
         where = self._lock_file(root)
-        told = json.loads(holder.myself("a" * 32).to_text())
+        told = json.loads(myself("a" * 32).to_text())
         told |= self.random.choice(
             ({"pid": 0}, {"pid": -1}, {"pid": 1}, {"pid": 2**31}, {"started": "1"}, {"host": "node"})
         )
@@ -166,7 +166,7 @@ class Attacker:
         """The lock of a dead process whose token leads out of the cache."""
         where = self._lock_file(root)
         if where is not None:
-            gone = json.loads(holder.myself("a" * 32).to_text()) | {"pid": 999_999_999}
+            gone = json.loads(myself("a" * 32).to_text()) | {"pid": 999_999_999}
             up = "/../" * 12
             where.write_text(json.dumps(gone | {"token": f"x{up}{str(self.outside / 'precious')[1:]}"}))
             os.utime(where, (time.time() - 86400,) * 2)
@@ -338,7 +338,7 @@ def test_a_variable_of_a_library_never_leads_where_others_can_write(tmp_path) ->
 @pytest.mark.parametrize("plant", ["dangling link", "link", "pipe", "folder", "socket", "future", "device"])
 def test_what_is_no_lock_of_ours_keeps_nobody_waiting(tmp_path, plant, counts) -> None:
     path, begun = tmp_path / "entry.lock", time.monotonic()
-    (tmp_path / "target").write_text(holder.myself("a" * 32).to_text())
+    (tmp_path / "target").write_text(myself("a" * 32).to_text())
     if plant == "device" and os.geteuid() != 0:
         pytest.skip("only a superuser makes a device: 1 case")
     plants = {
@@ -353,7 +353,7 @@ def test_what_is_no_lock_of_ours_keeps_nobody_waiting(tmp_path, plant, counts) -
     plants[plant]()
     with lock(path, timeout_s=LONGEST_S) as held:
         assert held.still()
-    assert (tmp_path / "target").read_text() == holder.myself("a" * 32).to_text()
+    assert (tmp_path / "target").read_text() == myself("a" * 32).to_text()
     assert time.monotonic() - begun < LONGEST_S
     counts["refused"] += 1
 
@@ -361,7 +361,7 @@ def test_what_is_no_lock_of_ours_keeps_nobody_waiting(tmp_path, plant, counts) -
 @pytest.mark.parametrize("who", [{"pid": 1, "started": ""}, {"pid": 1, "started": "99"}, {"pid": 1.5}, {"pid": "1"}])
 def test_a_lock_that_claims_a_process_it_cannot_be_of_is_taken_over(tmp_path, who) -> None:
     path = tmp_path / "entry.lock"
-    path.write_text(json.dumps(json.loads(holder.myself("a" * 32).to_text()) | who))
+    path.write_text(json.dumps(json.loads(myself("a" * 32).to_text()) | who))
     os.utime(path, (time.time() - 60,) * 2)
     with lock(path, timeout_s=2.0) as held:
         assert held.still()
@@ -369,7 +369,7 @@ def test_a_lock_that_claims_a_process_it_cannot_be_of_is_taken_over(tmp_path, wh
 
 def test_a_holder_that_beats_is_still_waited_for(tmp_path) -> None:
     path = tmp_path / "entry.lock"
-    path.write_text(holder.myself("a" * 32).to_text())
+    path.write_text(myself("a" * 32).to_text())
     with pytest.raises(LockTimeout), lock(path, timeout_s=0.2):
         raise AssertionError
 

@@ -31,7 +31,7 @@ from kernelhub.probes import document
 from kernelhub.probes.device import facts
 from kernelhub.probes.document import CODE, DocumentError
 from kernelhub.runtime.caches import manifest, notices
-from kernelhub.runtime.caches.holder import Holder, myself
+from kernelhub.runtime.caches.lock import Holder, myself
 from kernelhub.warming.lines import Line, line
 from tests.evidence.tuned_entries import entry
 from tests.fuzz.counting import Attacks

@@ -169,7 +169,7 @@ class TestPlaces:
         child(keep(), environment)
         (folders / "named").chmod(0o700)
         os.chown(folders / "xdg", STRANGER, STRANGER)
-        code = keep() + 'from kernelhub.runtime.caches.documents import holds_any\nholds_any("kind", "sm_90a")\n'
+        code = keep() + 'from kernelhub.runtime.caches.store import holds_any\nholds_any("kind", "sm_90a")\n'
         code += (
             'root.keeps("kind", executable=True)\nlist(ours.caches())\nlist(store.every())\n'
             + "answer(path=first.path)"

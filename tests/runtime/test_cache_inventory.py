@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import kernelhub
-from kernelhub.runtime.caches import holder, inventory, known, notices, ours
+from kernelhub.runtime.caches import inventory, known, lock, notices, ours
 from kernelhub.runtime.caches.fingerprint import fingerprint
 from kernelhub.runtime.caches.inventory import Cache, Item
 from kernelhub.runtime.caches.store import Store
@@ -210,8 +210,8 @@ class TestOurs:
         (folder / f".x.making-{'a' * 32}").mkdir()
         (folder / f".y.making-{'b' * 32}").mkdir()
         old(folder / f".y.making-{'b' * 32}")
-        file(folder / "held.lock", holder.myself("c" * 32).to_text())
-        file(folder / "dead.lock", json.dumps(holder.myself("c" * 32).__dict__ | {"pid": 999_999_999}))
+        file(folder / "held.lock", lock.myself("c" * 32).to_text())
+        file(folder / "dead.lock", json.dumps(lock.myself("c" * 32).__dict__ | {"pid": 999_999_999}))
         (folder / "link").symlink_to(root)
         file(folder / "stray.txt")
         file(root / "notes" / "mine.txt")

@@ -20,8 +20,8 @@ import pytest
 
 from kernelhub.errors import LockTimeout
 from kernelhub.probes.compiler import cxx_compiler
-from kernelhub.runtime.caches import holder, notices
 from kernelhub.runtime.caches import lock as locks
+from kernelhub.runtime.caches import notices
 from kernelhub.runtime.caches.fingerprint import fingerprint
 from kernelhub.runtime.caches.lock import lock
 from kernelhub.runtime.caches.store import Store
@@ -66,7 +66,7 @@ def start(path: Path, *before: str) -> subprocess.Popen:
 
 def lock_of(path: Path, age_s: float = 0.0, **who: object) -> None:
     """A lock file as somebody else would have left it."""
-    path.write_text(replace(holder.myself(TOKEN), **who).to_text())
+    path.write_text(replace(locks.myself(TOKEN), **who).to_text())
     then = time.time() - age_s
     os.utime(path, (then, then))
 
@@ -211,7 +211,7 @@ class TestDeadHolders:
             pytest.skip("no leave to make a namespace of process ids here: 1 case")
         process = start(path, *command)
         try:
-            found = holder.Holder.read(path)
+            found = locks.Holder.read(path)
             assert found is not None
             assert (found.host, found.is_here()) == (socket.gethostname(), False)
             with pytest.raises(LockTimeout), lock(path, timeout_s=4, stale_after_s=2.5):
@@ -408,7 +408,7 @@ def test_sixteen_processes_compile_the_same_and_the_one_that_does_is_killed(tmp_
         process.stdin.flush()
     _until(lambda: list(begun.glob("compiler-*")))
     (path,) = (tmp_path / "cache").rglob("seven.lock")
-    found = holder.Holder.read(path)
+    found = locks.Holder.read(path)
     assert found is not None
     os.kill(found.pid, signal.SIGKILL)
 

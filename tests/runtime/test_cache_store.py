@@ -15,7 +15,7 @@ import pytest
 from kernelhub.errors import CacheError
 from kernelhub.runtime.caches import manifest, notices
 from kernelhub.runtime.caches.fingerprint import Fingerprint, file_digest, fingerprint, library
-from kernelhub.runtime.caches.monitor import before_making
+from kernelhub.runtime.caches.notices import before_making
 from kernelhub.runtime.caches.store import Entry, Store
 
 H200 = fingerprint("sm_90a", cuda="13.0", nvrtc="13.0.88")

@@ -24,12 +24,11 @@ from kernelhub.probes import document
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import DocumentError
 from kernelhub.runtime.caches import manifest
-from kernelhub.runtime.caches.attempt import replace
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, version_of
 from kernelhub.runtime.caches.inventory import entries, folders, is_folder
 from kernelhub.runtime.caches.manifest import Flaw
 from kernelhub.runtime.caches.root import readable
-from kernelhub.runtime.caches.store import Store
+from kernelhub.runtime.caches.store import Store, replace
 
 KIND = "tuned"
 FORMAT = "kernelhub tuned, version 1"

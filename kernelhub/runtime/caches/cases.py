@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelhub.runtime.caches.attempt import PlaceError, watching
 from kernelhub.runtime.caches.root import best, readable, usable
+from kernelhub.runtime.caches.store import PlaceError, watching
 from kernelhub.runtime.caches.trusted import create, tree
 
 FOLDER, END = "audit", ".case"

@@ -1,10 +1,11 @@
-"""What the caches have to say, once each: a stable code, a sentence, what to do."""
+"""What the caches report: notices, once each with a stable code and a remedy, and what is about to be made."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 log = logging.getLogger("kernelhub.caches")
@@ -171,3 +172,22 @@ def _renew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
+
+
+_watchers: list[Callable[[str, str], object]] = []
+
+
+def before_making(notify: Callable[[str, str], object]) -> Callable[[], None]:
+    """Have `notify` called with kind and name before an entry is made or waited for; what it raises prevents it.
+
+    Returns:
+        A function that ends this.
+    """
+    _watchers.append(notify)
+    return lambda: _watchers.remove(notify)
+
+
+def announce(kind: str, name: str) -> None:
+    """Tell all who asked that an entry is about to be made or waited for."""
+    for notify in tuple(_watchers):
+        notify(kind, name)

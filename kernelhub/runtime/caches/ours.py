@@ -17,7 +17,6 @@ from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import spec_of
 from kernelhub.runtime.caches import manifest, root
 from kernelhub.runtime.caches.fingerprint import file_digest, host_abi, library, version_of
-from kernelhub.runtime.caches.holder import Holder
 from kernelhub.runtime.caches.inventory import (
     BROKEN,
     BUSY,
@@ -33,7 +32,7 @@ from kernelhub.runtime.caches.inventory import (
     unfinished,
     weighed,
 )
-from kernelhub.runtime.caches.lock import STALE_AFTER_S
+from kernelhub.runtime.caches.lock import STALE_AFTER_S, Holder
 from kernelhub.runtime.caches.manifest import Flaw
 from kernelhub.runtime.caches.trusted import Tree
 from kernelhub.runtime.caches.variables import LIBRARIES, NOTE

@@ -16,10 +16,10 @@ from typing import Any
 
 from kernelhub.probes.finding import Finding, lacking
 from kernelhub.runtime.caches import manifest, root
-from kernelhub.runtime.caches.attempt import PlaceError, watching
-from kernelhub.runtime.caches.attempt import replace as rewrite
 from kernelhub.runtime.caches.fingerprint import Fingerprint, fingerprint
 from kernelhub.runtime.caches.notices import CODES
+from kernelhub.runtime.caches.store import PlaceError, watching
+from kernelhub.runtime.caches.store import replace as rewrite
 
 LIBRARIES = "libraries"  # the folder below the root
 NOTE = "kernelhub.json"  # in each library's folder: for what it is
