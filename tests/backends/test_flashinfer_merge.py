@@ -42,6 +42,13 @@ class TestMerge(OnFake, MergeOfHalves):
         assert len(fake.LAUNCHES) == 3
         assert all(launch.startswith("at once") for launch in fake.LAUNCHES)
 
+    @pytest.mark.parametrize("parts", [2, 3])
+    def test_states_whose_strides_are_in_another_order_are_taken(self, parts) -> None:
+        arguments = self.inputs(tokens=7, parts=parts)
+        outs = [state.transpose(0, 2).contiguous().transpose(0, 2) for state in arguments["outs"]]
+        assert not any(state.is_contiguous() for state in outs)
+        self.check(self.run(arguments | {"outs": outs}, return_lse=True), arguments)
+
     @pytest.mark.parametrize("parts", [2, 4])
     def test_what_a_launch_cannot_count_is_several(self, parts, monkeypatch) -> None:
         from kernelhub.backends.flashinfer.cascade import merge

@@ -46,7 +46,7 @@ class TestSplits:
     def test_more_work_is_split_less(self) -> None:
         problem = kernelhub.explain("paged_attention", device="H200", num_q_heads=32, num_kv_heads=8).problem
         adapter = adapters.SplitKV(problem)
-        assert [adapter.splits_for(batch, 4, 1 << 17) for batch in (1, 2, 8, 16, 20, 33, 64)] == [33, 16, 4, 2, 3, 1, 1]
+        assert [adapter.splits_for(batch, 4, 1 << 17) for batch in (1, 2, 8, 16, 20, 33, 64)] == [33, 16, 4, 2, 4, 1, 2]
         assert adapter.splits_for(1, 4, 512) == 2
         assert adapters.SplitKVFixed(problem).splits_for(64, 4, 1 << 17) == adapters.FIXED_SPLITS
 

@@ -34,6 +34,7 @@ BAD = [
     ("out", keys(out=z(4, 2, 13)), r"\[4, 2, 13\]"),
     ("out", keys(out=z(4, 2, 14).half()), "float16"),
     ("out", keys(out=[1]), "is list"),
+    ("out", keys(out=z(4, 2, 14).to_sparse()), "layout"),
     ("out", keys(out=z(4, 2, 14, device="meta")), "is on meta"),
 ]
 

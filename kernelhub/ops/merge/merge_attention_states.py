@@ -121,9 +121,9 @@ def merge_attention_states(
         True
     """
     try:
-        first = outs[0]
-        if type(first) is not Tensor and isinstance(first, Tensor) and not isinstance(backend, Ask):
+        if type(outs[0]) is not Tensor and isinstance(outs[0], Tensor) and not isinstance(backend, Ask):
             return _op.traced(**locals())
+        first = outs[0]
         shape = first.shape
         key = (
             first.dtype,

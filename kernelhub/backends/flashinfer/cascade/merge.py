@@ -71,7 +71,8 @@ class Merge(MergeAdapter):
     def _two(self, states: list[Tensor], logs: Tensor, empty: Tensor, merged: Tensor) -> Tensor:
         """Merge into `merged`, which may be either state; the logs of sums [rows, H]."""
         zero = merged.new_zeros(())
-        other = torch.where(empty[1].unsqueeze(-1), zero, states[1])
+        # Without `out` the result has the strides of the state, and the library takes a contiguous one.
+        other = torch.where(empty[1].unsqueeze(-1), zero, states[1], out=merged.new_empty(merged.shape))
         torch.where(empty[0].unsqueeze(-1), zero, states[0], out=merged)
         sums, of_other = logs.unbind()
         for rows in self._pieces(merged.shape, 1):

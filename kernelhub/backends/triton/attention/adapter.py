@@ -13,7 +13,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.prefill import prefill_kernel
 from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_kernel
-from kernelhub.backends.triton.attention.splits import full_waves
+from kernelhub.backends.triton.attention.splits import HOPPER, MEASURED_ROWS, cheapest, full_waves
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
@@ -26,6 +26,7 @@ if triton.knobs.runtime.interpret:
     interpreter.repair()
 
 _LOG2E = math.log2(math.e)
+_HALVES = ("float16", "bfloat16")
 
 # Fewest keys that are worth a program of their own: with 128-wide bfloat16 heads 256 keys are 128 KB, some
 # microseconds of one multiprocessor's share of the memory bandwidth.
@@ -86,6 +87,10 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             "HAS_SINKS": problem.sinks,
             "HAS_LSE": problem.lse,
         }
+        widest = max(power_of_two(problem.head_dim_qk), power_of_two(problem.head_dim_vo))
+        of_16_bits = problem.q_dtype == problem.kv_dtype and problem.kv_dtype in _HALVES
+        self._residents = HOPPER.get(max(64, widest)) if device.family == "hopper" and of_16_bits else None
+        self._row_bytes = 2 * (problem.head_dim_qk + problem.head_dim_vo)
         self._tiles: dict[int, Tiles] = {}
         self._launchers: dict[Any, Any] = {}
         self.scores = {
@@ -293,9 +298,15 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
 
     def splits_for(self, num_seqs: int, rows: int, kv_bound: int) -> int:
         """Parts per sequence that keep every multiprocessor at work, where keys suffice for that."""
-        blocks = -(-rows // self._split_tiles(rows).block_m)
+        block_m = self._split_tiles(rows).block_m
+        blocks = -(-rows // block_m)
         programs = max(1, num_seqs * self.problem.num_kv_heads * blocks)
-        return full_waves(programs, 2 * self.problem.device.num_sms, max(1, min(MOST_SPLITS, -(-kv_bound // CHUNK))))
+        most = max(1, min(MOST_SPLITS, -(-kv_bound // CHUNK)))
+        num_sms = self.problem.device.num_sms
+        if self._residents is None or block_m > MEASURED_ROWS:
+            return full_waves(programs, 2 * num_sms, most)
+        # Keys count as whole chunks, so that a cache that grows asks anew once in a chunk.
+        return cheapest(programs, num_sms, self._residents, most * CHUNK, self._row_bytes, most)
 
     def split_bytes(self, num_seqs: int, rows: int, splits: int) -> int:
         """Memory of the parts."""

@@ -60,7 +60,8 @@ def check(k_nope: Any, k_rope: Any, out: Any) -> None:
         check_wants_no_gradient(NAME, parameter, tensor)
     if out is not None:
         whole = (tokens, heads, width + k_rope.shape[-1])
-        in_place = isinstance(out, Tensor) and stands_in(k_nope, out)
+        check_operand(NAME, "out", out)
+        in_place = stands_in(k_nope, out)
         operands = {"k_rope": k_rope} if in_place else {"k_nope": k_nope, "k_rope": k_rope}
         check_destination(NAME, "out", out, whole, k_nope.dtype, k_nope.device, operands)
 

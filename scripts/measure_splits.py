@@ -1,0 +1,105 @@
+"""Time paged decode by `triton.split_kv` in different numbers of parts, on the GPU that is here.
+
+    python scripts/measure_splits.py [--seconds 120] [--out benchmarks/results/splits_h200.json]
+
+The rule that takes one of them, `kernelhub/backends/triton/attention/splits.py`, was fitted to such times. Calls are
+timed in CUDA graphs of ten. Of every batch the table shows the parts that the rule takes, its time over that of the
+best of those tried, and all times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import kernelhub
+from kernelhub.backends.triton.attention.adapter import SplitKV
+from kernelhub.ops.attention.inputs import MODELS, AttentionModel, paged_attention_inputs
+
+SHAPES = {
+    "llama-3.1-8b": MODELS["llama-3.1-8b"],
+    "llama-3.1-70b on 8 GPUs": AttentionModel("", 8, 1, 128, 128),
+    "64 heads to 8 of 64": AttentionModel("", 64, 8, 64, 64),
+    "16 heads to 8 of 256": AttentionModel("", 16, 8, 256, 256),
+    "32 heads to 2 of 128": AttentionModel("", 32, 2, 128, 128),
+}
+BATCHES = (
+    *((size, 4096) for size in (1, 4, 8, 16, 24, 32, 48, 64, 96)),
+    *((128, 2048), (256, 2048), (64, 1024), (8, 16384)),
+)
+PARTS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 24, 33)
+
+
+def graph_ms(call: Callable[[], Any], calls: int = 10, rounds: int = 11) -> float:
+    """Milliseconds of one call in a graph of `calls`: the median of rounds."""
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    times = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / calls)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = torch.device("cuda", 0)
+    until, rows = time.monotonic() + options.seconds, []
+    usual = SplitKV.splits_for
+    for (tokens, sequences), (name, model) in itertools.product(((n, b) for b, n in BATCHES), SHAPES.items()):
+        if time.monotonic() > until:
+            break
+        generator = torch.Generator(device).manual_seed(0)
+        arguments = paged_attention_inputs(model, seq_lens=(tokens,) * sequences, device=device, generator=generator)
+        taken: list[int] = []
+
+        def chosen(self: Any, *sizes: int, taken: list[int] = taken) -> int:
+            taken.append(usual(self, *sizes))
+            return taken[-1]
+
+        def call(arguments: dict[str, Any] = arguments) -> None:
+            kernelhub.paged_attention(**arguments, backend="triton.split_kv")
+
+        SplitKV.splits_for = chosen
+        call()
+        times = {}
+        for parts in sorted({*PARTS, taken[-1]}):
+            if parts == 1 or parts * 256 <= tokens:
+                SplitKV.splits_for = lambda self, *sizes, parts=parts: parts
+                times[parts] = round(graph_ms(call), 5)
+        SplitKV.splits_for = usual
+        regret = times[taken[-1]] / min(times.values())
+        rows.append({"heads": name, "sequences": sequences, "keys": tokens, "parts": taken[-1], "ms": times})
+        print(
+            f"{name:24} {sequences:4} x {tokens:6} {taken[-1]:3} parts, {regret:.3f} of the best  {times}", flush=True
+        )
+    if options.out:
+        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+        result = {**facts, "date": date.today().isoformat(), "dtype": "bfloat16", "rows": rows}
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
