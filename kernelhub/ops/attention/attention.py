@@ -395,10 +395,7 @@ def attention(
         given = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         given = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
         check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)

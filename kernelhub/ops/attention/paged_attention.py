@@ -354,10 +354,7 @@ def paged_attention(
         given = q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, kv_layout
         check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         given = q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, kv_layout
         check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.indexer.adapter import LogitsAdapter
 from kernelhub.ops.indexer.mqa_logits_call import bind, check, problem_of
 from kernelhub.ops.indexer.problem import MQA_LOGITS, LogitsProblem
@@ -35,49 +33,18 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class LogitsPlan(Plan):
+class LogitsPlan(CallPlan):
     """A kernel chosen for queries like these: ``run`` takes the arguments of `mqa_logits` but ``backend``."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-
-        def run(
-            q: Tensor,
-            k: Tensor,
-            k_scale: Tensor | None,
-            weights: Tensor,
-            cu_seqlen_ks: Tensor,
-            cu_seqlen_ke: Tensor,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            result: Tensor = direct(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
-            return result
-
-        def traced(
-            q: Tensor,
-            k: Tensor,
-            k_scale: Tensor | None,
-            weights: Tensor,
-            cu_seqlen_ks: Tensor,
-            cu_seqlen_ke: Tensor,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            return mqa_logits(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> LogitsPlan:
-    """Choose once for queries like these: arguments as of `mqa_logits`."""
-    asked = _op.ask(backend, args, kwargs)
-    return LogitsPlan(_op.bound_for(asked.key, asked.device, backend))
+    __slots__ = ()
+    call = "q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out"
 
 
 def _memory(q: Tensor, k: Tensor, weights: Tensor, **others: Any) -> dict[str, Tensor]:
     return {"out": weights.new_empty((q.shape[0], k.shape[0]), dtype=torch.float32)}
 
 
-@publish(_op, _prepare, traced=Traced(_memory))
+@publish(_op, prepares(_op, LogitsPlan), traced=Traced(_memory))
 def mqa_logits(
     q: Tensor,
     k: Tensor,
@@ -128,10 +95,7 @@ def mqa_logits(
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
         run = _op.decide(key, q.get_device(), backend)

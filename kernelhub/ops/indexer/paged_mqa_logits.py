@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.indexer.adapter import PagedLogitsAdapter
 from kernelhub.ops.indexer.layout import is_fused
 from kernelhub.ops.indexer.paged_mqa_logits_call import bind, check, problem_of
@@ -36,51 +34,18 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class PagedLogitsPlan(Plan):
+class PagedLogitsPlan(CallPlan):
     """A kernel chosen for queries like these: ``run`` takes the arguments of `paged_mqa_logits` but ``backend``."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-
-        def run(
-            q: Tensor,
-            k_cache: Tensor,
-            k_scale_cache: Tensor | None,
-            weights: Tensor,
-            block_table: Tensor,
-            seq_lens: Tensor,
-            max_seq_len: int,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            result: Tensor = direct(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
-            return result
-
-        def traced(
-            q: Tensor,
-            k_cache: Tensor,
-            k_scale_cache: Tensor | None,
-            weights: Tensor,
-            block_table: Tensor,
-            seq_lens: Tensor,
-            max_seq_len: int,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            return paged_mqa_logits(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PagedLogitsPlan:
-    """Choose once for queries like these: arguments as of `paged_mqa_logits`."""
-    asked = _op.ask(backend, args, kwargs)
-    return PagedLogitsPlan(_op.bound_for(asked.key, asked.device, backend))
+    __slots__ = ()
+    call = "q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out"
 
 
 def _memory(q: Tensor, weights: Tensor, max_seq_len: int, **others: Any) -> dict[str, Tensor]:
     return {"out": weights.new_empty((q.shape[0] * q.shape[1], max_seq_len), dtype=torch.float32)}
 
 
-@publish(_op, _prepare, traced=Traced(_memory))
+@publish(_op, prepares(_op, PagedLogitsPlan), traced=Traced(_memory))
 def paged_mqa_logits(
     q: Tensor,
     k_cache: Tensor,
@@ -140,10 +105,7 @@ def paged_mqa_logits(
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
         run = _op.decide(key, q.get_device(), backend)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.indexer.adapter import TopKAdapter
 from kernelhub.ops.indexer.problem import TOPK_INDICES, TopKProblem
 from kernelhub.ops.indexer.reference import topk_indices_reference
@@ -35,45 +33,18 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class TopKPlan(Plan):
+class TopKPlan(CallPlan):
     """A kernel chosen for rows like these: ``run(logits, k, row_starts=None, row_ends=None, out=None)``."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-
-        def run(
-            logits: Tensor,
-            k: int,
-            row_starts: Tensor | None = None,
-            row_ends: Tensor | None = None,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            result: Tensor = direct(logits, k, row_starts, row_ends, out)
-            return result
-
-        def traced(
-            logits: Tensor,
-            k: int,
-            row_starts: Tensor | None = None,
-            row_ends: Tensor | None = None,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            return topk_indices(logits, k, row_starts, row_ends, out, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> TopKPlan:
-    """Choose once for rows like these: arguments as of `topk_indices`."""
-    asked = _op.ask(backend, args, kwargs)
-    return TopKPlan(_op.bound_for(asked.key, asked.device, backend))
+    __slots__ = ()
+    call = "logits, k, row_starts, row_ends, out"
 
 
 def _memory(logits: Tensor, k: int, **others: Any) -> dict[str, Tensor]:
     return {"out": logits.new_empty((logits.shape[0], k), dtype=torch.int32)}
 
 
-@publish(_op, _prepare, traced=Traced(_memory))
+@publish(_op, prepares(_op, TopKPlan), traced=Traced(_memory))
 def topk_indices(
     logits: Tensor,
     k: int,
@@ -120,10 +91,7 @@ def topk_indices(
     key = (k, row_starts is not None, row_ends is not None)
     try:
         device = logits.get_device()
-        if backend is None and not (_contexts_used and _contexts()):
-            run: Callable[..., Any] | None = _get(key)
-        else:
-            run = _op.override(key, backend)
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, RuntimeError):
         check(logits, k, row_starts, row_ends, out)
         raise

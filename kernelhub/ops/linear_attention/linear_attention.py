@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.linear_attention.adapter import LinearAdapter
 from kernelhub.ops.linear_attention.call import NAME, bind, check, problem_of, q_len_of
 from kernelhub.ops.linear_attention.problem import LINEAR_ATTENTION, LinearProblem
@@ -35,49 +33,12 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class LinearPlan(Plan):
+class LinearPlan(CallPlan):
     """A kernel chosen for calls like this: ``run`` takes the op's arguments but ``return_state`` and ``backend``."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, keeps, kernel = bound.run, bound.selection.problem.out_state, bound.selection.selected
-
-        def run(
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            decay: Tensor,
-            state: Tensor | None = None,
-            cu_seqlens: Tensor | None = None,
-            scale: float = 1.0,
-            state_indices: Tensor | None = None,
-            out: Tensor | None = None,
-            out_state: Tensor | None = None,
-        ) -> Any:
-            return direct(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
-
-        def traced(
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            decay: Tensor,
-            state: Tensor | None = None,
-            cu_seqlens: Tensor | None = None,
-            scale: float = 1.0,
-            state_indices: Tensor | None = None,
-            out: Tensor | None = None,
-            out_state: Tensor | None = None,
-        ) -> Any:
-            return linear_attention(
-                q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, keeps, kernel
-            )
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> LinearPlan:
-    """Choose once for calls like this: arguments as of `linear_attention`."""
-    asked = _op.ask(backend, args, kwargs)
-    return LinearPlan(_op.bound_for(asked.key, asked.device, backend))
+    __slots__ = ()
+    call = "q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state"
+    fixed: ClassVar[Fixed] = {"return_state": lambda problem: problem.out_state}
 
 
 def _memory(q: Tensor, v: Tensor, decay: Tensor, cu_seqlens: Tensor | None, **others: Any) -> dict[str, Tensor]:
@@ -86,7 +47,7 @@ def _memory(q: Tensor, v: Tensor, decay: Tensor, cu_seqlens: Tensor | None, **ot
     return {"out": v.new_empty(v.shape), "out_state": states}
 
 
-@publish(_op, _prepare, traced=Traced(_memory, ("out", "out_state"), {"out_state": "return_state"}))
+@publish(_op, prepares(_op, LinearPlan), traced=Traced(_memory, ("out", "out_state"), {"out_state": "return_state"}))
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -167,10 +128,7 @@ def linear_attention(
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, return_state)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, return_state)
         run = _op.decide(key, q.get_device(), backend)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.call import NAME, bind, check, problem_of
@@ -36,38 +35,16 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class MergePlan(Plan):
+class MergePlan(CallPlan):
     """A kernel chosen for states like these: ``run(outs, lses, out=None, out_lse=None)`` is a whole call.
 
     `out_scale` is the one that the plan was prepared with; a tensor is read at each run.
     """
 
-    def __init__(self, bound: Bound, out_scale: float | Tensor | None) -> None:
-        direct, returns_lse, kernel = bound.run, bound.selection.problem.lse, bound.selection.selected
-
-        def run(
-            outs: Sequence[Tensor] | Tensor,
-            lses: Sequence[Tensor] | Tensor,
-            out: Tensor | None = None,
-            out_lse: Tensor | None = None,
-        ) -> Any:
-            return direct(outs, lses, out, out_lse, out_scale)
-
-        def traced(
-            outs: Sequence[Tensor] | Tensor,
-            lses: Sequence[Tensor] | Tensor,
-            out: Tensor | None = None,
-            out_lse: Tensor | None = None,
-        ) -> Any:
-            return merge_attention_states(outs, lses, out, out_lse, returns_lse, out_scale, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MergePlan:
-    """Choose once for states like these: arguments as of `merge_attention_states`."""
-    asked = _op.ask(backend, args, kwargs)
-    return MergePlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments[4])
+    __slots__ = ()
+    call = "outs, lses, out, out_lse, out_scale"
+    fixed: ClassVar[Fixed] = {"return_lse": lambda problem: problem.lse}
+    kept = ("out_scale",)
 
 
 def _memory(outs: Any, lses: Any, out_scale: float | Tensor | None, **others: Any) -> dict[str, Tensor]:
@@ -75,7 +52,7 @@ def _memory(outs: Any, lses: Any, out_scale: float | Tensor | None, **others: An
     return {"out": outs[0].new_empty(outs[0].shape, dtype=dtype), "out_lse": lses[0].new_empty(lses[0].shape)}
 
 
-@publish(_op, _prepare, traced=Traced(_memory, ("out", "out_lse"), {"out_lse": "return_lse"}))
+@publish(_op, prepares(_op, MergePlan), traced=Traced(_memory, ("out", "out_lse"), {"out_lse": "return_lse"}))
 def merge_attention_states(
     outs: Sequence[Tensor] | Tensor,
     lses: Sequence[Tensor] | Tensor,
@@ -137,10 +114,7 @@ def merge_attention_states(
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(outs, lses, return_lse, out_scale)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if return_lse is not True and return_lse is not False:
         check_flag(NAME, "return_lse", return_lse)
     if run is None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from operator import attrgetter
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
@@ -58,63 +58,29 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class QuantizeFp8Plan(Plan):
+class QuantizeFp8Plan(CallPlan):
     """A kernel chosen for tensors like this: ``run(x, scale=None, out=None, out_scale=None)`` is a whole call."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, problem, kernel = bound.run, bound.selection.problem, bound.selection.selected
-
-        def run(
-            x: Tensor, scale: Tensor | None = None, out: Tensor | None = None, out_scale: Tensor | None = None
-        ) -> tuple[Tensor, Tensor]:
-            result: tuple[Tensor, Tensor] = direct(x, scale, out, out_scale)
-            return result
-
-        def traced(
-            x: Tensor, scale: Tensor | None = None, out: Tensor | None = None, out_scale: Tensor | None = None
-        ) -> tuple[Tensor, Tensor]:
-            return quantize_fp8(
-                x,
-                problem.granularity,
-                problem.group_size,
-                scale,
-                problem.ue8m0,
-                getattr(torch, problem.scale_dtype),
-                "column" if problem.column else "row",
-                out,
-                out_scale,
-                kernel,
-            )
-
-        super().__init__(bound, traced_as(run, traced))
+    __slots__ = ()
+    call = "x, scale, out, out_scale"
+    fixed: ClassVar[Fixed] = {
+        "granularity": attrgetter("granularity"),
+        "group_size": attrgetter("group_size"),
+        "ue8m0": attrgetter("ue8m0"),
+        "scale_dtype": lambda problem: getattr(torch, problem.scale_dtype),
+        "scale_layout": lambda problem: "column" if problem.column else "row",
+    }
 
 
-class DequantizeFp8Plan(Plan):
+class DequantizeFp8Plan(CallPlan):
     """A kernel chosen for codes like these: ``run(x, scale, out=None)`` is a whole call."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, problem, kernel = bound.run, bound.selection.problem, bound.selection.selected
-
-        def run(x: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
-            result: Tensor = direct(x, scale, None, out)
-            return result
-
-        def traced(x: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
-            return dequantize_fp8(x, scale, problem.group_size, getattr(torch, problem.out_dtype), out, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare_quantize(*args: Any, backend: Backend = None, **kwargs: Any) -> QuantizeFp8Plan:
-    """Choose once for a tensor like this: arguments as of `quantize_fp8`."""
-    asked = _quantize.ask(backend, args, kwargs)
-    return QuantizeFp8Plan(_quantize.bound_for(asked.key, asked.device, backend))
-
-
-def _prepare_dequantize(*args: Any, backend: Backend = None, **kwargs: Any) -> DequantizeFp8Plan:
-    """Choose once for codes like these: arguments as of `dequantize_fp8`."""
-    asked = _dequantize.ask(backend, args, kwargs)
-    return DequantizeFp8Plan(_dequantize.bound_for(asked.key, asked.device, backend))
+    __slots__ = ()
+    call = "x, scale, None, out"
+    fixed: ClassVar[Fixed] = {
+        "group_size": attrgetter("group_size"),
+        "out_dtype": lambda problem: getattr(torch, problem.out_dtype),
+    }
 
 
 def _memory(
@@ -133,7 +99,11 @@ def _memory(
     return {"out": codes, "out_scale": new_scale(x, shape, scale_dtype, scale_layout == "column", granularity == BLOCK)}
 
 
-@publish(_quantize, _prepare_quantize, traced=Traced(_memory, ("out", "out_scale"), given_back={"out_scale": "scale"}))
+@publish(
+    _quantize,
+    prepares(_quantize, QuantizeFp8Plan),
+    traced=Traced(_memory, ("out", "out_scale"), given_back={"out_scale": "scale"}),
+)
 def quantize_fp8(
     x: Tensor,
     granularity: str = "token",
@@ -212,7 +182,7 @@ def quantize_fp8(
     return result
 
 
-@publish(_dequantize, _prepare_dequantize, traced=Traced(dequantized))
+@publish(_dequantize, prepares(_dequantize, DequantizeFp8Plan), traced=Traced(dequantized))
 def dequantize_fp8(
     x: Tensor,
     scale: Tensor,

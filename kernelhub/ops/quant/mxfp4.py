@@ -10,11 +10,12 @@ from torch import Tensor
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import prepares
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.arguments import dequantized_fp4
 from kernelhub.ops.quant.dequantize_call import check_dequantize
-from kernelhub.ops.quant.mx import dequantizer, prepare_dequantizer, prepare_quantizer, quantizer
+from kernelhub.ops.quant.mx import DequantizeMxPlan, QuantizeMxPlan, dequantizer, quantizer
 from kernelhub.ops.quant.problem import DEQUANTIZE_MXFP4, MX_GROUP, QUANTIZE_MXFP4
 from kernelhub.ops.quant.quantize_mx_call import ROUNDINGS, check_mx
 from kernelhub.ops.quant.reference import dequantize_mxfp4_reference, quantize_mxfp4_reference
@@ -31,7 +32,7 @@ def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
     return {"out": codes, "out_scale": x.new_empty((*lead, -(-width // MX_GROUP)), dtype=E8M0)}
 
 
-@publish(_quantize, prepare_quantizer(_quantize), traced=Traced(_memory, ("out", "out_scale")))
+@publish(_quantize, prepares(_quantize, QuantizeMxPlan), traced=Traced(_memory, ("out", "out_scale")))
 def quantize_mxfp4(
     x: Tensor,
     scale_rounding: str = "floor",
@@ -87,7 +88,7 @@ def quantize_mxfp4(
     return result
 
 
-@publish(_dequantize, prepare_dequantizer(_dequantize), traced=Traced(dequantized_fp4))
+@publish(_dequantize, prepares(_dequantize, DequantizeMxPlan), traced=Traced(dequantized_fp4))
 def dequantize_mxfp4(
     x: Tensor,
     scale: Tensor,

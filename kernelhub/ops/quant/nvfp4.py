@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
@@ -53,64 +52,22 @@ _contexts = HUB.contexts.get
 _Three = tuple[Tensor, Tensor, Tensor]
 
 
-class QuantizeNvfp4Plan(Plan):
+class QuantizeNvfp4Plan(CallPlan):
     """A kernel chosen for tensors like this.
 
     ``run(x, global_scale=None, out=None, out_scale=None, out_global_scale=None)`` is a whole call.
     """
 
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-
-        def run(
-            x: Tensor,
-            global_scale: Tensor | None = None,
-            out: Tensor | None = None,
-            out_scale: Tensor | None = None,
-            out_global_scale: Tensor | None = None,
-        ) -> _Three:
-            result: _Three = direct(x, global_scale, out, out_scale, out_global_scale)
-            return result
-
-        def traced(
-            x: Tensor,
-            global_scale: Tensor | None = None,
-            out: Tensor | None = None,
-            out_scale: Tensor | None = None,
-            out_global_scale: Tensor | None = None,
-        ) -> _Three:
-            return quantize_nvfp4(x, global_scale, out, out_scale, out_global_scale, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
+    __slots__ = ()
+    call = "x, global_scale, out, out_scale, out_global_scale"
 
 
-class DequantizeNvfp4Plan(Plan):
+class DequantizeNvfp4Plan(CallPlan):
     """A kernel chosen for codes like these: ``run(x, scale, global_scale, out=None)`` is a whole call."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-        out_dtype = getattr(torch, bound.selection.problem.out_dtype)
-
-        def run(x: Tensor, scale: Tensor, global_scale: Tensor, out: Tensor | None = None) -> Tensor:
-            result: Tensor = direct(x, scale, global_scale, out)
-            return result
-
-        def traced(x: Tensor, scale: Tensor, global_scale: Tensor, out: Tensor | None = None) -> Tensor:
-            return dequantize_nvfp4(x, scale, global_scale, out_dtype, out, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare_quantize(*args: Any, backend: Backend = None, **kwargs: Any) -> QuantizeNvfp4Plan:
-    """Choose once for a tensor like this: arguments as of `quantize_nvfp4`."""
-    asked = _quantize.ask(backend, args, kwargs)
-    return QuantizeNvfp4Plan(_quantize.bound_for(asked.key, asked.device, backend))
-
-
-def _prepare_dequantize(*args: Any, backend: Backend = None, **kwargs: Any) -> DequantizeNvfp4Plan:
-    """Choose once for codes like these: arguments as of `dequantize_nvfp4`."""
-    asked = _dequantize.ask(backend, args, kwargs)
-    return DequantizeNvfp4Plan(_dequantize.bound_for(asked.key, asked.device, backend))
+    __slots__ = ()
+    call = "x, scale, global_scale, out"
+    fixed: ClassVar[Fixed] = {"out_dtype": lambda problem: getattr(torch, problem.out_dtype)}
 
 
 def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
@@ -124,7 +81,7 @@ def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
 
 @publish(
     _quantize,
-    _prepare_quantize,
+    prepares(_quantize, QuantizeNvfp4Plan),
     traced=Traced(_memory, ("out", "out_scale", "out_global_scale"), given_back={"out_global_scale": "global_scale"}),
 )
 def quantize_nvfp4(
@@ -183,7 +140,7 @@ def quantize_nvfp4(
     return result
 
 
-@publish(_dequantize, _prepare_dequantize, traced=Traced(dequantized_fp4))
+@publish(_dequantize, prepares(_dequantize, DequantizeNvfp4Plan), traced=Traced(dequantized_fp4))
 def dequantize_nvfp4(
     x: Tensor,
     scale: Tensor,

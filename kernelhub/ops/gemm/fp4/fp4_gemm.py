@@ -169,10 +169,7 @@ def fp4_gemm(
         return library.fp4_gemm(a, b, *scales, bias, out_dtype, out, backend)
     try:
         key = key_of(a, b, a_scale, b_scale, bias, out_dtype)
-        if backend is None and not (_contexts_used and _contexts()):
-            run = _get(key)
-        else:
-            run = _op.override(key, backend)
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, KeyError, RuntimeError):
         check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
         raise

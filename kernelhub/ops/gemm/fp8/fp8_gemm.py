@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,10 +11,10 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import check_is_tensor
+from kernelhub.ops.call_plan import CallPlan, Fixed
 from kernelhub.ops.gemm.fp8 import library
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.call import bind, problem_of, with_layout
@@ -40,40 +39,15 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class Fp8GemmPlan(PackingPlan):
+class Fp8GemmPlan(CallPlan, PackingPlan):
     """A kernel chosen for weights like these: ``run(a, b, a_scale, b_scale, bias=None, out=None)`` is a whole call.
 
     Beside activations that are not quantised `pack` gives the weight as the kernel wants it.
     """
 
     __slots__ = ()
-
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-        dtype = getattr(torch, bound.selection.problem.out_dtype)
-
-        def run(
-            a: Tensor,
-            b: Tensor | PackedWeight,
-            a_scale: Tensor | None = None,
-            b_scale: Tensor | None = None,
-            bias: Tensor | None = None,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            result: Tensor = direct(a, b, a_scale, b_scale, bias, out)
-            return result
-
-        def traced(
-            a: Tensor,
-            b: Tensor | PackedWeight,
-            a_scale: Tensor | None = None,
-            b_scale: Tensor | None = None,
-            bias: Tensor | None = None,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            return fp8_gemm(a, b, a_scale, b_scale, bias, dtype, out, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
+    call = "a, b, a_scale, b_scale, bias, out"
+    fixed: ClassVar[Fixed] = {"out_dtype": lambda problem: getattr(torch, problem.out_dtype)}
 
     def pack(self, b: Tensor, b_scale: Tensor) -> PackedWeight:
         """The weight in the layout that this plan's kernel reads fastest, for `fp8_gemm` in place of b.
@@ -104,7 +78,7 @@ def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwarg
     asked = _op.ask(backend, args, kwargs)
 
     def make(bound: Bound) -> Fp8GemmPlan:
-        plan = Fp8GemmPlan(bound)
+        plan = Fp8GemmPlan(_op, bound, asked.arguments)
         if packing and isinstance(weight := asked.arguments[1], Tensor):
             plan.check_packs(weight, asked.arguments[3])
         return plan
@@ -196,10 +170,7 @@ def fp8_gemm(
             a.shape[0] > MOST_FEW,
             layout,
         )
-        if backend is None and not (_contexts_used and _contexts()):
-            run: Callable[..., Any] | None = _get(key)
-        else:
-            run = _op.override(key, backend)
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError):
         check(a, b, a_scale, b_scale, bias, out_dtype, out)
         raise

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
 from kernelhub.ops.gemm.grouped.call import bind, check, default_out_dtype, problem_of
 from kernelhub.ops.gemm.grouped.problem import (
@@ -40,48 +38,19 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class GroupedGemmPlan(Plan):
+class GroupedGemmPlan(CallPlan):
     """A kernel chosen for weights like these: `run`, with the arguments of `grouped_gemm`, is a whole call."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-        prepared_dtype = getattr(torch, bound.selection.problem.out_dtype)
-
-        def run(
-            a: Tensor,
-            b: Tensor,
-            *,
-            offsets: Tensor | None = None,
-            group_sizes: Tensor | None = None,
-            a_scale: Tensor | None = None,
-            b_scale: Tensor | None = None,
-            a_global_scale: Tensor | None = None,
-            b_global_scale: Tensor | None = None,
-            bias: Tensor | None = None,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            operands = (a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias)
-            result: Tensor = direct(operands, None, out)
-            return result
-
-        def traced(a: Tensor, b: Tensor, *, out: Tensor | None = None, **more: Tensor | None) -> Tensor:
-            result: Tensor = _op.traced(a, b, **more, out_dtype=prepared_dtype, out=out, backend=kernel)
-            return result
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> GroupedGemmPlan:
-    """Choose once for weights like these: arguments as of `grouped_gemm`."""
-    asked = _op.ask(backend, args, kwargs)
-    return GroupedGemmPlan(_op.bound_for(asked.key, asked.device, backend))
+    __slots__ = ()
+    call = "(a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias), None, out"
+    fixed: ClassVar[Fixed] = {"out_dtype": lambda problem: getattr(torch, problem.out_dtype)}
 
 
 def _memory(a: Tensor, b: Tensor, out_dtype: torch.dtype | None, **others: Any) -> dict[str, Tensor]:
     return {"out": a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype or default_out_dtype(a.dtype))}
 
 
-@publish(_op, _prepare, traced=Traced(_memory))
+@publish(_op, prepares(_op, GroupedGemmPlan), traced=Traced(_memory))
 def grouped_gemm(
     a: Tensor,
     b: Tensor,
@@ -173,10 +142,7 @@ def grouped_gemm(
         )
         if b.ndim != 3:
             raise ValueError
-        if backend is None and not (_contexts_used and _contexts()):
-            run: Callable[..., Any] | None = _get(key)
-        else:
-            run = _op.override(key, backend)
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(operands, out_dtype, out)
         raise

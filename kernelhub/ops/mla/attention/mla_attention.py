@@ -296,10 +296,7 @@ def mla_attention(
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(*given)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(*given)
         run = _op.decide(key, q.get_device(), backend)

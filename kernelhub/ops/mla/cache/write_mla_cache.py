@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
 from kernelhub.ops.mla.cache.call import bind, check, problem_of, scale_kind
 from kernelhub.ops.mla.cache.problem import WRITE_MLA_CACHE, MlaCacheProblem
@@ -34,44 +30,17 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class MlaCachePlan(Plan):
+class MlaCachePlan(CallPlan):
     """A kernel chosen for tokens and a cache like these.
 
     ``run(kv_c, k_rope, kv_cache, slot_mapping, kv_scale=None)`` is a whole call.
     """
 
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-
-        def run(
-            kv_c: Tensor,
-            k_rope: Tensor,
-            kv_cache: Tensor,
-            slot_mapping: Tensor,
-            kv_scale: float | Tensor | None = None,
-        ) -> Tensor:
-            result: Tensor = direct(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
-            return result
-
-        def traced(
-            kv_c: Tensor,
-            k_rope: Tensor,
-            kv_cache: Tensor,
-            slot_mapping: Tensor,
-            kv_scale: float | Tensor | None = None,
-        ) -> Tensor:
-            return write_mla_cache(kv_c, k_rope, kv_cache, slot_mapping, kv_scale, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
+    __slots__ = ()
+    call = "kv_c, k_rope, kv_cache, slot_mapping, kv_scale"
 
 
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MlaCachePlan:
-    """Choose once for tokens and a cache like these: arguments as of `write_mla_cache`."""
-    asked = _op.ask(backend, args, kwargs)
-    return MlaCachePlan(_op.bound_for(asked.key, asked.device, backend))
-
-
-@publish(_op, _prepare, traced=Traced(dict, ("kv_cache",)))
+@publish(_op, prepares(_op, MlaCachePlan), traced=Traced(dict, ("kv_cache",)))
 def write_mla_cache(
     kv_c: Tensor,
     k_rope: Tensor,
@@ -127,10 +96,7 @@ def write_mla_cache(
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
         run = _op.decide(key, kv_c.get_device(), backend)

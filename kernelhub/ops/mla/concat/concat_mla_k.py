@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.call import bind, check, problem_of
 from kernelhub.ops.mla.concat.problem import CONCAT_MLA_K, ConcatProblem
@@ -34,33 +32,18 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class ConcatPlan(Plan):
+class ConcatPlan(CallPlan):
     """A kernel chosen for keys like these: ``run(k_nope, k_rope, out=None)`` is a whole call."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-
-        def run(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None) -> Tensor:
-            result: Tensor = direct(k_nope, k_rope, out)
-            return result
-
-        def traced(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None) -> Tensor:
-            return concat_mla_k(k_nope, k_rope, out, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ConcatPlan:
-    """Choose once for keys like these: arguments as of `concat_mla_k`."""
-    asked = _op.ask(backend, args, kwargs)
-    return ConcatPlan(_op.bound_for(asked.key, asked.device, backend))
+    __slots__ = ()
+    call = "k_nope, k_rope, out"
 
 
 def _memory(k_nope: Tensor, k_rope: Tensor, **others: Any) -> dict[str, Tensor]:
     return {"out": k_nope.new_empty((*k_nope.shape[:2], k_nope.shape[2] + k_rope.shape[-1]))}
 
 
-@publish(_op, _prepare, traced=Traced(_memory))
+@publish(_op, prepares(_op, ConcatPlan), traced=Traced(_memory))
 def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, backend: Backend = None) -> Tensor:
     """Put each head's own part of the keys and the rotary part that all heads share side by side.
 
@@ -96,10 +79,7 @@ def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, back
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(k_nope, k_rope, out)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(k_nope, k_rope, out)
         run = _op.decide(key, k_nope.get_device(), backend)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
 from kernelhub.ops.moe.routing.call import bind, check, groups_of, problem_of
 from kernelhub.ops.moe.routing.problem import ROUTE_EXPERTS, RoutingProblem
@@ -36,51 +35,22 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class RoutingPlan(Plan):
+class RoutingPlan(CallPlan):
     """A kernel chosen for logits like these: ``run(logits, correction_bias=None, ...)`` is a whole call.
 
     Everything but tensors is as it was prepared.
     """
 
-    def __init__(self, bound: Bound, scaling_factor: float) -> None:
-        direct, kernel, problem = bound.run, bound.selection.selected, bound.selection.problem
-
-        def run(
-            logits: Tensor,
-            correction_bias: Tensor | None = None,
-            out_weights: Tensor | None = None,
-            out_ids: Tensor | None = None,
-        ) -> tuple[Tensor, Tensor]:
-            result: tuple[Tensor, Tensor] = direct(logits, correction_bias, scaling_factor, out_weights, out_ids)
-            return result
-
-        def traced(
-            logits: Tensor,
-            correction_bias: Tensor | None = None,
-            out_weights: Tensor | None = None,
-            out_ids: Tensor | None = None,
-        ) -> tuple[Tensor, Tensor]:
-            return route_experts(
-                logits,
-                problem.top_k,
-                scoring=problem.scoring,
-                num_groups=problem.num_groups,
-                topk_groups=problem.topk_groups,
-                correction_bias=correction_bias,
-                renormalize=problem.renormalize,
-                scaling_factor=scaling_factor,
-                out_weights=out_weights,
-                out_ids=out_ids,
-                backend=kernel,
-            )
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> RoutingPlan:
-    """Choose once for logits like these: arguments as of `route_experts`."""
-    asked = _op.ask(backend, args, kwargs)
-    return RoutingPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments[2])
+    __slots__ = ()
+    call = "logits, correction_bias, scaling_factor, out_weights, out_ids"
+    fixed: ClassVar[Fixed] = {
+        "top_k": attrgetter("top_k"),
+        "scoring": attrgetter("scoring"),
+        "num_groups": attrgetter("num_groups"),
+        "topk_groups": attrgetter("topk_groups"),
+        "renormalize": attrgetter("renormalize"),
+    }
+    kept = ("scaling_factor",)
 
 
 def _memory(logits: Tensor, top_k: int, **options: Any) -> dict[str, Tensor]:
@@ -89,7 +59,7 @@ def _memory(logits: Tensor, top_k: int, **options: Any) -> dict[str, Tensor]:
     return {"out_weights": weights, "out_ids": logits.new_empty(shape, dtype=torch.int32)}
 
 
-@publish(_op, _prepare, traced=Traced(_memory, ("out_weights", "out_ids")))
+@publish(_op, prepares(_op, RoutingPlan), traced=Traced(_memory, ("out_weights", "out_ids")))
 def route_experts(
     logits: Tensor,
     top_k: int,
@@ -166,10 +136,7 @@ def route_experts(
         rest = (correction_bias, scaling_factor, out_weights, out_ids, renormalize)
         check(logits, top_k, scoring, num_groups, topk_groups, *rest)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run: Callable[..., Any] | None = _get(key)
-    else:
-        run = _op.override(key, backend)
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         rest = (correction_bias, scaling_factor, out_weights, out_ids, renormalize)
         check(logits, top_k, scoring, num_groups, topk_groups, *rest)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.call import bind, check, problem_of
 from kernelhub.ops.gemm.fp8.batched.problem import BMM_FP8, BmmFp8Problem
@@ -35,34 +33,19 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class BmmFp8Plan(Plan):
+class BmmFp8Plan(CallPlan):
     """A kernel chosen for operands like these: ``run(a, b, a_scale, b_scale, out=None)`` is a whole call."""
 
-    def __init__(self, bound: Bound) -> None:
-        direct, kernel = bound.run, bound.selection.selected
-        dtype = getattr(torch, bound.selection.problem.out_dtype)
-
-        def run(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
-            result: Tensor = direct(a, b, a_scale, b_scale, out)
-            return result
-
-        def traced(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
-            return bmm_fp8(a, b, a_scale, b_scale, dtype, out, kernel)
-
-        super().__init__(bound, traced_as(run, traced))
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> BmmFp8Plan:
-    """Choose once for operands like these: arguments as of `bmm_fp8`."""
-    asked = _op.ask(backend, args, kwargs)
-    return BmmFp8Plan(_op.bound_for(asked.key, asked.device, backend))
+    __slots__ = ()
+    call = "a, b, a_scale, b_scale, out"
+    fixed: ClassVar[Fixed] = {"out_dtype": lambda problem: getattr(torch, problem.out_dtype)}
 
 
 def _memory(a: Tensor, b: Tensor, out_dtype: torch.dtype, **others: Any) -> dict[str, Tensor]:
     return {"out": a.new_empty((*a.shape[:2], b.shape[1]), dtype=out_dtype)}
 
 
-@publish(_op, _prepare, traced=Traced(_memory))
+@publish(_op, prepares(_op, BmmFp8Plan), traced=Traced(_memory))
 def bmm_fp8(
     a: Tensor,
     b: Tensor,
@@ -117,10 +100,7 @@ def bmm_fp8(
             b_scale.ndim != 0 and b_scale.shape[0] != 1,
             out_dtype,
         )
-        if backend is None and not (_contexts_used and _contexts()):
-            run: Callable[..., Any] | None = _get(key)
-        else:
-            run = _op.override(key, backend)
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(a, b, a_scale, b_scale, out_dtype, out)
         raise
