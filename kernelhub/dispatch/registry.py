@@ -231,7 +231,8 @@ def order_lines(contract: OpRecord[Any], kernels: Iterable[Kernel]) -> tuple[Lin
 
 def _builtin_names() -> list[str]:
     package = importlib.import_module(_BACKENDS)
-    return sorted(item.name for item in pkgutil.iter_modules(package.__path__) if item.ispkg and item.name != "order")
+    folders = {item.name for item in pkgutil.iter_modules(package.__path__) if item.ispkg}
+    return sorted(folders - {"order", "shared"})
 
 
 def _allowed_entry_points(plugins: tuple[str, ...]) -> tuple[list[EntryPoint], list[Finding]]:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.cutlass.layouts import swizzled, unswizzled
 from kernelhub.backends.cutlass.requirements import MOST_ADDED_FAST
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare
@@ -147,17 +146,6 @@ class TestVllmFp4(OnTheCpu, fp4_gemm.Fp4GemmContract):
 
     test_float32_results_need_no_rounding = None  # it gives no float32
     test_scales_at_the_ends_of_their_range_are_right = None  # of mxfp4
-
-
-def test_swizzling_moves_every_scale_and_back() -> None:
-    random = torch.Generator().manual_seed(0)
-    for rows, columns in ((1, 4), (128, 4), (129, 8), (300, 12), (96, 5)):
-        scale = torch.randint(0, 127, (rows, columns), generator=random).to(torch.uint8).view(torch.float8_e4m3fn)
-        made = swizzled(scale)
-        assert made.shape == (-(-rows // 128) * 128, -(-columns // 4) * 4)
-        back = unswizzled(made, rows, columns)
-        assert torch.equal(back.view(torch.uint8), scale.view(torch.uint8))
-        assert int(made.view(torch.uint8).sum()) == int(scale.view(torch.uint8).sum())
 
 
 def added_fast(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -13,12 +13,12 @@ import torch
 import kernelhub
 from kernelhub.backends.cutlass import libraries
 from kernelhub.backends.cutlass.libraries import SCHEMAS, SGL, VLLM
+from kernelhub.backends.shared import operators
 from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.errors import NoKernel
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.probes.library import find_library as find
-from kernelhub.runtime import operators
 from tests.backends import cutlass_fakes as fakes
 
 HOPPER = (9, 0)

@@ -9,7 +9,8 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
-from kernelhub.backends.flashinfer.gemm.operands import shuffled, tiled, unshuffled, untiled
+from kernelhub.backends.flashinfer.gemm.operands import shuffled, unshuffled
+from kernelhub.backends.shared.scales import tiled, untiled
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem

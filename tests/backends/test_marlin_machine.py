@@ -11,10 +11,10 @@ import kernelhub
 from kernelhub.backends.marlin.fp4 import E2M1
 from kernelhub.backends.marlin.kernels import SCHEMA, VLLM
 from kernelhub.backends.marlin.locks import Locks
+from kernelhub.backends.shared.operators import mismatch
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NoKernel
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
-from kernelhub.runtime.operators import mismatch
 from tests.backends import marlin_fake
 from tests.backends.cutlass_fakes import registered
 from tests.dispatch.backends import OF_TRUST

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.shared.operators import mismatch
 from kernelhub.backends.torch.attention import kernels as records
 from kernelhub.backends.torch.attention.varlen import SCHEMA
 from kernelhub.dispatch.constraint import OnDevice, anything
@@ -20,7 +21,6 @@ from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.errors import NoKernel
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
-from kernelhub.runtime.operators import mismatch
 from tests.backends.flash_attn_numbers import check_bounds, check_operands, run
 from tests.contract.attention import DenseContract, largest_value
 from tests.contract.test_liars import failures

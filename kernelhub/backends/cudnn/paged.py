@@ -9,11 +9,11 @@ from torch import Tensor
 
 from kernelhub.backends.cudnn.graphs import Graphs, Pool, Shape, Uid
 from kernelhub.backends.cudnn.queries import FEWEST_TOKENS, Queries
+from kernelhub.backends.shared.operands import aligned, on_device_of
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.ops.attention.tables import bound, filled_lengths, filled_table, offsets_of_queries
-from kernelhub.runtime.operators import on_device_of, readable
 
 
 class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
@@ -69,7 +69,7 @@ class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         """[pages, heads, tokens of a page, width] that cuDNN can read; another cache is copied as a whole."""
         if not cache.shape[0]:  # no sequence has a key, but there has to be an address
             cache = cache.new_zeros(1, *cache.shape[1:])
-        cache = readable(cache)
+        cache = aligned(cache)
         return cache.transpose(1, 2) if self.problem.kv_layout == "NHD" else cache
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kernelhub.backends.cudnn.blank import blank_kernel
 from kernelhub.backends.cudnn.graphs import Uid
+from kernelhub.backends.shared.operands import contiguous_copy, is_aligned, positive_scale
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.attention.tables import bound, filled_offsets
-from kernelhub.runtime.operators import is_aligned, positive_scale
 
 _BLOCK = 1024  # elements that a program blanks at a time
 FEWEST_TOKENS = 128  # a graph for one query leaves most heads' LSE unwritten (NVIDIA/cudnn-frontend#1083)
@@ -102,12 +102,7 @@ def is_wide(*tensors: Tensor) -> bool:
 def packed(tensor: Tensor) -> Tensor:
     """[tokens, heads, width] that cuDNN can read."""
     flat = _flat(tensor)
-    return flat if flat is not None and is_aligned(flat) else copied(tensor).view(-1, *tensor.shape[-2:])
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """A copy that cuDNN can read; `contiguous` would leave addresses and steps as they are of what has no gaps."""
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return flat if flat is not None and is_aligned(flat) else contiguous_copy(tensor).view(-1, *tensor.shape[-2:])
 
 
 def _flat(tensor: Tensor) -> Tensor | None:

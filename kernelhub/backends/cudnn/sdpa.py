@@ -7,11 +7,11 @@ from torch import Tensor
 
 from kernelhub.backends.cudnn.graphs import Graphs, Shape, Uid
 from kernelhub.backends.cudnn.queries import FEWEST_TOKENS, Queries, is_wide, packed
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.attention.tables import bound, even_offsets, filled_offsets
-from kernelhub.runtime.operators import on_device_of
 
 
 class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cutlass.layouts import swizzled, unswizzled
 from kernelhub.backends.cutlass.libraries import VLLM, operator, supports
+from kernelhub.backends.shared.operands import is_row_major, row_major
+from kernelhub.backends.shared.scales import tiled, untiled
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, NVFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
-from kernelhub.runtime.operators import lies_plain, plain
 
 
 class VllmFp4(Fp4GemmAdapter, PackingAdapter):
@@ -31,19 +31,19 @@ class VllmFp4(Fp4GemmAdapter, PackingAdapter):
         assert a.global_scale is not None
         assert b.global_scale is not None
         alpha = a.global_scale.reshape(1) * b.global_scale.reshape(1)
-        of_b = b.scale if self._packed else swizzled(b.scale)
-        direct = lies_plain(out)
-        made = plain(out) if direct else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        self._multiply(made, plain(a.codes), plain(b.codes), swizzled(a.scale), of_b, alpha)
+        of_b = b.scale if self._packed else _tiled(b.scale)
+        direct = is_row_major(out)
+        made = row_major(out) if direct else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        self._multiply(made, row_major(a.codes), row_major(b.codes), _tiled(a.scale), of_b, alpha)
         if not direct:
             out.copy_(made)
 
     def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
-        """Codes row after row, and scales swizzled."""
+        """Codes row after row, and scales in tiles."""
         codes, scale, global_scale = weight
         assert codes is not None
         assert scale is not None
-        tensors = {"codes": plain(codes.view(torch.uint8)), "scale": swizzled(scale), "global_scale": global_scale}
+        tensors = {"codes": row_major(codes.view(torch.uint8)), "scale": _tiled(scale), "global_scale": global_scale}
         return tensors, unpack
 
 
@@ -53,5 +53,10 @@ def unpack(packed: PackedWeight) -> Tensors:
     assert codes is not None
     assert scale is not None
     n, half = packed.shape
-    plain_scale = unswizzled(scale, n, half * 2 // GROUP[NVFP4])
-    return codes.view(packed.dtype), plain_scale, packed.tensors["global_scale"]
+    made = untiled(scale.view(torch.uint8), n, half * 2 // GROUP[NVFP4])
+    return codes.view(packed.dtype), made.view(scale.dtype), packed.tensors["global_scale"]
+
+
+def _tiled(scale: Tensor) -> Tensor:
+    """Scales in tiles, of their own dtype, which the operator checks."""
+    return tiled(scale).view(scale.dtype)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kernelhub.backends.cutlass.layouts import scales_of_blocks, scales_of_rows
 from kernelhub.backends.cutlass.libraries import SGL, SGL_OLD, VLLM, operator, supports
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, Fp8GemmProblem
-from kernelhub.runtime.operators import lies_plain, on_device_of, plain
 
 _ROWS = 4  # Hopper's kernel scaled by block takes whole fours; for others vLLM has another kernel, by detours
 
@@ -26,10 +26,10 @@ class VllmScaledMm(Fp8GemmAdapter):
         self._multiply = operator(VLLM, "cutlass_scaled_mm", capability)
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        direct = lies_plain(out)
-        made = plain(out) if direct else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        scales = plain(a_scale.reshape(-1)), plain(b_scale.reshape(-1))
-        self._multiply(made, plain(a), plain(b).t(), *scales, None if bias is None else plain(bias))
+        direct = is_row_major(out)
+        made = row_major(out) if direct else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        scales = row_major(a_scale.reshape(-1)), row_major(b_scale.reshape(-1))
+        self._multiply(made, row_major(a), row_major(b).t(), *scales, None if bias is None else row_major(bias))
         if not direct:
             out.copy_(made)
 
@@ -47,11 +47,15 @@ class SglScaledMm(Fp8GemmAdapter):
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         scales = (
-            plain(a_scale.reshape(-1, 1).expand(out.shape[0], 1)),
-            plain(b_scale.reshape(-1, 1).expand(self.problem.n, 1)),
+            row_major(a_scale.reshape(-1, 1).expand(out.shape[0], 1)),
+            row_major(b_scale.reshape(-1, 1).expand(self.problem.n, 1)),
         )
         with on_device_of(out):
-            out.copy_(self._multiply(plain(a), plain(b).t(), *scales, out.dtype, None if bias is None else plain(bias)))
+            out.copy_(
+                self._multiply(
+                    row_major(a), row_major(b).t(), *scales, out.dtype, None if bias is None else row_major(bias)
+                )
+            )
 
     def workspace_bytes(self, *, num_tokens: int) -> int:
         """The result, and scales of every row."""
@@ -70,7 +74,7 @@ class Blockwise(Fp8GemmAdapter):
         if more:
             a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, more)).view(a.dtype)
         of_a, of_b = scales_of_rows(a_scale, rows + more), scales_of_blocks(b_scale).t()
-        self.multiply(plain(a), plain(b).t(), of_a, of_b, out, more)
+        self.multiply(row_major(a), row_major(b).t(), of_a, of_b, out, more)
 
     @abc.abstractmethod
     def multiply(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor, more: int) -> None:
@@ -93,8 +97,8 @@ class VllmBlockwise(Blockwise):
         self._multiply = operator(VLLM, "cutlass_scaled_mm", capability)
 
     def multiply(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor, more: int) -> None:
-        direct = not more and lies_plain(out)
-        made = plain(out) if direct else out.new_empty((a.shape[0], out.shape[1]))
+        direct = not more and is_row_major(out)
+        made = row_major(out) if direct else out.new_empty((a.shape[0], out.shape[1]))
         self._multiply(made, a, b, a_scale, b_scale, None)
         if not direct:
             out.copy_(made[: out.shape[0]])

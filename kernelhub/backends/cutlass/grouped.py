@@ -11,14 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cutlass.layouts import swizzled
 from kernelhub.backends.cutlass.libraries import VLLM, operator, supports
+from kernelhub.backends.shared.operands import is_row_major, row_major
+from kernelhub.backends.shared.scales import TILE_ROWS, tiled
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import SPAN, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.rows import alphas, moved, places
-from kernelhub.runtime.operators import lies_plain, plain
-
-_TILE_ROWS = 128
 
 
 class VllmNvFp4(GroupedGemmAdapter):
@@ -34,9 +32,9 @@ class VllmNvFp4(GroupedGemmAdapter):
         self._multiply = operator(VLLM, self.name, capability)
 
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:
-        made = plain(out)  # with what it holds: rows of no group keep it
+        made = row_major(out)  # with what it holds: rows of no group keep it
         self._product(operands, made.view(-1, made.shape[-1]))
-        if not lies_plain(out):
+        if not is_row_major(out):
             out.copy_(made)
 
     def _product(self, operands: GroupedOperands, out: Tensor) -> None:
@@ -50,10 +48,10 @@ class VllmNvFp4(GroupedGemmAdapter):
         problems[:, 0], problems[:, 1], problems[:, 2] = sizes, n, 2 * half
         self._multiply(
             out,
-            plain(a.view(torch.uint8).reshape(-1, half)),
-            plain(b.view(torch.uint8)),
+            row_major(a.view(torch.uint8).reshape(-1, half)),
+            row_major(b.view(torch.uint8)),
             of_rows.view(self.scale_dtype),
-            swizzled(b_scale.view(torch.uint8).reshape(groups * n, -1)).view(self.scale_dtype).view(groups, n, -1),
+            tiled(b_scale.view(torch.uint8).reshape(groups * n, -1)).view(self.scale_dtype).view(groups, n, -1),
             *self._alphas(operands, groups),
             problems,
             starts.int(),
@@ -68,7 +66,7 @@ class VllmNvFp4(GroupedGemmAdapter):
         problem = self.problem
         assert problem.a_scale is not None
         groups, columns = problem.num_groups, problem.k // SPAN[problem.a_scale]
-        rows = num_tokens + groups * _TILE_ROWS
+        rows = num_tokens + groups * TILE_ROWS
         weights = groups * problem.n
         scales = 2 * columns * (rows + weights)
         return scales + 8 * rows + 256 * groups + (num_tokens + weights) * problem.k // 2 + 2 * num_tokens * problem.n
@@ -87,7 +85,7 @@ class VllmMxFp4(VllmNvFp4):
 def _in_tiles(scale: Tensor, starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     """Scales of rows as bytes, each group's from a whole tile on, and at which row each begins."""
     flat = scale.view(torch.uint8).reshape(-1, scale.shape[-1])
-    lasts = ((sizes + _TILE_ROWS - 1) // _TILE_ROWS * _TILE_ROWS).cumsum(0)
+    lasts = ((sizes + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS).cumsum(0)
     firsts = torch.nn.functional.pad(lasts, (1, 0))[:-1]
-    room = (len(flat) + min(len(flat), len(sizes)) * (_TILE_ROWS - 1)) // _TILE_ROWS * _TILE_ROWS
-    return swizzled(flat.index_select(0, moved(starts, firsts, room, len(flat)))), firsts
+    room = (len(flat) + min(len(flat), len(sizes)) * (TILE_ROWS - 1)) // TILE_ROWS * TILE_ROWS
+    return tiled(flat.index_select(0, moved(starts, firsts, room, len(flat)))), firsts

@@ -46,7 +46,7 @@ def operator(library: Library, name: str, capability: tuple[int, int]) -> Any:
     Raises:
         ImportError: the library cannot be loaded beside what is loaded, or its operator takes other calls than ours.
     """
-    from kernelhub.runtime import operators  # needs torch, which the records do not
+    from kernelhub.backends.shared import operators  # needs torch, which the records do not
 
     return operators.operator(library, name, SCHEMAS[name], capability)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.deep_gemm.layouts import lies_plain, plain, scales_of_blocks, scales_of_rows
+from kernelhub.backends.deep_gemm.layouts import scales_of_blocks, scales_of_rows
 from kernelhub.backends.deep_gemm.loaded import function
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
-from kernelhub.runtime.operators import on_device_of
 
 
 class Fp8Blocks(Fp8GemmAdapter):
@@ -22,12 +22,12 @@ class Fp8Blocks(Fp8GemmAdapter):
         self._gemm = function("fp8_gemm")
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        direct = lies_plain(out)
-        made = plain(out) if direct else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        direct = is_row_major(out)
+        made = row_major(out) if direct else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         rows = scales_of_rows(a_scale, self.exponents)
         blocks = scales_of_blocks(b_scale, self.problem.n, self.exponents)
         with on_device_of(out):
-            self._gemm((plain(a), rows), (plain(b), blocks), made)
+            self._gemm((row_major(a), rows), (row_major(b), blocks), made)
         if not direct:
             out.copy_(made)
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.deep_gemm.layouts import plain, scales_of_blocks, scales_of_rows
+from kernelhub.backends.deep_gemm.layouts import scales_of_blocks, scales_of_rows
 from kernelhub.backends.deep_gemm.loaded import function
+from kernelhub.backends.shared.operands import on_device_of, row_major
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
-from kernelhub.runtime.operators import on_device_of
 
 _HOPPER_TILE = 128  # rows of the masked form's largest tile; of Blackwell's it is not known to be below 256
 
@@ -62,7 +62,7 @@ class Bf16Contiguous(_Contiguous):
     call = "bf16_contiguous"
 
     def _operands(self, operands: GroupedOperands, sources: Tensor) -> tuple[Any, Any]:
-        return operands.a.index_select(0, sources), plain(operands.b)
+        return operands.a.index_select(0, sources), row_major(operands.b)
 
 
 class Fp8Contiguous(_Contiguous):
@@ -75,11 +75,11 @@ class Fp8Contiguous(_Contiguous):
         a, b, _, _, a_scale, b_scale, *_ = operands
         assert a_scale is not None
         assert b_scale is not None
-        rows = plain(a).view(torch.int64).index_select(0, sources).view(a.dtype)
+        rows = row_major(a).view(torch.int64).index_select(0, sources).view(a.dtype)
         byte = a_scale.element_size() == 1
         scales = (a_scale.view(torch.uint8) if byte else a_scale).index_select(0, sources)
         of_blocks = scales_of_blocks(b_scale, self.problem.n, self.exponents)
-        return (rows, scales_of_rows(scales, self.exponents)), (plain(b), of_blocks)
+        return (rows, scales_of_rows(scales, self.exponents)), (row_major(b), of_blocks)
 
 
 class Fp8ContiguousUe8m0(Fp8Contiguous):
@@ -115,7 +115,7 @@ class _Masked(GroupedGemmAdapter):
         assert operands.group_sizes is not None
         room = a.shape[1]
         wide = -(-room // self.tile) * self.tile
-        sizes = plain(operands.group_sizes.clamp(0, room))
+        sizes = row_major(operands.group_sizes.clamp(0, room))
         made = torch.empty(a.shape[0], wide, self.problem.n, dtype=torch.bfloat16, device=a.device)
         rows, weights = self._operands(operands, wide)
         with on_device_of(a):
@@ -137,7 +137,7 @@ class Bf16Masked(_Masked):
         self.tile = _HOPPER_TILE if problem.device.capability[0] == 9 else self.tile
 
     def _operands(self, operands: GroupedOperands, wide: int) -> tuple[Any, Any]:
-        return plain(_with_room(operands.a, wide)), plain(operands.b)
+        return row_major(_with_room(operands.a, wide)), row_major(operands.b)
 
 
 class Fp8Masked(_Masked):
@@ -153,7 +153,7 @@ class Fp8Masked(_Masked):
         assert b_scale is not None
         of_rows = scales_of_rows(_with_room(a_scale, wide), self.exponents)
         of_blocks = scales_of_blocks(b_scale, self.problem.n, self.exponents)
-        return (plain(_with_room(a, wide)), of_rows), (plain(b), of_blocks)
+        return (row_major(_with_room(a, wide)), of_rows), (row_major(b), of_blocks)
 
 
 class Fp8MaskedUe8m0(Fp8Masked):

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.backends.deep_gemm.layouts import plain
 from kernelhub.backends.deep_gemm.loaded import function
+from kernelhub.backends.shared.operands import on_device_of, row_major
 from kernelhub.ops.indexer.adapter import LogitsAdapter, PagedLogitsAdapter
 from kernelhub.ops.indexer.layout import SCALE_BYTES, fuse_cache
 from kernelhub.ops.indexer.problem import LogitsProblem, PagedLogitsProblem
-from kernelhub.runtime.operators import on_device_of
 
 
 class Logits(LogitsAdapter):
@@ -33,11 +32,13 @@ class Logits(LogitsAdapter):
         out: Tensor,
     ) -> None:
         keys = k.shape[0]
-        scale = torch.ones(keys, device=k.device, dtype=torch.float32) if k_scale is None else plain(k_scale)
+        scale = torch.ones(keys, device=k.device, dtype=torch.float32) if k_scale is None else row_major(k_scale)
         starts = cu_seqlen_ks.clamp(0, keys)
         ends = torch.maximum(cu_seqlen_ke.clamp(max=keys), starts)
         with on_device_of(out):
-            made = self._logits(plain(q), (plain(k), scale), plain(weights), starts, ends, clean_logits=True)
+            made = self._logits(
+                row_major(q), (row_major(k), scale), row_major(weights), starts, ends, clean_logits=True
+            )
         out.copy_(_tensor(made))
 
 
@@ -83,11 +84,11 @@ class PagedLogits(PagedLogitsAdapter):
         with on_device_of(out):
             plan = self._metadata(known, page, int(self._num_sms()))
             made = self._logits(
-                plain(q).view(-1, together, heads, width),
+                row_major(q).view(-1, together, heads, width),
                 pages,
-                plain(weights),
+                row_major(weights),
                 known,
-                plain(table),
+                row_major(table),
                 plan,
                 most,
                 clean_logits=False,

@@ -10,28 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.ops.formats import E8M0
+from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.shared.scales import as_numbers
 
 BLOCK = 128
 _WORDS = 4  # scales of 4 bytes, float32 or four exponents, that make 16 bytes
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """Row after row from 16 bytes on, with the strides that follow from the shape even where a size is 1."""
-    made = tensor.contiguous()
-    if made.data_ptr() % 16:
-        made = made.clone()
-    strides, apart = [], 1
-    for size in reversed(made.shape):
-        strides.append(apart)
-        apart *= size
-    wanted = tuple(reversed(strides))
-    return made if made.stride() == wanted else made.as_strided(made.shape, wanted)
-
-
-def lies_plain(tensor: Tensor) -> bool:
-    """A result can be written to the tensor itself."""
-    return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 
 def scales_of_rows(scale: Tensor, exponents: bool) -> Tensor:
@@ -44,7 +27,7 @@ def scales_of_rows(scale: Tensor, exponents: bool) -> Tensor:
     if scale.dtype is torch.float32 and scale.stride() == strides and scale.data_ptr() % 16 == 0:
         return scale
     made = torch.empty_strided(scale.shape, strides, dtype=torch.float32, device=scale.device)
-    return made.copy_(_values(scale))
+    return made.copy_(as_numbers(scale))
 
 
 def scales_of_blocks(scale: Tensor, n: int, exponents: bool) -> Tensor:
@@ -52,11 +35,7 @@ def scales_of_blocks(scale: Tensor, n: int, exponents: bool) -> Tensor:
     if exponents:
         each = scale.view(torch.uint8).unsqueeze(-2).expand(*scale.shape[:-1], BLOCK, scale.shape[-1])
         return _packed(each.flatten(-3, -2)[..., :n, :])
-    return plain(_values(scale).float())
-
-
-def _values(scale: Tensor) -> Tensor:
-    return scale.view(E8M0) if scale.dtype is torch.uint8 else scale
+    return row_major(as_numbers(scale).float())
 
 
 def _packed(exponents: Tensor) -> Tensor:

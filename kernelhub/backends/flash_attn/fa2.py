@@ -15,11 +15,11 @@ from kernelhub.backends.flash_attn.operands import (
     FlashAdapter,
     bound_of_keys,
     bound_of_queries,
-    is_aligned,
     is_limited_beyond,
     keep_tail,
     one_length,
 )
+from kernelhub.backends.shared.operands import is_aligned
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem

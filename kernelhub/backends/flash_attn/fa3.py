@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, is_aligned, keep_tail
+from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, keep_tail
+from kernelhub.backends.shared.operands import is_aligned
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, AttentionProblem, PagedAttentionProblem

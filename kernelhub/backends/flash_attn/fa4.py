@@ -13,10 +13,10 @@ from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 from torch import Tensor
 
 from kernelhub.backends.flash_attn.operands import NO_LIMIT, Ends, FlashAdapter, keep_tail
+from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
-from kernelhub.runtime.operators import plain
 
 
 class FlashAttention4(FlashAdapter[ProblemT, StepT]):
@@ -28,7 +28,7 @@ class FlashAttention4(FlashAdapter[ProblemT, StepT]):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
     ) -> Tensor | None:
-        sinks = None if values.sinks is None else plain(values.sinks)
+        sinks = None if values.sinks is None else row_major(values.sinks)
         features = _features(values) | {"learnable_sink": sinks, "num_splits": 1, "return_lse": wants_lse}
         with torch.cuda.device_of(q):  # it compiles for the current device and launches there
             if ends.max_seqlen_k is None:

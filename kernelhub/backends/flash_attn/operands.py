@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import aligned, positive_scale, row_major
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
-from kernelhub.runtime.operators import is_aligned, plain, positive_scale, readable
 
 __all__ = [
     "NO_LIMIT",
@@ -26,11 +26,9 @@ __all__ = [
     "FlashAdapter",
     "bound_of_keys",
     "bound_of_queries",
-    "is_aligned",
     "is_limited_beyond",
     "keep_tail",
     "one_length",
-    "readable",
 ]
 
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
@@ -102,7 +100,7 @@ class FlashAdapter(AttentionAdapter[ProblemT, StepT]):
             values = values._replace(scale=scale)
         after = values.sinks is not None and not self.knows_sinks
         wants_lse = after or lse is not None
-        found = self.attend(readable(q), readable(k), readable(v), ends, values, out, wants_lse)
+        found = self.attend(aligned(q), aligned(k), aligned(v), ends, values, out, wants_lse)
         if not wants_lse or found is None:
             return
         found = torch.where(found == torch.inf, -torch.inf, found)  # some say inf where a row sees no key
@@ -187,7 +185,7 @@ def _dense_ends(step: DenseStep, q: Tensor, k: Tensor) -> Ends:
 
 
 def _paged_ends(step: PagedStep, q: Tensor, page_size: int) -> Ends:
-    table = step.block_table if step.block_table.stride(-1) == 1 else plain(step.block_table)
+    table = step.block_table if step.block_table.stride(-1) == 1 else row_major(step.block_table)
     offsets = None if step.cu_seqlens_q is None else step.cu_seqlens_q.contiguous()
     bound = None if offsets is None else _bound(step.max_seqlen_q, q.shape[0])
     return Ends(offsets, None, bound, step.max_pages * page_size, table, step.seq_lens.contiguous())

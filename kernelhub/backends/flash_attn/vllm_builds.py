@@ -20,15 +20,15 @@ from kernelhub.backends.flash_attn.operands import (
     FlashAdapter,
     bound_of_keys,
     bound_of_queries,
-    is_aligned,
     keep_tail,
     one_length,
 )
 from kernelhub.backends.flash_attn.vllm_libraries import FA2, FA2_VARLEN, FA3, FA3_FORWARD
+from kernelhub.backends.shared.operands import is_aligned, on_device_of
+from kernelhub.backends.shared.operators import operator
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
-from kernelhub.runtime.operators import on_device_of, operator
 
 
 class Flattened(FlashAdapter[ProblemT, StepT]):

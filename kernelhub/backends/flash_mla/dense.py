@@ -11,10 +11,10 @@ from torch import Tensor
 from kernelhub.backends.flash_mla.library import library
 from kernelhub.backends.flash_mla.requirements import LEGACY, TENSORS
 from kernelhub.backends.flash_mla.results import VALUE_DIM, finish
+from kernelhub.backends.shared.operands import aligned, on_device_of, positive_scale, row_major
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
-from kernelhub.runtime.operators import on_device_of, plain, positive_scale, readable
 
 
 class Dense(MlaAdapter):
@@ -42,13 +42,13 @@ class Dense(MlaAdapter):
     ) -> None:
         if q.ndim == 3:
             q = q.unsqueeze(1)
-        q, pages = readable(q), readable(kv_cache)
+        q, pages = aligned(q), aligned(kv_cache)
         # Which the library loads one by one (csrc/sm90/decode/dense/splitkv_mla.cuh), so that they may begin anywhere.
         table, lengths = step.block_table, step.seq_lens
         if step.max_pages == 0:  # no sequence has a token; the kernel looks at a first page all the same
             table = table.new_zeros(step.num_seqs, 1)
         elif table.stride(1) != 1:
-            table = plain(table)
+            table = row_major(table)
         if not lengths.is_contiguous():
             lengths = lengths.contiguous()
         q, scale = positive_scale(q, values.scale)

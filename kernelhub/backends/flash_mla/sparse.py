@@ -12,10 +12,10 @@ from kernelhub.backends.flash_mla.library import library
 from kernelhub.backends.flash_mla.requirements import LEGACY
 from kernelhub.backends.flash_mla.results import VALUE_DIM, finish
 from kernelhub.backends.flash_mla.slots import slots_kernel
+from kernelhub.backends.shared.operands import aligned, is_aligned, on_device_of, positive_scale
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
-from kernelhub.runtime.operators import is_aligned, on_device_of, positive_scale, readable
 
 _LIST_STEP = 128  # FlashMLA takes two blocks of 64 listed tokens at a time
 _BLOCK = 512  # entries of a list that a program turns into slots at a time
@@ -67,7 +67,7 @@ class Sparse(MlaAdapter):
         if q.ndim == 4:
             q = q.flatten(0, 1)
         if q.shape[1] == self._heads:
-            return readable(q)
+            return aligned(q)
         padded = q.new_empty(q.shape[0], self._heads, q.shape[2])
         padded[:, : q.shape[1]].copy_(q)
         return padded
@@ -122,6 +122,6 @@ def _rows_of(kv_cache: Tensor) -> tuple[Tensor, int]:
         or pages * apart >= 1 << 31
         or not is_aligned(kv_cache)
     ):
-        return readable(kv_cache.contiguous()).view(pages * page_size, 1, width), page_size
+        return aligned(kv_cache.contiguous()).view(pages * page_size, 1, width), page_size
     slots = (pages - 1) * apart + page_size if pages else 0
     return kv_cache.as_strided((slots, 1, width), (row, width, 1)), apart

@@ -7,28 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import aligned
+
 LN2 = math.log(2.0)
 _EXPONENTS = (-6, 1)  # of factors from 2 ** -7 to 2: those of real models, as they are
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of it, with rows side by side whose beginnings are aligned to 16 bytes.
-
-    Kernels read rows in pieces of 16 bytes wherever strides say that they begin.
-    """
-    size = tensor.element_size()
-    strides = tensor.stride()
-    wrong = 0
-    for stride in strides[:-1]:
-        wrong |= stride * size
-    if strides[-1] == 1 and not (wrong | tensor.data_ptr()) & 15:
-        return tensor
-    return copied(tensor)
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """A copy without gaps, at an address of its own."""
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def alike(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

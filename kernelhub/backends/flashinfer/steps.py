@@ -8,8 +8,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import aligned, split_scale, write_lse
+from kernelhub.backends.flashinfer.operands import split_scale, write_lse
 from kernelhub.backends.flashinfer.planning import Lease, Pool, stream_of
+from kernelhub.backends.shared.operands import aligned
 from kernelhub.runtime.host import refuse_in_graph
 
 _MOST_PLANS = 8  # of a step: layers that differ in their windows, or calls that differ in their sizes

@@ -20,12 +20,13 @@ from kernelhub.backends.marlin.scales import (
     exponent_left,
     nvfp4_scales,
 )
+from kernelhub.backends.shared.operands import is_row_major, row_major
+from kernelhub.backends.shared.operators import operator
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import NVFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
-from kernelhub.runtime.operators import lies_plain, operator, plain
 
 # Of vLLM's scalar types (vllm/scalar_type.py) e2m1: bits of exponent and of mantissa, signed, finite only.
 E2M1 = 2 | 1 << 8 | 1 << 16 | 1 << 49
@@ -43,11 +44,11 @@ class MarlinFp4(Fp4GemmAdapter, PackingAdapter):
 
     def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
         m, n = out.shape
-        direct = n == self._rows_of_b and lies_plain(out)
-        made = plain(out) if direct else out.new_empty((m, self._rows_of_b))
+        direct = n == self._rows_of_b and is_row_major(out)
+        made = row_major(out) if direct else out.new_empty((m, self._rows_of_b))
         scale = b.scale if b.scale.dtype is self._scale_dtype else b.scale.view(self._scale_dtype)
         self._multiply(
-            plain(a.codes),
+            row_major(a.codes),
             made,
             b.codes.view(torch.int32),
             None,  # bias, which it would add after rounding

@@ -26,12 +26,13 @@ from kernelhub.backends.marlin.order import (
     plain_scales,
 )
 from kernelhub.backends.marlin.scales import Unfit
+from kernelhub.backends.shared.operands import is_row_major, row_major
+from kernelhub.backends.shared.operators import operator
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.formats import E4M3, from_e8m0
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, Fp8GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
-from kernelhub.runtime.operators import lies_plain, operator, plain
 
 # Of vLLM's scalar types (vllm/scalar_type.py) e4m3fn: bits of exponent and of mantissa, signed, finite only, one NaN.
 E4M3FN = 4 | 3 << 8 | 1 << 16 | 1 << 49 | 2 << 50
@@ -56,10 +57,10 @@ class MarlinFp8(Fp8GemmAdapter, WeightOnlyAdapter, PackingAdapter):
 
     def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         m, n = out.shape
-        direct = n == self._rows_of_b and lies_plain(out)
-        made = plain(out) if direct else out.new_empty((m, self._rows_of_b))
+        direct = n == self._rows_of_b and is_row_major(out)
+        made = row_major(out) if direct else out.new_empty((m, self._rows_of_b))
         self._multiply(
-            plain(a),
+            row_major(a),
             made,
             b.view(torch.int32),
             None,  # bias, which it would add after rounding

@@ -18,11 +18,11 @@ from xformers.ops.fmha import (
 )
 from xformers.ops.fmha.attn_bias import LowerTriangularFromBottomRightMask
 
+from kernelhub.backends.shared.operands import aligned, on_device_of, positive_scale
 from kernelhub.backends.xformers.masks import Sequences, sequences
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.runtime.operators import on_device_of, positive_scale, readable
 
 
 class Xformers(AttentionAdapter[AttentionProblem, DenseStep]):
@@ -108,11 +108,11 @@ class Xformers(AttentionAdapter[AttentionProblem, DenseStep]):
         """Result [B, S, H, DV], and LSE [B, H, S] if it is wanted, where every query sees a key."""
         batch, queries, heads, _ = q.shape
         kv_heads = k.shape[2]
-        q, k, v = readable(q), readable(k), readable(v)
+        q, k, v = aligned(q), aligned(k), aligned(v)
         if heads != kv_heads:
             k, v = (tensor.unsqueeze(3).expand(-1, -1, -1, heads // kv_heads, -1) for tensor in (k, v))
             if self.repeats:
-                k, v = readable(k.flatten(2, 3)), readable(v.flatten(2, 3))
+                k, v = aligned(k.flatten(2, 3)), aligned(v.flatten(2, 3))
             else:
                 q = q.unflatten(2, (kv_heads, -1))
         if wants_lse:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.flashinfer.gemm.operands import tiled
+from kernelhub.backends.shared.scales import tiled
 from kernelhub.ops.formats import from_int4
 from tests.backends.test_flashinfer import OnFake
 from tests.backends.test_flashinfer_packed_experts import check, inputs, packed

@@ -11,9 +11,9 @@ from torch import Tensor
 from kernelhub.backends.flashinfer.attention.paged import Prefill
 from kernelhub.backends.flashinfer.operands import alike
 from kernelhub.backends.flashinfer.steps import attend, wanted_for
+from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.arguments import Values
-from kernelhub.runtime.operators import plain
 
 
 class Sinks(Prefill):
@@ -36,7 +36,7 @@ class Sinks(Prefill):
         plan = self._plans.of(step, wanted, q.device)
         cache, run = alike(k, v), plan.lease.run
         assert values.sinks is not None
-        sinks = plain(values.sinks.to(torch.float32))
+        sinks = row_major(values.sinks.to(torch.float32))
         attend(lambda q, **more: run(q, cache, sinks, wanted.sm_scale, **more), plan, q, factor, out, None)
 
     def _wrapper(self, workspace: Tensor) -> Any:

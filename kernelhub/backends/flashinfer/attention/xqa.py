@@ -11,12 +11,12 @@ import torch
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import aligned, alike, split_scale
+from kernelhub.backends.flashinfer.operands import alike, split_scale
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.shared.operands import aligned, on_device_of, row_major
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
-from kernelhub.runtime.operators import on_device_of, plain
 
 
 class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
@@ -96,14 +96,14 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
                 aligned(q.contiguous()),
                 self._caches(k, v),
                 workspace(self._run.__name__, device, stream_of(device)),
-                plain(block_table),
-                plain(seq_lens),
+                row_major(block_table),
+                row_major(seq_lens),
                 block_table.shape[1] * self.problem.page_size,
                 bmm1_scale=sm_scale,
                 bmm2_scale=1.0,
                 window_left=window_left,
                 out=out,
-                sinks=None if sinks is None else plain(sinks.to(torch.float32)),
+                sinks=None if sinks is None else row_major(sinks.to(torch.float32)),
                 kv_layout=self.problem.kv_layout,
                 q_len_per_req=1,
                 **self._more,

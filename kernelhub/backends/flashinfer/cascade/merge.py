@@ -13,11 +13,10 @@ import torch
 from flashinfer.cascade import merge_state_in_place, merge_states
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import lies_whole
 from kernelhub.backends.flashinfer.operands import LN2
+from kernelhub.backends.shared.operands import is_row_major, on_device_of
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import TWO, MergeProblem
-from kernelhub.runtime.operators import on_device_of
 
 _LOG2E = 1.0 / LN2
 _NO_WEIGHT = -1e4  # 2 to this is zero
@@ -57,7 +56,7 @@ class Merge(MergeAdapter):
         logs = ((scores - base) * _LOG2E).masked_fill(empty, _NO_WEIGHT)
         states = [part.reshape(-1, *part.shape[-2:]) for part in outs]
         with on_device_of(out):
-            made = out if lies_whole(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+            made = out if is_row_major(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
             merged = made.view(states[0].shape)
             sums = (
                 self._two(states, logs, empty, merged) if len(states) == 2 else self._many(states, logs, empty, merged)

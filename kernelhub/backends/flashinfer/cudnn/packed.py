@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.cudnn.library import TAKES_BASE
-from kernelhub.backends.flashinfer.operands import copied
+from kernelhub.backends.shared.operands import contiguous_copy, positive_scale
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.attention.tables import bound, filled_offsets
-from kernelhub.runtime.operators import positive_scale
 
 WIDE = 1 << 31  # elements from which on an offset asks for 64 bits
 
@@ -133,6 +132,6 @@ class PackedQueries:
 
 def flat(tensor: Tensor) -> Tensor:
     """[tokens, heads, width] without gaps, at an address that is a multiple of 16 bytes."""
-    made = tensor if tensor.is_contiguous() and not tensor.data_ptr() & 15 else copied(tensor)
+    made = tensor if tensor.is_contiguous() and not tensor.data_ptr() & 15 else contiguous_copy(tensor)
     heads, width = made.shape[-2:]
     return made.as_strided((made[..., 0, 0].numel(), heads, width), (heads * width, width, 1))  # also where one is 1

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.cudnn.library import FEWEST_TOKENS, NATURAL, Classes
 from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, flat
-from kernelhub.backends.flashinfer.operands import aligned
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.shared.operands import aligned, on_device_of, positive_scale
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.ops.attention.tables import bound, filled_lengths, filled_table, offsets_of_queries
-from kernelhub.runtime.operators import on_device_of, positive_scale
 
 
 class Pages(AttentionAdapter[PagedAttentionProblem, PagedStep]):

@@ -9,11 +9,11 @@ from torch import Tensor
 from kernelhub.backends.flashinfer.cudnn.library import FEWEST_TOKENS, NATURAL, Classes
 from kernelhub.backends.flashinfer.cudnn.packed import WIDE, PackedQueries, flat
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.attention.tables import bound, even_offsets, filled_offsets
-from kernelhub.runtime.operators import on_device_of
 
 
 class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):

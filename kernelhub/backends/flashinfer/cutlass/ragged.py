@@ -13,15 +13,15 @@ import torch
 from flashinfer.prefill import fmha_varlen, get_fmha_module
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import aligned, split_scale, write_lse
+from kernelhub.backends.flashinfer.operands import split_scale, write_lse
 from kernelhub.backends.flashinfer.planning import stream_of
 from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed_dense
+from kernelhub.backends.shared.operands import aligned, on_device_of
 from kernelhub.ops.arguments import refuse
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
 from kernelhub.runtime.host import refuse_in_graph
-from kernelhub.runtime.operators import on_device_of
 
 _TILE = 256  # queries of a tile
 _FEWEST_ROWS = 128  # before the result, however short the sequences are

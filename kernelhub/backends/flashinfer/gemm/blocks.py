@@ -8,11 +8,11 @@ import torch
 from flashinfer.gemm.gemm_base import fp8_blockscale_gemm_sm90, gemm_fp8_nt_groupwise
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import as_float32, columns_of_rows, lies_whole, whole, with_rows
+from kernelhub.backends.flashinfer.gemm.operands import as_float32, columns_of_rows, with_rows
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, Fp8GemmProblem
-from kernelhub.runtime.operators import on_device_of
 
 _SMALLEST = 256  # N and K of the product by which the module is loaded
 
@@ -34,10 +34,12 @@ class _Blocks(Fp8GemmAdapter):
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         rows, columns = out.shape
         room = rows + -rows % 4 if self.pads else rows
-        direct = room == rows and lies_whole(out)
-        made = whole(out) if direct else out.new_empty((room, columns))
+        direct = room == rows and is_row_major(out)
+        made = row_major(out) if direct else out.new_empty((room, columns))
         with on_device_of(out):
-            self._multiply(whole(with_rows(a, room)), whole(b), as_float32(a_scale), whole(as_float32(b_scale)), made)
+            self._multiply(
+                row_major(with_rows(a, room)), row_major(b), as_float32(a_scale), row_major(as_float32(b_scale)), made
+            )
         if not direct:
             out.copy_(made[:rows])
 
@@ -79,7 +81,7 @@ class GroupwiseCutlass(_Blocks):
     pads = True
 
     def _multiply(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
-        scales = whole(with_rows(a_scale, a.shape[0]))
+        scales = row_major(with_rows(a_scale, a.shape[0]))
         gemm_fp8_nt_groupwise(a, b, scales, b_scale, "K", 1, (1, 128, 128), out, out.dtype, "cutlass")
 
 

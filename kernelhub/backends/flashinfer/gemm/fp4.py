@@ -1,6 +1,6 @@
 """`fp4_gemm` of NVFP4 by NVFP4, and of MXFP4 by MXFP4.
 
-Scales are read in tiles (see `operands.tiled`), by TensorRT-LLM's kernels with the rows of the weight in another order.
+Scales are read in tiles (`shared.scales`), by TensorRT-LLM's kernels with the rows of the weight in another order.
 What that takes is done to the weight by `pack`, or at each call, and to the scales of the activations at each call.
 """
 
@@ -13,22 +13,14 @@ import torch
 from flashinfer.gemm.gemm_base import mm_fp4
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import (
-    TILE_GROUPS,
-    TILE_ROWS,
-    lies_whole,
-    shuffled,
-    tiled,
-    unshuffled,
-    untiled,
-    whole,
-)
+from kernelhub.backends.flashinfer.gemm.operands import shuffled, unshuffled
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
+from kernelhub.backends.shared.scales import TILE_GROUPS, TILE_ROWS, tiled, untiled
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, MXFP4, NVFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
-from kernelhub.runtime.operators import on_device_of
 
 _SMALLEST = 256  # N and K of the product by which the module is loaded
 
@@ -66,7 +58,7 @@ class Fp4Cutlass(Fp4GemmAdapter, PackingAdapter):
     def _arranged(self, codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Codes and scales of the weight as the kernel reads them."""
         if not self.shuffles:
-            return whole(codes), tiled(scale)
+            return row_major(codes), tiled(scale)
         return shuffled(codes), tiled(shuffled(scale.view(torch.uint8)))
 
     def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
@@ -77,12 +69,12 @@ class Fp4Cutlass(Fp4GemmAdapter, PackingAdapter):
             assert a.global_scale is not None
             assert b.global_scale is not None
             alpha = a.global_scale.reshape(1) * b.global_scale.reshape(1)
-        direct = lies_whole(out)
-        made = whole(out) if direct else out.new_empty(out.shape)
+        direct = is_row_major(out)
+        made = row_major(out) if direct else out.new_empty(out.shape)
         with on_device_of(out):
             mm_fp4(
-                whole(a.codes),
-                whole(codes).t(),
+                row_major(a.codes),
+                row_major(codes).t(),
                 tiled(a.scale),
                 scale.t(),
                 alpha,

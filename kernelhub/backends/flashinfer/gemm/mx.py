@@ -8,11 +8,11 @@ import torch
 from flashinfer.gemm.gemm_base import mm_mxfp8
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import TILE_GROUPS, TILE_ROWS, lies_whole, tiled, whole
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
+from kernelhub.backends.shared.scales import TILE_GROUPS, TILE_ROWS, tiled
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import GROUP, MX, Fp8GemmProblem
-from kernelhub.runtime.operators import on_device_of
 
 _SMALLEST = 256  # N and K of the product by which the module is loaded
 
@@ -31,11 +31,11 @@ class MxCutlass(Fp8GemmAdapter):
             self.launch(codes, codes, scale, scale, None, out)
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        direct = lies_whole(out)
-        made = whole(out) if direct else out.new_empty(out.shape)
+        direct = is_row_major(out)
+        made = row_major(out) if direct else out.new_empty(out.shape)
         scales = (tiled(a_scale).view(-1), tiled(b_scale).view(-1))
         with on_device_of(out):
-            mm_mxfp8(whole(a), whole(b).t(), *scales, made, out.dtype, False, self.runner)
+            mm_mxfp8(row_major(a), row_major(b).t(), *scales, made, out.dtype, False, self.runner)
         if not direct:
             out.copy_(made)
 

@@ -10,13 +10,12 @@ import torch
 from flashinfer.gemm.gemm_base import fp8_gemm_sm100
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
-from kernelhub.runtime.operators import on_device_of
 from kernelhub.runtime.scratch import scratch
 
 _SCRATCH_BYTES = 32 << 20  # as the library's own entry has it
@@ -25,12 +24,12 @@ _SMALLEST = 64  # of the product by which a module is loaded
 
 def multiply(runner: str, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
     """[B, M, K] by [B, N, K] into [B, M, N] of any strides; the library takes b as [B, K, N], K running fastest."""
-    direct = lies_whole(out)
-    made = whole(out) if direct else out.new_empty(out.shape)
+    direct = is_row_major(out)
+    made = row_major(out) if direct else out.new_empty(out.shape)
     room = scratch("flashinfer gemm", (_SCRATCH_BYTES,), torch.uint8, out.device)
-    scales = (whole(a_scale.reshape(())), whole(b_scale.reshape(())))
+    scales = (row_major(a_scale.reshape(())), row_major(b_scale.reshape(())))
     with on_device_of(out):
-        fp8_gemm_sm100(whole(a), whole(b).transpose(1, 2), *scales, made, room, [runner])
+        fp8_gemm_sm100(row_major(a), row_major(b).transpose(1, 2), *scales, made, room, [runner])
     if not direct:
         out.copy_(made)
 

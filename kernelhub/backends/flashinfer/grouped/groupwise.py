@@ -10,12 +10,12 @@ import torch
 from flashinfer.gemm.gemm_base import group_gemm_fp8_nt_groupwise
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import as_float32, whole
+from kernelhub.backends.flashinfer.gemm.operands import as_float32
 from kernelhub.backends.flashinfer.grouped.rows import padded
+from kernelhub.backends.shared.operands import on_device_of, row_major
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCK, GroupedGemmProblem
-from kernelhub.runtime.operators import on_device_of
 
 _ALIGNMENT = 4  # rows
 _SMALLEST = 256  # N and K of the product by which the module is loaded
@@ -48,10 +48,10 @@ class GroupwiseCutlass(GroupedGemmAdapter):
         assert a_scale is not None
         assert b_scale is not None
         there = padded(operands, _ALIGNMENT)
-        rows = whole(a).view(-1, a.shape[-1]).view(torch.int64).index_select(0, there.sources).view(E4M3)
-        scales = as_float32(whole(a_scale)).view(-1, a_scale.shape[-1]).index_select(0, there.sources)
+        rows = row_major(a).view(-1, a.shape[-1]).view(torch.int64).index_select(0, there.sources).view(E4M3)
+        scales = as_float32(row_major(a_scale)).view(-1, a_scale.shape[-1]).index_select(0, there.sources)
         with on_device_of(a):
-            made = self._multiply(rows, whole(b), scales, whole(as_float32(b_scale)), there.indptr)
+            made = self._multiply(rows, row_major(b), scales, row_major(as_float32(b_scale)), there.indptr)
         return made.index_select(0, there.destinations), there.there
 
     def _multiply(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, indptr: Tensor) -> Tensor:

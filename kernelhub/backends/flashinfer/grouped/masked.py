@@ -10,11 +10,11 @@ import torch
 from flashinfer.gemm.kernels.grouped_gemm_masked_wrapper import grouped_gemm_nt_masked
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import TILE_GROUPS, TILE_ROWS, tiled, whole
+from kernelhub.backends.shared.operands import on_device_of, row_major
+from kernelhub.backends.shared.scales import TILE_GROUPS, TILE_ROWS, tiled
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import FP4, SPAN, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.rows import alphas, kept_elsewhere, places
-from kernelhub.runtime.operators import on_device_of
 
 
 class MaskedCuteDsl(GroupedGemmAdapter):
@@ -71,7 +71,7 @@ class MaskedCuteDsl(GroupedGemmAdapter):
 def _last_groups(operand: Tensor) -> Tensor:
     """[G, R, C], whole, as (R, C, G)."""
     codes = operand if operand.dtype is torch.float8_e4m3fn else operand.view(torch.uint8)
-    return whole(codes).permute(1, 2, 0)
+    return row_major(codes).permute(1, 2, 0)
 
 
 def _in_tiles(scale: Tensor) -> Tensor:

@@ -11,11 +11,10 @@ from flashinfer.gemm.gemm_base import get_gemm_sm90_module
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.compiled import taking
-from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.rows import places
-from kernelhub.runtime.operators import on_device_of
 
 _SCRATCH_BYTES = 1 << 20  # two descriptors of 128 bytes for each multiprocessor
 _TAKES = (
@@ -43,11 +42,11 @@ class Segments(GroupedGemmAdapter):
         self._multiply = taking(get_gemm_sm90_module().cutlass_segment_gemm_sm90, _TAKES)
 
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:
-        a, b = whole(operands.a), whole(operands.b)
-        made = whole(out)  # with what it holds: rows of no group keep it
+        a, b = row_major(operands.a), row_major(operands.b)
+        made = row_major(out)  # with what it holds: rows of no group keep it
         with on_device_of(out):
             self._run(a, b, *places(operands), made)
-        if not lies_whole(out):
+        if not is_row_major(out):
             out.copy_(made)
 
     def _run(self, a: Tensor, b: Tensor, starts: Tensor, sizes: Tensor, out: Tensor) -> None:

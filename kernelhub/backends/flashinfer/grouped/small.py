@@ -13,13 +13,13 @@ import torch
 from flashinfer.gemm import gemm_base
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import TILE_ROWS, tiled, whole
 from kernelhub.backends.flashinfer.grouped.rows import padded
+from kernelhub.backends.shared.operands import on_device_of, row_major
+from kernelhub.backends.shared.scales import TILE_ROWS, tiled
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import SPAN, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.rows import alphas, moved, places
-from kernelhub.runtime.operators import on_device_of
 
 _ALIGNMENT = 4  # rows
 _SMALLEST = 256  # N and K of the product by which the module is loaded
@@ -57,12 +57,12 @@ class _Tiled(GroupedGemmAdapter):
         assert b_scale is not None
         there = padded(operands, _ALIGNMENT)
         groups, n, _ = b.shape
-        rows = whole(a.view(torch.uint8)).view(-1, a.shape[-1])
+        rows = row_major(a.view(torch.uint8)).view(-1, a.shape[-1])
         made = torch.empty(len(there.sources), n, dtype=self._dtype, device=a.device)
         with on_device_of(a):
             self._multiply(
                 rows.view(torch.int64).index_select(0, there.sources).view(torch.uint8),
-                whole(b.view(torch.uint8)),
+                row_major(b.view(torch.uint8)),
                 tiled(self._scales_of_rows(operands, a_scale, there.indptr, len(there.sources))),
                 tiled(b_scale.reshape(groups * n, -1)).view(groups, n, -1),
                 there.indptr,

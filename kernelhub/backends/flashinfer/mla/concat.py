@@ -6,10 +6,9 @@ import torch
 from flashinfer.concat_ops import concat_mla_k
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import aligned
+from kernelhub.backends.shared.operands import aligned, on_device_of
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.problem import ConcatProblem
-from kernelhub.runtime.operators import on_device_of
 
 
 class Concat(ConcatAdapter):

@@ -9,9 +9,9 @@ from flashinfer.mla import BatchMLAPagedAttentionWrapper
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.layout import Pages, first_page, int32, pages_of, query_offsets, unseeing
-from kernelhub.backends.flashinfer.operands import aligned
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, TABLES_BYTES
 from kernelhub.backends.flashinfer.steps import StepPlans, Wanted, attend, wanted_for
+from kernelhub.backends.shared.operands import aligned
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import ONE
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues

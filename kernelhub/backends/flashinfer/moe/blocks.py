@@ -14,9 +14,10 @@ import torch
 from flashinfer.fused_moe.core import cutlass_fused_moe_workspace_size, trtllm_fp8_block_scale_routed_moe
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import as_float32, whole
+from kernelhub.backends.flashinfer.gemm.operands import as_float32
 from kernelhub.backends.flashinfer.moe.experts import Experts, swapped
 from kernelhub.backends.flashinfer.moe.trtllm import FEW, RENORMALIZE, SMALLEST, TrtllmExperts
+from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.formats import E4M3_MAX, E8M0, to_e4m3, to_e8m0_up
 from kernelhub.ops.moe.experts.activations import SMALLEST_AMAX
 from kernelhub.ops.moe.experts.adapter import W13, Values
@@ -30,7 +31,7 @@ def packed_blocks(side: str, weight: Tensor, scale: Tensor) -> dict[str, Tensor 
     """Up before gate, scales in float32."""
     wide = as_float32(scale)
     first = side == W13
-    made, scales = (swapped(weight), swapped(wide)) if first else (whole(weight), whole(wide))
+    made, scales = (swapped(weight), swapped(wide)) if first else (row_major(weight), row_major(wide))
     return {"weight": made, "scale": scales, "global_scale": None, "bias": None}
 
 
@@ -69,7 +70,7 @@ class ExpertsBlocks(Experts):
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
         assert w13.scale is not None
         assert w2.scale is not None
-        return [whole(w13.scale), whole(w2.scale)]
+        return [row_major(w13.scale), row_major(w2.scale)]
 
     def _more(self, w13: Matrix, w2: Matrix, values: Values) -> dict[str, Any]:
         return {"use_deepseek_fp8_block_scale": True}
@@ -109,11 +110,11 @@ class TrtllmBlocks(TrtllmExperts):
             choices,
             None,
             to_e4m3(groups / factor).flatten(1),
-            whole(factor.squeeze(2).t()),
-            whole(w13.weight),
-            whole(w13.scale),
-            whole(w2.weight),
-            whole(w2.scale),
+            row_major(factor.squeeze(2).t()),
+            row_major(w13.weight),
+            row_major(w13.scale),
+            row_major(w2.weight),
+            row_major(w2.scale),
             *self._sizes(w13),
             RENORMALIZE,
             False,

@@ -14,15 +14,14 @@ import torch
 from flashinfer.fused_moe.core import cutlass_fused_moe, cutlass_fused_moe_workspace_size
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
 from kernelhub.backends.flashinfer.moe.choices import choices_of
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.formats import to_e4m3
 from kernelhub.ops.moe.experts.adapter import W13, ExpertsAdapter, PackingExperts, Values
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.ops.packed import PackedWeight, Tensors
-from kernelhub.runtime.operators import on_device_of
 
 _SMALLEST = 128  # width of the layer by which the module is loaded
 
@@ -41,12 +40,12 @@ class Experts(ExpertsAdapter, PackingExperts):
     def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
         if self.problem.weight_layout != CHECKPOINT:
             return w13, w2
-        return w13._replace(weight=swapped(w13.weight)), w2._replace(weight=whole(w2.weight))
+        return w13._replace(weight=swapped(w13.weight)), w2._replace(weight=row_major(w2.weight))
 
     def pack(
         self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
     ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
-        made = swapped(weight) if side == W13 else whole(weight)
+        made = swapped(weight) if side == W13 else row_major(weight)
         return {"weight": made, "scale": scale, "global_scale": None, "bias": None}, unpack
 
     def launch(
@@ -54,16 +53,16 @@ class Experts(ExpertsAdapter, PackingExperts):
     ) -> None:
         ids, weights = choices_of(topk_ids, topk_weights, self.problem.num_experts, values.expert_map)
         width = w2.weight.shape[1]
-        direct = lies_whole(out) and out.data_ptr() != x.data_ptr() and out.shape[1] == width
-        made = whole(out) if direct else out.new_empty((out.shape[0], width))
+        direct = is_row_major(out) and out.data_ptr() != x.data_ptr() and out.shape[1] == width
+        made = row_major(out) if direct else out.new_empty((out.shape[0], width))
         tokens, with_them = self._given(x, values)
         with on_device_of(x):
             cutlass_fused_moe(
-                whole(tokens),
+                row_major(tokens),
                 ids,
                 weights,
-                whole(w13.weight),
-                whole(w2.weight),
+                row_major(w13.weight),
+                row_major(w2.weight),
                 self._dtype,
                 self._scales(w13, w2, values),
                 output=made,
@@ -144,7 +143,7 @@ class ExpertsFp8(Experts):
         assert values.a1_scale is not None
         assert values.a2_scale is not None
         a1, a2 = values.a1_scale.reshape(()), values.a2_scale.reshape(())
-        return [w13.channel_scale[:, 0] * a1, a2.reciprocal(), w2.channel_scale[:, 0] * a2, whole(a1)]
+        return [w13.channel_scale[:, 0] * a1, a2.reciprocal(), w2.channel_scale[:, 0] * a2, row_major(a1)]
 
 
 def unpack(packed: PackedWeight) -> Tensors:
@@ -158,4 +157,4 @@ def swapped(matrices: Tensor) -> Tensor:
     """[E, 2I, ...] with the halves of each in the other order."""
     half = matrices.shape[1] // 2
     raw: Any = matrices.view(torch.uint8) if matrices.element_size() == 1 else matrices
-    return whole(torch.cat([raw[:, half:], raw[:, :half]], 1).view(matrices.dtype))
+    return row_major(torch.cat([raw[:, half:], raw[:, :half]], 1).view(matrices.dtype))

@@ -14,10 +14,10 @@ from flashinfer.fused_moe.core import cutlass_fused_moe_workspace_size
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernelhub.backends.flashinfer.gemm.operands import whole
 from kernelhub.backends.flashinfer.moe.experts import Experts, swapped
 from kernelhub.backends.flashinfer.moe.mixed import deinterleaved, folded, interleaved, unfolded
 from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0, Padded, cut, padded, up_to
+from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.moe.experts.adapter import W2, W13, Values
 from kernelhub.ops.moe.experts.check import refuse
 from kernelhub.ops.moe.experts.problem import SWIGLU_OAI
@@ -47,7 +47,7 @@ class ExpertsMxfp4(Experts):
             "weight": interleaved(moved(made.codes)),
             "scale": folded(moved(made.scale)),
             "global_scale": None,
-            "bias": None if made.bias is None else whole(moved(made.bias)),
+            "bias": None if made.bias is None else row_major(moved(made.bias)),
         }
         return tensors, unpack
 
@@ -77,13 +77,13 @@ class ExpertsMxfp4(Experts):
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
         assert w13.scale is not None
         assert w2.scale is not None
-        return [whole(w13.scale), whole(w2.scale)]
+        return [row_major(w13.scale), row_major(w2.scale)]
 
     def _more(self, w13: Matrix, w2: Matrix, values: Values) -> dict[str, Any]:
         given: dict[str, Any] = {
             self.way: True,
-            "fc1_expert_biases": None if w13.bias is None else whole(w13.bias),
-            "fc2_expert_biases": None if w2.bias is None else whole(w2.bias),
+            "fc1_expert_biases": None if w13.bias is None else row_major(w13.bias),
+            "fc2_expert_biases": None if w2.bias is None else row_major(w2.bias),
         }
         if self.problem.activation == SWIGLU_OAI:
             numbers = {"swiglu_alpha": values.alpha, "swiglu_beta": 1.0, "swiglu_limit": values.limit}

@@ -14,15 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
 from kernelhub.backends.flashinfer.moe.choices import choices_of
 from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import W2, W13, ExpertsAdapter, PackingExperts, Values
 from kernelhub.ops.moe.experts.problem import FP8_TENSOR, MXFP4, MXINT4, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import FP4_GROUP, GROUP, Matrix, matrix
 from kernelhub.probes.device import facts_of
-from kernelhub.runtime.operators import on_device_of
 
 RENORMALIZE = 1  # a routing that no kernel runs, as ids are given; but its limits are checked
 _LEAST_BYTES = 128 << 10  # of an intermediate
@@ -52,11 +51,11 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        direct = lies_whole(out) and out.data_ptr() != x.data_ptr()
-        made = whole(out) if direct else out.new_empty(out.shape)
+        direct = is_row_major(out) and out.data_ptr() != x.data_ptr()
+        made = row_major(out) if direct else out.new_empty(out.shape)
         choices = choices_of(topk_ids, topk_weights, self.problem.num_experts, values.expert_map)
         with on_device_of(x):
-            self.run(whole(x), w13, w2, choices, values, made)
+            self.run(row_major(x), w13, w2, choices, values, made)
         if not direct:
             out.copy_(made)
 

@@ -8,7 +8,6 @@ import torch
 from flashinfer.fused_moe.core import trtllm_bf16_routed_moe
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import whole
 from kernelhub.backends.flashinfer.moe.layouts import (
     each,
     in_blocks,
@@ -19,6 +18,7 @@ from kernelhub.backends.flashinfer.moe.layouts import (
     unshuffled,
 )
 from kernelhub.backends.flashinfer.moe.trtllm import RENORMALIZE, TrtllmExperts
+from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.moe.experts.adapter import W13, Values
 from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.ops.packed import PackedWeight, Tensors
@@ -47,8 +47,8 @@ class TrtllmBf16(TrtllmExperts):
         trtllm_bf16_routed_moe(
             choices,
             x,
-            whole(w13.weight),
-            whole(w2.weight),
+            row_major(w13.weight),
+            row_major(w2.weight),
             *self._sizes(w13),
             RENORMALIZE,
             True,

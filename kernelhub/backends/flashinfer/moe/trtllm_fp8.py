@@ -11,9 +11,9 @@ import torch
 from flashinfer.fused_moe.core import trtllm_fp8_per_tensor_scale_routed_moe
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import whole
 from kernelhub.backends.flashinfer.moe.layouts import each, in_turn, one_after_the_other, shuffled, unshuffled
 from kernelhub.backends.flashinfer.moe.trtllm import RENORMALIZE, TrtllmExperts
+from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.formats import to_e4m3
 from kernelhub.ops.moe.experts.adapter import W13, Values
 from kernelhub.ops.moe.experts.weights import Matrix
@@ -46,11 +46,11 @@ class TrtllmFp8(TrtllmExperts):
         trtllm_fp8_per_tensor_scale_routed_moe(
             choices,
             None,
-            whole(to_e4m3(x.float() / a1)),
-            whole(w13.weight),
+            row_major(to_e4m3(x.float() / a1)),
+            row_major(w13.weight),
             both / a2,
             both,
-            whole(w2.weight),
+            row_major(w2.weight),
             w2.channel_scale[:, 0] * a2,
             *self._sizes(w13),
             False,

@@ -13,10 +13,11 @@ from flashinfer.fused_moe.core import trtllm_fp4_block_scale_routed_moe
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernelhub.backends.flashinfer.gemm.operands import tiled, untiled, whole
 from kernelhub.backends.flashinfer.moe.layouts import each, in_turn, one_after_the_other, shuffled, unshuffled
 from kernelhub.backends.flashinfer.moe.padding import Padded, cut, padded, up_to
 from kernelhub.backends.flashinfer.moe.trtllm import RENORMALIZE, TrtllmExperts
+from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.shared.scales import tiled, untiled
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import W13, Values
 from kernelhub.ops.moe.experts.problem import SWIGLU_OAI
@@ -53,7 +54,7 @@ class TrtllmMxfp4(TrtllmExperts):
             "weight": each(moved, made.codes),
             "scale": tiled(exponents.flatten(0, 1)).view(exponents.shape),
             "global_scale": None,
-            "bias": None if made.bias is None else whole(moved(made.bias.float())),
+            "bias": None if made.bias is None else row_major(moved(made.bias.float())),
         }
         return tensors, unpack
 
@@ -69,13 +70,13 @@ class TrtllmMxfp4(TrtllmExperts):
             None,
             tokens,
             scale,
-            whole(w13.weight),
-            whole(w13.scale).view(E4M3),  # bytes of e8m0, which the library knows by their number
-            None if w13.bias is None else whole(w13.bias),
+            row_major(w13.weight),
+            row_major(w13.scale).view(E4M3),  # bytes of e8m0, which the library knows by their number
+            None if w13.bias is None else row_major(w13.bias),
             *self._clamp(x, w13.weight.shape[0], values),
-            whole(w2.weight),
-            whole(w2.scale).view(E4M3),
-            None if w2.bias is None else whole(w2.bias),
+            row_major(w2.weight),
+            row_major(w2.scale).view(E4M3),
+            None if w2.bias is None else row_major(w2.bias),
             None,
             None,
             None,

@@ -12,7 +12,6 @@ import torch
 from flashinfer.fused_moe.core import trtllm_mxint4_block_scale_routed_moe
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import tiled, untiled, whole
 from kernelhub.backends.flashinfer.moe.layouts import (
     each,
     in_blocks,
@@ -23,6 +22,8 @@ from kernelhub.backends.flashinfer.moe.layouts import (
     unshuffled,
 )
 from kernelhub.backends.flashinfer.moe.trtllm import RENORMALIZE, TrtllmExperts
+from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.shared.scales import tiled, untiled
 from kernelhub.ops.moe.experts.adapter import W13, Values
 from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.ops.packed import PackedWeight, Tensors
@@ -58,13 +59,13 @@ class TrtllmMxint4(TrtllmExperts):
         trtllm_mxint4_block_scale_routed_moe(
             in_one_number(*choices),
             x,
-            whole(w13.weight),
-            whole(w13.scale),
+            row_major(w13.weight),
+            row_major(w13.scale),
             None,
             None,
             None,
-            whole(w2.weight),
-            whole(w2.scale),
+            row_major(w2.weight),
+            row_major(w2.scale),
             *self._sizes(w13),
             RENORMALIZE,
             output=out,

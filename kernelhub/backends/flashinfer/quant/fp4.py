@@ -9,12 +9,11 @@ import torch
 from flashinfer.quantization.fp4_quantization import fp4_quantize
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import whole
 from kernelhub.backends.flashinfer.quant.forced import check_device, check_rounding
+from kernelhub.backends.shared.operands import on_device_of, row_major
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import MX_GROUP, NVFP4_GROUP, QuantizeMxProblem, QuantizeNvfp4Problem
 from kernelhub.ops.quant.reference import clean, global_scale_of
-from kernelhub.runtime.operators import on_device_of
 
 
 class QuantizeNvfp4(QuantizeAdapter):
@@ -32,7 +31,7 @@ class QuantizeNvfp4(QuantizeAdapter):
         with on_device_of(x):
             if not self.problem.static:
                 write_global_scale(x, global_scale)
-            made, scales = _quantize(whole(x), whole(global_scale.reshape(1)))
+            made, scales = _quantize(row_major(x), row_major(global_scale.reshape(1)))
             codes.copy_(made)
             scale.view(torch.uint8).copy_(scales)
 
@@ -49,7 +48,7 @@ class QuantizeMxfp4(QuantizeAdapter):
         check_device("quantize_mxfp4", self.problem)
         check_rounding("quantize_mxfp4", self.problem)
         with on_device_of(x):
-            made, scales = _quantize(whole(x), None)
+            made, scales = _quantize(row_major(x), None)
             codes.copy_(made)
             scale.view(torch.uint8).copy_(scales)
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.quant.forced import check_groups
 from kernelhub.backends.flashinfer.quant.mxfp8 import filled
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.ops.formats import E4M3, E4M3_MAX, E8M0, to_e8m0_up
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import QuantizeFp8Problem
 from kernelhub.ops.quant.reference import LEAST_SCALE
-from kernelhub.runtime.operators import on_device_of
 
 _MOST_ELEMENTS = 1 << 30  # of a launch, which are counted by an int together with what a tile is wider than a group
 

@@ -6,11 +6,10 @@ import torch
 from flashinfer.quantization.fp8_quantization import mxfp8_quantize
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import whole
 from kernelhub.backends.flashinfer.quant.forced import check_device, check_rounding
+from kernelhub.backends.shared.operands import on_device_of, row_major
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import MX_GROUP, QuantizeMxProblem
-from kernelhub.runtime.operators import on_device_of
 
 
 class QuantizeMxfp8(QuantizeAdapter):
@@ -35,4 +34,4 @@ class QuantizeMxfp8(QuantizeAdapter):
 def filled(x: Tensor, group: int) -> Tensor:
     """[M, K] with zeros behind each row until it is whole groups, row after row."""
     rest = -x.shape[1] % group
-    return torch.nn.functional.pad(x, (0, rest)) if rest else whole(x)
+    return torch.nn.functional.pad(x, (0, rest)) if rest else row_major(x)

@@ -11,10 +11,9 @@ from flashinfer.quantization.fp4_quantization import get_fp4_kv_dequantization_m
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.compiled import taking
-from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.quant.adapter import DequantizeAdapter
 from kernelhub.ops.quant.problem import NVFP4_GROUP, DequantizeProblem
-from kernelhub.runtime.operators import on_device_of
 
 _TAKES = ("fp4_data", "block_scales", "global_scale", "output")
 _WIDEST = 1 << 19  # elements of a row, whose scales are kept in 48 KB of shared memory
@@ -30,18 +29,18 @@ class DequantizeNvfp4(DequantizeAdapter):
 
     def launch(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> None:
         assert global_scale is not None
-        made = whole(out) if lies_whole(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        made = row_major(out) if is_row_major(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         width = columns(out.shape[1])
         rows = _MOST // width
         pieces = (
-            whole(codes.view(torch.uint8)).view(-1, width // 2).split(rows),
-            whole(scale.view(torch.uint8)).view(-1, width // NVFP4_GROUP).split(rows),
+            row_major(codes.view(torch.uint8)).view(-1, width // 2).split(rows),
+            row_major(scale.view(torch.uint8)).view(-1, width // NVFP4_GROUP).split(rows),
             made.view(-1, width).split(rows),
         )
         with on_device_of(out):
             for of_codes, of_scales, of_result in zip(*pieces, strict=True):
-                self._dequantize(of_codes, of_scales, whole(global_scale.reshape(1)), of_result)
-        if not lies_whole(out):
+                self._dequantize(of_codes, of_scales, row_major(global_scale.reshape(1)), of_result)
+        if not is_row_major(out):
             out.copy_(made)
 
 

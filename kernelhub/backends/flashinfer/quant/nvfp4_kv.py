@@ -10,12 +10,11 @@ from flashinfer.quantization.fp4_quantization import get_fp4_kv_quantization_mod
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.compiled import taking
-from kernelhub.backends.flashinfer.gemm.operands import lies_whole, whole
 from kernelhub.backends.flashinfer.quant.forced import check_device
 from kernelhub.backends.flashinfer.quant.fp4 import write_global_scale
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import QuantizeNvfp4Problem
-from kernelhub.runtime.operators import on_device_of
 
 _TAKES = ("input", "global_scale", "fp4_output", "block_scales")
 _MOST = (1 << 31) - 1  # elements of a launch, which are counted by an int
@@ -35,11 +34,11 @@ class QuantizeNvfp4Kv(QuantizeAdapter):
         with on_device_of(x):
             if not self.problem.static:
                 write_global_scale(x, global_scale)
-            made = [place if lies_whole(place) else torch.empty_like(place).contiguous() for place in places]
+            made = [place if is_row_major(place) else torch.empty_like(place).contiguous() for place in places]
             rows = max(1, _MOST // x.shape[1])
-            pieces = (part.split(rows) for part in (whole(x), *map(whole, made)))
+            pieces = (part.split(rows) for part in (row_major(x), *map(row_major, made)))
             for of_x, of_codes, of_scales in zip(*pieces, strict=True):
-                self._quantize(of_x, whole(global_scale.reshape(1)), of_codes, of_scales)
+                self._quantize(of_x, row_major(global_scale.reshape(1)), of_codes, of_scales)
             for place, result in zip(places, made, strict=True):
                 if place is not result:
                     place.copy_(result)

@@ -13,10 +13,10 @@ from kernelhub.backends.flashinfer.layout import query_offsets
 from kernelhub.backends.flashinfer.operands import alike, split_scale
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed, spread
+from kernelhub.backends.shared.operands import on_device_of, row_major
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
-from kernelhub.runtime.operators import on_device_of, plain
 
 
 class Context(AttentionAdapter[PagedAttentionProblem, PagedStep]):
@@ -59,7 +59,7 @@ class Context(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         self._q_len = q.shape[1] if q.ndim == 4 else 1
         at, table = self._at(step, self._q_len)
         sm_scale, factor = split_scale(values.scale)
-        sinks = None if values.sinks is None else plain(values.sinks.to(torch.float32))
+        sinks = None if values.sinks is None else row_major(values.sinks.to(torch.float32))
         stream = stream_of(q.device)
 
         def run(q: Tensor, out: Tensor) -> None:

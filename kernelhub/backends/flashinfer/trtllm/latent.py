@@ -8,12 +8,12 @@ import torch
 from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla, xqa_batch_decode_with_kv_cache_mla
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import aligned, split_scale
+from kernelhub.backends.flashinfer.operands import split_scale
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.shared.operands import aligned, on_device_of, row_major
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
-from kernelhub.runtime.operators import on_device_of, plain
 
 _ROWS_AT_ONCE = 128  # of the cache: tables have as many pages as make up a multiple of them
 _NOPE_DIM = 128  # width of a head before absorption, which is looked at and not used
@@ -53,7 +53,7 @@ class DeviceLatent(MlaAdapter):
         tokens = q.shape[1]
         direct = out.is_contiguous() and not out.data_ptr() & 15
         made = out if direct else out.new_empty(out.shape)
-        seq_lens = plain(step.seq_lens)  # how the binaries load lengths is not known
+        seq_lens = row_major(step.seq_lens)  # how the binaries load lengths is not known
         with on_device_of(q):  # the library asks for the properties of the device that is current
             table = self._pages(step.block_table, seq_lens)
             self._run(aligned(q.contiguous()), aligned(kv_cache), table, seq_lens, sm_scale, made)

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import aligned, split_scale
+from kernelhub.backends.flashinfer.operands import split_scale
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES
 from kernelhub.backends.flashinfer.trtllm.latent import run_trtllm
+from kernelhub.backends.shared.operands import aligned, on_device_of
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
-from kernelhub.runtime.operators import on_device_of
 
 _ENTRIES_AT_ONCE = 128  # of a list; the binaries ask for multiples of 4
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.layout import int32, seeing
-from kernelhub.backends.flashinfer.operands import aligned
+from kernelhub.backends.shared.operands import aligned
 from kernelhub.ops.attention.adapter import DenseStep
 
 

@@ -6,13 +6,13 @@ import torch
 from flashinfer.prefill import trtllm_ragged_attention_deepseek
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import aligned, split_scale
+from kernelhub.backends.flashinfer.operands import split_scale
 from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed_dense, spread
+from kernelhub.backends.shared.operands import aligned, on_device_of
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
-from kernelhub.runtime.operators import on_device_of
 
 _MOST_SHAPES = 8  # of the batched calls that share a step
 

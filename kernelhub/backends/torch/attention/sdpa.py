@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernelhub.backends.shared.operands import aligned, is_row_major, positive_scale
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.runtime.operators import positive_scale, readable
 from kernelhub.runtime.precision import without_autocast
 
 
@@ -55,9 +55,9 @@ class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
         square = q.shape[1] == k.shape[1]
         bias = causal_lower_right(q.shape[1], k.shape[1]) if causal and not square else None
         return scaled_dot_product_attention(
-            _aligned(q).transpose(1, 2),
-            _aligned(k).transpose(1, 2),
-            _aligned(v).transpose(1, 2),
+            _readable(q).transpose(1, 2),
+            _readable(k).transpose(1, 2),
+            _readable(v).transpose(1, 2),
             attn_mask=bias,
             is_causal=causal and square,
             scale=scale,
@@ -65,8 +65,6 @@ class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
         ).transpose(1, 2)
 
 
-def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of it that every kernel of torch's can read; one that lies plain has rows that it can."""
-    if tensor.is_contiguous() and not tensor.data_ptr() & 15:
-        return tensor
-    return readable(tensor)
+def _readable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy that every kernel of torch's can read; a contiguous one gains nothing from a copy."""
+    return tensor if is_row_major(tensor) else aligned(tensor)

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
 
+from kernelhub.backends.shared.operands import aligned, positive_scale
+from kernelhub.backends.shared.operators import mismatch
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.runtime.operators import mismatch, positive_scale, readable
 from kernelhub.runtime.precision import without_autocast
 
 _NAME = "_flash_attention_forward"
@@ -81,9 +82,9 @@ class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
         left, right = (min(side, _NO_LIMIT) for side in (values.window_left, values.window_right))
         queries = max(2, bounds[0])
         made, found, *_ = self._forward(
-            readable(q),
-            readable(k),
-            readable(v),
+            aligned(q),
+            aligned(k),
+            aligned(v),
             *offsets,
             queries,
             max(queries, bounds[1]) if right != 0 and max(left, right) >= 0 else bounds[1],

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import tiled, untiled, whole
 from kernelhub.backends.flashinfer.moe.codes.tokens import as_mxfp8
 from kernelhub.backends.flashinfer.moe.experts import swapped
 from kernelhub.backends.flashinfer.moe.experts_mxfp4 import WIDE, ExpertsMxfp4, as_bfloat16
 from kernelhub.backends.flashinfer.moe.padding import Padded, cut, padded, up_to
+from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.shared.scales import tiled, untiled
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import W13, Values
 from kernelhub.ops.moe.experts.weights import Matrix
@@ -35,7 +36,7 @@ class ExpertsMxfp8(ExpertsMxfp4):
         made = padded(side, weight, scale, as_bfloat16(side, bias), WIDE)
 
         def moved(rows: Tensor) -> Tensor:
-            return swapped(rows) if side == W13 else whole(rows)
+            return swapped(rows) if side == W13 else row_major(rows)
 
         ordered = moved(made.scale)
         tensors: dict[str, Tensor | None] = {
@@ -49,7 +50,7 @@ class ExpertsMxfp8(ExpertsMxfp4):
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        first, second = (side._replace(weight=whole(side.weight).view(torch.int64)) for side in (w13, w2))
+        first, second = (side._replace(weight=row_major(side.weight).view(torch.int64)) for side in (w13, w2))
         super().launch(x, first, second, topk_weights, topk_ids, values, out)
 
     def workspace_bytes(self, num_tokens: int) -> int:
@@ -62,7 +63,7 @@ class ExpertsMxfp8(ExpertsMxfp4):
 
     def _given(self, x: Tensor, values: Values) -> tuple[Tensor, dict[str, Any]]:
         codes, powers = as_mxfp8(self._tokens(x, values))
-        return codes, {"input_sf": whole(powers), "swizzled_input_sf": False}
+        return codes, {"input_sf": row_major(powers), "swizzled_input_sf": False}
 
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
         first, second = (scale.view(torch.int32) for scale in super()._scales(w13, w2, values))

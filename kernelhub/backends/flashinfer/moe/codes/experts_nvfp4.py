@@ -12,9 +12,10 @@ import torch
 from flashinfer.fused_moe.core import cutlass_fused_moe_workspace_size
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import tiled, untiled, whole
 from kernelhub.backends.flashinfer.moe.codes.tokens import as_nvfp4
 from kernelhub.backends.flashinfer.moe.experts import Experts, swapped
+from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.shared.scales import tiled, untiled
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import W13, Values
 from kernelhub.ops.moe.experts.problem import NVFP4
@@ -40,7 +41,7 @@ class ExpertsNvfp4(Experts):
         if side == W13:
             codes, ordered = swapped(codes), swapped(ordered)
         tensors: dict[str, Tensor | None] = {
-            "weight": whole(codes),
+            "weight": row_major(codes),
             "scale": tiled(ordered.flatten(0, 1)).view(ordered.shape),
             "global_scale": global_scale,
             "bias": None,
@@ -50,7 +51,7 @@ class ExpertsNvfp4(Experts):
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        first, second = (side._replace(weight=whole(side.weight).view(torch.int64)) for side in (w13, w2))
+        first, second = (side._replace(weight=row_major(side.weight).view(torch.int64)) for side in (w13, w2))
         super().launch(x, first, second, topk_weights, topk_ids, values, out)
 
     def workspace_bytes(self, num_tokens: int) -> int:
@@ -73,7 +74,7 @@ class ExpertsNvfp4(Experts):
     def _given(self, x: Tensor, values: Values) -> tuple[Tensor, dict[str, Any]]:
         assert values.a1_scale is not None
         codes, scale = as_nvfp4(x, values.a1_scale)
-        return codes, {"input_sf": whole(scale.view(torch.uint8)), "swizzled_input_sf": False}
+        return codes, {"input_sf": row_major(scale.view(torch.uint8)), "swizzled_input_sf": False}
 
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
         assert w13.scale is not None
@@ -83,7 +84,7 @@ class ExpertsNvfp4(Experts):
         assert values.a1_scale is not None
         assert values.a2_scale is not None
         a1, a2 = values.a1_scale.reshape(()), values.a2_scale.reshape(())
-        first, second = (whole(scale).view(torch.int32) for scale in (w13.scale, w2.scale))
+        first, second = (row_major(scale).view(torch.int32) for scale in (w13.scale, w2.scale))
         both = (w13.channel_scale[:, 0] * a1, w2.channel_scale[:, 0] * a2)
         return [a1.reciprocal(), first, both[0], a2.reciprocal(), second, both[1]]
 

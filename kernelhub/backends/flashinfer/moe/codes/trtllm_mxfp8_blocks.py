@@ -12,10 +12,11 @@ import torch
 from flashinfer.fused_moe.core import trtllm_fp8_block_scale_routed_moe
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import tiled, untiled, whole
 from kernelhub.backends.flashinfer.moe.codes.tokens import as_mxfp8
 from kernelhub.backends.flashinfer.moe.layouts import each, in_turn, one_after_the_other, shuffled, unshuffled
 from kernelhub.backends.flashinfer.moe.trtllm import FEW, RENORMALIZE, SMALLEST, TrtllmExperts
+from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.shared.scales import tiled, untiled
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.moe.experts.activations import MX_GROUP
 from kernelhub.ops.moe.experts.adapter import W13, Values
@@ -59,11 +60,11 @@ class TrtllmMxfp8Blocks(TrtllmExperts):
             choices,
             None,
             codes,
-            whole(powers),
-            whole(w13.weight),
-            whole(w13.scale),
-            whole(w2.weight),
-            whole(w2.scale),
+            row_major(powers),
+            row_major(w13.weight),
+            row_major(w13.scale),
+            row_major(w2.weight),
+            row_major(w2.scale),
             *self._sizes(w13),
             RENORMALIZE,
             True,

@@ -12,10 +12,11 @@ import torch
 from flashinfer.fused_moe.core import trtllm_fp4_block_scale_routed_moe
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.gemm.operands import tiled, untiled, whole
 from kernelhub.backends.flashinfer.moe.codes.tokens import as_nvfp4
 from kernelhub.backends.flashinfer.moe.layouts import each, in_turn, one_after_the_other, shuffled, unshuffled
 from kernelhub.backends.flashinfer.moe.trtllm import FEW, RENORMALIZE, SMALLEST, TrtllmExperts
+from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.shared.scales import tiled, untiled
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import W13, Values
 from kernelhub.ops.moe.experts.problem import NVFP4
@@ -62,14 +63,14 @@ class TrtllmNvfp4(TrtllmExperts):
             None,
             codes,
             scale,
-            whole(w13.weight),
-            whole(w13.scale).view(E4M3),
+            row_major(w13.weight),
+            row_major(w13.scale).view(E4M3),
             None,
             None,
             None,
             None,
-            whole(w2.weight),
-            whole(w2.scale).view(E4M3),
+            row_major(w2.weight),
+            row_major(w2.scale).view(E4M3),
             None,
             gate / a2,
             gate,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import is_row_major, row_major
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, Fp8GemmProblem
-from kernelhub.runtime.operators import lies_plain, plain
 
 
 class ScaledMm(Fp8GemmAdapter):
@@ -19,8 +19,8 @@ class ScaledMm(Fp8GemmAdapter):
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         scales = self.scales(a_scale, b_scale, a.shape[0])
-        bias = None if bias is None else plain(bias)
-        made = out if lies_plain(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        bias = None if bias is None else row_major(bias)
+        made = out if is_row_major(out) else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         torch._scaled_mm(
             _rows(a), _rows(b).t(), *scales, bias=bias, out_dtype=out.dtype, use_fast_accum=False, out=made
         )
@@ -29,7 +29,7 @@ class ScaledMm(Fp8GemmAdapter):
 
     def scales(self, a_scale: Tensor, b_scale: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """As the operator takes them."""
-        return plain(a_scale.reshape(())), plain(b_scale.reshape(()))
+        return row_major(a_scale.reshape(())), row_major(b_scale.reshape(()))
 
 
 class ScaledMmRowwise(ScaledMm):
@@ -37,8 +37,8 @@ class ScaledMmRowwise(ScaledMm):
 
     def scales(self, a_scale: Tensor, b_scale: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         return (
-            plain(a_scale.reshape(-1, 1).expand(tokens, 1)),
-            plain(b_scale.reshape(1, -1).expand(1, self.problem.n)),
+            row_major(a_scale.reshape(-1, 1).expand(tokens, 1)),
+            row_major(b_scale.reshape(1, -1).expand(1, self.problem.n)),
         )
 
 
@@ -62,7 +62,7 @@ class ScaledMmBlockwise(Fp8GemmAdapter):
         if more:
             a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, more)).view(a.dtype)
             a_scale = torch.nn.functional.pad(a_scale, (0, 0, 0, more))
-        whole = not more and lies_plain(out)
+        whole = not more and is_row_major(out)
         made = out if whole else out.new_empty((rows + more, out.shape[1]))
         if self._missing:
             spread = b_scale.new_empty((b_scale.shape[0], b_scale.shape[1] + self._missing))
@@ -90,4 +90,4 @@ def _rows(matrix: Tensor) -> Tensor:
     """Row after row. The operator reads strides, and a single row may have any between rows."""
     if matrix.stride() == (matrix.shape[1], 1) and not matrix.data_ptr() & 15:
         return matrix
-    return plain(matrix)
+    return row_major(matrix)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
-from kernelhub.runtime.operators import plain
 from kernelhub.runtime.precision import without_autocast
 
 
@@ -23,7 +23,7 @@ class GroupedMm(GroupedGemmAdapter):
     def compute(self, operands: GroupedOperands) -> Tensor:
         weights = _aligned(operands.b).transpose(1, 2)
         assert operands.offsets is not None
-        result: Tensor = torch._grouped_mm(_aligned(operands.a), weights, offs=plain(operands.offsets))
+        result: Tensor = torch._grouped_mm(_aligned(operands.a), weights, offs=row_major(operands.offsets))
         return result
 
 
@@ -43,9 +43,9 @@ class ScaledGroupedMm(GroupedMm):
         result: Tensor = torch._scaled_grouped_mm(
             _aligned(operands.a),
             _aligned(operands.b).transpose(1, 2),
-            plain(operands.a_scale.reshape(-1).expand(operands.a.shape[0])),
-            plain(of_b.expand(groups, n)),
-            plain(operands.offsets),
+            row_major(operands.a_scale.reshape(-1).expand(operands.a.shape[0])),
+            row_major(of_b.expand(groups, n)),
+            row_major(operands.offsets),
             out_dtype=torch.bfloat16,
         )
         return result

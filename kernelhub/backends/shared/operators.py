@@ -5,16 +5,13 @@ To register a name twice ends the process, so a library is not loaded where its 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kernelhub.probes.library import Library, find_library
 
-_VECTOR_BYTES = 16
 _files: dict[str, str] = {}  # namespace -> the file that was loaded here; a process can have but one
 
 
@@ -50,55 +47,6 @@ def operator(library: Library, name: str, schema: str, capability: tuple[int, in
     if reason is not None:
         raise ImportError(f"{qualified} {reason}; {library.install}")
     return made
-
-
-def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Libraries launch on the current device, so that must be the operands' one."""
-    if tensor.is_cuda and torch.cuda.current_device() != tensor.get_device():
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """Row after row from 16 bytes on, with the strides that follow from the shape even where a size is 1."""
-    made = tensor.contiguous()
-    if made.data_ptr() % 16:
-        made = made.clone()
-    strides, apart = [], 1
-    for size in reversed(made.shape):
-        strides.append(apart)
-        apart *= size
-    wanted = tuple(reversed(strides))
-    return made if made.stride() == wanted else made.as_strided(made.shape, wanted)
-
-
-def lies_plain(tensor: Tensor) -> bool:
-    """A result can be written to the tensor itself."""
-    return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
-
-
-def readable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of it that a library can read."""
-    return tensor if is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
-
-
-def is_aligned(tensor: Tensor) -> bool:
-    """The elements of a row lie side by side, and every row begins at a multiple of 16 bytes of its own.
-
-    A stride of zero will not do: descriptors of the tensor memory accelerator are not made for it.
-    """
-    width = _VECTOR_BYTES // tensor.itemsize
-    *outer, inner = tensor.stride()
-    if inner != 1 or tensor.data_ptr() % _VECTOR_BYTES:
-        return False
-    return all(stride > 0 and stride % width == 0 for stride in outer)
-
-
-def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """Queries and a factor above zero with the same scores: libraries take the largest product before they scale."""
-    if scale > 0:
-        return q, scale
-    return (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
 
 
 def mismatch(registered: Any, name: str, schema: str) -> str | None:

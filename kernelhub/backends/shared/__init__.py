@@ -1,0 +1,1 @@
+"""What the adapters of several backends share: operands as libraries read them, scales in tiles, compiled operators."""

@@ -1,0 +1,67 @@
+"""Operands as libraries read them: aligned, without gaps, on the current device."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make the tensor's device the current one: libraries launch on the current device."""
+    if tensor.is_cuda and torch.cuda.current_device() != tensor.get_device():
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
+
+
+def row_major(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy: contiguous, 16-byte aligned, and with the strides of its shape even where a size is 1."""
+    if not is_row_major(tensor):
+        tensor = contiguous_copy(tensor)
+    strides, step = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(step)
+        step *= size
+    wanted = tuple(reversed(strides))
+    return tensor if tensor.stride() == wanted else tensor.as_strided(tensor.shape, wanted)
+
+
+def is_row_major(tensor: Tensor) -> bool:
+    """Whether the tensor is contiguous and 16-byte aligned, so that a library can write a result into it."""
+    return tensor.is_contiguous() and not tensor.data_ptr() & 15
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a contiguous copy where `is_aligned` does not hold."""
+    return tensor if is_aligned(tensor) else contiguous_copy(tensor)
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether the last dimension is dense and every row begins at a multiple of 16 bytes of its own.
+
+    Kernels load rows in pieces of 16 bytes. A stride of zero does not count as aligned: descriptors of the tensor
+    memory accelerator (sm_90 and later) cannot be made for it, so a broadcast operand is copied for every library.
+    """
+    *outer, inner = tensor.stride()
+    if inner != 1:
+        return False
+    size, wrong = tensor.itemsize, tensor.data_ptr()
+    for stride in outer:
+        if stride <= 0:
+            return False
+        wrong |= stride * size
+    return not wrong & 15
+
+
+def contiguous_copy(tensor: Tensor) -> Tensor:
+    """A copy without gaps at an address of its own; `contiguous` keeps a misaligned tensor that has no gaps."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Queries and a positive factor with the same scores: libraries take the largest product before they scale."""
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
