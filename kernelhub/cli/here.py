@@ -14,7 +14,8 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.registry import Registered
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
-from kernelhub.probes.device import DeviceFacts, facts
+from kernelhub.probes import here
+from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding
 
 LAYOUT = "layout"  # code of a rejection for how weights lie, which packing mends
@@ -22,18 +23,12 @@ LAYOUT = "layout"  # code of a rejection for how weights lie, which packing mend
 
 def devices() -> list[DeviceFacts]:
     """The kinds of GPU that are here, each once; the CPU if there is none."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return [facts(torch.device("cpu"))]
-    return list(dict.fromkeys(facts(torch.device("cuda", index)) for index in range(torch.cuda.device_count())))
+    return list(dict.fromkeys(here.gpus())) or [here.cpu()]
 
 
 def measured_devices() -> list[DeviceFacts]:
     """Those of which results may be kept: `devices`, and the CPU beside them."""
-    import torch
-
-    return list(dict.fromkeys([*devices(), facts(torch.device("cpu"))]))
+    return list(dict.fromkeys([*devices(), here.cpu()]))
 
 
 def plain_selection(op: str, device: DeviceFacts) -> Selection[Any]:
@@ -51,8 +46,8 @@ def library(registered: Registered) -> Finding | None:
 
     Of a backend that takes its kernels from several, the first that is here.
     """
-    here = libraries_of(registered)
-    return next((finding for finding in here if finding.ok), here[0] if here else None)
+    found = libraries_of(registered)
+    return next((finding for finding in found if finding.ok), found[0] if found else None)
 
 
 def libraries_of(registered: Registered) -> list[Finding]:
@@ -70,8 +65,8 @@ def libraries_of(registered: Registered) -> list[Finding]:
             if package.name == own or own not in alone:
                 wanted.setdefault(package.name, package)
     primary = HUB.machine.package(wanted.pop(own, Package(own)))
-    here = [primary, *map(HUB.machine.package, wanted.values())]
-    return [finding for finding in here if finding.code != "package_missing"] or [primary]
+    found = [primary, *map(HUB.machine.package, wanted.values())]
+    return [finding for finding in found if finding.code != "package_missing"] or [primary]
 
 
 _OF_POLICY = (LAYOUT, UNTRUSTED, OPT_IN)

@@ -5,25 +5,28 @@ Nothing here imports the parts of kernelhub that need torch, so that a broken to
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from kernelhub.cli.fact import ABSENT, NOTE, OK, PROBLEM, Fact
+from kernelhub.probes import here
 from kernelhub.probes.cache import open_to_others, triton_cache_folder, writable
 from kernelhub.probes.compiler import c_compiler, cxx_compiler, python_headers
-from kernelhub.probes.device import DeviceFacts, facts
+from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.distributions import broken, distribution
 from kernelhub.probes.finding import Finding
-from kernelhub.probes.package import package
+from kernelhub.probes.package import folders, package
 from kernelhub.probes.reading import Unreadable
 from kernelhub.probes.toolkit import driver, nvcc
+from kernelhub.probes.torch_build import TorchBuild, torch_build
 from kernelhub.runtime.caches import known, root
 from kernelhub.runtime.caches.notices import CODES
 
@@ -41,28 +44,36 @@ def python() -> Fact:
 
 
 def torch_package() -> Fact:
-    """Is torch here, new enough, and does it import?"""
+    """Is torch here, new enough, and does it load?
+
+    To import it takes over a second of CPU. Its libraries load in a tenth of that, and most of what keeps torch from
+    being imported keeps them from loading. Where they do not load, importing torch says why.
+    """
     finding = package("torch", str(requirements().get("torch", "")))
     if not finding.ok:
         return Fact(PROBLEM, finding.reason, "every op needs torch", finding.remedy)
-    try:
-        torch = importlib.import_module("torch")
-    except Exception as error:  # a wheel for another platform fails in many ways
-        meaning = f"importing it raised {type(error).__name__}: {error}"
-        return Fact(PROBLEM, f"torch {finding.value}", meaning, "reinstall torch for this platform")
-    return Fact(OK, f"torch {finding.value}", f"built for {_built_for(torch)}")
+    if "torch" not in sys.modules and not _libraries_of_torch_load():
+        try:
+            importlib.import_module("torch")
+        except Exception as error:  # a wheel for another platform fails in many ways
+            meaning = f"importing it raised {type(error).__name__}: {error}"
+            return Fact(PROBLEM, f"torch {finding.value}", meaning, "reinstall torch for this platform")
+    return Fact(OK, f"torch {finding.value}", f"built for {_built_for(torch_build())}")
 
 
 def devices() -> list[Fact]:
     """Every GPU that torch sees, or why it sees none, and the CPU."""
-    import torch
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count:
-        return [*(_gpu(index) for index in range(count)), _cpu()]
-    return [_no_gpu(torch, "; ".join(str(warning.message).strip() for warning in caught)), _cpu()]
+        try:
+            gpus = here.gpus()
+        except Exception as error:  # a GPU that has failed raises whatever the driver says
+            meaning = f"it does not answer: {type(error).__name__}: {error}"
+            remedy = "check `nvidia-smi`; hide it by CUDA_VISIBLE_DEVICES"
+            return [Fact(PROBLEM, "GPU 0", meaning, remedy), _cpu()]
+    if gpus:
+        return [*(_gpu(index, device) for index, device in enumerate(gpus)), _cpu()]
+    return [_no_gpu("; ".join(str(warning.message).strip() for warning in caught)), _cpu()]
 
 
 def toolchain() -> Iterator[Fact]:
@@ -70,8 +81,8 @@ def toolchain() -> Iterator[Fact]:
     found = driver()
     yield _fact(found, "a GPU of NVIDIA can be used", "no GPU of NVIDIA can be used")
     found = nvcc()
-    built = _built_for(importlib.import_module("torch")).removeprefix("CUDA ")
-    if found.value is not None and built[:1].isdigit() and found.value.split(".")[0] != built.split(".")[0]:
+    built = torch_build().cuda
+    if found.value is not None and built is not None and found.value.split(".")[0] != built.split(".")[0]:
         meaning = f"torch is built for CUDA {built}; extensions that nvcc compiles for it may not load"
         yield Fact(NOTE, found.reason, meaning, f"point CUDA_HOME at a toolkit of CUDA {built}")
     else:
@@ -139,17 +150,29 @@ def _own_metadata() -> dict[str, list[str]]:
         return {}
 
 
-def _built_for(torch: Any) -> str:
-    if torch.version.hip:
-        return f"ROCm {torch.version.hip}"
-    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+def _libraries_of_torch_load() -> bool:
+    """Whether the libraries behind torch's Python code load; False also where they are not found."""
+    (folder, *_) = [*folders("torch"), Path()]
+    try:
+        ctypes.CDLL(str(folder / "lib" / "libtorch_global_deps.so"), mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
+        ctypes.CDLL(str(folder / "lib" / "libtorch_python.so"), mode=os.RTLD_LAZY)
+    except OSError:
+        return False
+    return True
 
 
-def _no_gpu(torch: Any, warning: str) -> Fact:
+def _built_for(build: TorchBuild) -> str:
+    if build.hip:
+        return f"ROCm {build.hip}"
+    return f"CUDA {build.cuda}" if build.cuda else "CPUs only"
+
+
+def _no_gpu(warning: str) -> Fact:
     """Why torch sees no GPU, as far as can be told."""
     if not driver().ok:
         return Fact(NOTE, "no GPU", "kernels run on the CPU")
-    if not (torch.version.cuda or torch.version.hip):
+    build = torch_build()
+    if not (build.cuda or build.hip):
         return Fact(NOTE, "a GPU driver, but no GPU for torch", "this torch is built for CPUs only", _GET_TORCH)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     reason = warning or (f"CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else "torch gives no reason")
@@ -157,16 +180,12 @@ def _no_gpu(torch: Any, warning: str) -> Fact:
     return Fact(NOTE, "a GPU driver, but no GPU for torch", f"kernels run on the CPU; {reason}", remedy)
 
 
-def _gpu(index: int) -> Fact:
-    import torch
-
-    try:
-        device = facts(torch.device("cuda", index))
-        memory_gib = torch.cuda.get_device_properties(index).total_memory / 2**30
-    except Exception as error:  # a GPU that has failed raises whatever the driver says
-        meaning = f"it does not answer: {type(error).__name__}: {error}"
-        return Fact(PROBLEM, f"GPU {index}", meaning, "check `nvidia-smi`; hide it by CUDA_VISIBLE_DEVICES")
-    return Fact(OK, f"GPU {index}: {device}, {device.num_sms} SMs, {memory_gib:.0f} GiB", _generation(device))
+def _gpu(index: int, device: DeviceFacts) -> Fact:
+    return Fact(
+        OK,
+        f"GPU {index}: {device}, {device.num_sms} SMs, {here.memory_bytes(index) / 2**30:.0f} GiB",
+        _generation(device),
+    )
 
 
 def _generation(device: DeviceFacts) -> str:
@@ -176,11 +195,9 @@ def _generation(device: DeviceFacts) -> str:
 
 
 def _cpu() -> Fact:
-    import torch
-
-    device = facts(torch.device("cpu"))
-    threads = torch.get_num_threads()
-    return Fact(OK, f"CPU: {device}, {device.num_sms} cores", f"tensors on the CPU are served by {threads} threads")
+    device, threads = here.cpu(), os.environ.get("OMP_NUM_THREADS")
+    meaning = f"OMP_NUM_THREADS={threads}" if threads else "torch runs one thread for each physical core"
+    return Fact(OK, f"CPU: {device}, {device.num_sms} cores", meaning)
 
 
 def _our_cache() -> Fact:

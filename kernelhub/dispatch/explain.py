@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,6 +14,7 @@ from kernelhub.dispatch.problem import WEIGHT_LAYOUT
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
+from kernelhub.probes import here
 from kernelhub.probes.device import DeviceFacts, facts, simulated
 
 if TYPE_CHECKING:
@@ -94,10 +96,21 @@ def device_facts(device: DeviceLike) -> DeviceFacts:
             return simulated(device)
         except ValueError as error:
             raise ConfigurationError(f"device: {error}") from None
+    if device is None:
+        found = here.gpus()
+        return found[0] if found else here.cpu()
+    if device == "cpu":
+        return here.cpu()
+    if (
+        isinstance(device, str)
+        and "torch" not in sys.modules
+        and (plain := re.fullmatch(r"cuda(?::(\d{1,3}))?", device))
+    ):
+        found, index = here.gpus(), int(plain[1] or 0)
+        if index < len(found):
+            return found[index]
     import torch
 
-    if device is None:
-        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if isinstance(device, str):
         try:
             device = torch.device(device)

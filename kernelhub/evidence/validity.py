@@ -19,6 +19,7 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.distributions import distributions_of
 from kernelhub.probes.toolkit import driver
+from kernelhub.probes.torch_build import torch_build
 from kernelhub.runtime.caches.fingerprint import Fingerprint, host_abi, library, version_of
 
 FORMAT = 1
@@ -66,10 +67,9 @@ def digest_of(kernel: Kernel) -> str:
 
 
 def _everywhere(device: DeviceFacts) -> dict[str, str]:
-    import torch
-
     from kernelhub import __version__
 
+    build = torch_build()
     return {
         "device": device.name,
         "architecture": device.arch,
@@ -77,7 +77,7 @@ def _everywhere(device: DeviceFacts) -> dict[str, str]:
         "python": platform.python_version(),
         "kernelhub": __version__,
         "torch": version_of("torch"),
-        "cuda": str(torch.version.cuda or torch.version.hip or "none"),
+        "cuda": str(build.cuda or build.hip or "none"),
         "triton": version_of("triton"),
     }
 

@@ -217,11 +217,12 @@ def _cpu_facts() -> DeviceFacts:
     import torch
 
     arch = torch.backends.cpu.get_cpu_capability().lower()
-    name = _cpu_name()
+    name = cpu_name()
     return DeviceFacts(name, "cpu", "cpu", arch, num_sms=os.cpu_count() or 1)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Model name of the CPU."""
     try:
         with open("/proc/cpuinfo") as lines:
             for line in lines:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.explain import device_facts
 from kernelhub.dispatch.machine import Machine
@@ -15,6 +13,9 @@ from kernelhub.ops.models.problems import PHASES
 from kernelhub.probes.device import DeviceFacts, facts
 from kernelhub.warming.counts import checked
 from kernelhub.warming.wanted import What, items_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def device_here(device: str | torch.device | None) -> torch.device:
     Raises:
         ConfigurationError: it is not here.
     """
+    import torch  # here, since `list_wanted` needs none
+
     if device is None:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     wanted = device_facts(device)

@@ -23,6 +23,7 @@ from kernelhub.evidence.tuning.entry import Entry
 from kernelhub.probes import document
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import DocumentError
+from kernelhub.probes.torch_build import torch_build
 from kernelhub.runtime.caches import manifest
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, version_of
 from kernelhub.runtime.caches.inventory import entries, folders, is_folder
@@ -38,13 +39,12 @@ _TABLE = {"for": {str: str}, "sha256": str, "entries": [{str: Any}]}
 
 def standing_of(device: DeviceFacts) -> Fingerprint:
     """For what a measurement holds: the kind of device, and the versions that all kernels have in common."""
-    import torch
-
+    build = torch_build()
     parts = {
         "device": device.name,
         "architecture": device.arch,
         "multiprocessors": str(device.num_sms),
-        "cuda": str(torch.version.cuda or torch.version.hip or "none"),
+        "cuda": str(build.cuda or build.hip or "none"),
         "version kernelhub": own_version(),
         "version torch": version_of("torch"),
         "version triton": version_of("triton"),

@@ -17,6 +17,7 @@ from pathlib import Path
 from kernelhub.probes import distributions
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import spec_of
+from kernelhub.probes.torch_build import torch_build
 
 _DIGITS = 24  # hexadecimal digits of a digest in a folder's name: 96 bits
 
@@ -96,9 +97,7 @@ def version_of(distribution: str) -> str:
     Of torch what it says itself, which names the build, such as +cu130; its wheels need not.
     """
     if distribution == "torch":
-        import torch
-
-        return str(torch.__version__)
+        return torch_build().version
     return distributions.version_of(distribution) or "none"
 
 
