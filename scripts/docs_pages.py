@@ -112,7 +112,9 @@ def commands_page() -> str:
         f"```text\n{_said('--help')}\n```",
     ]
     for name, command in command_line.COMMANDS.items():
-        parts.append(f"## kernelhub {name}\n\n{_sentence(command.summary)}\n\n```text\n{_said(name, '--help')}\n```")
+        schema = f"[The JSON Schema](../schemas/{name}.json) describes what it prints with `--json`."
+        said = f"```text\n{_said(name, '--help')}\n```"
+        parts.append(f"## kernelhub {name}\n\n{_sentence(command.summary)} {schema}\n\n{said}")
     return "\n\n".join(parts) + "\n"
 
 

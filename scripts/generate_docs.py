@@ -10,6 +10,7 @@ figures come from benchmarks/results.
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import json
 import re
@@ -28,6 +29,7 @@ import verification_page  # noqa: E402
 import kernelhub  # noqa: E402
 from kernelhub.cli import matrix  # noqa: E402
 from kernelhub.cli.defects import kernels_of, words  # noqa: E402
+from kernelhub.cli.schemas import SHAPES, schema_of  # noqa: E402
 from kernelhub.compat.env.attention import ATTENTION  # noqa: E402
 from kernelhub.compat.env.experts import EXPERTS  # noqa: E402
 from kernelhub.compat.env.gemm import GEMM  # noqa: E402
@@ -532,8 +534,14 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
-PICTURES: dict[Path, Callable[[], str]] = {
+def schema(command: str) -> str:
+    return json.dumps(schema_of(command), indent=1) + "\n"
+
+
+# Files that are made whole.
+MADE: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "images" / "relative_time_h200.svg": lambda: relative_time.picture("h200"),
+    **{ROOT / "docs" / "schemas" / f"{name}.json": functools.partial(schema, name) for name in SHAPES},
 }
 
 
@@ -547,12 +555,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
     options = parser.parse_args()
     stale = []
-    for page in (*PAGES, *PICTURES):
+    for page in (*PAGES, *MADE):
         text = page.read_text() if page.exists() else ""
-        fresh = PICTURES[page]() if page in PICTURES else refreshed(text)
+        fresh = MADE[page]() if page in MADE else refreshed(text)
         if fresh != text:
             stale.append(page.relative_to(ROOT))
             if not options.check:
+                page.parent.mkdir(exist_ok=True)
                 page.write_text(fresh)
     for name in stale:
         print(f"{'out of date' if options.check else 'rewritten'}: {name}")

@@ -63,6 +63,8 @@ NAMED = {
         "tests/fuzz",
     ),
     "repeats, measures, or is large": (
+        "tests/cli/test_schemas.py::TestPrinted::test_it_is_of_its_schema_where_much_runs",
+        "tests/cli/test_without_torch.py",
         "tests/backends/test_flashinfer_cutlass.py::TestPrefill::test_tables_are_as_large_as_the_tiles_are_many",
         "tests/cli/test_demo.py::TestQuick::test_all_lists_every_kernel_with_every_reason",
         "tests/cli/test_demo.py::TestQuick::test_in_a_pipe_progress_is_lines_on_stderr",

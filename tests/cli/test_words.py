@@ -8,7 +8,7 @@ import pytest
 
 from kernelhub.cli.main import COMMANDS
 
-NOT_OURS = re.compile(r"\b(selections?|able|outranked|override(es)?|mend|refuses|lineup|falls? past|bears|speaks?)\b")
+NOT_OURS = re.compile(r"\b(verdicts?|able|outranked|wish(es)?|mend|refuses|lineup|falls? past|bears|speaks?)\b")
 
 
 @pytest.mark.parametrize(
