@@ -47,6 +47,7 @@ def prepares(op: Op[Any], plan: type[PlanT]) -> Callable[..., PlanT]:
         asked = op.ask(backend, args, kwargs)
         return plan(op, op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
+    prepare.__annotations__["return"] = plan
     prepare.__doc__ = f"Select once for arguments like these: arguments as of `{op.contract.name}`."
     return prepare
 
