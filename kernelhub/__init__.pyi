@@ -20,19 +20,19 @@ from kernelhub.dispatch.process import report as report
 from kernelhub.dispatch.selection import Selection as Selection
 from kernelhub.evidence.tuning.tune import tune as tune
 from kernelhub.evidence.verify import verify as verify
-from kernelhub.ops.gemm.fp4.fp4_gemm import fp4_gemm as fp4_gemm
-from kernelhub.ops.gemm.fp8.batched.bmm_fp8 import bmm_fp8 as bmm_fp8
-from kernelhub.ops.gemm.fp8.fp8_gemm import fp8_gemm as fp8_gemm
-from kernelhub.ops.gemm.grouped.grouped_gemm import grouped_gemm as grouped_gemm
+from kernelhub.ops.gemm.fp4.op import fp4_gemm as fp4_gemm
+from kernelhub.ops.gemm.fp8.batched.op import bmm_fp8 as bmm_fp8
+from kernelhub.ops.gemm.fp8.op import fp8_gemm as fp8_gemm
+from kernelhub.ops.gemm.grouped.op import grouped_gemm as grouped_gemm
 from kernelhub.ops.indexer.mqa_logits import mqa_logits as mqa_logits
 from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits as paged_mqa_logits
 from kernelhub.ops.indexer.topk_indices import topk_indices as topk_indices
-from kernelhub.ops.linear_attention.linear_attention import linear_attention as linear_attention
-from kernelhub.ops.mla.cache.write_mla_cache import write_mla_cache as write_mla_cache
-from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k as concat_mla_k
+from kernelhub.ops.linear_attention.op import linear_attention as linear_attention
+from kernelhub.ops.mla.cache.op import write_mla_cache as write_mla_cache
+from kernelhub.ops.mla.concat.op import concat_mla_k as concat_mla_k
 from kernelhub.ops.models.problems import problems_of as problems_of
-from kernelhub.ops.moe.experts.fused_moe import fused_moe as fused_moe
-from kernelhub.ops.moe.routing.route_experts import route_experts as route_experts
+from kernelhub.ops.moe.experts.op import fused_moe as fused_moe
+from kernelhub.ops.moe.routing.op import route_experts as route_experts
 from kernelhub.ops.packed import PackedWeight as PackedWeight
 from kernelhub.ops.quant.fp8 import dequantize_fp8 as dequantize_fp8
 from kernelhub.ops.quant.fp8 import quantize_fp8 as quantize_fp8
@@ -53,7 +53,8 @@ from kernelhub.runtime.warm import warm as warm
 from kernelhub.warming.warmup import warmup as warmup
 
 __version__: str
-__all__ = ['__version__', 'errors', 'attention', 'paged_attention', 'merge_attention_states', 'grouped_gemm', 'quantize_fp8', 'dequantize_fp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'concat_mla_k', 'mla_attention', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'fused_moe', 'route_experts', 'linear_attention', 'write_mla_cache', 'bmm_fp8', 'fp8_gemm', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'fp4_gemm', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
+_OPS: dict[str, str]
+__all__ = ['__version__', 'errors', 'attention', 'paged_attention', 'merge_attention_states', 'mla_attention', 'write_mla_cache', 'concat_mla_k', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'linear_attention', 'quantize_fp8', 'dequantize_fp8', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'fp4_gemm', 'bmm_fp8', 'fp8_gemm', 'grouped_gemm', 'fused_moe', 'route_experts', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
 
 _R = typing.TypeVar("_R")
 import kernelhub.ops.attention.attention
@@ -81,9 +82,9 @@ class _Attention(kernelhub.dispatch.op.OpFunction[..., typing.Any, _AttentionPla
 
 attention: _Attention
 
-import kernelhub.ops.merge.merge_attention_states
+import kernelhub.ops.merge.op
 
-class _MergeAttentionStatesPlan(kernelhub.ops.merge.merge_attention_states.MergePlan, typing.Generic[_R]):
+class _MergeAttentionStatesPlan(kernelhub.ops.merge.op.MergePlan, typing.Generic[_R]):
     run: typing.Callable[..., _R]
 
 class _MergeAttentionStates(kernelhub.dispatch.op.OpFunction[..., typing.Any, _MergeAttentionStatesPlan[typing.Any]], typing.Protocol):
@@ -107,12 +108,12 @@ class _MergeAttentionStates(kernelhub.dispatch.op.OpFunction[..., typing.Any, _M
 merge_attention_states: _MergeAttentionStates
 
 import kernelhub.ops.attention.paged_plan
-import kernelhub.ops.mla.attention.mla_attention
+import kernelhub.ops.mla.attention.op
 
 class _MlaAttentionStep(kernelhub.ops.attention.paged_plan.EngineStep, typing.Generic[_R]):
     run: typing.Callable[..., _R]
 
-class _MlaAttentionPlan(kernelhub.ops.mla.attention.mla_attention.MlaAttentionPlan, typing.Generic[_R]):
+class _MlaAttentionPlan(kernelhub.ops.mla.attention.op.MlaAttentionPlan, typing.Generic[_R]):
     run: typing.Callable[..., _R]
     def begin(self, block_table: torch.Tensor, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None, *, max_seqlen_q: int | None = None, seq_lens_cpu: collections.abc.Sequence[int] | torch.Tensor | None = None, cu_seqlens_q_cpu: collections.abc.Sequence[int] | torch.Tensor | None = None) -> _MlaAttentionStep[_R]: ...
 

@@ -44,7 +44,11 @@ def text() -> str:
         if "return_lse" in _signature(function).parameters
     }
     lines = [f"from {home} import {name} as {name}" for name, home in kernelhub._HOMES.items() if name not in with_lse]
-    head = _HEAD + "\n".join(sorted(lines)) + f"\n\n__version__: str\n__all__ = {kernelhub.__all__!r}\n\n"
+    head = (
+        _HEAD
+        + "\n".join(sorted(lines))
+        + f"\n\n__version__: str\n_OPS: dict[str, str]\n__all__ = {kernelhub.__all__!r}\n\n"
+    )
     ops = "".join(_of_op(name, with_lse[name]) for name in sorted(with_lse))
     return head + '_R = typing.TypeVar("_R")\n' + ops.rstrip() + "\n"
 

@@ -44,7 +44,7 @@ ALLOWED = {
     "probes": {"probes"},
     "runtime": {"runtime", "ops", "dispatch", "probes", "errors"},
     "dispatch": {"dispatch", "probes", "errors"},
-    "ops": {"ops", "dispatch", "probes", "runtime", "errors"},
+    "ops": {"ops", "_OPS", "dispatch", "probes", "runtime", "errors"},
     "backends": {"backends", "ops", "dispatch", "probes", "runtime", "errors"},
     "evidence": {"evidence", "__version__", "ops", "dispatch", "probes", "runtime", "errors"},
     "warming": {"warming", "__version__", "evidence", "ops", "dispatch", "probes", "runtime", "errors"},

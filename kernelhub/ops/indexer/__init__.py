@@ -12,6 +12,6 @@ indexer scores highest:
 A score outside a query's range is -inf, and -inf is never chosen, so logits can be passed on as they are. A scale of q
 goes into `weights`. Scales are positive, so it does not matter whether they stand inside of the relu.
 
-Files: `problem` (facets), one file and one `_call` (checks and launch) per op, `adapter` (what a kernel must be),
-`reference`, `tolerance`, `inputs`, `library` (torch.compile).
+Files: `problem` (facets), one file per op (checks, launch, public function), `adapter` (what a kernel must be),
+`reference`, `tolerance`, `inputs`.
 """

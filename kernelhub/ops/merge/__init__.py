@@ -8,6 +8,6 @@ disjoint sets merge into that of their union, exactly:
   result is not read, whatever it holds;
 * where no part has a key the result is zero and the LSE -inf.
 
-LSE is the natural log. Files: `problem` (facets), `merge_attention_states` (the op), `call` (checks and launch),
-`adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `library` (torch.compile).
+LSE is the natural log. Files: `problem` (facets), `op` (checks, launch, the public function), `adapter`
+(what a kernel must be), `reference`, `tolerance`, `inputs`.
 """

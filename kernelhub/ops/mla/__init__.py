@@ -9,7 +9,7 @@ projected, then the rotary part of the keys.
 * `concat_mla_k` puts the keys of prefill together, which is `attention` over keys and values that were projected
   (folder `concat`).
 
-The files of each folder: `problem` (facets), the op, `call` (checks and launch), `adapter` (what a kernel must be),
-`reference`, `inputs`, `library` (torch.compile). Results of `mla_attention` are held to the tolerances of
+The files of each folder: `problem` (facets), `op` (checks, launch, the public function), `adapter` (what a
+kernel must be), `reference`, `inputs`. Results of `mla_attention` are held to the tolerances of
 `kernelhub.ops.attention.tolerance`: its arithmetic is that of `paged_attention` with one KV head.
 """

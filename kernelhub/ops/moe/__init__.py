@@ -8,7 +8,7 @@ Conventions of both:
 * an id outside of the experts, -1 say, is a choice that is left out: it adds nothing and reads nothing.
 
 Files: `models` (shapes of published models); `routing/` and `experts/`, in each of which `problem` (facets),
-`route_experts` or `fused_moe` (the op), `call` (launch, and checks of routings), `adapter` (what a kernel must be),
-`reference`, `tolerance`, `inputs`, `library` (torch.compile); `experts/check` (checks) and `experts/weights` (the
-formats of weights, told by their scales).
+`op` (the public function), `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`; beside the op of
+experts `call` (launch), `check` (checks), `library` (torch.compile) and `weights` (the formats of weights, which their
+scales show).
 """

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernelhub.compat.vllm.flashinfer import calls
 from kernelhub.dispatch.plan import traced_as
-from kernelhub.ops.mla.concat.concat_mla_k import concat_mla_k
+from kernelhub.ops.mla.concat.op import concat_mla_k
 
 _LIBRARY = torch.library.Library("kernelhub_vllm", "FRAGMENT")
 _MOST_ROWS_8X4 = 32  # up to here trtllm's fp4 products read scales in tiles of 8 x 4

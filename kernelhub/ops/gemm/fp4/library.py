@@ -60,7 +60,7 @@ def _run(
     backend: Names,
     out: Tensor | None = None,
 ) -> Tensor:
-    from kernelhub.ops.gemm.fp4.fp4_gemm import fp4_gemm as eager
+    from kernelhub.ops.gemm.fp4.op import fp4_gemm as eager
 
     weight: Tensor | PackedWeight = plain(b)
     if about:

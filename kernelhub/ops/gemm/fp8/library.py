@@ -57,7 +57,7 @@ def _run(
     backend: list[str] | None,
     out: Tensor | None = None,
 ) -> Tensor:
-    from kernelhub.ops.gemm.fp8.fp8_gemm import fp8_gemm as eager
+    from kernelhub.ops.gemm.fp8.op import fp8_gemm as eager
 
     a_scale, b_scale, bias = (None if tensor is None else plain(tensor) for tensor in (a_scale, b_scale, bias))
     weight: Tensor | PackedWeight = plain(b)

@@ -123,7 +123,7 @@ def _mutating(*arguments: Any) -> None:
 
 
 def _eager(arguments: tuple[Any, ...], out: Tensor | None) -> Tensor:
-    from kernelhub.ops.moe.experts.fused_moe import fused_moe as eager
+    from kernelhub.ops.moe.experts.op import fused_moe as eager
 
     named = dict(zip(_NAMES, arguments, strict=True))
     if named["activation_dtype"] not in (None, *ASKED_FORMATS):
