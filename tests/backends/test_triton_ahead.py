@@ -76,6 +76,9 @@ class TestAheadOfTime:
     def test_fits_shared_memory(self, device: str, whole: bool) -> None:
         assert [row for row in launches(device, whole) if not row["fits"]] == []
 
+    def test_triton_changes_no_constant(self, device: str, whole: bool) -> None:
+        assert [row for row in launches(device, whole) if row["lost_constants"]] == []
+
     def test_hardly_a_launch_spills_registers(self, device: str, whole: bool) -> None:
         rows = [row for row in launches(device, whole) if (device, row["kernel"]) not in MEASURED_FASTER]
         spilling = [row for row in rows if row["spill_bytes"]]

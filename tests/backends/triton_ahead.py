@@ -135,6 +135,15 @@ def launched_by(frame: FrameType | None) -> tuple[str | None, str | None]:
     return None, None
 
 
+def lost_constants(ttir: str) -> list[str]:
+    """Constants of bfloat16 that Triton 3.6 and 3.7 change, since they make them by way of float16.
+
+    Below the normal numbers of float16 they lose bits: 2^-16 becomes 63/64 of it.
+    """
+    found = re.findall(r"arith\.constant (?:dense<)?([-+.0-9e]+)>? : (?:tensor<[0-9x]+x)?bf16", ttir)
+    return [text for text in found if 0 < abs(float(text)) < 2**-14]
+
+
 def report(kernel: Any, device: DeviceFacts) -> dict[str, Any]:
     """What the compiler made: resources as ptxas counts them, matrix instructions as the PTX shows them."""
     printed = kernel.metadata.ptxas_log
@@ -145,6 +154,7 @@ def report(kernel: Any, device: DeviceFacts) -> dict[str, Any]:
         "fits": kernel.metadata.shared <= device.shared_memory_bytes,
         "registers": int(registers[1]) if registers else None,
         "spill_bytes": int(spills[1]) + int(spills[2]) if spills else 0,
+        "lost_constants": lost_constants(kernel.asm["ttir"]),
         "num_warps": kernel.metadata.num_warps,
         "instructions": [name for name, pattern in _INSTRUCTIONS.items() if re.search(pattern, kernel.asm["ptx"])],
     }

@@ -86,7 +86,7 @@ CASES = [
     ),
     *(
         Case(f"fp8_gemm e5m2 {s}, {rows} rows", functools.partial(_launch, rows, {"scaling": s, "e5m2": True}))
-        for s, rows in (("row", 16), ("row", 4096), ("block", 4096))
+        for s, rows in (("row", 16), ("row", 4096), ("block", 4096), ("mx", 16), ("mx", 4096))
     ),
     Case(
         "fp8_gemm block, e8m0, ragged K",

@@ -49,9 +49,12 @@ def _decoded(codes, dtype: tl.constexpr, E5M2: tl.constexpr):
 @triton.jit
 def _mx_values(codes, scales, kept, there, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, E5M2: tl.constexpr):
     """A tile [ROWS, BLOCK_K] of codes, times scales [ROWS, BLOCK_K / 32], as bfloat16: over 2^8, of e5m2 over 2^16."""
-    values = _decoded(tl.load(codes, kept, other=0), tl.bfloat16, E5M2)
+    raw = tl.load(codes, kept, other=0)
     if E5M2:
-        values *= 1.0 / 65536.0
+        # In float32: Triton makes constants of bfloat16 by way of float16, which has no 2^-16 without an error of 2^-6.
+        values = (e5m2_to_float(raw, tl.float32) * (1.0 / 65536.0)).to(tl.bfloat16)
+    else:
+        values = _decoded(raw, tl.bfloat16, False)
     factors = e8m0_to_float(tl.load(scales, there, other=127)).to(tl.bfloat16)
     wide = tl.broadcast_to(factors[:, :, None], (ROWS, BLOCK_K // 32, 32))
     return values * tl.reshape(wide, (ROWS, BLOCK_K))
