@@ -14,7 +14,7 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
-from kernelhub.backends.flashinfer.attention.kernels import _few_heads_share, _many_heads_share
+from kernelhub.backends.flashinfer.attention import _few_heads_share, _many_heads_share
 from kernelhub.dispatch.constraint import OnDevice, Package, Takes, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band, Kernel
@@ -556,7 +556,7 @@ class TestPlans(OnFake):
                 TestPrefill().check(got, arguments | {"scale": scale, "window": window})
 
     def test_scratch_that_is_too_small_is_made_larger(self, monkeypatch) -> None:
-        monkeypatch.setattr("kernelhub.backends.flashinfer.planning._MOST_BYTES", 512 << 20)
+        monkeypatch.setattr("kernelhub.backends.flashinfer.steps._MOST_BYTES", 512 << 20)
         monkeypatch.setattr(fake, "SMALL_SCRATCH", 500 << 20)
         arguments = paged(seq_lens=(40, 9))
         TestPrefill().check(kernelhub.paged_attention(**arguments, backend="flashinfer.fa2_prefill"), arguments)
@@ -565,7 +565,7 @@ class TestPlans(OnFake):
             kernelhub.paged_attention(**paged(seq_lens=(40, 9, 3)), backend="flashinfer.fa2_prefill")
 
     def test_a_wrapper_whose_plan_failed_serves_the_next(self, monkeypatch) -> None:
-        monkeypatch.setattr("kernelhub.backends.flashinfer.planning._MOST_BYTES", 256 << 20)
+        monkeypatch.setattr("kernelhub.backends.flashinfer.steps._MOST_BYTES", 256 << 20)
         monkeypatch.setattr(fake, "SMALL_SCRATCH", 5 << 30)
         arguments = paged(seq_lens=(40, 9))
         for _ in range(3):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.flashinfer.cudnn import kernels as records
+from kernelhub.backends.flashinfer import cudnn as records
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NoKernel, NotWarmed

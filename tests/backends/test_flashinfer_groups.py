@@ -9,7 +9,7 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
-from kernelhub.backends.flashinfer.compiled import taking
+from kernelhub.backends.flashinfer.calls import taking
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs

@@ -12,7 +12,7 @@ import torch
 
 import kernelhub
 from kernelhub.backends.shared.operators import mismatch
-from kernelhub.backends.torch.attention import kernels as records
+from kernelhub.backends.torch import attention as records
 from kernelhub.backends.torch.attention.varlen import SCHEMA
 from kernelhub.dispatch.constraint import OnDevice, anything
 from kernelhub.dispatch.kernel import Backend, Band

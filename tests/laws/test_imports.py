@@ -112,18 +112,14 @@ def test_backends_do_not_import_each_other() -> None:
 
 
 def test_records_import_no_adapter() -> None:
-    """A backend's `kernels.py` gathers those of its families; none of them imports what only a chosen kernel needs."""
+    """A backend's `kernels.py` gathers the records of its families; none imports what only an adapter needs."""
     for backend in BACKENDS:
         folder = ROOT / "backends" / backend
         light = re.compile(rf"kernelhub\.backends\.{backend}\.(\w+\.)*(devices|requirements|calls|standings)")
-        for path in folder.rglob("kernels.py"):
+        families = {module_of(path) for path in folder.glob("*/**/__init__.py")}
+        for path in (folder / "kernels.py", *folder.glob("*/**/__init__.py")):
             for imported in imports(path):
-                module, _, name = imported.rpartition(".")
-                own = (
-                    light.fullmatch(module)
-                    or light.fullmatch(imported)
-                    or (name == "kernels" and path.parent == folder)
-                )
+                own = light.fullmatch(imported.rpartition(".")[0]) or light.fullmatch(imported) or imported in families
                 assert own or not imported.startswith("kernelhub.backends"), f"{path} imports {imported}"
                 assert imported.split(".")[0] in ("kernelhub", "__future__", "dataclasses", "typing"), imported
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import kernelhub
+from kernelhub.backends.torch.moe import KERNELS as OF_TORCH
 from kernelhub.backends.torch.moe.experts import Experts
-from kernelhub.backends.torch.moe.kernels import KERNELS as OF_TORCH
 from kernelhub.dispatch.constraint import OnDevice, anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.errors import InvalidArgument, NoKernel

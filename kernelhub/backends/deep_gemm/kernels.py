@@ -7,13 +7,30 @@ by M), which takes some seconds, into DG_JIT_CACHE_DIR (by default ~/.deep_gemm)
 
 from __future__ import annotations
 
-from kernelhub.backends.deep_gemm import standings
 from kernelhub.backends.deep_gemm.requirements import BLACKWELL, BOTH, HOPPER, INSTALL, Lacks, machine_for
 from kernelhub.dispatch.constraint import MultipleOf, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel, KnownBad, Watch
+from kernelhub.dispatch.standing import published, verified
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT
 from kernelhub.ops.gemm.grouped.problem import FP8
 from kernelhub.ops.indexer.problem import FP8 as INDEXER_FP8
+
+_ON = "NVIDIA H200, 2026-11-22, torch 2.11.0+cu130"
+_TOKENSPEED = "tokenspeed-deepgemm 2.5.0.post20260629: 104 tests passed"
+_SGLANG = "2026-11-21, sgl-deep-gemm 0.1.4.post1: 92 tests passed"
+_RESULTS = "(benchmarks/results/libraries_h200.json)"
+_H200 = verified("hopper", evidence=f"{_ON}, {_TOKENSPEED}; {_SGLANG} {_RESULTS}")
+_SM100 = published(
+    "blackwell",
+    evidence="DeepGEMM is for sm_90 and sm_100, there with scales in UE8M0: "
+    "https://github.com/deepseek-ai/DeepGEMM#requirements",
+)
+
+ON_HOPPER = (_H200,)
+ON_BLACKWELL = (_SM100,)
+ON_BOTH = (_H200, _SM100)
+BF16_PADDED = (verified("hopper", evidence=f"{_ON}, {_TOKENSPEED} {_RESULTS}"), _SM100)
+
 
 _HERE = "kernelhub.backends.deep_gemm"
 _SOURCE = "https://github.com/deepseek-ai/DeepGEMM"
@@ -66,7 +83,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.ON_HOPPER,
+        standings=ON_HOPPER,
     ),
     Kernel(
         op="fp8_gemm",
@@ -87,7 +104,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.ON_BLACKWELL,
+        standings=ON_BLACKWELL,
     ),
     Kernel(
         op="grouped_gemm",
@@ -100,7 +117,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.ON_HOPPER,
+        standings=ON_HOPPER,
     ),
     Kernel(
         op="grouped_gemm",
@@ -113,7 +130,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.ON_BLACKWELL,
+        standings=ON_BLACKWELL,
     ),
     Kernel(
         op="grouped_gemm",
@@ -126,7 +143,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.ON_HOPPER,
+        standings=ON_HOPPER,
     ),
     Kernel(
         op="grouped_gemm",
@@ -139,7 +156,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.ON_BLACKWELL,
+        standings=ON_BLACKWELL,
     ),
     Kernel(
         op="grouped_gemm",
@@ -159,7 +176,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.BF16_PADDED,
+        standings=BF16_PADDED,
     ),
     Kernel(
         op="grouped_gemm",
@@ -181,7 +198,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.ON_BOTH,
+        standings=ON_BOTH,
     ),
     Kernel(
         op="mqa_logits",
@@ -193,7 +210,7 @@ KERNELS = (
         features=frozenset({"k_scale"}),
         graph=GraphLevel.FULL,
         source=_SOURCE,
-        standings=standings.ON_BOTH,
+        standings=ON_BOTH,
     ),
     Kernel(
         op="paged_mqa_logits",
@@ -210,7 +227,7 @@ KERNELS = (
         features=frozenset({"k_scale"}),
         graph=GraphLevel.FULL,
         source=_SOURCE,
-        standings=standings.ON_BOTH,
+        standings=ON_BOTH,
     ),
 )
 

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelhub.backends.flash_mla import standings
 from kernelhub.backends.flash_mla.requirements import PACKAGES, Offers
 from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import published, verified
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE
+
+_H200 = verified(
+    "hopper",
+    evidence="NVIDIA H200, 2026-11-22, torch 2.11.0+cu130, tokenspeed-flashmla 1.0.0.post20260615: 270 tests passed; "
+    "2026-11-21, sgl-flash-mla 1.0.0: 267 tests passed (benchmarks/results/libraries_h200.json)",
+)
+
+DENSE = (_H200,)
+LISTED = (
+    _H200,
+    published(
+        "blackwell",
+        evidence="FlashMLA's prefill of listed tokens is for sm_90 and sm_100; its authors measured up to 1450 TFLOP/s "
+        "on a B200 and 640 on an H800: https://github.com/deepseek-ai/FlashMLA#performance",
+        figure="1450 TFLOP/s on a B200, 640 on an H800",
+    ),
+)
+
 
 BACKEND = Backend(
     name="flash_mla",
@@ -64,7 +82,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.DENSE,
+        standings=DENSE,
     ),
     Kernel(
         op="mla_attention",
@@ -73,7 +91,7 @@ KERNELS = (
         summary="FlashMLA's attention to listed tokens, each query token by itself",
         constraints=(*_LISTED, OneOf("num_heads", (64, 128), why="those it is compiled for")),
         **_SPARSE,
-        standings=standings.LISTED,
+        standings=LISTED,
     ),
     Kernel(
         op="mla_attention",
@@ -82,6 +100,6 @@ KERNELS = (
         summary="the same for fewer heads, padded to 64 or 128",
         constraints=(*_LISTED, Between("num_heads", 1, 127, why="the kernel takes up to 128")),
         **_SPARSE,
-        standings=standings.LISTED,
+        standings=LISTED,
     ),
 )

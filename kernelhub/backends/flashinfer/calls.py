@@ -6,6 +6,10 @@ Where a release defines a function elsewhere, there are several calls, and the f
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 from kernelhub.probes.signature import Call
 
 _TYPES = ("q_data_type", "kv_data_type", "o_data_type")
@@ -535,3 +539,15 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     SEGMENTS,
     TRTLLM_FP4,
 )
+
+
+def taking(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """The function, if its parameters are those.
+
+    Raises:
+        ImportError: they are others, so that another kernel is taken, with this as the reason.
+    """
+    found = tuple(inspect.signature(function).parameters)
+    if found != names:
+        raise ImportError(f"FlashInfer's {function.__name__} takes ({', '.join(found)}), not ({', '.join(names)})")
+    return function

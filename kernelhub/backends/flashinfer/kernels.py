@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer.attention import kernels as attention
-from kernelhub.backends.flashinfer.cascade import kernels as cascade
-from kernelhub.backends.flashinfer.cudnn import kernels as cudnn
-from kernelhub.backends.flashinfer.cutlass import kernels as cutlass
-from kernelhub.backends.flashinfer.gemm import kernels as gemm
-from kernelhub.backends.flashinfer.grouped import kernels as grouped
-from kernelhub.backends.flashinfer.mla import kernels as mla
-from kernelhub.backends.flashinfer.moe import kernels as moe
-from kernelhub.backends.flashinfer.moe.codes import kernels as codes
-from kernelhub.backends.flashinfer.quant import kernels as quant
-from kernelhub.backends.flashinfer.trtllm import kernels as trtllm
+from kernelhub.backends.flashinfer import attention, cascade, cudnn, cutlass, gemm, grouped, mla, moe, quant, trtllm
+from kernelhub.backends.flashinfer.moe import codes
 from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(

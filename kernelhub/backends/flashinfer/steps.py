@@ -1,17 +1,261 @@
-"""Plans by step and by the values that a plan holds, and running them as our ops promise."""
+"""A step of attention as FlashInfer's wrappers take it: where queries and keys are, operands, plans and how they run.
+
+A wrapper holds the plan of one step: its tables on the device, a copy of them in pinned memory, and scratch. So a
+step has a wrapper to itself until it is forgotten. Then another step takes it, on the same stream, where what the
+first one launched has its place before; and only once the copy from pinned memory is done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import split_scale, write_lse
-from kernelhub.backends.flashinfer.planning import Lease, Pool, stream_of
 from kernelhub.backends.shared.operands import aligned
+from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.runtime.host import refuse_in_graph
+
+
+class Pages(NamedTuple):
+    """The keys of a paged step in compressed rows.
+
+    Attributes:
+        offsets: int32 [num_seqs + 1] on the host, where the pages of each sequence begin in `indices`.
+        indices: int32 [offsets[-1]] on the device, the pages of all sequences one after the other.
+        last: int32 [num_seqs] on the host, tokens in each sequence's last page.
+    """
+
+    offsets: Tensor
+    indices: Tensor
+    last: Tensor
+
+
+def pages_of(step: PagedStep, page_size: int) -> Pages:
+    """Compress the block table. The host's lengths tell all sizes, so the device is not waited for."""
+    lengths = step.lengths()
+    counts = [-(-length // page_size) for length in lengths]
+    offsets = int32([0, *accumulate(counts)])
+    last = int32(
+        [length - (count - 1) * page_size if count else 0 for length, count in zip(lengths, counts, strict=True)]
+    )
+    table, total = step.block_table, sum(counts)
+    device = table.device
+    if total == 0:
+        return Pages(offsets, torch.zeros(1, dtype=torch.int32, device=device), last)
+    on_device = offsets.to(device, non_blocking=True)
+    rows = torch.arange(step.num_seqs, dtype=torch.int32, device=device)
+    row = rows.repeat_interleave(on_device.diff(), output_size=total)
+    column = torch.arange(total, dtype=torch.int32, device=device) - on_device[row]
+    return Pages(offsets, table[row, column].contiguous(), last)
+
+
+def first_page(device: torch.device) -> Pages:
+    """One sequence of one token in page 0."""
+    return Pages(int32([0, 1]), torch.zeros(1, dtype=torch.int32, device=device), int32([1]))
+
+
+def query_offsets(step: PagedStep, tokens: int) -> list[int]:
+    """Where the queries of each sequence begin, and end; `tokens` are those of each, unless they are ragged."""
+    if step.cu_seqlens_q is not None:
+        return step.q_offsets()
+    return [tokens * place for place in range(step.num_seqs + 1)]
+
+
+def unseeing(q_offsets: Sequence[int], kv_lens: Sequence[int], causal: bool, device: torch.device) -> Tensor | None:
+    """Rows of q that see no key, as indices on the device; None if every row sees one.
+
+    Kernels leave there whatever they did of masked scores, and the op promises zeros.
+    """
+    blind: list[int] = []
+    for start, end, length in zip(q_offsets, q_offsets[1:], kv_lens, strict=False):
+        hidden = end - start if length == 0 else max(0, end - start - length) if causal else 0
+        blind.extend(range(start, start + hidden))
+    if not blind:
+        return None
+    return torch.tensor(blind, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
+
+
+class Seeing(NamedTuple):
+    """The queries that see a key, for kernels that are not right where others are among them.
+
+    Attributes:
+        rows: int64 on the device, which rows of q they are; None for all of them.
+        sequences: the sequences that have any; None for all of them.
+        q_lens: how many of them each of those sequences has.
+        kv_lens: and how many keys.
+    """
+
+    rows: Tensor | None
+    sequences: list[int] | None
+    q_lens: list[int]
+    kv_lens: list[int]
+
+
+def seeing(q_offsets: Sequence[int], kv_lens: Sequence[int], causal: bool, device: torch.device) -> Seeing:
+    """The rows of q that see a key: those at the end of each sequence, if causal."""
+    counts = [
+        min(end - start, length) if causal or not length else end - start
+        for start, end, length in zip(q_offsets, q_offsets[1:], kv_lens, strict=False)
+    ]
+    rows: Tensor | None = None
+    if sum(counts) < q_offsets[-1]:
+        seen = [row for end, count in zip(q_offsets[1:], counts, strict=True) for row in range(end - count, end)]
+        rows = torch.tensor(seen, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
+    sequences = [i for i, count in enumerate(counts) if count]
+    return Seeing(
+        rows,
+        sequences if len(sequences) < len(counts) else None,
+        [counts[i] for i in sequences],
+        [kv_lens[i] for i in sequences],
+    )
+
+
+def int32(values: Sequence[int]) -> Tensor:
+    """A tensor on the host, as plans are made from."""
+    return torch.tensor(values, dtype=torch.int32, device="cpu")
+
+
+LN2 = math.log(2.0)
+_EXPONENTS = (-6, 1)  # of factors from 2 ** -7 to 2: those of real models, as they are
+
+
+def alike(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Both aligned and with the same strides, since kernels read one by the strides of the other.
+
+    A cache that is neither is copied as a whole, which costs more than the attention.
+    """
+    k, v = aligned(k), aligned(v)
+    if k.stride() != v.stride():
+        k, v = k.contiguous(), v.contiguous()
+    return k, v
+
+
+def split_scale(scale: float) -> tuple[float, float]:
+    """A factor of scores as one that kernels are right with, and a power of two for q that makes up for it.
+
+    Masked scores are -5e4 before they are multiplied by the factor: with one that is negative, zero or tiny they would
+    be seen. Multiplying q by a power of two rounds nothing.
+    """
+    if scale == 0.0:
+        return 1.0, 0.0
+    mantissa, exponent = math.frexp(scale)
+    if mantissa > 0 and _EXPONENTS[0] <= exponent <= _EXPONENTS[1]:
+        return scale, 1.0
+    return abs(mantissa) / 8, math.copysign(math.ldexp(8.0, exponent), mantissa)
+
+
+def write_lse(base2: Tensor, lse: Tensor) -> None:
+    """An LSE to base 2 of [T, H] as the natural one of [H, T] or [num_seqs, H, tokens]."""
+    if lse.ndim == 3:
+        num_seqs, heads, tokens = lse.shape
+        base2 = base2.view(num_seqs, tokens, heads).transpose(1, 2)
+    else:
+        base2 = base2.t()
+        lse = lse[:, : base2.shape[1]]
+    torch.mul(base2, LN2, out=lse)
+
+
+RECOMMENDED_BYTES = 128 << 20  # what the library recommends for the scratch of split keys
+TABLES_BYTES = 8 << 20  # of a wrapper on the device, and as many in pinned memory
+_MOST_BYTES = 2 << 30
+_MOST_WRAPPERS = 16  # of an adapter on a stream
+
+_scratch: dict[tuple[str, int, int], Tensor] = {}
+
+
+def stream_of(device: torch.device) -> int:
+    """The stream that work is put on now."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def workspace(family: str, device: torch.device, stream: int, num_bytes: int = RECOMMENDED_BYTES) -> Tensor:
+    """Scratch of a family of kernels on a stream, zero at first, since some keep semaphores in it.
+
+    Kernels on a stream run one after the other, so all of them may share it.
+    """
+    key = (family, -1 if device.index is None else device.index, stream)
+    have = _scratch.get(key)
+    if have is None or have.numel() < num_bytes:
+        have = _scratch[key] = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    return have
+
+
+class _Wrapper:
+    """A wrapper of the library, and when its last plan has reached the device."""
+
+    def __init__(self, made: Any, num_bytes: int, device: torch.device) -> None:
+        self.made = made
+        self.num_bytes = num_bytes
+        self.copied = torch.cuda.Event() if device.type == "cuda" else None
+
+
+class Lease:
+    """A planned wrapper that belongs to one step, and goes back when the step is forgotten."""
+
+    __slots__ = ("_idle", "_wrapper", "run")
+
+    def __init__(self, wrapper: _Wrapper, idle: list[_Wrapper]) -> None:
+        self._wrapper = wrapper
+        self._idle = idle
+        self.run: Callable[..., Any] = wrapper.made.run
+
+    def __del__(self) -> None:
+        self._idle.append(self._wrapper)
+
+
+class Pool:
+    """The wrappers of one adapter.
+
+    Args:
+        make: a wrapper of the library, given scratch.
+    """
+
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        self._make = make
+        self._idle: dict[tuple[torch.device, int], list[_Wrapper]] = {}
+        self._count: dict[tuple[torch.device, int], int] = {}
+        self._num_bytes = RECOMMENDED_BYTES
+
+    def plan(self, device: torch.device, stream: int, fill: Callable[[Any], None]) -> Lease:
+        """A wrapper that `fill` has planned on the stream that is current.
+
+        Scratch that is too small, which the library says when it plans, is made larger.
+        """
+        while True:
+            wrapper = self._take(device, stream)
+            try:
+                fill(wrapper.made)
+            except Exception as error:
+                if "workspace buffer size" not in str(error) or wrapper.num_bytes >= _MOST_BYTES:
+                    self._idle[device, stream].append(wrapper)
+                    raise
+                self._num_bytes = max(self._num_bytes, 2 * wrapper.num_bytes)
+                self._count[device, stream] -= 1
+                continue
+            if wrapper.copied is not None:
+                wrapper.copied.record(torch.cuda.current_stream(device))
+            return Lease(wrapper, self._idle[device, stream])
+
+    def _take(self, device: torch.device, stream: int) -> _Wrapper:
+        """One whose last plan was copied; a new one; or, where there are very many, the oldest once it is copied."""
+        key = (device, stream)
+        idle = self._idle.setdefault(key, [])
+        for place, wrapper in enumerate(idle):
+            if wrapper.copied is None or wrapper.copied.query():
+                return idle.pop(place)
+        if idle and self._count[key] >= _MOST_WRAPPERS:
+            oldest = idle.pop(0)
+            assert oldest.copied is not None
+            oldest.copied.synchronize()
+            return oldest
+        self._count[key] = self._count.get(key, 0) + 1
+        num_bytes = self._num_bytes
+        return _Wrapper(self._make(workspace("wrappers", device, stream, num_bytes)), num_bytes, device)
+
 
 _MOST_PLANS = 8  # of a step: layers that differ in their windows, or calls that differ in their sizes
 

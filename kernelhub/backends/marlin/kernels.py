@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.marlin import standings
 from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import published, verified
 from kernelhub.ops.gemm.fp4.problem import MXFP4, NVFP4
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, ROW, TENSOR, Fp8GemmProblem
 from kernelhub.probes.library import Library
+
+_TABLE = "https://github.com/vllm-project/vllm/blob/main/docs/features/quantization/README.md#supported-hardware"
+
+FP4 = (
+    verified(
+        "hopper",
+        evidence="NVIDIA H200, 2026-11-21, torch 2.11.0+cu130, vllm 0.33.0, its library by itself: 42 tests passed "
+        "(benchmarks/results/libraries_h200.json)",
+    ),
+    published(
+        "ampere",
+        "ada",
+        evidence="vLLM runs float4 weights by Marlin where the GPU has no float4 products: "
+        "https://github.com/vllm-project/vllm/pull/49376",
+    ),
+)
+FP8 = (published("ampere", "ada", "hopper", evidence=f"vLLM supports Marlin's float8 weights there: {_TABLE}"),)
+
 
 _HOMEPAGE = "https://github.com/vllm-project/vllm"
 _TARGET = "kernelhub.backends.marlin.fp4:MarlinFp4"
@@ -54,7 +72,7 @@ def _marlin(variant: str, b_format: str, dtype: str, layout: str, summary: str) 
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_HOMEPAGE,
-        standings=standings.FP4,
+        standings=FP4,
     )
 
 
@@ -88,7 +106,7 @@ def _marlin_fp8(dtype: str) -> Kernel:
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_HOMEPAGE,
-        standings=standings.FP8,
+        standings=FP8,
     )
 
 

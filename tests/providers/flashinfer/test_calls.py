@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.flashinfer import calls
-from kernelhub.backends.flashinfer.gemm import kernels as gemm
+from kernelhub.backends.flashinfer import calls, gemm
 from kernelhub.backends.flashinfer.gemm.operands import shuffled
 from kernelhub.backends.flashinfer.moe import layouts, mixed
 from kernelhub.backends.flashinfer.requirements import PACKAGE, Module, takes_one

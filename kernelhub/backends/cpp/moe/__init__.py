@@ -1,0 +1,40 @@
+"""Records of the C++ kernels of mixtures of experts."""
+
+from __future__ import annotations
+
+from kernelhub.backends.cpp import requirements
+from kernelhub.backends.cpp.requirements import MACHINE
+from kernelhub.dispatch.constraint import OneOf, Rule, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FORMATS, FP8, FP8_BLOCK, MXINT4, PLAIN, asked_formats_fit
+from kernelhub.ops.moe.routing.problem import FLOATS
+
+KERNELS = (
+    Kernel(
+        op="fused_moe",
+        name="cpp.experts",
+        target="kernelhub.backends.cpp.moe.experts_adapter:Experts",
+        summary="the codes of experts that are hit read once, all experts in one loop",
+        band=Band.TUNED,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            OneOf(
+                "weights",
+                tuple(name for name in FORMATS if name not in (PLAIN, MXINT4)),
+                why="others are torch's: plain weights, and mxint4, whose codes times scales bfloat16 does not hold",
+            ),
+            dtype_in("activation_dtype", *FLOATS, FP8, FP8_BLOCK),
+            Rule(("weights", "activation_dtype", "static_scales"), asked_formats_fit, "value"),
+            anything("num_experts", "top_k", "hidden_size", "intermediate_size"),
+        ),
+        features=frozenset(
+            {
+                *(f"activation={name}" for name in ACTIVATIONS[1:]),
+                *("w13_bias", "w2_bias", "static_scales", "apply_router_weight_on_input", "expert_map", "residual"),
+            }
+        ),
+        deterministic=True,
+        standings=requirements.STANDINGS,
+    ),
+)

@@ -11,10 +11,21 @@ from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.layout import Pages, first_page, int32, pages_of, query_offsets, unseeing
-from kernelhub.backends.flashinfer.operands import alike
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, TABLES_BYTES
-from kernelhub.backends.flashinfer.steps import StepPlans, Wanted, attend, wanted_for
+from kernelhub.backends.flashinfer.steps import (
+    RECOMMENDED_BYTES,
+    TABLES_BYTES,
+    Pages,
+    StepPlans,
+    Wanted,
+    alike,
+    attend,
+    first_page,
+    int32,
+    pages_of,
+    query_offsets,
+    unseeing,
+    wanted_for,
+)
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem

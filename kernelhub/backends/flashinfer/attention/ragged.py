@@ -9,9 +9,16 @@ import torch
 from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.layout import int32, unseeing
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, TABLES_BYTES
-from kernelhub.backends.flashinfer.steps import StepPlans, Wanted, attend, wanted_for
+from kernelhub.backends.flashinfer.steps import (
+    RECOMMENDED_BYTES,
+    TABLES_BYTES,
+    StepPlans,
+    Wanted,
+    attend,
+    int32,
+    unseeing,
+    wanted_for,
+)
 from kernelhub.backends.shared.operands import aligned
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values

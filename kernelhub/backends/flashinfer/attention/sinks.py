@@ -9,8 +9,7 @@ from flashinfer.attention import BatchAttentionWithAttentionSinkWrapper
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.attention.paged import Prefill
-from kernelhub.backends.flashinfer.operands import alike
-from kernelhub.backends.flashinfer.steps import attend, wanted_for
+from kernelhub.backends.flashinfer.steps import alike, attend, wanted_for
 from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.arguments import Values

@@ -11,8 +11,7 @@ import torch
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import alike, split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.flashinfer.steps import RECOMMENDED_BYTES, alike, split_scale, stream_of, workspace
 from kernelhub.backends.shared.operands import aligned, on_device_of, row_major
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values

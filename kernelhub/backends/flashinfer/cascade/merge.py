@@ -13,7 +13,7 @@ import torch
 from flashinfer.cascade import merge_state_in_place, merge_states
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import LN2
+from kernelhub.backends.flashinfer.steps import LN2
 from kernelhub.backends.shared.operands import is_row_major, on_device_of
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import TWO, MergeProblem

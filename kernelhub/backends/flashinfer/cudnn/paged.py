@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.cudnn.library import FEWEST_TOKENS, NATURAL, Classes
 from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, flat
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.flashinfer.steps import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.backends.shared.operands import aligned, on_device_of, positive_scale
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values

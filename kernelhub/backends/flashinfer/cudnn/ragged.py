@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.cudnn.library import FEWEST_TOKENS, NATURAL, Classes
 from kernelhub.backends.flashinfer.cudnn.packed import WIDE, PackedQueries, flat
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.flashinfer.steps import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values

@@ -1,0 +1,73 @@
+"""Records of CUTLASS's attention for Blackwell, which FlashInfer compiles."""
+
+from __future__ import annotations
+
+from kernelhub.backends.flashinfer import calls, standings
+from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, Module, requirements
+from kernelhub.dispatch.constraint import Between, OneOf, Rule, SameValue, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.torch_built import TorchBuilt
+from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem
+
+_HERE = "kernelhub.backends.flashinfer.cutlass"
+_SOURCE = "CUTLASS's example 77, as FlashInfer compiles it"
+_HALVES = ("float16", "bfloat16")
+_COMPILED = "compiled at first use, for minutes, unless built ahead"
+_CUDA = TorchBuilt("12.8")  # the first that knows sm_100; the library refuses a torch of an older
+
+
+def _widths_not_taken(problem: AttentionProblem) -> str | None:
+    widths = (problem.head_dim_qk, problem.head_dim_vo)
+    if widths in ((64, 64), (128, 128), (192, 128)):
+        return None
+    return f"heads of {widths[0]} and {widths[1]}; it is made for 64, for 128, and for 192 with 128"
+
+
+KERNELS = (
+    Kernel(
+        op="attention",
+        name="flashinfer.cutlass_ragged",
+        target=f"{_HERE}.ragged:Ragged",
+        summary=f"CUTLASS's prefill for sm_100 and sm_103; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.CUTLASS_MODULE, calls.CUTLASS_RAGGED),
+            _CUDA,
+            dtype_in("q_dtype", *_HALVES),
+            SameValue("kv_dtype", "q_dtype"),
+            Rule(("head_dim_qk", "head_dim_vo"), _widths_not_taken, "value"),
+            OneOf("q_len", (ONE, FEW, MANY, ANY)),
+            anything("num_q_heads", "num_kv_heads"),
+            Module((), lambda _: ("fmha_cutlass_sm100a",)),
+        ),
+        features=frozenset({"ragged", "causal", "lse"}),
+        reads_lengths=True,
+        source=_SOURCE,
+        standings=standings.CUTLASS_ATTENTION,
+    ),
+    Kernel(
+        op="mla_attention",
+        name="flashinfer.mla_cutlass",
+        target=f"{_HERE}.latent:Latent",
+        summary="CUTLASS's latent attention for sm_100 and sm_103: one query, 128 heads; a scale that is not "
+        f"192 ** -0.5 times a power of two rounds q once more; {_COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, calls.CUTLASS_LATENT_MODULE, calls.CUTLASS_LATENT),
+            _CUDA,
+            dtype_in("q_dtype", *_HALVES),
+            dtype_in("kv_dtype", *_HALVES, why="it takes no fp8"),
+            OneOf("head_dim", (576,), why="the width it is made for"),
+            OneOf("value_dim", (512,), why="the width it is made for"),
+            OneOf("num_heads", (128,), why="a tile holds so many"),
+            OneOf("q_len", (ONE,), why="it takes one query of each sequence"),
+            OneOf("ragged", (False,)),
+            Between("page_size", 1, 1 << 16),
+            Module((), lambda _: ("mla",)),
+        ),
+        features=frozenset({"causal"}),
+        graph=GraphLevel.UNIFORM_DECODE,
+        source=_SOURCE,
+        standings=standings.CUTLASS_ATTENTION,
+    ),
+)

@@ -13,7 +13,7 @@ import torch
 from flashinfer.mla._core import get_mla_module
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.flashinfer.steps import RECOMMENDED_BYTES, stream_of, workspace
 from kernelhub.backends.shared.operands import aligned
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues

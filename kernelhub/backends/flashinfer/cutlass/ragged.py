@@ -13,8 +13,7 @@ import torch
 from flashinfer.prefill import fmha_varlen, get_fmha_module
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import split_scale, write_lse
-from kernelhub.backends.flashinfer.planning import stream_of
+from kernelhub.backends.flashinfer.steps import split_scale, stream_of, write_lse
 from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed_dense
 from kernelhub.backends.shared.operands import aligned, on_device_of
 from kernelhub.ops.arguments import refuse

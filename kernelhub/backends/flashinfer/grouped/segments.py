@@ -10,7 +10,7 @@ import torch
 from flashinfer.gemm.gemm_base import get_gemm_sm90_module
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.compiled import taking
+from kernelhub.backends.flashinfer.calls import taking
 from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem

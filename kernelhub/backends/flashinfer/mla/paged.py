@@ -8,9 +8,20 @@ import torch
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.layout import Pages, first_page, int32, pages_of, query_offsets, unseeing
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, TABLES_BYTES
-from kernelhub.backends.flashinfer.steps import StepPlans, Wanted, attend, wanted_for
+from kernelhub.backends.flashinfer.steps import (
+    RECOMMENDED_BYTES,
+    TABLES_BYTES,
+    Pages,
+    StepPlans,
+    Wanted,
+    attend,
+    first_page,
+    int32,
+    pages_of,
+    query_offsets,
+    unseeing,
+    wanted_for,
+)
 from kernelhub.backends.shared.operands import aligned
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import ONE

@@ -1,0 +1,230 @@
+"""Records of FlashInfer's mixtures of experts.
+
+Those that quantise more than `fused_moe` does by default are asked for by a format, or are no kernels here:
+`tests/backends/test_flashinfer_experts_refused.py` has what each rounds, and how far off that is. Those of sm_90 for
+float8 weights with a scale for each expert sum in 14 bits throughout, which is not exact enough.
+"""
+
+from __future__ import annotations
+
+from kernelhub.backends.flashinfer import calls, standings
+from kernelhub.backends.flashinfer.moe.requirements import (
+    ANY_WIDTH,
+    BF16,
+    BOTH_BIASES,
+    CHOICES,
+    COMPILED,
+    FOLDER,
+    HALVES,
+    MAPPED,
+    MODULE,
+    PACKED,
+    SOURCE,
+    asked,
+    layout,
+    trtllm,
+    widths,
+)
+from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, HOPPER, RunsNvcc, requirements
+from kernelhub.dispatch.constraint import OnDevice, OneOf, Package, SameValue, dtype_in
+from kernelhub.dispatch.kernel import Band, Kernel, KnownBad
+from kernelhub.dispatch.problem import CHECKPOINT
+from kernelhub.dispatch.torch_built import TorchBuilt
+from kernelhub.ops.moe.experts.problem import (
+    BLOCK_FORMATS,
+    FP8,
+    FP8_BLOCK,
+    FP8_BLOCK_GATE_UP,
+    FP8_TENSOR,
+    MXFP4,
+    MXINT4,
+    PLAIN,
+    SWIGLU_OAI,
+)
+
+_HERE = f"{FOLDER}.experts"
+_ARRANGED = "a plan keeps a copy of w13 with up before gate, a call makes one"
+_ON = OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3)))
+_UP_FIRST = "experts.up_gate.v1"
+_BLOCKS = "experts.up_gate_blocks.v1"
+_CALLS = (calls.EXPERTS, calls.EXPERTS_SPACE)
+_WIDE_TOKENS = SameValue("activation_dtype", "dtype")
+
+
+KERNELS = (
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.cutlass_experts",
+        target=f"{_HERE}:Experts",
+        summary=f"CUTLASS's grouped products; {_ARRANGED}; {COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(_ON, *_CALLS),
+            MODULE,
+            dtype_in("dtype", *HALVES),
+            OneOf("weights", (PLAIN,)),
+            SameValue("activation_dtype", "dtype"),
+            *CHOICES,
+            *widths(8, "rows of whole 16 bytes are taken"),
+        ),
+        features=MAPPED,
+        layouts=(CHECKPOINT, _UP_FIRST),
+        packs_to=_UP_FIRST,
+        source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.cutlass_experts_fp8",
+        target=f"{_HERE}:ExpertsFp8",
+        summary=f"CUTLASS's grouped float8 products, scales known beforehand; {_ARRANGED}; {COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(DATACENTRE_BLACKWELL, *_CALLS),
+            MODULE,
+            dtype_in("dtype", *HALVES),
+            OneOf("weights", (FP8_TENSOR,)),
+            dtype_in("activation_dtype", FP8),
+            OneOf("static_scales", (True,), why="tokens are quantised with one scale"),
+            *CHOICES,
+            *widths(16, "rows of whole 16 bytes are taken"),
+        ),
+        features=MAPPED | {"static_scales"},
+        layouts=(CHECKPOINT, _UP_FIRST),
+        packs_to=_UP_FIRST,
+        source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_BLACKWELL,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.cutlass_experts_mxfp4",
+        target=f"{FOLDER}.experts_mxfp4:ExpertsMxfp4",
+        summary=f"CUTLASS's grouped products of MXFP4 by bfloat16 on sm_90; {PACKED}; {COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(HOPPER, calls.EXPERTS_FP4, calls.EXPERTS_FP4_SPACE),
+            MODULE,
+            BF16,
+            OneOf("weights", (MXFP4,)),
+            _WIDE_TOKENS,
+            BOTH_BIASES,
+            *CHOICES,
+            ANY_WIDTH,
+        ),
+        features=MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
+        **layout("experts.mxfp4.cutlass_sm90.v1"),
+        source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_HOPPER,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.cutlass_experts_blocks",
+        target=f"{FOLDER}.blocks:ExpertsBlocks",
+        summary=f"CUTLASS's float8 products in blocks on sm_90, asked for by fp8_block; {PACKED}; {COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(HOPPER, calls.EXPERTS_BLOCKS, calls.EXPERTS_BLOCKS_SPACE),
+            TorchBuilt("12.8"),
+            MODULE,
+            RunsNvcc(),
+            BF16,
+            OneOf("weights", BLOCK_FORMATS),
+            asked(FP8_BLOCK, "gate and up are rounded, and quotients found by reciprocals"),
+            *CHOICES,
+            *widths(128, "blocks are whole"),
+        ),
+        features=MAPPED,
+        **layout(_BLOCKS),
+        source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_HOPPER,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_blocks",
+        target=f"{FOLDER}.blocks:TrtllmBlocks",
+        summary=f"TensorRT-LLM's float8 products in blocks, asked for by fp8_block_gate_up; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(
+            calls.TRTLLM_FP8_BLOCKS,
+            OneOf("weights", BLOCK_FORMATS),
+            asked(FP8_BLOCK_GATE_UP, "gate and up are quantised before they are joined"),
+            *widths(128, "blocks are whole"),
+        ),
+        features=MAPPED,
+        **layout(_BLOCKS),
+        source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts",
+        target=f"{FOLDER}.trtllm_bf16:TrtllmBf16",
+        summary=f"TensorRT-LLM's products for sm_100 and sm_103, which come as binaries; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(
+            calls.TRTLLM_BF16, OneOf("weights", (PLAIN,)), _WIDE_TOKENS, *widths(128, "K lies in whole blocks")
+        ),
+        features=MAPPED,
+        **layout("experts.bf16.trtllm.v1"),
+        source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_fp8",
+        target=f"{FOLDER}.trtllm_fp8:TrtllmFp8",
+        summary=f"TensorRT-LLM's float8 products, scales known beforehand, which come as binaries; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(
+            calls.TRTLLM_FP8,
+            OneOf("weights", (FP8_TENSOR,)),
+            dtype_in("activation_dtype", FP8),
+            OneOf("static_scales", (True,), why="tokens are quantised with one scale"),
+            *widths(128, "scratch is counted in whole 128"),
+        ),
+        features=MAPPED | {"static_scales"},
+        **layout("experts.fp8.trtllm.v1"),
+        source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_mxfp4",
+        target=f"{FOLDER}.trtllm_mxfp4:TrtllmMxfp4",
+        summary=f"TensorRT-LLM's products of MXFP4 by bfloat16, which come as binaries; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(calls.TRTLLM_FP4, OneOf("weights", (MXFP4,)), _WIDE_TOKENS, BOTH_BIASES, ANY_WIDTH),
+        features=MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
+        **layout("experts.mxfp4.trtllm.v1"),
+        source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_mxint4",
+        target=f"{FOLDER}.trtllm_mxint4:TrtllmMxint4",
+        summary=f"TensorRT-LLM's products of MXINT4 by bfloat16, which come as binaries; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(
+            calls.TRTLLM_MXINT4,
+            OneOf("weights", (MXINT4,)),
+            _WIDE_TOKENS,
+            *widths(256, "the library prepares no others"),
+        ),
+        features=MAPPED,
+        **layout("experts.mxint4.trtllm.v1"),
+        source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
+    ),
+)
+
+KNOWN_BAD = (
+    KnownBad(
+        "flashinfer.cutlass_experts_mxfp4",
+        "fused_moe",
+        (Package("flashinfer", ">=0.6.10,<0.6.16", distribution="flashinfer-python"),),
+        "now and then a tile of one expert is off by up to a third: descriptors change under loads that still run",
+        "https://github.com/flashinfer-ai/flashinfer/issues/5438",
+        'pip install "flashinfer-python>=0.6.18,<0.7.3"',
+    ),
+)

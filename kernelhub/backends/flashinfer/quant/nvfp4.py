@@ -10,7 +10,7 @@ import torch
 from flashinfer.quantization.fp4_quantization import get_fp4_kv_dequantization_module
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.compiled import taking
+from kernelhub.backends.flashinfer.calls import taking
 from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.ops.quant.adapter import DequantizeAdapter
 from kernelhub.ops.quant.problem import NVFP4_GROUP, DequantizeProblem

@@ -9,7 +9,7 @@ import torch
 from flashinfer.quantization.fp4_quantization import get_fp4_kv_quantization_module
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.compiled import taking
+from kernelhub.backends.flashinfer.calls import taking
 from kernelhub.backends.flashinfer.quant.forced import check_device
 from kernelhub.backends.flashinfer.quant.fp4 import write_global_scale
 from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major

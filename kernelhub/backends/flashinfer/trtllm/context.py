@@ -9,9 +9,14 @@ import torch
 from flashinfer.prefill import trtllm_batch_context_with_kv_cache
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.layout import query_offsets
-from kernelhub.backends.flashinfer.operands import alike, split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.flashinfer.steps import (
+    RECOMMENDED_BYTES,
+    alike,
+    query_offsets,
+    split_scale,
+    stream_of,
+    workspace,
+)
 from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed, spread
 from kernelhub.backends.shared.operands import on_device_of, row_major
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep

@@ -8,8 +8,7 @@ import torch
 from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla, xqa_batch_decode_with_kv_cache_mla
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.flashinfer.steps import RECOMMENDED_BYTES, split_scale, stream_of, workspace
 from kernelhub.backends.shared.operands import aligned, on_device_of, row_major
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues

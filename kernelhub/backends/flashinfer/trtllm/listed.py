@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES
+from kernelhub.backends.flashinfer.steps import RECOMMENDED_BYTES, split_scale
 from kernelhub.backends.flashinfer.trtllm.latent import run_trtllm
 from kernelhub.backends.shared.operands import aligned, on_device_of
 from kernelhub.ops.attention.adapter import PagedStep

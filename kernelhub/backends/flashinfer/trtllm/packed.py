@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.layout import int32, seeing
+from kernelhub.backends.flashinfer.steps import int32, seeing
 from kernelhub.backends.shared.operands import aligned
 from kernelhub.ops.attention.adapter import DenseStep
 

@@ -6,8 +6,7 @@ import torch
 from flashinfer.prefill import trtllm_ragged_attention_deepseek
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.operands import split_scale
-from kernelhub.backends.flashinfer.planning import RECOMMENDED_BYTES, stream_of, workspace
+from kernelhub.backends.flashinfer.steps import RECOMMENDED_BYTES, split_scale, stream_of, workspace
 from kernelhub.backends.flashinfer.trtllm.packed import Packed, packed_dense, spread
 from kernelhub.backends.shared.operands import aligned, on_device_of
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
