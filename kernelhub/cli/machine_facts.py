@@ -19,13 +19,12 @@ from packaging.specifiers import SpecifierSet
 from kernelhub.cli.fact import ABSENT, NOTE, OK, PROBLEM, Fact
 from kernelhub.probes import here
 from kernelhub.probes.cache import open_to_others, triton_cache_folder, writable
-from kernelhub.probes.compiler import c_compiler, cxx_compiler, python_headers
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.distributions import broken, distribution
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import folders, package
 from kernelhub.probes.reading import Unreadable
-from kernelhub.probes.toolkit import driver, nvcc
+from kernelhub.probes.toolchain import c_compiler, cxx_compiler, driver, nvcc, python_headers
 from kernelhub.probes.torch_build import TorchBuild, torch_build
 from kernelhub.runtime.caches import known, root
 from kernelhub.runtime.caches.notices import CODES

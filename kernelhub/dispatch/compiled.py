@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
-from kernelhub.probes.library import Library, find_library
+from kernelhub.probes.package import Library, find_library
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.layers import plain_layers
 from kernelhub.evidence.results import Check
-from kernelhub.probes.command import end_group
+from kernelhub.probes.toolchain import end_group
 
 _START_TIMEOUT_S = 300.0  # torch from a cold, shared disk
 _PAUSE_S = 0.1

@@ -18,7 +18,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.distributions import distributions_of
-from kernelhub.probes.toolkit import driver
+from kernelhub.probes.toolchain import driver
 from kernelhub.probes.torch_build import torch_build
 from kernelhub.runtime.caches.fingerprint import Fingerprint, host_abi, library, version_of
 

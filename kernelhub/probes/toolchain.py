@@ -1,16 +1,137 @@
-"""Whether a CUDA toolkit can be used: its compiler answers, its headers are its own, the driver runs what it makes.
+"""Compilers and the NVIDIA driver of this machine, and programs that are run with an end.
 
-`of_files` looks at files only; `answering` runs ``nvcc --version``, which may hang or be killed like any program.
+A C compiler with Python's headers is what Triton needs at its first launch on a GPU; kernels for CPUs need a C++
+compiler. Of a CUDA toolkit the compiler must answer, the headers must be its own, and the driver must load what it
+makes. `of_files` looks at files only; `answering` runs ``nvcc --version``, which may hang or be killed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shutil
+import signal
 import subprocess
+import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kernelhub.probes.command import run
 from kernelhub.probes.finding import Finding, found, lacking
+
+
+def run(
+    command: Sequence[str | os.PathLike[str]], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with no input, and give what it said.
+
+    It runs in a session of its own, so that what it started ends with it: a compiler's driver that is killed alone
+    leaves its passes behind, and they hold the pipes open that its answer is read from.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end within `timeout_s`, or what it started did not.
+        OSError: it cannot be run.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:  # Ctrl-C too: nobody is left who would end it
+            end_group(process.pid)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def end_group(leader: int) -> None:
+    """End a process that leads a session, and all that it started there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def c_compiler() -> Finding:
+    """The C compiler that Triton takes: CC, else gcc, else clang. It is looked up, not run."""
+    remedy = "install gcc or clang, or set CC; Triton compiles its launcher with it"
+    named = os.environ.get("CC")
+    candidates = [named] if named is not None else ["gcc", "clang"]
+    path = next((path for name in candidates if (path := shutil.which(name))), None)
+    if path is None:
+        where = f"CC={named} is no command" if named is not None else "neither gcc nor clang is on PATH"
+        return lacking("C compiler", "compiler_missing", where, remedy)
+    return found("C compiler", path, f"C compiler {path}")
+
+
+def cxx_compiler() -> Finding:
+    """The C++ compiler that makes kernels for CPUs: CXX, else g++, clang++ or c++. It is looked up, not run."""
+    remedy = "install g++ or clang++, or set CXX; kernels for this CPU are compiled with it"
+    named = os.environ.get("CXX")
+    candidates = [named] if named else ["g++", "clang++", "c++"]
+    path = next((path for name in candidates if (path := shutil.which(name))), None)
+    if path is None:
+        where = f"CXX={named} is no command" if named else "neither g++ nor clang++ is on PATH"
+        return lacking("C++ compiler", "compiler_missing", where, remedy)
+    return found("C++ compiler", path, f"C++ compiler {path}")
+
+
+def python_headers() -> Finding:
+    """Python.h of the running interpreter."""
+    scheme = sysconfig.get_default_scheme()
+    # Debian's own scheme points at a folder for local packages, where there are no headers.
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme
+    header = Path(sysconfig.get_paths(scheme=scheme)["include"], "Python.h")
+    if not header.is_file():
+        remedy = "install the headers of this Python, e.g. apt install python3-dev; Triton compiles against them"
+        return lacking("Python headers", "headers_missing", f"there is no {header}", remedy)
+    return found("Python headers", str(header), f"Python headers at {header.parent}")
+
+
+def driver() -> Finding:
+    """Version of the NVIDIA kernel driver, read from /proc; CUDA is not initialised."""
+    path = Path("/proc/driver/nvidia/version")
+    try:
+        text = path.read_text()
+    except OSError:
+        return lacking(
+            "NVIDIA driver",
+            "driver_missing",
+            "no NVIDIA driver is loaded",
+            "if this machine has an NVIDIA GPU, install its driver",
+        )
+    version = re.search(r"\s(\d{3,}\.\d+(?:\.\d+)?)\s", text)
+    return found(
+        "NVIDIA driver",
+        version[1] if version else None,
+        f"NVIDIA driver {version[1] if version else '(version unreadable)'}",
+    )
+
+
+def nvcc() -> Finding:
+    """The CUDA compiler: CUDA_HOME or CUDA_PATH first, then PATH, as torch looks for it."""
+    remedy = "set CUDA_HOME to a CUDA toolkit; only backends that compile CUDA sources need it"
+    root = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    executable = str(Path(root) / "bin" / "nvcc") if root else shutil.which("nvcc")
+    if executable is None or not os.path.exists(executable):
+        where = f"no nvcc in {root}/bin" if root else "no nvcc on PATH"
+        return lacking("nvcc", "toolkit_missing", where, remedy)
+    return nvcc_at(Path(executable))
+
+
+def nvcc_at(executable: Path) -> Finding:
+    """A CUDA compiler that is there: whether it answers, has its headers, and makes what the driver loads."""
+    answer = answering(executable)
+    if answer.value is None or not answer.ok:
+        return answer
+    major, minor = answer.value.split(".")
+    fitting = of_files(executable, (int(major), int(minor)), driver().value)
+    return answer if fitting.ok else fitting
+
 
 _ANSWER_TIMEOUT_S = 10.0
 _SUBJECT = "nvcc"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from kernelhub.warming.child import order_for
-from kernelhub.warming.memory import MAX_JOBS
+from kernelhub.warming.crew import MAX_JOBS
 from kernelhub.warming.outcome import FAILED
 from kernelhub.warming.ready import WANT_OF_MEMORY, Sizing
 from kernelhub.warming.wanted import Item

@@ -8,7 +8,7 @@ from typing import Any
 from kernelhub.dispatch.hub import HUB
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import difference
-from kernelhub.probes.toolkit import driver
+from kernelhub.probes.toolchain import driver
 from kernelhub.runtime.caches.fingerprint import fingerprint
 from kernelhub.runtime.caches.store import Store
 

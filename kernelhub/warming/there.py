@@ -11,7 +11,7 @@ from kernelhub.dispatch.machine import Machine
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import PHASES
 from kernelhub.probes.device import DeviceFacts, facts
-from kernelhub.warming.counts import checked
+from kernelhub.warming.forms import checked
 from kernelhub.warming.wanted import What, items_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.calls import counts_of, need_of
 from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import Need, problems_of
-from kernelhub.warming.counts import counts_for
-from kernelhub.warming.forms import forms_of, whole
+from kernelhub.warming.forms import counts_for, forms_of, whole
 from kernelhub.warming.lines import line, looks_like_a_line
 
 Task = Callable[[], object]

@@ -20,12 +20,12 @@ from kernelhub.runtime.caches.store import PATIENCE_S
 from kernelhub.warming.bar import bar
 from kernelhub.warming.beat import Heart, Tell
 from kernelhub.warming.building import build_better
-from kernelhub.warming.counts import checked
+from kernelhub.warming.crew import JOB_BYTES, free_device_bytes, jobs_here, max_jobs, peak
 from kernelhub.warming.defaults import CONTEXT_LEN, MAX_CONTEXT_LEN, VERIFY_BUDGET_S
+from kernelhub.warming.forms import checked
 from kernelhub.warming.jobs import Compiled, compile_in_children
 from kernelhub.warming.journal import Journal
 from kernelhub.warming.lengths import told_of_lengths
-from kernelhub.warming.memory import JOB_BYTES, free_device_bytes, jobs_here, max_jobs, peak
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED, Outcome, WarmUp
 from kernelhub.warming.proof import Proof
 from kernelhub.warming.ready import WANT_OF_MEMORY, Sizing, make_ready

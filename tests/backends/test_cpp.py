@@ -28,8 +28,8 @@ from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.ops.moe.experts.weights import Matrix
-from kernelhub.probes.compiler import cxx_compiler
 from kernelhub.probes.device import facts
+from kernelhub.probes.toolchain import cxx_compiler
 from kernelhub.runtime.caches import notices
 from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.experts import CASES, ExpertsContract

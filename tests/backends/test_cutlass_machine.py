@@ -18,7 +18,7 @@ from kernelhub.dispatch.compiled import Compiled
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.errors import NoKernel
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
-from kernelhub.probes.library import find_library as find
+from kernelhub.probes.package import find_library as find
 from tests.backends import cutlass_fakes as fakes
 
 HOPPER = (9, 0)

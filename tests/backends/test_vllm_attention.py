@@ -175,7 +175,7 @@ def test_calls_fit_the_schemas_of_the_released_version() -> None:
 
 
 def test_files_lie_in_vllm_s_folder(tmp_path, monkeypatch) -> None:
-    from kernelhub.probes.library import find_library
+    from kernelhub.probes.package import find_library
 
     folder = tmp_path / "vllm" / "vllm_flash_attn"
     folder.mkdir(parents=True)

@@ -16,7 +16,7 @@ import kernelhub
 from kernelhub.compat.vllm import flashinfer as fi
 from kernelhub.compat.vllm.flashinfer import parts, presence, trtllm
 from kernelhub.errors import KernelUnavailable
-from kernelhub.probes.symbol import defines
+from kernelhub.probes.source import defines
 from tests.providers.wheels import wheel
 
 FILES = {

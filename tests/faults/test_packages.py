@@ -13,7 +13,7 @@ import pytest
 
 import kernelhub
 from kernelhub.dispatch.constraint import Package
-from kernelhub.probes.compiler import c_compiler
+from kernelhub.probes.toolchain import c_compiler
 from tests.dispatch.backends import qkv
 from tests.faults.record import NOTHING
 from tests.faults.records import FAULTS

@@ -11,7 +11,7 @@ from kernelhub.backends.cpp import build
 from kernelhub.backends.flashinfer.requirements import compiler_of_modules
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
-from kernelhub.probes import compiler, toolchain, toolkit
+from kernelhub.probes import toolchain
 from kernelhub.probes.finding import found
 from tests.faults.record import NOTHING
 from tests.faults.records import FAULTS
@@ -46,7 +46,7 @@ def release(version: str) -> str:
 @pytest.mark.fault("nvcc_missing")
 def test_no_nvcc(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    code_is(FAULTS["nvcc_missing"], toolkit.nvcc())
+    code_is(FAULTS["nvcc_missing"], toolchain.nvcc())
 
 
 @pytest.mark.fault("nvcc_old")
@@ -67,27 +67,27 @@ def test_an_nvcc_that_does_not_end(toolkit_of, text) -> None:
 @pytest.mark.fault("nvcc_killed")
 def test_an_nvcc_that_is_killed(toolkit_of, how) -> None:
     toolkit_of(how)
-    code_is(FAULTS["nvcc_killed"], toolkit.nvcc())
+    code_is(FAULTS["nvcc_killed"], toolchain.nvcc())
 
 
 @pytest.mark.parametrize("text", ["exit 1", "echo hello", "exec /no/such/program"])
 @pytest.mark.fault("nvcc_broken")
 def test_an_nvcc_that_fails(toolkit_of, text) -> None:
     toolkit_of(text)
-    code_is(FAULTS["nvcc_broken"], toolkit.nvcc())
+    code_is(FAULTS["nvcc_broken"], toolchain.nvcc())
 
 
 @pytest.mark.fault("nvcc_broken")
 def test_an_nvcc_that_is_no_program(toolkit_of) -> None:
     nvcc = toolkit_of("exit 0")
     nvcc.write_bytes(b"\x7fELF\0\0")
-    code_is(FAULTS["nvcc_broken"], toolkit.nvcc())
+    code_is(FAULTS["nvcc_broken"], toolchain.nvcc())
 
 
 @pytest.mark.fault("nvcc_noise")
 def test_an_nvcc_that_warns_first(toolkit_of) -> None:
     toolkit_of(f"echo 'warning: the licence expires'; echo noise >&2; {release('13.0')}")
-    assert toolkit.nvcc().value == "13.0"
+    assert toolchain.nvcc().value == "13.0"
     assert FAULTS["nvcc_noise"].code == NOTHING
 
 
@@ -95,14 +95,14 @@ def test_an_nvcc_that_warns_first(toolkit_of) -> None:
 @pytest.mark.fault("headers_missing")
 def test_headers_that_are_missing(toolkit_of, what) -> None:
     toolkit_of(release("13.0"), **{what: False if what == "runtime" else None})
-    code_is(FAULTS["headers_missing"], toolkit.nvcc())
+    code_is(FAULTS["headers_missing"], toolchain.nvcc())
 
 
 @pytest.mark.fault("headers_of_another")
 def test_headers_of_another_cuda(toolkit_of) -> None:
     toolkit_of(release("13.3"))
-    code_is(FAULTS["headers_of_another"], toolkit.nvcc())
-    assert "nvcc is of CUDA 13.3" in toolkit.nvcc().reason
+    code_is(FAULTS["headers_of_another"], toolchain.nvcc())
+    assert "nvcc is of CUDA 13.3" in toolchain.nvcc().reason
 
 
 @pytest.mark.fault("driver_old")
@@ -110,12 +110,12 @@ def test_code_and_ptx_for_a_driver_that_is_older(toolkit_of, monkeypatch) -> Non
     """The driver is simulated, since it cannot be changed: all else is as on such a machine."""
     toolkit_of(release("13.0"))
     for version, fits in (("535.104.05", False), ("575.57.08", False), ("580.65.06", True), ("610.1", True)):
-        monkeypatch.setattr(toolkit, "driver", lambda version=version: found("driver", version, f"driver {version}"))
+        monkeypatch.setattr(toolchain, "driver", lambda version=version: found("driver", version, f"driver {version}"))
         if fits:
-            assert toolkit.nvcc().ok
+            assert toolchain.nvcc().ok
         else:
-            code_is(FAULTS["driver_old"], toolkit.nvcc())
-            assert version in toolkit.nvcc().reason
+            code_is(FAULTS["driver_old"], toolchain.nvcc())
+            assert version in toolchain.nvcc().reason
 
 
 @pytest.mark.fault("nvcc_killed")
@@ -157,7 +157,7 @@ class TestCompilerOfThisCpu:
     @pytest.mark.fault("cxx_missing")
     def test_no_compiler(self, call, tmp_path) -> None:
         code_is(FAULTS["cxx_missing"], call(str(tmp_path / "none")))
-        code_is(FAULTS["cxx_missing"], compiler.cxx_compiler())
+        code_is(FAULTS["cxx_missing"], toolchain.cxx_compiler())
 
     @pytest.mark.parametrize(
         ("key", "text"),

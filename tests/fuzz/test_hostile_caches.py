@@ -22,7 +22,7 @@ import pytest
 
 from kernelhub.cli.main import main
 from kernelhub.errors import CacheError, LockTimeout
-from kernelhub.probes.compiler import cxx_compiler
+from kernelhub.probes.toolchain import cxx_compiler
 from kernelhub.runtime.caches import inventory, manifest, notices, ours
 from kernelhub.runtime.caches.fingerprint import Fingerprint, fingerprint
 from kernelhub.runtime.caches.lock import lock, myself

@@ -17,7 +17,7 @@ from kernelhub.probes import distributions
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import package
 from kernelhub.probes.signature import Call, takes
-from kernelhub.probes.symbol import defines
+from kernelhub.probes.source import defines
 from tests.dispatch.backends import qkv
 from tests.fuzz.hostile_packages import make_site
 

@@ -15,7 +15,7 @@ import pytest
 
 from kernelhub.probes import distributions
 from kernelhub.probes.package import package
-from kernelhub.probes.symbol import defines
+from kernelhub.probes.source import defines
 
 GOOD = "Metadata-Version: 2.1\nName: Good-Thing\nVersion: 2.5\nSummary: a\n  summary\n\nVersion: 9\n"
 HUGE_BYTES = 200 << 20

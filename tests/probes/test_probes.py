@@ -12,7 +12,7 @@ import torch
 from kernelhub.dispatch.constraint import Package
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.errors import ConfigurationError
-from kernelhub.probes import cache, device, toolkit
+from kernelhub.probes import cache, device, toolchain
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding, found
 from kernelhub.probes.package import fits, package
@@ -160,7 +160,7 @@ class TestDevice:
 class TestToolkit:
     def test_a_toolkit_that_is_not_where_cuda_home_says_is_a_reason(self, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-        assert toolkit.nvcc().code == "toolkit_missing"
+        assert toolchain.nvcc().code == "toolkit_missing"
 
     @pytest.mark.parametrize("script", ["exit 1", "echo garbage", "echo release 13.0; exit 3"])
     @pytest.mark.fault("nvcc_broken")
@@ -170,7 +170,7 @@ class TestToolkit:
         nvcc.write_text(f"#!/bin/sh\n{script}\n")
         nvcc.chmod(0o755)
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-        assert toolkit.nvcc().code == "toolkit_broken"
+        assert toolchain.nvcc().code == "toolkit_broken"
 
     def test_its_version_is_read(self, tmp_path: Path, monkeypatch) -> None:
         (tmp_path / "bin").mkdir()
@@ -178,10 +178,10 @@ class TestToolkit:
         nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
         nvcc.chmod(0o755)
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-        assert toolkit.nvcc().value == "13.0"
+        assert toolchain.nvcc().value == "13.0"
 
     def test_the_driver_is_found_or_its_absence_explained(self) -> None:
-        assert toolkit.driver().reason
+        assert toolchain.driver().reason
 
 
 class TestMachine:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelhub.probes.symbol import defines
+from kernelhub.probes.source import defines
 
 FILES = {
     "__init__.py": "from .inner import run as run, Box as Case\nfrom .all_of import *\nraise SystemExit('imported')\n",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelhub.probes.compiler import cxx_compiler
+from kernelhub.probes.toolchain import cxx_compiler
 from tests.runtime.caches import PRELUDE, STRANGER, child, clean, mount_namespace
 
 KEEP = """
@@ -291,7 +291,7 @@ def test_the_library_that_compiles_works_without_the_named_folder(tmp_path: Path
     code = (
         "import torch, kernelhub\n"
         "from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs\n"
-        "from kernelhub.probes.compiler import cxx_compiler\n"
+        "from kernelhub.probes.toolchain import cxx_compiler\n"
         "if not cxx_compiler().ok: print('no compiler'); raise SystemExit\n"
         "kernelhub.fp8_gemm(**fp8_gemm_inputs(tokens=2, n=64, k=64), backend='cpp')\n"
         "print([notice.code for notice in kernelhub.cache_notices()])\n"

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from kernelhub.errors import LockTimeout
-from kernelhub.probes.compiler import cxx_compiler
+from kernelhub.probes.toolchain import cxx_compiler
 from kernelhub.runtime.caches import lock as locks
 from kernelhub.runtime.caches import notices
 from kernelhub.runtime.caches.fingerprint import fingerprint

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from kernelhub.runtime.ranks.meeting import Clock, Ended, Meeting
-from kernelhub.runtime.ranks.process import Process, this_process
+from kernelhub.runtime.ranks.meeting import Clock, Ended, Meeting, Process, this_process
 from kernelhub.runtime.ranks.rounds import follow
 from kernelhub.runtime.ranks.settle import Failure
 from kernelhub.runtime.ranks.statement import Stated
@@ -175,7 +174,7 @@ class TestProcess:
         assert Process("elsewhere", "another boot pid:[1]", 1 << 30, 1).gone() == ""
 
     def _process(self, pid: int) -> Process:
-        from kernelhub.runtime.ranks.process import _state_of
+        from kernelhub.runtime.ranks.meeting import _state_of
 
         me = this_process()
         return Process(me.host, me.namespace, pid, _state_of(pid)[1])

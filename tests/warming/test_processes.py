@@ -17,8 +17,8 @@ import pytest
 
 import kernelhub
 from kernelhub.ops.models.problems import Need
-from kernelhub.probes.compiler import cxx_compiler
-from kernelhub.warming import memory
+from kernelhub.probes.toolchain import cxx_compiler
+from kernelhub.warming import crew
 from kernelhub.warming.outcome import COMPILED, DECIDED, FAILED, LOADED
 from tests.runtime.caches import ROOT
 
@@ -222,28 +222,28 @@ class TestChildren:
 
 class TestJobs:
     def test_are_as_many_as_cores_and_memory_allow(self, monkeypatch):
-        monkeypatch.setattr(memory, "free_bytes", lambda: 64 << 30)
+        monkeypatch.setattr(crew, "free_bytes", lambda: 64 << 30)
         cores = len(os.sched_getaffinity(0))
-        assert memory.jobs_here(ranks=1) == min(cores, 16)
-        monkeypatch.setattr(memory, "free_bytes", lambda: 3 << 30)
-        assert memory.jobs_here(ranks=1) == 1
-        monkeypatch.setattr(memory, "free_bytes", lambda: None)
-        assert memory.jobs_here(ranks=1) == cores
+        assert crew.jobs_here(ranks=1) == min(cores, 16)
+        monkeypatch.setattr(crew, "free_bytes", lambda: 3 << 30)
+        assert crew.jobs_here(ranks=1) == 1
+        monkeypatch.setattr(crew, "free_bytes", lambda: None)
+        assert crew.jobs_here(ranks=1) == cores
 
     def test_are_shared_by_the_ranks_of_a_node(self, monkeypatch):
-        monkeypatch.setattr(memory, "free_bytes", lambda: 64 << 30)
+        monkeypatch.setattr(crew, "free_bytes", lambda: 64 << 30)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-        assert memory.jobs_here() == 2
+        assert crew.jobs_here() == 2
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
-        assert memory.jobs_here() == 16
+        assert crew.jobs_here() == 16
 
     def test_a_control_groups_limit_counts(self, monkeypatch, tmp_path):
         (tmp_path / "memory.max").write_text(str(9 << 30))
         (tmp_path / "memory.current").write_text(str(1 << 30))
-        monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-        monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "absent")
-        assert memory.free_bytes() == 8 << 30
+        monkeypatch.setattr(crew, "_CGROUP", tmp_path)
+        monkeypatch.setattr(crew, "_MEMINFO", tmp_path / "absent")
+        assert crew.free_bytes() == 8 << 30
 
     def test_ninja_gets_as_many_unless_the_user_said(self, monkeypatch):
         seen = []

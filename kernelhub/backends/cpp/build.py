@@ -15,8 +15,8 @@ import subprocess
 from pathlib import Path
 
 from kernelhub.dispatch.work import JOURNAL
-from kernelhub.probes import compiler
-from kernelhub.probes.command import run
+from kernelhub.probes import toolchain
+from kernelhub.probes.toolchain import run
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, fingerprint
 from kernelhub.runtime.caches.store import Entry, Store
 from kernelhub.runtime.caches.trusted import load
@@ -53,7 +53,7 @@ def built(source: Path, folder: Path | None = None) -> Path:
 
 
 def _entry(source: Path, folder: Path | None) -> Entry:
-    finding = compiler.cxx_compiler()
+    finding = toolchain.cxx_compiler()
     if finding.value is None:
         raise BuildError(f"{finding.reason}; {finding.remedy}")
     command = [finding.value, *flags(), f"-I{_HERE}"]

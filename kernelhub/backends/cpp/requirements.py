@@ -8,7 +8,7 @@ from kernelhub.dispatch.constraint import OnDevice, Rejection
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.dispatch.standing import verified
-from kernelhub.probes import compiler
+from kernelhub.probes import toolchain
 from kernelhub.probes.finding import Finding
 from kernelhub.runtime.caches import root
 from kernelhub.runtime.caches.notices import say
@@ -23,7 +23,7 @@ class Compiler:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         if problem.device.type != "cpu":
             return None
-        finding = machine.ask("C++ compiler", compiler.cxx_compiler, "c++")
+        finding = machine.ask("C++ compiler", toolchain.cxx_compiler, "c++")
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 

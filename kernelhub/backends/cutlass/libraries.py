@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelhub.probes.library import Library
+from kernelhub.probes.package import Library
 
 # The first since it is built against torch's stable interface.
 VLLM = Library("vllm", "_C", 'pip install "vllm>=0.33"', ("_C_stable_libtorch*.so", "_C.abi3.so"))

@@ -23,7 +23,7 @@ from typing import Any
 
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.work import Journal
-from kernelhub.probes.command import run
+from kernelhub.probes.toolchain import run
 
 VARIABLE = "DG_JIT_NVCC_COMPILER"
 _OURS, _RAN, _SEALED = range(3)

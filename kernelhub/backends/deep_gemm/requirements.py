@@ -19,7 +19,7 @@ from kernelhub.dispatch.problem import Problem
 from kernelhub.probes import cache, toolchain
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.signature import Call
-from kernelhub.probes.toolkit import driver
+from kernelhub.probes.toolchain import driver
 
 HOPPER: Constraint = OnDevice("nvidia", only=((9, 0),))
 BLACKWELL: Constraint = OnDevice("nvidia", only=((10, 0), (10, 3)))

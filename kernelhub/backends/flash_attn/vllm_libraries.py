@@ -5,7 +5,7 @@ Schemas are those of vLLM 0.33.0 (its wheel).
 
 from __future__ import annotations
 
-from kernelhub.probes.library import Library
+from kernelhub.probes.package import Library
 
 VLLM_INSTALL = 'pip install "vllm>=0.33"'
 FA2 = Library("vllm", "_vllm_fa2_C", VLLM_INSTALL, ("vllm_flash_attn/_vllm_fa2_C*.so",))

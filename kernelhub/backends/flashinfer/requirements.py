@@ -12,7 +12,7 @@ from typing import Any
 from kernelhub.dispatch.constraint import NOT_BUILT, Constraint, OnDevice, Package, Rejection, Takes
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
-from kernelhub.probes import cache, compiler, toolkit
+from kernelhub.probes import cache, toolchain
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import folders, package
 from kernelhub.probes.signature import Call, takes
@@ -169,7 +169,7 @@ def compiler_of_modules() -> Finding:
         return lacking(
             subject, "toolkit_missing", "it would be compiled, but ninja is not on PATH", "pip install ninja"
         )
-    made = compiler.cxx_compiler()
+    made = toolchain.cxx_compiler()
     if not made.ok:
         return lacking(subject, made.code, f"it would be compiled, but {made.reason}", made.remedy)
     answer = _answer_of(nvcc)
@@ -184,7 +184,7 @@ def compiler_of_modules() -> Finding:
 def _answer_of(nvcc: str) -> Finding:
     """Whether nvcc can be used, asked of it only where the library is there to run it."""
     there = package("flashinfer").ok
-    return toolkit.nvcc_at(Path(shutil.which(nvcc) or nvcc)) if there else found("nvcc", None, "nobody would run it")
+    return toolchain.nvcc_at(Path(shutil.which(nvcc) or nvcc)) if there else found("nvcc", None, "nobody would run it")
 
 
 def compiler_of_kernels() -> Finding:
@@ -197,7 +197,7 @@ def compiler_of_kernels() -> Finding:
     if path is None:
         reason = f"each class of shapes is compiled by nvcc when it is first met, and {nvcc} is no command"
         return lacking(subject, "toolkit_missing", reason, remedy)
-    made = compiler.cxx_compiler()
+    made = toolchain.cxx_compiler()
     if not made.ok:
         return lacking(subject, made.code, f"nvcc needs a C++ compiler, but {made.reason}", made.remedy)
     answer = _answer_of(path)

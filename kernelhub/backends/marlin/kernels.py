@@ -8,7 +8,7 @@ from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import published, verified
 from kernelhub.ops.gemm.fp4.problem import MXFP4, NVFP4
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, ROW, TENSOR, Fp8GemmProblem
-from kernelhub.probes.library import Library
+from kernelhub.probes.package import Library
 
 _TABLE = "https://github.com/vllm-project/vllm/blob/main/docs/features/quantization/README.md#supported-hardware"
 

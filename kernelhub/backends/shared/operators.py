@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.probes.library import Library, find_library
+from kernelhub.probes.package import Library, find_library
 
 _files: dict[str, str] = {}  # namespace -> the file that was loaded here; a process can have but one
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kernelhub.probes.finding import Finding, found
 from kernelhub.probes.signature import Call, takes
-from kernelhub.probes.symbol import defines
+from kernelhub.probes.source import defines
 
 NAME = "kernelhub"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.signature import Call, takes
-from kernelhub.probes.symbol import defines
+from kernelhub.probes.source import defines
 
 BACKEND = "kernelhub.compat.vllm.attention.KernelhubBackend"
 

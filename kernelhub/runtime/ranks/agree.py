@@ -24,8 +24,7 @@ from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.runtime.ranks.agreed import Choice, agreed_on, sizes_of, stop, stop_other_sizes
-from kernelhub.runtime.ranks.meeting import Clock, Ended, Meeting
-from kernelhub.runtime.ranks.process import this_process
+from kernelhub.runtime.ranks.meeting import Clock, Ended, Meeting, this_process
 from kernelhub.runtime.ranks.rounds import alone, follow, lead
 from kernelhub.runtime.ranks.settle import LEAD, Failure, Outcome
 from kernelhub.runtime.ranks.statement import Stated, state, statement_of, table_digest

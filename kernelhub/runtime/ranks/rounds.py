@@ -9,8 +9,7 @@ from typing import Any
 
 from kernelhub.dispatch.fingerprint import digest
 from kernelhub.runtime.ranks.agreed import fingerprints, try_all
-from kernelhub.runtime.ranks.meeting import Ended, Meeting
-from kernelhub.runtime.ranks.process import this_process
+from kernelhub.runtime.ranks.meeting import Ended, Meeting, this_process
 from kernelhub.runtime.ranks.settle import LEAD, Failure, Outcome, Refusal, Settled, settle
 from kernelhub.runtime.ranks.statement import Stated, statement_of, table_digest
 

@@ -14,7 +14,7 @@ from kernelhub.compat.vllm.here import allowed, capability, on_device
 from kernelhub.dispatch.hub import HUB
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import folders, package
-from kernelhub.probes.symbol import defines
+from kernelhub.probes.source import defines
 
 INSTALLED, BUNDLED = "deep_gemm", "vllm.third_party.deep_gemm"
 _MULTIPLE_OF_N, _MULTIPLE_OF_K = 64, 128

@@ -14,7 +14,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.probes.finding import Finding, found, lacking
 from kernelhub.probes.package import package
 from kernelhub.probes.signature import Call, takes
-from kernelhub.probes.symbol import defines
+from kernelhub.probes.source import defines
 
 _UPDATE = 'install a newer one: pip install -U "kernelhub[flashinfer]"'
 _FIRST_CUDNN_FP8 = 91701  # cuDNN 9.17.1, the first whose fp8 attention gives bf16 or fp16
