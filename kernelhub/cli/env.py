@@ -16,6 +16,7 @@ _FLAGS = ("deterministic", "batch_invariant", "strict")
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
+    parser.add_argument("--all", action="store_true", help="also print what to write and what each variable does")
     parser.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
 
 
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
         console.json(_to_dict(variables))
     else:
-        _show(variables, console)
+        _show(variables, console, everything=arguments.all)
     return 2 if variables.wrong else 0
 
 
@@ -42,9 +43,12 @@ def file_words(layer: Layer) -> Iterator[str]:
         yield f"trust {layer.trust}"
 
 
-def _show(variables: Variables, console: Console) -> None:
+def _show(variables: Variables, console: Console, *, everything: bool) -> None:
     columns = ("variable", "value", "source", "what to write", "meaning")
-    console.table(Table(columns, [_row(state) for state in variables.states]))
+    number = len(columns) if everything else 3
+    console.table(Table(columns[:number], [_row(state)[:number] for state in variables.states]))
+    if not everything:
+        console.line("--all adds what to write and what each variable does")
     file = variables.config_file()
     if file is None:
         console.line("config file: none is read; KERNELHUB_CONFIG names one")
