@@ -11,14 +11,17 @@ from kernelhub.dispatch.explain import problem_from
 from kernelhub.dispatch.fingerprint import own_version
 from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.lock_file import Lock, Locked, order, whole_problem
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
+from kernelhub.evidence.validity import digest_of
 from kernelhub.ops.models.problems import Need
 from kernelhub.probes.device import DeviceFacts
 
 CHANGED, GONE, NEW, VERSIONS = "changed", "gone", "new", "versions"
+_SOURCE = "source of "  # and the name of a backend: what a file holds beside the versions of a third party's kernel
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class Difference:
     """How a decision of a file differs from the one that would be made now.
 
     Attributes:
-        kind: ``"changed"`` (another kernel), ``"gone"`` (the op or a facet is no more), ``"new"`` (the model needs it
-            and the file lacks it), ``"versions"`` (the same kernel, of other libraries).
+        kind: ``"changed"`` (another kernel, or the same of a third party from another source), ``"gone"`` (the op or a
+            facet is no more), ``"new"`` (the model needs it and the file lacks it), ``"versions"`` (the same kernel, of
+            other libraries).
         was: of the file; None if new.
         now: made anew; None if gone.
         why: a sentence.
@@ -76,7 +80,7 @@ def decide(
         op,
         {name: value for name, value in whole_problem(contract, facets) if value is not dataclasses.MISSING},
         selection.selected or "",
-        HUB.versions_of(selection.kernel, machine) if selection.kernel else {},
+        _versions_of(selection.kernel, machine) if selection.kernel else {},
         _decided_by(selection),
         phases,
         layers,
@@ -97,12 +101,28 @@ def differences(old: Lock, needs: Iterable[Need], device: DeviceFacts, machine: 
         known.add(order(now))
         if now.kernel != was.kernel:
             found.append(Difference(CHANGED, was, now, _why(was, now)))
+        elif source := next((name for name in now.versions if _is_other_source(name, was, now)), ""):
+            found.append(Difference(CHANGED, was, now, f"{source} is not the one that the file was written with"))
         elif dict(now.versions) != dict(was.versions):
             found.append(Difference(VERSIONS, was, now, _versions(was.versions, now.versions)))
     for item in lock_for(needs, device, machine, old.model).decisions:
         if order(item) not in known:
             found.append(Difference(NEW, None, item, f"{old.path} has no decision for it"))
     return found
+
+
+def _versions_of(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
+    """Versions of a kernel's libraries; of a third party's also the version of its distribution and its source."""
+    versions, registered = HUB.versions_of(kernel, machine), HUB.registry.backends[kernel.backend]
+    if registered.builtin:
+        return versions
+    name, _, version = registered.distribution.partition(" ")
+    own = {name: version} if version else {}
+    return {**versions, **own, f"{_SOURCE}{kernel.backend}": digest_of(kernel)}
+
+
+def _is_other_source(name: str, was: Locked, now: Locked) -> bool:
+    return name.startswith(_SOURCE) and was.versions.get(name, now.versions[name]) != now.versions[name]
 
 
 def _decided_by(selection: Selection[Any]) -> str:

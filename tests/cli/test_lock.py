@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lock_file import read_lock
+from kernelhub.evidence import validity
 
 MACHINE = ("--with", "torch=2.13.0", "--with", "triton=3.7.1")
 
@@ -173,6 +175,49 @@ class TestCheck:
         answer = ask("lock", "--check", str(path))
         assert answer.code == 2
         assert "is for NVIDIA H20, sm_90, which is not here" in answer.err
+
+
+RECORDS = """
+from kernelhub.dispatch.constraint import anything
+from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.standing import verified
+from kernelhub.ops.moe.routing.problem import ROUTE_EXPERTS
+schema = ROUTE_EXPERTS.schema
+BACKEND = Backend("mine", "a router of a third party")
+KERNELS = (
+    Kernel(
+        op="route_experts",
+        name="mine.router",
+        target="mine:Router",
+        summary="routes",
+        band=Band.PLUGIN,
+        constraints=(anything(*schema.facets),),
+        features=schema.features,
+        standings=(verified("*", evidence="a test's own"),),
+    ),
+)
+"""
+
+
+def test_a_third_party_s_version_and_source_are_pinned(ask, write, path, tmp_path, monkeypatch):
+    module = tmp_path / "mine.py"
+    module.write_text(RECORDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    info = tmp_path / "mine_kernels-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine-kernels\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[kernelhub.backends]\nmine = mine\n")
+    write()
+    (locked,) = [item for item in read_lock(path).decisions if item.kernel == "mine.router"]
+    assert locked.versions["mine-kernels"] == "1.2"
+    assert len(locked.versions["source of mine"]) == 16
+    assert ask("lock", "--check", str(path), *MACHINE).code == 0
+    module.write_text(RECORDS + "# another source\n")
+    validity._digest_of_sources.cache_clear()
+    answer = ask("lock", "--check", str(path), *MACHINE)
+    assert answer.code == 1
+    assert "source of mine is not the one that the file was written with" in answer.out
 
 
 def test_a_lock_in_force_is_seen_in_a_process_of_its_own(ask_shell, write, path):
