@@ -58,6 +58,7 @@ class Kernel:
         deterministic: the same call gives the same bits, run to run.
         batch_invariant: a row's bits do not depend on the other rows of the batch.
         reads_lengths: `begin` needs sequence lengths on the host, and syncs when they are not given.
+        compiles_sizes: a ragged call is compiled for each number of sequences and longest sequence, as powers of two.
         configurable: its adapter is a `Configurable`: `kernelhub tune` tries other sizes of it than its own.
         source: where the algorithm or library comes from.
         standings: what is known of the kernel on each family of devices; on a family that none names it is untested.
@@ -76,6 +77,7 @@ class Kernel:
     deterministic: bool = False
     batch_invariant: bool = False
     reads_lengths: bool = False
+    compiles_sizes: bool = False
     configurable: bool = False
     source: str = ""
     standings: tuple[Standing, ...] = ()

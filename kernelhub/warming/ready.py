@@ -141,6 +141,8 @@ def for_want_of_memory(error: BaseException | None) -> bool:
 def _calls(item: Item, device: torch.device, sizing: Sizing, scale_bits: int | None) -> Any:
     assert item.need is not None
     sizes: dict[str, Any] = {"context_len": sizing.context_len, "max_context_len": sizing.max_context_len}
+    record = item.selection(device).kernel
+    sizes["every_size"] = record is not None and record.compiles_sizes
     return calls_of(item.need, item.tokens, device, scale_bits=scale_bits, **sizes)
 
 

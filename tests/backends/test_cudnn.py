@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import random
 import sys
 import tempfile
 import types
@@ -211,6 +212,31 @@ def test_no_graph_is_built_after_seal_and_the_line_builds_it() -> None:
         assert len(built) == 2
         with kernelhub.seal():
             kernelhub.attention(*args, backend="fake.sdpa", **kwargs)
+
+
+def test_warm_up_builds_the_graphs_of_all_sequences_and_lengths() -> None:
+    """A kernel that `compiles_sizes` is warmed by a call for each; any prefill of as many tokens then has its graph."""
+    from kernelhub.ops.models.calls import calls_of, need_of
+
+    most, chance = 300, random.Random(0)
+
+    with installed():
+        facets = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "ragged": True}
+        problem = kernelhub.explain("attention", device="cpu", causal=True, q_len="many", **facets).problem
+        need = need_of("attention", problem)
+        for call in calls_of(need, (most,), "cpu", every_size=True):
+            kernelhub.attention(**call.arguments, backend="fake.sdpa")
+        with kernelhub.seal():
+            for _ in range(60):
+                left, lengths = chance.choice((most, chance.randint(1, most))), []
+                while left:
+                    lengths.append(chance.randint(1, chance.choice((min(left, 3), left))))
+                    left -= lengths[-1]
+                longest = max(lengths)
+                said = max(17, longest + chance.randint(0, 3))  # of more than 16 a class of its own
+                arguments = attention_inputs(SMALL, q_lens=lengths, kv_lens=lengths)
+                arguments |= {"causal": True, "max_seqlen_q": said, "max_seqlen_k": longest}
+                kernelhub.attention(**arguments, backend="fake.sdpa")
 
 
 def test_rows_of_a_fused_projection_are_read_where_they_lie() -> None:

@@ -58,6 +58,7 @@ KERNELS = (
         band=Band.SPECIALISED,
         constraints=_HEADS,
         features=_FEATURES,
+        compiles_sizes=True,
         source=_SOURCE,
         standings=PACKED,
     ),

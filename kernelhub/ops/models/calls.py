@@ -43,6 +43,8 @@ from kernelhub.ops.serving import Arguments, Batch, Calls, Values
 _QUERIES = 4  # of a sequence of speculative decode
 _MOST_DECODED = 256  # tokens of a mixed batch that are decoded
 _MOST_FEW_ROWS = 64  # as of `fp8_gemm` and `grouped_gemm`
+_MOST_SEQUENCES = 1024  # of a step, of whose numbers `every_size` makes calls
+_SHORTEST = 128  # a bound of lengths below which kernels compile nothing of their own
 _LOAD_TIMEOUT_S = 60.0
 
 MAKERS = {
@@ -109,6 +111,7 @@ def calls_of(
     filled: bool = True,
     cache_bytes: int = 1 << 30,
     scale_bits: int | None = None,
+    every_size: bool = False,
 ) -> Iterator[Call]:
     """Calls of a problem class with tensors, as serving makes them; every call's problem is the need's.
 
@@ -124,6 +127,8 @@ def calls_of(
             are valid all the same.
         cache_bytes: most memory for one paged cache; beyond it sequences share pages.
         scale_bits: significant bits of scales in float32, for layouts that hold no more: 8 or 1; all unless given.
+        every_size: of a ragged class, add a call for each number of sequences and longest sequence that the largest
+            number of tokens allows, as powers of two: what a kernel with `compiles_sizes` compiles for.
 
     Yields:
         One call for each kind of `need.sizes` and number of tokens. The weights of the last kind stay alive until the
@@ -159,6 +164,11 @@ def calls_of(
             if batch is not None:
                 said = "".join(f", {name} {value}" for name, value in sizes)
                 yield Call(need.op, batch.tokens, f"{need.op}, {batch.tokens} tokens{said}", calls(batch))
+        if every_size and getattr(problem, "ragged", False):
+            says = getattr(problem, "q_len", None) == MANY
+            for batch in _every_size(max(tokens, default=0), says, context_len, max_context_len or context_len):
+                label = f"{need.op}, {batch.num_seqs} sequences, {batch.tokens} tokens, at most {batch.max_q_len}"
+                yield Call(need.op, batch.tokens, label, calls(batch))
 
 
 def counts_of(need: Need, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -223,6 +233,22 @@ def _batch(
 
 
 _OF_SEQUENCES = ("mqa_logits", "topk_indices", "merge_attention_states")
+
+
+def _every_size(tokens: int, says: bool, context_len: int, longest: int) -> Iterator[Batch]:
+    """Batches of up to so many new tokens, one for each number of sequences and longest sequence in powers of two.
+
+    A call that does not say (`says`) how long its longest sequence is has that bound by the number of its tokens.
+    """
+    sequences = 1
+    while sequences <= min(tokens, _MOST_SEQUENCES):
+        length = _SHORTEST
+        while length < 2 * max(tokens, _SHORTEST):
+            if says or sequences <= length:
+                q_lens = _shared_out(min(tokens, sequences * length if says else length), sequences)
+                yield Batch(q_lens, q_lens, max(longest, context_len, *q_lens), length if says else None)
+            length *= 2
+        sequences *= 2
 
 
 def _has_rows(op: str, problem: Any, tokens: int) -> bool:

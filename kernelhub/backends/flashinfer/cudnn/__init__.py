@@ -95,6 +95,7 @@ KERNELS = (
             _ANY_LENGTH,
         ),
         features=frozenset({"ragged", "causal", "lse"}),
+        compiles_sizes=True,
         source=_SOURCE,
         standings=standings.CUDNN,
     ),
