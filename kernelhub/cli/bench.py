@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import kernelhub
-from kernelhub.cli.asked_model import add_model_name, facets_of_model
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import add_facets, from_words, given, op_named, ops
-from kernelhub.cli.verify import counts, names, seconds
+from kernelhub.cli.options import add_model_name, counts, facets_of_model, names, seconds
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import as_dict
 from kernelhub.errors import ConfigurationError

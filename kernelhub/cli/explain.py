@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import kernelhub
-from kernelhub.cli.asked_machine import add_machine, machine_of
-from kernelhub.cli.asked_model import add_model_name, facets_of_model
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.facets import add_facets, given, op_named, ops
+from kernelhub.cli.options import add_machine, add_model_name, facets_of_model, machine_of, names
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT, as_dict
 from kernelhub.dispatch.selection import REJECTED, SELECTED, Decision, Selection
 from kernelhub.errors import ConfigurationError
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     parser.add_argument(
         "--backend",
         metavar="NAME[,NAME]",
-        type=_names,
+        type=names,
         help="as backend= of the call: the first of these that can",
     )
     parser.add_argument("--json", action="store_true", help="print the selection as JSON, and nothing else")
@@ -92,10 +91,10 @@ def summary_rows(decisions: Sequence[Decision], asked: Sequence[str] = ()) -> li
         rows.setdefault((library, alone, reason or _first_reason(decision)), []).append(decision.kernel)
     by_name = {decision.kernel: decision for decision in decisions}
     made = []
-    for (_, _, reason), names in rows.items():
-        decision = by_name[names[0]]
-        more = len(decision.rejections) - 1 if len(names) == 1 and names[0] not in asked else 0
-        made.append((named_together(names), decision.state, f"{reason} (and {more} more)" if more > 0 else reason))
+    for (_, _, reason), kernels in rows.items():
+        decision = by_name[kernels[0]]
+        more = len(decision.rejections) - 1 if len(kernels) == 1 and kernels[0] not in asked else 0
+        made.append((named_together(kernels), decision.state, f"{reason} (and {more} more)" if more > 0 else reason))
     return [row for row in made if row[1] != REJECTED] + [row for row in made if row[1] == REJECTED]
 
 
@@ -147,10 +146,3 @@ def _written(selection: Selection[Any]) -> str:
         for name, facet in schema.facets.items()
         if name != "device" and not (facet.semantic and facets[name] == facet.neutral)
     )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(filter(None, (name.strip() for name in text.split(","))))
-    if not names:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing; give backends or kernels, e.g. triton,torch.sdpa")
-    return names

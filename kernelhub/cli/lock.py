@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.lock_decisions import NEW, VERSIONS, Difference, differences, lock_for
-from kernelhub.cli.served_model import USUAL, add_model, add_packing, served
+from kernelhub.cli.options import USUAL, add_machine, add_model, add_packing, machine_of, served
 from kernelhub.dispatch.explain import device_facts
 from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.lock_file import Lock, Locked, lock_text, read_lock

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import kernelhub
-from kernelhub.cli.alone import alone_on_stdout
-from kernelhub.cli.console import console_for
+from kernelhub.cli.console import alone_on_stdout, console_for
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, KernelhubError, KernelUnavailable, NoKernel
 

@@ -11,8 +11,7 @@ from typing import Any
 import kernelhub
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import op_named
-from kernelhub.cli.served_model import add_model, add_packing, served
-from kernelhub.cli.verify import names, seconds
+from kernelhub.cli.options import add_model, add_packing, counts, names, seconds, served
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.tuning.decide import WORDS, Regret
 from kernelhub.evidence.tuning.report import RegretRow, Tuning
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     parser.add_argument("--op", action="append", metavar="OP", type=op_named, help="only this op; may be repeated")
     parser.add_argument("--backend", metavar="NAME[,NAME]", type=names, help="only these backends, kernels or globs")
     parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the first GPU, else the CPU)")
-    parser.add_argument("--tokens", metavar="N[,N]", type=_counts, help="new tokens of a step (default: usual ones)")
+    parser.add_argument("--tokens", metavar="N[,N]", type=counts, help="new tokens of a step (default: usual ones)")
     parser.add_argument("--context-len", type=int, default=1024, metavar="N", help="of a sequence (default: 1024)")
     parser.add_argument("--samples", type=int, default=30, metavar="N", help="most of each kernel (default: 30)")
     parser.add_argument(
@@ -141,13 +140,3 @@ def _rows(found: Tuning, entry: Any) -> list[tuple[str, ...]]:
 
 def _percent(found: Regret | None) -> str:
     return "not measured" if found is None else f"{found.percent:.1f} % ({found.us:.3g} us)"
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        counts = ()
-    if not counts or min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of tokens; give e.g. 1,16,256")
-    return counts

@@ -11,6 +11,7 @@ from typing import IO, Any
 import kernelhub
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import add_facets, given, op_named, ops
+from kernelhub.cli.options import counts, names, seconds
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.budgets import FULL_BUDGET_S, QUICK_BUDGET_S
 from kernelhub.evidence.results import NOT_RUN, Result, Verification
@@ -118,30 +119,3 @@ def _row(result: Result) -> tuple[str, ...]:
     left = f"{result.left_out} cases left out" if result.left_out else ""
     what = "; ".join(filter(None, (result.reason, left)))
     return (result.status, result.op, result.kernel, str(len(result.checks)), f"{result.worst:.2g}", what)
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Names with commas between them, for argparse."""
-    words = tuple(filter(None, (name.strip() for name in text.split(","))))
-    if not words:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing; give backends or kernels, e.g. triton,torch.sdpa")
-    return words
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Positive numbers with commas between them, for argparse."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} are not numbers of tokens; give e.g. 1,64,8192")
-    return tuple(int(word) for word in words)
-
-
-def seconds(text: str) -> float:
-    """A positive number of seconds, for argparse."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return number

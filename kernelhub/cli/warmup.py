@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import kernelhub
-from kernelhub.cli.asked_machine import add_machine, machine_of
 from kernelhub.cli.console import Console, Table
-from kernelhub.cli.served_model import add_model, add_packing, served
-from kernelhub.cli.verify import seconds
+from kernelhub.cli.options import add_machine, add_model, add_packing, counts, machine_of, seconds, served
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import PHASES
 from kernelhub.runtime.caches.store import PATIENCE_S
@@ -30,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     parser.add_argument(
         "--tokens",
         metavar="N[,N]",
-        type=_counts,
+        type=counts,
         help=f"new tokens per engine step, up to the most (default: {','.join(map(str, TOKEN_COUNTS))}; "
         f"on a CPU {','.join(map(str, TOKEN_COUNTS_OF_CPU))})",
     )
@@ -140,10 +138,3 @@ def _span(tokens: tuple[int, ...]) -> str:
     if len(tokens) <= 4:
         return ", ".join(map(str, tokens))
     return f"{tokens[0]} to {tokens[-1]} ({len(tokens)})"
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, e.g. 1,8,512") from None

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kernelhub.cli.alone import alone_on_stdout
+from kernelhub.cli.console import alone_on_stdout
 
 _TALKATIVE = """
 import ctypes, os, sys

@@ -72,7 +72,7 @@ class TestElsewhere:
         [
             (("--model", "lama"), "did you mean llama-3.1-8b"),
             (("--model", "llama-3.1-8b", "--tokens", "x"), "'x' is no list of numbers"),
-            (("--model", "llama-3.1-8b", "--tokens", "0", "--list"), "token_counts: 0 is not a number of tokens"),
+            (("--model", "llama-3.1-8b", "--tokens", "0", "--list"), "'0' is no list of numbers of tokens"),
             (("--model", "llama-3.1-8b", "--with", "torch=2.13.0"), "add --list to say what it would need"),
             ((), "the following arguments are required: --model"),
         ],
