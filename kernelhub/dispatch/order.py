@@ -17,7 +17,7 @@ from kernelhub.probes.device import DeviceFacts
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One line of an op's order file.
+    """One line of an order file.
 
     Attributes:
         family: `DeviceFacts.family` it holds for, or ``"*"`` for every GPU without a line of its own.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-import importlib.util
 import logging
 import pkgutil
 from collections.abc import Iterable
@@ -207,15 +206,12 @@ class Registry:
 
 
 def order_lines(contract: OpRecord[Any], kernels: Iterable[Kernel]) -> tuple[Line, ...]:
-    """The lines of `backends/order/<op>.py`, checked against ops and kernels; none if there is no such file."""
-    name = f"{_ORDER}.{contract.name}"
-    if importlib.util.find_spec(name) is None:
-        return ()
-    lines: tuple[Line, ...] = importlib.import_module(name).LINES
+    """The lines of `backends/order` for an op, checked against ops and kernels; none if it has none."""
+    lines: tuple[Line, ...] = importlib.import_module(_ORDER).ORDER.get(contract.name, ())
     known = {kernel.name for kernel in kernels}
     seen: set[tuple[str, str]] = set()
     for line in lines:
-        where = f"{name}: {line.family}/{line.regime}"
+        where = f"{_ORDER}, {contract.name}: {line.family}/{line.regime}"
         if line.regime not in (*contract.regimes, "*"):
             raise RegistrationError(f"{where}: {contract.name} has no such regime; it has {contract.regimes}")
         if (line.family, line.regime) in seen:

@@ -1,4 +1,28 @@
-"""Which kernel is expected fastest: one file per op, device family x regime -> kernels in order.
+"""Which kernel is expected fastest: for each op, device family x regime -> kernels in order; a file per family of ops.
 
 These are the only files that name kernels of several backends. Each line says on what evidence it stands.
 """
+
+from kernelhub.backends.order import (
+    attention,
+    fp4_gemm,
+    fp8_gemm,
+    grouped_gemm,
+    indexer,
+    mla,
+    moe,
+    paged_attention,
+    quant,
+)
+
+ORDER = {
+    **attention.ORDER,
+    **paged_attention.ORDER,
+    **mla.ORDER,
+    **fp8_gemm.ORDER,
+    **fp4_gemm.ORDER,
+    **grouped_gemm.ORDER,
+    **moe.ORDER,
+    **indexer.ORDER,
+    **quant.ORDER,
+}

@@ -1,4 +1,4 @@
-"""Order of the kernels of `attention`."""
+"""Order of the kernels of attention, merging of states, linear attention."""
 
 from kernelhub.dispatch.order import Line, first
 
@@ -24,7 +24,7 @@ _FLASHINFER = ("flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
 _PREFILL = ("torch.sdpa", "triton.prefill", *_FLASHINFER, _VARLEN, *_LAST, "torch.blocked")
 _VLLM = "https://docs.vllm.ai/en/latest/design/attention_backends/"
 
-LINES = (
+ATTENTION = (
     Line(
         "cpu",
         "*",
@@ -99,3 +99,41 @@ LINES = (
         _H200,
     ),
 )
+
+MERGE_ATTENTION_STATES = (
+    Line("cpu", "*", ("torch.merge", "triton.merge"), "Triton is only interpreted on a CPU"),
+    # 2 tensors of 8192 tokens, 128 heads of 128: 0.221, 0.980 and 2.71 ms.
+    Line(
+        "*",
+        "*",
+        ("triton.merge", "flashinfer.merge", "torch.merge"),  # states are copied for FlashInfer's
+        "measured on an H200 (benchmarks/results/timed_with_libraries_h200.json)",
+    ),
+)
+
+LINEAR_ATTENTION = (
+    Line(
+        "cpu",
+        "*",
+        ("torch.chunked", "triton.chunked", "triton.recurrent"),
+        "Triton is only interpreted on a CPU",
+    ),
+    Line(
+        "*",
+        "decode",
+        ("triton.recurrent", "triton.chunked", "torch.chunked"),
+        "H200, 64 sequences of 64 heads of 128: 0.089 ms, by chunks 0.155; one token needs no product of chunks",
+    ),
+    Line(
+        "*",
+        "prefill",
+        ("triton.chunked", "triton.recurrent", "torch.chunked"),
+        "H200, 1 x 4096 tokens of 64 heads of 128: 0.18 ms by chunks, 5.6 by the recurrence, which waits at each token",
+    ),
+)
+
+ORDER = {
+    "attention": ATTENTION,
+    "merge_attention_states": MERGE_ATTENTION_STATES,
+    "linear_attention": LINEAR_ATTENTION,
+}

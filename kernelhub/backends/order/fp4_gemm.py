@@ -1,4 +1,4 @@
-"""Order of the kernels of `fp4_gemm`."""
+"""Order of the kernels of float4 products."""
 
 from kernelhub.dispatch.order import Line, first
 
@@ -7,7 +7,7 @@ _MARLIN = ("marlin.nvfp4_bfloat16", "marlin.nvfp4_float16", "marlin.mxfp4")
 _NOT_RUN = ("cutlass.vllm_fp4", *(f"flashinfer.fp4_{name}" for name in ("cutlass", "trtllm", "cudnn")))
 _ALL = ("triton.fp4_gemm", *_MARLIN, *_NOT_RUN, "torch.dequantized")
 
-LINES = (
+FP4_GEMM = (
     Line("cpu", "*", ("torch.dequantized", "triton.fp4_gemm"), "Triton is only interpreted on a CPU"),
     # From 512 rows on the weight is decoded once: 57344 x 8192, 10240 x 8192 and 7168 x 16384 with 4096 rows took 5.93,
     # 0.999 and 1.33 ms against 9.62, 1.70 and 2.42 decoded in registers, 512 rows 0.995, 0.179 and 0.239 against 1.14,
@@ -53,3 +53,7 @@ LINES = (
         for family in ("ampere", "ada")
     ),
 )
+
+ORDER = {
+    "fp4_gemm": FP4_GEMM,
+}

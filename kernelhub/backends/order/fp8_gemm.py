@@ -1,4 +1,4 @@
-"""Order of the kernels of `fp8_gemm`."""
+"""Order of the kernels of float8 products."""
 
 from kernelhub.dispatch.order import Line, first
 
@@ -25,7 +25,7 @@ _BLOCK_PREFILL = (_DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _TRITON, _FL
 _WEIGHT_ONLY = (_TRITON, "marlin.fp8_bfloat16", "marlin.fp8_float16", _LAST)
 _VLLM_SAYS = "https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/kernels/linear"
 
-LINES = (
+FP8_GEMM = (
     # 4096 x 4096 weights in blocks, 1, 16 and 256 rows, on two cores: 0.58, 1.51, 12.6 ms; dequantized 5.2, 9.3, 50.
     Line("cpu", "*", ("cpp.fp8_gemm", _LAST, _TRITON), "measured on an EPYC of Zen 5, torch 2.13, 2026-11-20"),
     # vLLM 0.33.0's CUTLASS, which is exact enough up to K 2048 there, ours and torch's: by row, 1, 64, 1024 and 4096
@@ -142,3 +142,31 @@ LINES = (
         expected=True,
     ),
 )
+
+_BMM_NOT_RUN = tuple(f"flashinfer.bmm_{name}" for name in ("cutlass", "cudnn"))
+_ALL = ("triton.bmm_fp8", "flashinfer.bmm_cublas", *_BMM_NOT_RUN, "torch.dequantized")
+
+BMM_FP8 = (
+    # 128 x 512 x 128, 16 rows each, on one core: 1.7 ms, 10.4 dequantized.
+    Line(
+        "cpu",
+        "*",
+        ("cpp.bmm_fp8", "torch.dequantized", "triton.bmm_fp8"),
+        "measured on an EPYC of Zen 5, torch 2.13, 2026-11-20",
+    ),
+    # 128 x 512 x 128, 16 rows each: 0.010 and 0.081 ms; FlashInfer's cuBLASLt 0.015; 1024 rows 0.086 and 0.094.
+    Line("*", "*", _ALL, _H200),
+    Line(
+        "blackwell",
+        "*",
+        first(("flashinfer.bmm_cutlass", "flashinfer.bmm_cublas"), _ALL),
+        "vLLM runs FlashInfer's for products scaled by tensor there "
+        "(https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/kernels/linear)",
+        expected=True,
+    ),
+)
+
+ORDER = {
+    "fp8_gemm": FP8_GEMM,
+    "bmm_fp8": BMM_FP8,
+}

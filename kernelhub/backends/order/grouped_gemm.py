@@ -1,4 +1,4 @@
-"""Order of the kernels of `grouped_gemm`."""
+"""Order of the kernels of grouped products."""
 
 from kernelhub.dispatch.order import Line, first
 
@@ -36,7 +36,7 @@ _FP4 = (
 )
 _VLLM = "https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/layers/fused_moe/oracle"
 
-LINES = (
+GROUPED_GEMM = (
     Line("cpu", "*", ("torch.per_group", "triton.grouped"), "Triton is only interpreted on a CPU"),
     # float8 in blocks, ours and DeepGEMM's (tokenspeed-deepgemm 2.5.0): 32 groups of 8, 32 and 64 rows with 4096 x 7168
     # took 0.234, 0.272 and 0.272 ms against 0.283, 0.344 and 0.329 in places of their own, and 1.04 to 1.24 padded;
@@ -94,3 +94,7 @@ LINES = (
         for regime, others in (("decode", _DECODE), ("prefill", _PREFILL), ("prefill_long", _LONG))
     ),
 )
+
+ORDER = {
+    "grouped_gemm": GROUPED_GEMM,
+}

@@ -1,4 +1,4 @@
-"""Order of the kernels of `paged_attention`."""
+"""Order of the kernels of attention over pages."""
 
 from kernelhub.dispatch.order import Line, first
 
@@ -57,7 +57,7 @@ _MIXED = first(("triton.mixed",), _PREFILL)
 _VLLM = "https://docs.vllm.ai/en/latest/design/attention_backends/"
 _ONE_RUN = "one run on an H200, 64 heads to 8, pages of 64: tokenspeed-fa3, vLLM 0.33.0, FlashInfer 0.6.18"
 
-LINES = (
+PAGED_ATTENTION = (
     Line(
         "cpu",
         "*",
@@ -165,3 +165,7 @@ LINES = (
         _ONE_RUN,
     ),
 )
+
+ORDER = {
+    "paged_attention": PAGED_ATTENTION,
+}

@@ -1,4 +1,4 @@
-"""Order of the kernels of `fused_moe`."""
+"""Order of the kernels of mixtures of experts."""
 
 from kernelhub.dispatch.order import Line, first
 
@@ -24,7 +24,7 @@ _CUTLASS = tuple(name for name in _FLASHINFER if ".cutlass_" in name)
 _ALL = ("triton.experts", *_FLASHINFER, "torch.experts")
 _VLLM = "https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/layers/fused_moe/oracle"
 
-LINES = (
+FUSED_MOE = (
     # Times of torch.experts over those of cpp.experts on one core. 8 experts of 7168 x 256, fp8 in blocks, 1, 4, 16,
     # 64 and 256 tokens, all to all: 14.4, 10.6, 5.7, 4.6, 4.4. 4 of 2880 x 1440, MXFP4, 1, 16, 64 and 256 tokens: 16.7,
     # 4.1, 2.3, 1.5. 16 of 2048 x 768, NVFP4, 1, 16 and 256 tokens: 59, 19, 3.8. Weights that are not quantised are
@@ -61,3 +61,16 @@ LINES = (
         expected=True,
     ),
 )
+
+_H200 = "measured on an H200, the only GPU so far (benchmarks/results/moe_h200.json)"
+
+ROUTE_EXPERTS = (
+    Line("cpu", "*", ("torch.routing", "triton.routing"), "Triton is only interpreted on a CPU"),
+    # DeepSeek V3.2's, 4096 tokens: 0.024 and 0.512 ms.
+    Line("*", "*", ("triton.routing", "torch.routing"), _H200),
+)
+
+ORDER = {
+    "fused_moe": FUSED_MOE,
+    "route_experts": ROUTE_EXPERTS,
+}

@@ -1,4 +1,4 @@
-"""Order of the kernels of `mla_attention`."""
+"""Order of the kernels of latent attention."""
 
 from kernelhub.dispatch.order import Line, first
 
@@ -24,7 +24,7 @@ _BLACKWELL = (
 _DENSE = ("flashinfer.mla_trtllm", "flashinfer.mla_cutlass")
 _LISTED = ("flash_mla.sparse", "flashinfer.mla_trtllm_listed")
 
-LINES = (
+MLA_ATTENTION = (
     Line(
         "cpu",
         "*",
@@ -113,3 +113,29 @@ LINES = (
         "measured on an H200, the only GPU so far (benchmarks/results/mla_h200.json)",
     ),
 )
+
+CONCAT_MLA_K = (
+    Line("cpu", "*", ("torch.concat", "triton.concat"), "Triton is only interpreted on a CPU"),
+    # 8192 tokens, 128 heads: 0.170 ms, 0.89 of the roof. Beside FlashInfer 0.6.18: 0.169 and 0.179; 64 tokens 0.006 and
+    # 0.009.
+    Line(
+        "*",
+        "*",
+        ("triton.concat", "flashinfer.concat", "torch.concat"),
+        "measured on an H200, the only GPU so far (benchmarks/results/attention_h200.json)",
+    ),
+)
+
+_CACHE_H200 = "measured on an H200, the only GPU so far (benchmarks/results/mla_h200.json)"
+
+WRITE_MLA_CACHE = (
+    Line("cpu", "*", ("torch.scatter", "triton.write"), "Triton is only interpreted on a CPU"),
+    # 8192 tokens: 0.010 and 0.145 ms.
+    Line("*", "*", ("triton.write", "torch.scatter"), _CACHE_H200),
+)
+
+ORDER = {
+    "mla_attention": MLA_ATTENTION,
+    "concat_mla_k": CONCAT_MLA_K,
+    "write_mla_cache": WRITE_MLA_CACHE,
+}

@@ -1,0 +1,50 @@
+"""Order of the kernels of the sparse indexer."""
+
+from kernelhub.dispatch.order import Line
+
+MQA_LOGITS = (
+    Line("cpu", "*", ("torch.logits", "triton.logits"), "Triton is only interpreted on a CPU"),
+    # 64 and 1024 queries of 8192 keys: 0.018 and 0.143 ms, DeepGEMM's (tokenspeed-deepgemm 2.5.0) 0.044 and 0.146; only
+    # 4096 of 16384 are its own, 0.984 against 1.03.
+    Line("*", "*", ("triton.logits", "deep_gemm.logits", "torch.logits"), "measured on an H200, the only GPU so far"),
+    Line(
+        "blackwell",
+        "*",
+        ("deep_gemm.logits", "triton.logits", "torch.logits"),
+        "DeepGEMM's for sm_100 are what vLLM and SGLang run for the indexer: "
+        "https://github.com/deepseek-ai/DeepGEMM#v32-mqa-kernels-for-the-indexer",
+        expected=True,
+    ),
+)
+
+PAGED_MQA_LOGITS = (
+    Line("cpu", "*", ("torch.logits", "triton.logits"), "Triton is only interpreted on a CPU"),
+    # 16 sequences of 2048 tokens, 64 of 8192 and 8 of 65536: 0.008, 0.042 and 0.040 ms, DeepGEMM's (tokenspeed-deepgemm
+    # 2.5.0) 0.033, 0.056 and 0.056.
+    Line("*", "*", ("triton.logits", "deep_gemm.logits", "torch.logits"), "measured on an H200, the only GPU so far"),
+    Line(
+        "blackwell",
+        "*",
+        ("deep_gemm.logits", "triton.logits", "torch.logits"),
+        "DeepGEMM's for sm_100 are what vLLM and SGLang run for the indexer: "
+        "https://github.com/deepseek-ai/DeepGEMM#v32-mqa-kernels-for-the-indexer",
+        expected=True,
+    ),
+)
+
+TOPK_INDICES = (
+    Line("cpu", "*", ("torch.topk", "triton.search", "triton.radix"), "Triton is only interpreted on a CPU"),
+    Line(
+        "*",
+        "*",
+        ("triton.search", "triton.radix", "torch.topk"),
+        "H200, k 2048, search / radix / torch.topk alone, unsorted: 64 x 8192 0.024 / 0.053 / 0.069 ms, "
+        "1 x 131072 0.053 / 0.053 / 0.071, 64 x 65536 0.078 / 0.239 / 0.119, 4096 x 32768 1.62 / 4.55 / 1.69",
+    ),
+)
+
+ORDER = {
+    "mqa_logits": MQA_LOGITS,
+    "paged_mqa_logits": PAGED_MQA_LOGITS,
+    "topk_indices": TOPK_INDICES,
+}
