@@ -67,6 +67,7 @@ class Journal:
     Attributes:
         caller: finds on whose behalf the calling code works; None if on nobody's.
         count: pieces of work done.
+        under_way: the work that is being done now, as phrases.
         compile_timeout_s: longest run of a compiler that a backend starts; KERNELHUB_COMPILE_TIMEOUT_S.
     """
 
@@ -75,6 +76,7 @@ class Journal:
     def __init__(self) -> None:
         self.caller: Callable[[], Caller | None] = lambda: None
         self.count = 0
+        self.under_way: list[str] = []
         self._work: deque[Work] = deque(maxlen=_KEPT)
         self._swallowed = _Swallowed()
 
@@ -101,10 +103,12 @@ class Journal:
         """
         caller = caller or self.caller()
         self.allow(kind, what, caller, swallows=swallows)
-        start, doing = time.perf_counter(), Doing(kind)
+        start, doing, phrase = time.perf_counter(), Doing(kind), f"{kind} {what}"
+        self.under_way.append(phrase)
         try:
             yield doing
         finally:
+            self.under_way.remove(phrase)
             self.note(doing.kind, what, by, time.perf_counter() - start, caller)
 
     def allow(self, kind: str, what: str, caller: Caller | None, *, swallows: bool = False) -> None:

@@ -22,23 +22,23 @@ def bar(stream: IO[str]) -> Iterator[Tell]:
         def show(beat: Beat) -> None:
             if beat.stage not in tasks:
                 tasks[beat.stage] = progress.add_task(beat.stage, total=beat.total, label="")
-            progress.update(tasks[beat.stage], total=beat.total, completed=beat.done, label=beat.label)
+            progress.update(tasks[beat.stage], total=beat.total, completed=beat.done, label=beat.what)
 
         yield show
 
 
 class _Lines:
-    """A line when an item begins, and one each ten seconds while it goes on."""
+    """A line when an item or a compilation begins, and one each ten seconds while it goes on."""
 
     _again_s = 10.0
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self._last: tuple[str, int] | None = None
+        self._last: tuple[str, int, str] | None = None
         self._said_s = 0.0
 
     def __call__(self, beat: Beat) -> None:
-        at = (beat.stage, beat.done)
+        at = (beat.stage, beat.done, beat.doing)
         if beat.stage and (at != self._last or beat.seconds - self._said_s >= self._again_s):
             self._last, self._said_s = at, beat.seconds
             print(beat, file=self._stream, flush=True)

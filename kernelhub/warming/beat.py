@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from kernelhub.dispatch.work import JOURNAL
+
 EVERY_S = 1.0
 
 
@@ -24,6 +26,7 @@ class Beat:
         seconds: since the warm-up began.
         stage_seconds: since the stage began.
         budget_s: most seconds of the stage; None if it has no limit.
+        doing: what this process compiles, loads or downloads for it now; empty if nothing.
     """
 
     stage: str
@@ -33,6 +36,7 @@ class Beat:
     seconds: float
     stage_seconds: float
     budget_s: float | None = None
+    doing: str = ""
 
     @property
     def budget_left_s(self) -> float | None:
@@ -44,11 +48,16 @@ class Beat:
         """What the rest of the stage would take at the pace so far; None until something is done."""
         return self.stage_seconds / self.done * (self.total - self.done) if self.done else None
 
+    @property
+    def what(self) -> str:
+        """The label, and what is being done for it."""
+        return f"{self.label} ({self.doing})" if self.doing else self.label
+
     def __str__(self) -> str:
         left = "" if self.remaining_s is None else f", about {self.remaining_s:.0f} s left"
         if self.budget_left_s is not None:
             left = f", {self.budget_left_s:.0f} s of the budget left"
-        return f"{self.stage} {self.done}/{self.total}, {self.seconds:.0f} s{left}: {self.label}"
+        return f"{self.stage} {self.done}/{self.total}, {self.seconds:.0f} s{left}: {self.what}"
 
 
 Tell = Callable[[Beat], object]
@@ -117,7 +126,8 @@ class Heart:
     def now(self) -> Beat:
         """How far it is."""
         at = time.monotonic()
-        return Beat(*self._at, at - self._begun, at - self._stage_begun, self._budget_s)
+        doing = ", ".join(JOURNAL.under_way)
+        return Beat(*self._at, at - self._begun, at - self._stage_begun, self._budget_s, doing)
 
     def _beat(self) -> None:
         while True:

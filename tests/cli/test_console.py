@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import re
 import sys
+import threading
 
 import pytest
 
 from kernelhub.cli.console import Console, Table, TerminalConsole, console_for, steps
 from kernelhub.cli.main import main
+from kernelhub.dispatch.work import JOURNAL
 
 LONG = "a reason of many words " * 30
 TABLE = Table(("kernel", "selection", "remedy"), [("torch.sdpa", "selected", ""), ("triton.prefill", "rejected", LONG)])
@@ -136,3 +138,19 @@ class TestProgress:
         with steps("demo", 1, terminal) as step:
             step("draw")
         assert terminal.getvalue() == "demo 0/1, 0 s: draw\n"
+
+
+def test_progress_says_what_is_being_compiled():
+    said = threading.Event()
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            if "timing 0/1" in text and "experts (compile experts.cpp)" in text:
+                said.set()
+            return super().write(text)
+
+    with steps("timing", 1, Stream()) as step:
+        step("experts")
+        with JOURNAL.doing("compile", "experts.cpp", "cpp"):
+            assert said.wait(30)
+    assert JOURNAL.under_way == []
