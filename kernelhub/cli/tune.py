@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     parser.add_argument("--budget-s", metavar="SECONDS", type=seconds, help="start nothing new after so long")
     parser.add_argument("--export", metavar="FILE", type=Path, help="write a table file; without --model of all kept")
     parser.add_argument("--import", metavar="FILE", type=Path, dest="table", help="keep what a table file says")
+    parser.add_argument("--all", action="store_true", help="print every column of the table")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
 
 
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
         console.json(found.to_dict())
     else:
-        _show(found, console)
+        _show(found, console, everything=arguments.all)
     return 0 if found.ok else 1
 
 
@@ -96,11 +97,20 @@ def _import(arguments: argparse.Namespace, console: Console) -> int:
     return 0 if entries else 1
 
 
-def _show(found: Tuning, console: Console) -> None:
-    columns = ("op", "regime", "tokens", "chosen", "us", "noise", "next", "regret", "order", "order's regret", "why")
+_COLUMNS = ("op", "regime", "tokens", "chosen", "us", "noise", "next", "regret", "order", "order's regret", "why")
+_SHOWN = ("op", "regime", "tokens", "chosen", "us", "next", "order's regret")  # fits 120 columns
+
+
+def _show(found: Tuning, console: Console, *, everything: bool) -> None:
     rows = [row for entry in found.entries for row in _rows(found, entry)]
     if rows:
-        console.table(Table(columns, rows))
+        columns = _COLUMNS if everything else _SHOWN
+        places = [_COLUMNS.index(name) for name in columns]
+        console.table(Table(columns, [tuple(row[place] for place in places) for row in rows]))
+        if not everything:
+            console.line(
+                "next: the second fastest, in us; order's regret: what its kernel would take more. --all adds more"
+            )
     for (op, kernel), why in found.wrong.items():
         console.line(f"{op} {kernel} is {why}; it is never chosen by its time, `kernelhub verify {op}` looks closer")
     for item in found.left_out:
