@@ -14,7 +14,7 @@ from typing import Any
 from kernelhub.cli.console import Console, Table
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
-from kernelhub.runtime.caches import inventory, known, ours, root, variables
+from kernelhub.runtime.caches import inventory, known, root, variables
 from kernelhub.runtime.caches.inventory import BROKEN, Cache, Item
 
 _ACTIONS = {
@@ -170,7 +170,7 @@ def _caches(names: Sequence[str], *, thorough: bool = False) -> list[Cache]:
         if name not in all_names:
             raise ConfigurationError(f"{name!r} is no cache{did_you_mean(name, all_names)}: {', '.join(all_names)}")
     wanted = names or all_names
-    found = ours.caches(thorough=thorough) if "kernelhub" in wanted else []
+    found = inventory.caches(thorough=thorough) if "kernelhub" in wanted else []
     others = (item.read() for item in known.KNOWN if item.name in wanted)
     return [*found, *(cache for cache in others if cache is not None)]
 

@@ -19,8 +19,7 @@ from kernelhub.compat.env.attention import _MLA, ATTENTION
 from kernelhub.compat.env.experts import EXPERTS
 from kernelhub.compat.env.gemm import GEMM
 from kernelhub.compat.env.libraries import LIBRARIES
-from kernelhub.compat.env.successors import LOOK_ALIKES, SUCCESSORS
-from kernelhub.compat.env.translation import VARIABLES
+from kernelhub.compat.env.translation import LOOK_ALIKES, SUCCESSORS, VARIABLES
 from kernelhub.dispatch.foreign import SOURCES
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.policy import Layer

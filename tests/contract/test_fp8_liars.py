@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelhub.backends.torch.gemm.fp8.batched import DequantizedBatch
-from kernelhub.backends.torch.gemm.fp8.dequantized import Dequantized
+from kernelhub.backends.torch.gemm.fp8.dequantized import Dequantized, DequantizedBatch
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.formats import E4M3

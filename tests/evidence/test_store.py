@@ -21,7 +21,7 @@ from kernelhub.evidence import quarantine, store, validity
 from kernelhub.evidence.results import Check, Result
 from kernelhub.probes.device import facts
 from kernelhub.runtime.caches import inventory, root
-from kernelhub.runtime.caches import ours as caches
+from kernelhub.runtime.caches import inventory as caches
 from kernelhub.runtime.caches.fingerprint import fingerprint
 from tests.evidence import liars
 

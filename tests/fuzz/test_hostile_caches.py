@@ -23,7 +23,7 @@ import pytest
 from kernelhub.cli.main import main
 from kernelhub.errors import CacheError, LockTimeout
 from kernelhub.probes.toolchain import cxx_compiler
-from kernelhub.runtime.caches import inventory, manifest, notices, ours
+from kernelhub.runtime.caches import inventory, manifest, notices
 from kernelhub.runtime.caches.fingerprint import Fingerprint, fingerprint
 from kernelhub.runtime.caches.lock import lock, myself
 from kernelhub.runtime.caches.store import Store
@@ -198,7 +198,7 @@ def test_nothing_of_another_user_is_loaded_and_nothing_outside_is_touched(tmp_pa
         store.write("document", {"who": "made"})
         names = "+".join(attacker.strike(root) for _ in range(strikes))
         begun = time.monotonic()
-        list(ours._items(ours.root.Place(root, "test"), thorough=True))
+        list(inventory._items(inventory.root.Place(root, "test"), thorough=True))
         read = store.read("document")
         assert read in (None, {"who": "made"}), names
         try:
@@ -313,7 +313,7 @@ def test_a_listing_imports_nothing_that_a_file_names(tmp_path, monkeypatch, coun
         store = Store("kind", Fingerprint("sm_90a", tuple(sorted({"n": str(number), **part}.items()))))
         store.write("document", 1)
         store.get("entry", make("made"))
-    (cache,) = ours.caches(thorough=True)
+    (cache,) = inventory.caches(thorough=True)
     assert len(cache.items) == 2 * len(parts)
     assert not (tmp_path / "ran").exists()
     assert not {"planted", "planted_too"} & set(sys.modules)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kernelhub
+from kernelhub.dispatch.hub import HUB
 
 ROOT = Path(kernelhub.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -138,3 +139,17 @@ def test_only_order_files_name_kernels_of_several_backends() -> None:
 def test_no_wildcard_and_no_name_of_a_model_in_the_public_api() -> None:
     models = re.compile(r"llama|qwen|gemma|deepseek|mistral|gpt_oss", re.IGNORECASE)
     assert not [name for name in kernelhub.__all__ if models.search(name)]
+
+
+def test_every_target_of_a_record_is_defined() -> None:
+    """Records name adapters and watches as text, so that a moved file would be missed until its kernel is selected."""
+    kernelhub.attention.kernels()  # loads the registry
+    items = [item for item in HUB.registry.backends.values() if item.backend and item.backend.name in BACKENDS]
+    targets = {kernel.target for item in items for kernel in item.kernels}
+    targets |= {watch.target for item in items if item.backend for watch in item.backend.watches}
+    assert len(targets) > 100
+    for target in targets:
+        module, _, name = target.partition(":")
+        body = ast.parse((ROOT.parent / (module.replace(".", "/") + ".py")).read_text()).body
+        defined = {node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        assert name in defined, f"{target} is not defined"

@@ -18,7 +18,7 @@ STRANGER = 12345  # a user id without an account
 PRELUDE = """
 import errno, json, os, shutil, sys, tempfile, time
 from pathlib import Path
-from kernelhub.runtime.caches import lock, manifest, notices, ours, root, store, variables
+from kernelhub.runtime.caches import inventory, lock, manifest, notices, root, store, variables
 from kernelhub.runtime.caches.fingerprint import fingerprint
 from kernelhub.runtime.caches.store import Store
 scratch = tempfile.mkdtemp()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import kernelhub
-from kernelhub.runtime.caches import inventory, known, lock, notices, ours
+from kernelhub.runtime.caches import inventory, known, lock, notices
 from kernelhub.runtime.caches.fingerprint import fingerprint
 from kernelhub.runtime.caches.inventory import Cache, Item
 from kernelhub.runtime.caches.store import Store
@@ -196,7 +196,7 @@ class TestOurs:
 
     @staticmethod
     def read(**how: bool) -> Cache:
-        (cache,) = ours.caches(**how)
+        (cache,) = inventory.caches(**how)
         return cache
 
     def test_entries_documents_and_what_makers_left(self, root) -> None:
@@ -379,7 +379,7 @@ class TestVariables:
         set_cache_variables(environ=second)
         assert first["FLASHINFER_WORKSPACE_BASE"] != second["FLASHINFER_WORKSPACE_BASE"]
         assert first["TRITON_CACHE_DIR"] == second["TRITON_CACHE_DIR"]
-        (cache,) = ours.caches()
+        (cache,) = inventory.caches()
         (stale,) = (item for item in cache.useless() if item.path.parent.name == "flashinfer")
         assert stale.path == Path(first["FLASHINFER_WORKSPACE_BASE"])
         assert stale.reason == "with flashinfer 0.7.2, 0.7.3 is installed"

@@ -102,7 +102,7 @@ KERNELS = (
     Kernel(
         op="bmm_fp8",
         name="torch.dequantized",
-        target=f"{_HERE}.batched:DequantizedBatch",
+        target=f"{_HERE}.dequantized:DequantizedBatch",
         summary="matrices made float32, some at a time, and multiplied",
         band=Band.REFERENCE,
         constraints=(

@@ -1,4 +1,4 @@
-"""Weights made float32, as many rows at a time as fit the caches, and multiplied by float32 activations.
+"""Weights, or matrices of a batch, made float32, as many at a time as fit the caches, and multiplied.
 
 Of scales, up to 2^128, a power of two is left for the product: 448 x 2^127 is beyond float32.
 """
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values, e5m2_values
-from kernelhub.backends.torch.gemm.two_scales import LEFT_OF_CODES, LEFT_OF_E5M2
+from kernelhub.backends.torch.gemm.two_scales import LEFT_OF_CODES, LEFT_OF_E5M2, multiply_by_both
 from kernelhub.ops.formats import E5M2
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
+from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, ROW, TENSOR
 from kernelhub.ops.gemm.fp8.scaling import blocks, values_of
 from kernelhub.runtime.precision import at_own_precision
@@ -87,3 +88,31 @@ class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
 def _left_of(codes: Tensor) -> float:
     """What codes with their scales are made smaller by."""
     return LEFT_OF_E5M2 if codes.dtype is E5M2 else LEFT_OF_CODES
+
+
+_BATCHED_WEIGHTS = {"cpu": 1 << 20, "cuda": 1 << 26}  # at a time: 4 MB and 256 MB in float32
+
+
+class DequantizedBatch(BmmFp8Adapter):
+    """`bmm_fp8` anywhere."""
+
+    @at_own_precision
+    def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
+        batch, rows, columns = a.shape
+        of_a, of_b = (scale.reshape(-1, 1, 1).expand(batch, 1, 1) for scale in (a_scale, b_scale))
+        step = max(1, _BATCHED_WEIGHTS[a.device.type] // (max(rows, b.shape[1]) * columns))
+        for start in range(0, batch, step):
+            some = slice(start, start + step)
+            left, right = _values("bmm_fp8 a", a[some]), _values("bmm_fp8 b", b[some])
+            product = torch.bmm(left, right.transpose(1, 2))
+            multiply_by_both(product, of_a[some], of_b[some])
+            out[some] = product
+
+
+def _values(tag: str, codes: Tensor) -> Tensor:
+    """Codes as float32."""
+    if codes.device.type != "cpu":
+        return codes.float()
+    values = scratch(tag, codes.shape, torch.float32, codes.device)
+    (e5m2_values if codes.dtype is E5M2 else e4m3_values)(tag, codes, values)
+    return values
