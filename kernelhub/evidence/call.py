@@ -27,6 +27,7 @@ from kernelhub.errors import (
 )
 from kernelhub.evidence.cases.case import Arguments, Judgement, OpCases
 from kernelhub.evidence.poison import around, changed, copied, inner, poisoned, untouched, wide_shape
+from kernelhub.evidence.results import CANNOT_LAUNCH
 from kernelhub.runtime.scratch import Guarded, watched
 
 # What is refused before anything is launched says nothing about a kernel: policy, ranks, seal, a full disk.
@@ -155,6 +156,8 @@ class Call:
                 raise OutOfMemory(str(error)) from error
             except SystemExit as error:
                 raise Failed("crashed", f"it raised SystemExit({error.code!r})") from error
+            except (ImportError, OSError) as error:
+                raise Failed(CANNOT_LAUNCH, f"{type(error).__name__}: {_shortened(error)}") from error
             except Exception as error:
                 raise Failed("raised", f"{type(error).__name__}: {_shortened(error)}") from error
         return returned, workspaces

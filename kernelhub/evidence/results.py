@@ -10,6 +10,8 @@ from typing import Any
 RIGHT, WRONG, NOT_RUN = "right", "wrong", "not run"
 IN_SERVICE = "wrong_in_service"  # by an audit of real calls: verification, which passed, does not take it back
 
+CANNOT_LAUNCH = "cannot_launch"  # a module or file that its launch needs is not here: nothing is known of its numbers
+
 SERVING = "serving"  # begins the label of a check of a call of serving, see `cases.serving`
 
 # What may be wrong with a kernel, worst first. Of several the one that most checks show is the code of its result.
@@ -17,6 +19,7 @@ CODES = {
     "crashed": "it ended the process that ran it",
     "hung": "it did not end",
     "raised": "it raised an error",
+    CANNOT_LAUNCH: "it cannot launch here",
     "past_workspace": "it wrote past its workspace",
     "past_output": "it wrote past its output",
     "input_changed": "it changed an input",
@@ -112,8 +115,11 @@ class Result:
 
     @property
     def status(self) -> str:
-        """``"right"``, ``"wrong"`` or ``"not run"``."""
-        return WRONG if self.failures else RIGHT if self.checks else NOT_RUN
+        """``"right"``, ``"wrong"`` or ``"not run"``; the last also where calls fail only because they cannot launch."""
+        codes = {check.code for check in self.failures}
+        if codes == {CANNOT_LAUNCH} or not self.checks:
+            return NOT_RUN
+        return WRONG if codes else RIGHT
 
     @property
     def code(self) -> str:
