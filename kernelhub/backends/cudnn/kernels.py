@@ -9,7 +9,7 @@ from kernelhub.dispatch.standing import opt_in, verified
 from kernelhub.ops.attention.problem import AttentionProblem
 
 _RAN = (
-    "NVIDIA H200, 2026-11-21, torch 2.11.0+cu130, nvidia-cudnn-frontend 1.32.0, cuDNN 9.19: 156 tests passed "
+    "NVIDIA H200, 2026-11-23, torch 2.11.0+cu130, nvidia-cudnn-frontend 1.32.0, cuDNN 9.19: 159 tests passed "
     "(benchmarks/results/libraries_h200.json)"
 )
 

@@ -15,7 +15,7 @@ from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT
 from kernelhub.ops.gemm.grouped.problem import FP8
 from kernelhub.ops.indexer.problem import FP8 as INDEXER_FP8
 
-_ON = "NVIDIA H200, 2026-11-22, torch 2.11.0+cu130"
+_ON = "NVIDIA H200, 2026-11-23, torch 2.11.0+cu130"
 _TOKENSPEED = "tokenspeed-deepgemm 2.5.0.post20260629: 104 tests passed"
 _SGLANG = "2026-11-21, sgl-deep-gemm 0.1.4.post1: 92 tests passed"
 _RESULTS = "(benchmarks/results/libraries_h200.json)"

@@ -12,7 +12,7 @@ from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE
 
 _H200 = verified(
     "hopper",
-    evidence="NVIDIA H200, 2026-11-22, torch 2.11.0+cu130, tokenspeed-flashmla 1.0.0.post20260615: 270 tests passed; "
+    evidence="NVIDIA H200, 2026-11-23, torch 2.11.0+cu130, tokenspeed-flashmla 1.0.0.post20260615: 270 tests passed; "
     "2026-11-21, sgl-flash-mla 1.0.0: 267 tests passed (benchmarks/results/libraries_h200.json)",
 )
 
