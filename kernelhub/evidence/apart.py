@@ -22,10 +22,10 @@ from typing import Any, Literal
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.evidence.call import OutOfMemory, Unavailable
-from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.layers import plain_layers
 from kernelhub.evidence.results import Check
+from kernelhub.ops.case import Case
 from kernelhub.probes.toolchain import end_group
 
 _START_TIMEOUT_S = 300.0  # torch from a cold, shared disk

@@ -25,9 +25,9 @@ from kernelhub.errors import (
     NotWarmed,
     RanksDisagree,
 )
-from kernelhub.evidence.cases.case import Arguments, Judgement, OpCases
 from kernelhub.evidence.poison import around, changed, copied, inner, poisoned, untouched, wide_shape
 from kernelhub.evidence.results import CANNOT_LAUNCH
+from kernelhub.ops.case import Arguments, Judgement, OpCases
 from kernelhub.runtime.scratch import Guarded, watched
 
 # What is refused before anything is launched says nothing about a kernel: policy, ranks, seal, a full disk.

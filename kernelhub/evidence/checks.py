@@ -22,9 +22,9 @@ from kernelhub.dispatch.problem import feature_name
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
 from kernelhub.evidence.call import Answer, Call, Expectations, Failed, OutOfMemory, Unavailable, why
-from kernelhub.evidence.cases.case import Arguments, Case, Make, OpCases, Packing, each
 from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, overwrite, same
 from kernelhub.evidence.results import Check
+from kernelhub.ops.case import Arguments, Case, Make, OpCases, Packing, each
 
 NOT_HELD = "its format does not hold this weight"  # begins what `Subject.check` says of a layout that rounds
 _IGNORED = 0.25  # a result that moved by less of what the feature moves the reference by has not heard of it

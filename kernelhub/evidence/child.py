@@ -21,11 +21,11 @@ import torch
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.case import Case
-from kernelhub.evidence.cases.serving import serving_case
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.layers import take_over
 from kernelhub.evidence.results import Check
+from kernelhub.evidence.serving import serving_case
+from kernelhub.ops.case import Case
 
 _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG, linux/prctl.h
 

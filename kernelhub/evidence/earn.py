@@ -19,11 +19,11 @@ from kernelhub.evidence import trust
 from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.serving import ServingCall, mark_of, serving_calls
 from kernelhub.evidence.checks import NOT_HELD, DeviceLost, Subject
 from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, changing, keep, kept_of, now
 from kernelhub.evidence.results import RIGHT, Check, Result, is_of_serving
+from kernelhub.evidence.serving import ServingCall, mark_of, serving_calls
 from kernelhub.ops.models.problems import Need
 from kernelhub.ops.serving import SCALE_BITS
 from kernelhub.probes.device import facts

@@ -17,9 +17,9 @@ import torch
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.apart import Ended
-from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import Subject
 from kernelhub.evidence.results import Check
+from kernelhub.ops.case import Case
 
 _Answer = Check | str | BaseException
 

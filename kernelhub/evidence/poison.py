@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Judgement, bytes_of, each
+from kernelhub.ops.case import Arguments, Judgement, bytes_of, each
 from kernelhub.runtime.scratch import Guarded
 
 # NaN with a payload that no kernel makes, so that what was not written is told from a NaN that was computed.

@@ -21,12 +21,12 @@ from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
 from kernelhub.evidence.budgets import FULL_BUDGET_S, QUICK_BUDGET_S
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.case import Case
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, changing, keep, kept_of, now
 from kernelhub.evidence.results import IN_SERVICE, Check, Result, Verification, is_of_serving
+from kernelhub.ops.case import Case
 from kernelhub.ops.models.calls import need_of
 from kernelhub.probes.device import facts
 

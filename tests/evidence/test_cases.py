@@ -8,10 +8,10 @@ import torch
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.case import bytes_of
 from kernelhub.evidence.checks import Subject
 from kernelhub.evidence.poison import apart
 from kernelhub.ops import functions
+from kernelhub.ops.case import bytes_of
 
 CPU = torch.device("cpu")
 OPS = [function.op.contract.name for function in functions()]

@@ -14,8 +14,8 @@ import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence import trust
-from kernelhub.evidence.cases.attention import AttentionCases
-from kernelhub.evidence.cases.serving import serving_calls
+from kernelhub.evidence.serving import serving_calls
+from kernelhub.ops.attention.cases import AttentionCases
 from kernelhub.ops.models.calls import need_of
 from kernelhub.ops.models.problems import problems_of
 from kernelhub.probes.device import facts

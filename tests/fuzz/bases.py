@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.case import Case
+from kernelhub.ops.case import Case
 from tests.fuzz.drawn import DRAWN
 from tests.fuzz.operands import Arguments, tensors_of
 

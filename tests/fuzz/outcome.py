@@ -15,9 +15,9 @@ from torch import Tensor
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import DeviceLost, InvalidArgument, KernelUnavailable, NoKernel
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.case import bytes_of
 from kernelhub.evidence.poison import kind_of_error, untouched
 from kernelhub.ops.arguments import describe
+from kernelhub.ops.case import bytes_of
 from kernelhub.runtime.scratch import watched
 from tests.fuzz.bases import DEFAULT
 from tests.fuzz.memory import Placed

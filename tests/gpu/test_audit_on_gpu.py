@@ -9,7 +9,7 @@ import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.audit import findings
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.case import Arguments
+from kernelhub.ops.case import Arguments
 from tests.evidence import liars
 
 pytestmark = pytest.mark.gpu

@@ -66,7 +66,7 @@ def test_rooms_import_only_what_the_plan_allows(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in FILES if room(module_of(p)) in ("ops", "dispatch") or ".evidence.cases" in module_of(p)],
+    [p for p in FILES if room(module_of(p)) in ("ops", "dispatch") or module_of(p) == "kernelhub.evidence.cases"],
     ids=module_of,
 )
 def test_ops_dispatch_and_cases_name_no_backend(path: Path) -> None:

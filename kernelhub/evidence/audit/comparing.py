@@ -20,10 +20,10 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import KernelhubError
-from kernelhub.evidence.cases.case import Arguments, Judgement, OpCases
 from kernelhub.evidence.poison import kind_of_error
 from kernelhub.evidence.quarantine import kept_of
 from kernelhub.evidence.results import RIGHT
+from kernelhub.ops.case import Arguments, Judgement, OpCases
 from kernelhub.runtime.precision import without_autocast
 
 RIGHT_NUMBERS, WRONG_NUMBERS, DISPUTED, NO_NUMBERS = "right", "wrong", "disputed", "no_numbers"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.evidence.audit.launches import Read, Rows, Unpacked
-from kernelhub.evidence.cases.case import Arguments
+from kernelhub.ops.case import Arguments
 
 _WIDE = 8  # bytes of an element of a reference in float64
 _WIDE_COPIES = 3  # of operands and results that a reference and its judge hold at one time

@@ -11,10 +11,10 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.evidence.audit.comparing import Comparison
-from kernelhub.evidence.cases.case import Arguments
 from kernelhub.evidence.checks import class_of
 from kernelhub.evidence.quarantine import keep, kept_of, now
 from kernelhub.evidence.results import CODES, IN_SERVICE, Check, Result
+from kernelhub.ops.case import Arguments
 from kernelhub.probes.device import DeviceFacts
 
 

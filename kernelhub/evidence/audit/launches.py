@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.evidence.cases.case import Arguments
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+from kernelhub.ops.case import Arguments
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.grouped.adapter import GroupedOperands

@@ -22,10 +22,10 @@ from kernelhub.errors import CacheError
 from kernelhub.evidence.audit.found import Found, lift
 from kernelhub.evidence.call import Call, Failed
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.case import Arguments, bytes_of
 from kernelhub.evidence.poison import kind_of_error
 from kernelhub.evidence.quarantine import now
 from kernelhub.evidence.validity import key_of
+from kernelhub.ops.case import Arguments, bytes_of
 from kernelhub.runtime.caches.cases import read_case, write_case
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

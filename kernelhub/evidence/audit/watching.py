@@ -42,9 +42,9 @@ from kernelhub.evidence.audit.found import Found
 from kernelhub.evidence.audit.launches import METHODS, READERS, Arranged, NotAudited, Read, rearranges, size_of
 from kernelhub.evidence.audit.schedule import Schedule
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.case import Arguments
 from kernelhub.evidence.poison import same
 from kernelhub.ops.attention.adapter import AttentionAdapter
+from kernelhub.ops.case import Arguments
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
 
 log = logging.getLogger("kernelhub.audit")

@@ -15,7 +15,6 @@ from kernelhub.errors import DeviceLost as Lost
 from kernelhub.errors import KernelhubError
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.cases.case import Arguments, Case, OpCases
 from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.results import CODES
 from kernelhub.evidence.timing import Timing
@@ -23,6 +22,7 @@ from kernelhub.evidence.tuning.decide import Time, beats
 from kernelhub.evidence.tuning.entry import WRONG, Measured, Size
 from kernelhub.evidence.tuning.operands import Operands, Room, bytes_of, out_of_memory, rotated
 from kernelhub.evidence.tuning.timers import Timer, race
+from kernelhub.ops.case import Arguments, Case, OpCases
 
 # A kernel that takes this many times as long as the fastest is not made the fastest by other tiles.
 _WORTH_CONFIGURING = 2.0

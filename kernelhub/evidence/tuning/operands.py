@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.op import OpFunction
-from kernelhub.evidence.cases.case import Arguments, OpCases
 from kernelhub.evidence.poison import copied
 from kernelhub.evidence.timing import Call
+from kernelhub.ops.case import Arguments, OpCases
 
 _MOST_COPIES = 16  # of what is smaller than a sixteenth of the cache little is gained: an engine's layers find it there
 # Of a CPU's last cache, where it cannot be asked: the largest of a server's core complexes.

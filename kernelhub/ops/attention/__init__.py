@@ -11,5 +11,5 @@ Conventions, the same for both and for every kernel:
 * a query that may see no key gives zeros, and an LSE of -inf (or its sink).
 
 Files: `problem` (facets), `arguments` (checks and normal forms), `attention` and `paged_attention` (the
-ops), `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`.
+ops), `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`.
 """

@@ -13,5 +13,5 @@ A score outside a query's range is -inf, and -inf is never chosen, so logits can
 goes into `weights`. Scales are positive, so it does not matter whether they stand inside of the relu.
 
 Files: `problem` (facets), one file per op (checks, launch, public function), `adapter` (what a kernel must be),
-`reference`, `tolerance`, `inputs`.
+`reference`, `tolerance`, `inputs`, `cases`.
 """

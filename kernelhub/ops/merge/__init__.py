@@ -9,5 +9,5 @@ disjoint sets merge into that of their union, exactly:
 * where no part has a key the result is zero and the LSE -inf.
 
 LSE is the natural log. Files: `problem` (facets), `op` (checks, launch, the public function), `adapter`
-(what a kernel must be), `reference`, `tolerance`, `inputs`.
+(what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`.
 """

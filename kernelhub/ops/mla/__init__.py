@@ -10,6 +10,6 @@ projected, then the rotary part of the keys.
   (folder `concat`).
 
 The files of each folder: `problem` (facets), `op` (checks, launch, the public function), `adapter` (what a
-kernel must be), `reference`, `inputs`. Results of `mla_attention` are held to the tolerances of
+kernel must be), `reference`, `inputs`, `cases`. Results of `mla_attention` are held to the tolerances of
 `kernelhub.ops.attention.tolerance`: its arithmetic is that of `paged_attention` with one KV head.
 """

@@ -33,6 +33,6 @@ What is not an ordinary number has a defined result:
 
 Files: `problem` (facets), `fp8`, `nvfp4`, `mxfp4`, `mxfp8` (the ops), `mx` (what those of MX share), `arguments`
 (checks, shapes, memory of results), `quantize_fp8_call`, `quantize_nvfp4_call`, `quantize_mx_call`, `dequantize_call`
-(launch), `adapter` (what a kernel must be), `reference`, `inputs`, `tolerance` (bounds of the round trip), `library`
-(torch.compile).
+(launch), `adapter` (what a kernel must be), `reference`, `inputs`, `cases`, `tolerance` (bounds of the round trip),
+`library` (torch.compile).
 """

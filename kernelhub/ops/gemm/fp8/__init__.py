@@ -15,5 +15,5 @@ Of row, at least one of the two is per row. Weights are [N, K], as in checkpoint
 order or have any strides; none is swizzled.
 
 Files: `problem` (facets), `op` (the public function), `scaling` (geometry of scales), `checks`, `call` (launch),
-`adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `library` (torch.compile).
+`adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`, `library` (torch.compile).
 """

@@ -9,5 +9,5 @@ Lengths are on the device. Rows that belong to no group are not read and not wri
 float dtype, float8_e4m3fn or fp4, and rows too; scales multiply.
 
 Files: `problem` (facets), `scales` (which geometry a scale has), `op` (the public function), `call` (checks and
-launch), `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`.
+launch), `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`.
 """

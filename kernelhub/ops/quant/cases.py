@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, joined, same_bits
+from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, joined, same_bits
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.quant.inputs import activations
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, joined, worst
+from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, joined, worst
 from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
 from kernelhub.ops.linear_attention.tolerance import result_error_allowed, state_error_allowed
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, joined, worst
+from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, joined, worst
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.ops.merge.tolerance import largest_error_allowed, lse_error_allowed, quantized_error_allowed

@@ -1,4 +1,4 @@
-"""Cases of `fused_moe` and `route_experts`."""
+"""Cases of `fused_moe`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, Packing
+from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, Packing
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS
 from kernelhub.ops.moe.experts.tolerance import Expected, compare, expected_of
-from kernelhub.ops.moe.models import MODELS, MoeModel
-from kernelhub.ops.moe.routing.inputs import routing_inputs
-from kernelhub.ops.moe.routing.tolerance import decided, weights_agree
+from kernelhub.ops.moe.models import MoeModel
 
 TOKENS = (0, 1, 2, 3, 16, 17, 64, 65, 90)
 PLAIN = MoeModel("5 experts", num_experts=5, top_k=2, hidden_size=160, intermediate_size=128)
@@ -178,83 +176,3 @@ def _tiny(make: Make) -> Make:
         return arguments | {"w2_scale": arguments["w2_scale"] * 1e-23}
 
     return made
-
-
-class RoutingCases(OpCases):
-    """The routings of published models, and others; every option."""
-
-    op = "route_experts"
-
-    def cases(self) -> Iterator[Case]:
-        for name in MODELS:
-            yield Case(label=name, make=_route(name), quick=True, repeats=True)
-            for tokens in TOKENS if name in ("deepseek-v3.2", "gpt-oss-120b") else ():
-                make = _route(name, tokens=tokens)
-                yield Case(label=f"{tokens} tokens, {name}", make=make, tokens=True, quick=tokens in (0, 1, 2, 17))
-        changes: dict[str, Arguments] = {
-            "scoring softmax": {"scoring": "softmax"},
-            "topk_groups": {"topk_groups": 2},
-            "num_groups": {"num_groups": None, "topk_groups": None},
-            "correction_bias": {"correction_bias": None},
-            "renormalize": {"renormalize": False},
-            "scaling_factor": {"scaling_factor": 1.0},
-            "scaling_factor tiny": {"scaling_factor": 2.0**-40},
-            "scaling_factor zero": {"scaling_factor": 0.0},
-        }
-        for name, change in changes.items():
-            base = _route("deepseek-v3.2", tokens=32)
-            yield Case(
-                label=f"{name}, otherwise",
-                make=_otherwise(base, change),
-                without=base,
-                feature=name.partition(" ")[0],
-                quick=True,
-            )
-        for scoring in ("softmax", "sigmoid", "softmax_after_topk"):
-            yield Case(label=f"NaN and infinities, {scoring}", make=_no_numbers(scoring), quick=True)
-        for dtype in (torch.bfloat16, torch.float16):
-            yield Case(label=str(dtype)[6:], make=_route("qwen3-30b-a3b", dtype=dtype))
-        for experts, top_k in ((1, 1), (8, 8), (9, 2), (129, 22), (512, 22)):
-            model = MoeModel("", experts, top_k, 1, 1)
-            yield Case(label=f"{top_k} of {experts}", make=_route(model))
-        biased = MoeModel("", 32, 5, 1, 1, scoring="softmax_after_topk", correction_bias=True)
-        yield Case(label="logits chosen by a bias", make=_route(biased))
-
-    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        shape = (arguments["logits"].shape[0], arguments["top_k"])
-        return {"out_weights": (shape, torch.float32), "out_ids": (shape, torch.int32)}
-
-    def expect(self, arguments: Arguments) -> Any:
-        return self.reference(**arguments, dtype=torch.float64)
-
-    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
-        weights, ids = results["out_weights"], results["out_ids"]
-        want, want_ids = expected
-        wants = {"out_weights": want, "out_ids": want_ids}
-        sure = decided(**arguments)  # rounding cannot change the ids of these
-        wrong = (ids != want_ids).any(1) & sure
-        if bool(wrong.any()):
-            return Judgement(torch.inf, f"{int(wrong.sum())} of {len(sure)} tokens go to other experts", wants)
-        agree = weights_agree(weights, want, arguments.get("scaling_factor", 1.0)) | ~sure.unsqueeze(1)
-        if not bool(agree.all()):
-            error = (weights.double() - want).abs()[~agree]
-            return Judgement(
-                torch.inf, f"{int((~agree).sum())} weights are off, by up to {float(error.max()):.2g}", wants
-            )
-        return Judgement(0.0, "", wants)
-
-
-def _route(model: MoeModel | str, **inputs: Any) -> Make:
-    return lambda device: routing_inputs(model, **{"tokens": 7} | inputs, device=device)
-
-
-def _no_numbers(scoring: str) -> Make:
-    """Logits that are no numbers, beside some that are."""
-    inf, nan = torch.inf, torch.nan
-    rows = [[nan, 1.0, nan, 0.0, 3.0], [-inf, 1.0, -inf, 0.0, 2.0], [nan] * 5, [-inf] * 5, [0.0, inf, 1.0, 2.0, nan]]
-    options: Arguments = {"top_k": 3, "scoring": scoring, "renormalize": True}
-    return lambda device: {"logits": torch.tensor(rows, device=device, dtype=torch.float32), **options}
-
-
-def _otherwise(make: Make, change: Arguments) -> Make:
-    return lambda device: {name: value for name, value in (make(device) | change).items() if value is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernelhub.evidence.cases.case import Arguments, Make
+from kernelhub.ops.case import Arguments, Make
 from kernelhub.ops.formats import E4M3, E8M0
 
 

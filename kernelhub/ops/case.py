@@ -1,6 +1,6 @@
 """What an op's cases are: calls that a kernel is asked, and how its answers are judged.
 
-An op's module here has one class that derives from `OpCases`:
+An op's `cases.py` has one class that derives from `OpCases`:
 
 1. `cases` gives its calls, of shapes small enough for a CPU and of some that kernels for GPUs take; each with what is
    unusual about it. A call that a kernel's record refuses is some other kernel's to answer. Between them the cases use

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Judgement, Make, OpCases, turned
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.case import Arguments, Judgement, Make, OpCases, turned
 
 
 class AttendingCases(OpCases):

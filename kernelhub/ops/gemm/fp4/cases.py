@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, Packing, worst
-from kernelhub.evidence.cases.operands import lacking, scaled, zeroed
+from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, Packing, worst
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
 from kernelhub.ops.gemm.fp4.tolerance import error_allowed
+from kernelhub.ops.gemm.variants import lacking, scaled, zeroed
 
 FP16, FP32 = torch.float16, torch.float32
 TOKENS = (0, 1, 2, 3, 5, 15, 16, 17, 33, 63, 64, 65, 128, 129)

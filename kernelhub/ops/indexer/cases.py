@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, same_bits, worst
+from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, same_bits, worst
 from kernelhub.ops.indexer.inputs import IndexerModel, logits_inputs, paged_logits_inputs, topk_inputs
 from kernelhub.ops.indexer.layout import split_cache
 from kernelhub.ops.indexer.tolerance import relative_error_allowed, sizes

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from kernelhub.evidence.cases.case import Arguments, Case
 from kernelhub.evidence.results import SERVING
+from kernelhub.ops.case import Arguments, Case
 from kernelhub.ops.models.calls import calls_of, counts_of
 from kernelhub.ops.models.problems import Need
 

@@ -1,4 +1,4 @@
-"""Cases of `fp8_gemm` and `bmm_fp8`."""
+"""Cases of `fp8_gemm`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, Packing
-from kernelhub.evidence.cases.operands import lacking, scaled, transposed, zeroed
-from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
+from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, Packing
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import Expected, compare, expected_of
+from kernelhub.ops.gemm.variants import lacking, scaled, transposed, zeroed
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TOKENS = (0, 1, 2, 3, 5, 15, 16, 17, 33, 63, 64, 65, 128, 129)
@@ -92,7 +91,7 @@ class Fp8GemmCases(OpCases):
         return expected_of(self.reference, arguments)
 
     def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
-        return _compared(self.reference, results["out"], arguments, expected)
+        return compared(self.reference, results["out"], arguments, expected)
 
     def pack(self, plan: Any, arguments: Arguments) -> tuple[Arguments, tuple[Packing, ...]]:
         weight = {name: arguments[name] for name in ("b", "b_scale")}
@@ -101,52 +100,8 @@ class Fp8GemmCases(OpCases):
         return rest | {"b": packed}, (Packing(packed, tuple(weight.values())),)
 
 
-class BmmFp8Cases(OpCases):
-    """Scales of the whole and of each matrix."""
-
-    op = "bmm_fp8"
-
-    def cases(self) -> Iterator[Case]:
-        each: Arguments = {"a_scaling": "batch", "b_scaling": "batch"}
-        real: Arguments = {"batch": 4, "n": 512, "k": 128}
-        forms = {"as a whole": {}, "each": each, "a each": {"a_scaling": "batch"}, "b each": {"b_scaling": "batch"}}
-        for label, form in forms.items():
-            yield Case(label=f"scaled {label}", make=_bmm(**form), quick=True, repeats=True)
-            yield Case(label=f"scaled {label}, 512 x 128", make=_bmm(**form | real), quick=True)
-            for parameter in ("a_scale", "b_scale"):
-                yield Case(
-                    label=f"scaled {label}, {parameter} four times as large",
-                    make=scaled(_bmm(**form | real), parameter, 2),
-                    without=_bmm(**form | real),
-                    feature=parameter,
-                    quick=True,
-                )
-                yield Case(label=f"scaled {label}, tiny {parameter}", make=scaled(_bmm(**form), parameter, -40))
-                yield Case(label=f"scaled {label}, {parameter} of zero", make=zeroed(_bmm(**form), parameter))
-        for operand in ("a", "b"):
-            yield Case(label=f"{operand} in e5m2", make=_bmm(e5m2=operand, **each), quick=True)
-        for dtype in (FP16, FP32):
-            yield Case(label=str(dtype)[6:], make=_bmm(out_dtype=dtype, **each), quick=True)
-        for batch in (0, 1, 2, 9):
-            yield Case(label=f"batch of {batch}", make=_bmm(batch=batch, **each))
-        for tokens in TOKENS:
-            for name, shape in (("", {}), (", 512 x 128", real)):
-                make = _bmm(tokens=tokens, **shape)
-                yield Case(label=f"{tokens} tokens{name}", make=make, tokens=True, quick=tokens in FEW_TOKENS)
-        for n, k in ((1, 1), (63, 16), (65, 33), (129, 127), (128, 512)):
-            yield Case(label=f"N {n}, K {k}", make=_bmm(n=n, k=k, out_dtype=FP32, **each))
-
-    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"out": ((*arguments["a"].shape[:2], arguments["b"].shape[1]), arguments["out_dtype"])}
-
-    def expect(self, arguments: Arguments) -> Expected:
-        return expected_of(self.reference, arguments)
-
-    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
-        return _compared(self.reference, results["out"], arguments, expected)
-
-
-def _compared(reference: Any, out: Tensor, arguments: Arguments, expected: Expected) -> Judgement:
+def compared(reference: Any, out: Tensor, arguments: Arguments, expected: Expected) -> Judgement:
+    """Judge a product; rows and columns of NaN in the reference must be NaN, the rest is judged as a product."""
     want = expected.exact
     if not out.numel():
         return Judgement(0.0, "", {"out": want})
@@ -156,7 +111,7 @@ def _compared(reference: Any, out: Tensor, arguments: Arguments, expected: Expec
             return Judgement(torch.inf, f"{hidden} elements that are NaN are numbers", {"out": want})
         rows, columns = ~want.isnan().all(1), ~want.isnan().all(0)
         part = _part_of(arguments, rows, columns)
-        return _compared(reference, out[rows][:, columns], part, expected_of(reference, part))
+        return compared(reference, out[rows][:, columns], part, expected_of(reference, part))
     agreement = compare(out, reference, arguments, matrix_instructions=out.is_cuda, expected=expected)
     ratio = max(agreement.largest, agreement.row, agreement.column)
     return Judgement(
@@ -168,10 +123,6 @@ def _compared(reference: Any, out: Tensor, arguments: Arguments, expected: Expec
 
 def _fp8(**inputs: Any) -> Make:
     return lambda device: fp8_gemm_inputs(**{"tokens": 20, "n": 192, "k": 256} | inputs, device=device)
-
-
-def _bmm(**inputs: Any) -> Make:
-    return lambda device: bmm_fp8_inputs(**{"batch": 3, "tokens": 12, "n": 96, "k": 160} | inputs, device=device)
 
 
 def _part_of(arguments: Arguments, rows: Tensor, columns: Tensor) -> Arguments:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.evidence.cases.case import Arguments, Case, Judgement, Make, OpCases, worst
-from kernelhub.evidence.cases.operands import lacking, scaled, zeroed
+from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, worst
 from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
 from kernelhub.ops.gemm.grouped.tolerance import error_allowed
+from kernelhub.ops.gemm.variants import lacking, scaled, zeroed
 
 FLOATS = ("bfloat16", "float16", "float32")
 QUANTISED = ("tensor", "channel", "block", "nvfp4", "mxfp4", *PAIRS)
