@@ -170,7 +170,7 @@ def _group(process_group: Any) -> tuple[Any, int, int]:
         raise ConfigurationError("agree: this process is not in the group; only its ranks may call this")
     store_of = getattr(c10d, "_get_process_group_store", None)  # no public name gives a group's store
     if store_of is None:
-        raise ConfigurationError(f"agree: torch {torch.__version__} tells no store of a process group")
+        raise ConfigurationError(f"agree: torch {torch.__version__} does not expose the store of a process group")
     return store_of(process_group or dist.group.WORLD), rank, size
 
 

@@ -117,7 +117,7 @@ def _settle(key: str, statements: Sequence[Statement], failed: Mapping[str, Refu
             if not selection["order"]
         ]
         told = told or f"rank {', '.join(map(str, none))} can run none"
-        message = f"no kernel can run {key} on every rank: {told}; `kernelhub explain` on those ranks tells what to do"
+        message = f"no kernel can run {key} on every rank: {told}; `kernelhub explain` on those ranks says what to do"
         return Failure("no_common_kernel", message, ranks or tuple(none))
     if chosen != lead["order"][0] and any(statement["strict"] for statement in statements):
         message = f"{key}: rank {LEAD} chose {lead['order'][0]}, and strict is on, so that no other may take its place"
