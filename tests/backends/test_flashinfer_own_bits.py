@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -438,7 +439,8 @@ class TestTileCompiler:
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
         monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda-13"))
-        monkeypatch.setattr("kernelhub.backends.flashinfer.quant.requirements.folders", self.only(tmp_path))
+        requirements = importlib.import_module(tile_compiler.__module__)  # the package has a function of that name
+        monkeypatch.setattr(requirements, "folders", self.only(tmp_path))
         return tmp_path
 
     def only(self, site: Path) -> Any:

@@ -171,8 +171,8 @@ class TestPlaces:
         os.chown(folders / "xdg", STRANGER, STRANGER)
         code = keep() + 'from kernelhub.runtime.caches.store import holds_any\nholds_any("kind", "sm_90a")\n'
         code += (
-            'root.keeps("kind", executable=True)\nlist(ours.caches())\nlist(store.every())\n'
-            + "answer(path=first.path)"
+            'root.keeps("kind", executable=True)\nfrom kernelhub.runtime.caches import inventory\n'
+            + "list(inventory.caches())\nlist(store.every())\nanswer(path=first.path)"
         )
         told = child(code, environment, user=STRANGER)
         assert told["path"].startswith(str(folders / "xdg"))
