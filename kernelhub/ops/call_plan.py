@@ -72,10 +72,11 @@ def _written(function: Callable[..., Any], call: str, fixed: tuple[str, ...]) ->
         "    return run, traced\n"
     )
     name = f"<plan of {function.__name__}>"
-    made: dict[str, Callable[..., Any]] = {}
+    made: dict[str, Any] = {"__name__": __name__}  # by which `runtime.lines` finds the plan's own frame
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     exec(compile(source, name, "exec"), made)
-    return made["make"]
+    make: Callable[..., Any] = made["make"]
+    return make
 
 
 def _literal(default: Any) -> str:

@@ -394,7 +394,9 @@ def test_an_older_release_is_refused_by_its_version() -> None:
 
 def test_every_call_of_the_table_is_held_by_a_record() -> None:
     folder = Path(inspect.getfile(calls)).parent
-    held = "".join(path.read_text() for name in ("kernels", "requirements") for path in folder.rglob(f"{name}.py"))
+    held = "".join(
+        path.read_text() for name in ("__init__", "kernels", "requirements") for path in folder.rglob(f"{name}.py")
+    )
     for name, value in vars(calls).items():
         if value in (*calls.CALLS, *calls.NEWER):
             assert f"calls.{name}" in held, f"{name} is held by no record"
