@@ -36,10 +36,10 @@ from kernelhub.ops.moe.routing.op import route_experts as route_experts
 from kernelhub.ops.packed import PackedWeight as PackedWeight
 from kernelhub.ops.quant.fp8 import dequantize_fp8 as dequantize_fp8
 from kernelhub.ops.quant.fp8 import quantize_fp8 as quantize_fp8
-from kernelhub.ops.quant.mxfp4 import dequantize_mxfp4 as dequantize_mxfp4
-from kernelhub.ops.quant.mxfp4 import quantize_mxfp4 as quantize_mxfp4
-from kernelhub.ops.quant.mxfp8 import dequantize_mxfp8 as dequantize_mxfp8
-from kernelhub.ops.quant.mxfp8 import quantize_mxfp8 as quantize_mxfp8
+from kernelhub.ops.quant.mx import dequantize_mxfp4 as dequantize_mxfp4
+from kernelhub.ops.quant.mx import dequantize_mxfp8 as dequantize_mxfp8
+from kernelhub.ops.quant.mx import quantize_mxfp4 as quantize_mxfp4
+from kernelhub.ops.quant.mx import quantize_mxfp8 as quantize_mxfp8
 from kernelhub.ops.quant.nvfp4 import dequantize_nvfp4 as dequantize_nvfp4
 from kernelhub.ops.quant.nvfp4 import quantize_nvfp4 as quantize_nvfp4
 from kernelhub.probes.device import DeviceFacts as DeviceFacts

@@ -31,8 +31,7 @@ What is not an ordinary number has a defined result:
   codes 0, so that the whole group reads back as NaN rather than as something else;
 * a scale that was given is divided by as IEEE says, whatever it is; NaN that comes of it is code 0x7f.
 
-Files: `problem` (facets), `fp8`, `nvfp4`, `mxfp4`, `mxfp8` (the ops), `mx` (what those of MX share), `arguments`
-(checks, shapes, memory of results), `quantize_fp8_call`, `quantize_nvfp4_call`, `quantize_mx_call`, `dequantize_call`
-(launch), `adapter` (what a kernel must be), `reference`, `inputs`, `cases`, `tolerance` (bounds of the round trip),
-`library` (torch.compile).
+Files: `problem` (facets), `fp8`, `nvfp4`, `mx` (the ops: checks, launch, public functions), `arguments` (checks,
+shapes, memory of results), `dequantize_call` (launch of all ways back), `adapter` (what a kernel must be),
+`reference`, `inputs`, `cases`, `tolerance` (bounds of the round trip).
 """
