@@ -30,12 +30,29 @@ class CallPlan(Plan):
     fixed: ClassVar[Fixed] = {}
     kept: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, op: Op[Any], bound: Bound, arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        op: Op[Any],
+        bound: Bound,
+        arguments: tuple[Any, ...] = (),
+        *,
+        kept: Mapping[str, Any] | None = None,
+        run: Callable[..., Any] | None = None,
+    ) -> None:
+        """Arguments:
+
+        op: the op.
+        bound: the selection made ready.
+        arguments: of the bound function, as the plan was prepared with them.
+        kept: more parameters that keep a value, which `call` does not name.
+        run: what is called in place of the bound function.
+        """
         problem, order = bound.selection.problem, self.call.split(", ")
         values = {name: of(problem) for name, of in self.fixed.items()}
         values |= {name: arguments[order.index(name)] for name in self.kept}
+        values |= kept or {}
         make = _written(op.function, self.call, tuple(values))
-        run, traced = make(bound.run, op.function, bound.selection.selected, **values)
+        run, traced = make(run or bound.run, op.function, bound.selection.selected, **values)
         run.__qualname__ = f"{op.contract.name}.run"
         super().__init__(bound, traced_as(run, traced))
 

@@ -17,6 +17,7 @@ from torch.nested._internal.nested_tensor import NestedTensor
 from kernelhub.dispatch.op import Backend
 from kernelhub.ops.arguments import check_wants_no_gradient, plain
 from kernelhub.ops.operands import check_operand
+from kernelhub.ops.packed import PackedWeight, described
 
 _LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
 
@@ -43,6 +44,8 @@ def _plain(value: Any) -> Any:
     """A tensor as the eager op takes it without going through its operator again."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
+    if isinstance(value, PackedWeight):
+        return described(_plain(value.parts()), value.description)
     return plain(value) if isinstance(value, Tensor) else value
 
 
@@ -50,6 +53,11 @@ _VALUE_OR_TENSOR = Form(
     "float? {}_value, Tensor? {}",
     lambda value: (None, value) if isinstance(value, Tensor) else (value, None),
     lambda value, tensor: tensor if value is None else value,
+)
+_WEIGHT = Form(  # a packed one crosses as its parts and its description
+    "Tensor[] {}, str {}_description",
+    lambda weight: (weight.parts(), weight.description) if isinstance(weight, PackedWeight) else ([weight], ""),
+    lambda parts, description: described(parts, description) if description else parts[0],
 )
 FORMS: Mapping[str, Form] = {
     "Tensor": _itself("Tensor"),
@@ -63,6 +71,12 @@ FORMS: Mapping[str, Form] = {
     "str": _itself("str"),
     "torch.dtype": _itself("ScalarType"),
     "torch.dtype | None": _itself("ScalarType?"),
+    "torch.dtype | str | None": Form(
+        "ScalarType? {}, str? {}_name",
+        lambda value: (None, value) if isinstance(value, str) else (value, None),
+        lambda dtype, name: dtype if name is None else name,
+    ),
+    "Tensor | PackedWeight": _WEIGHT,
     "Scale": _VALUE_OR_TENSOR,
     "float | Tensor | None": _VALUE_OR_TENSOR,
     "Window": Form(
@@ -86,6 +100,8 @@ class Traced:
         asked: name of the flag that asks for a result, for those results that not every call returns.
         given_back: name of the parameter that is itself the result where it is given; an operator cannot return it.
         within: a context in which the op runs.
+        in_place: operands that may be the destination, too; an operator may write no operand that it also reads, so
+            that it reads a copy.
     """
 
     def __init__(
@@ -95,12 +111,14 @@ class Traced:
         asked: Mapping[str, str] | None = None,
         given_back: Mapping[str, str] | None = None,
         within: Callable[[Callable[[], Any]], Any] | None = None,
+        in_place: Sequence[str] = (),
     ) -> None:
         self._memory = memory
         self._results = tuple(results)
         self._asked = dict(asked or {})
         self._given_back = dict(given_back or {})
         self._within = within or (lambda run: run())
+        self._in_place = tuple(in_place)
 
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Define the operators of a function, and return what takes its place in traced code."""
@@ -165,6 +183,7 @@ class Traced:
         defaults: dict[str, Any] = {"backend": None}
         defaults |= {item: of.default for item, of in parameters.items() if of.default is not of.empty}
         tensors = [item for item, of in parameters.items() if "Tensor" in str(of.annotation)]
+        dense = [item for item, form in forms.items() if form is FORMS["Tensor"] or form is _WEIGHT]
 
         def traced(*args: Any, **named: Any) -> Any:
             if len(args) > len(order):
@@ -183,8 +202,11 @@ class Traced:
                 if isinstance(tensor, Tensor):
                     if tensor.is_nested:
                         check_operand(name, item, tensor)
-                elif forms.get(item, FORMS["Tensor | None"]).schema.startswith("Tensor {}"):
+                elif item in dense and not isinstance(tensor, PackedWeight):
                     check_operand(name, item, tensor)
+            for item in self._in_place:
+                if any(given[item] is given[place] for place in places):
+                    given[item] = given[item] if given[item] is None else given[item].clone()
             flat: list[Any] = []
             for item, form in forms.items():
                 flat.extend(form.flat(given[item]))

@@ -27,9 +27,11 @@ hold the weight's numbers raises `InvalidArgument` when it packs.
 from __future__ import annotations
 
 import abc
+import ast
 import contextlib
+import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -67,6 +69,7 @@ class PackedWeight:
         dtype: of the weight before packing.
         facts: what else the op must know of the weight, such as its number format.
         unpacker: gives back the tensors that were packed, in their order.
+        description: all but the tensors and the unpacker, in words: see `described`.
     """
 
     layout: str
@@ -77,6 +80,12 @@ class PackedWeight:
     dtype: torch.dtype
     facts: Mapping[str, Any] = field(default_factory=dict)
     unpacker: Callable[[PackedWeight], Tensors] | None = None
+    description: str = field(init=False)  # made once: torch.compile reads it as a constant
+
+    def __post_init__(self) -> None:
+        parts = tuple((name, tensor is not None) for name, tensor in self.tensors.items())
+        about = (self.layout, self.op, self.kernel, parts, self.shape, self.dtype, dict(self.facts))
+        object.__setattr__(self, "description", repr(_literal(about)))
 
     @property
     def device(self) -> torch.device:
@@ -102,6 +111,10 @@ class PackedWeight:
         """The arguments of `pack`, bit for bit."""
         return tuple(self.tensors.values()) if self.unpacker is None else self.unpacker(self)
 
+    def parts(self) -> list[Tensor]:
+        """The tensors that are present, in their order."""
+        return [tensor for _, tensor in self._present()]
+
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}: {describe(tensor)}" for name, tensor in self._present())
         facts = "".join(f", {name}={value}" for name, value in self.facts.items())
@@ -112,6 +125,40 @@ class PackedWeight:
 
     def _present(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, tensor) for name, tensor in self.tensors.items() if tensor is not None)
+
+
+def described(parts: Sequence[Tensor], description: str) -> PackedWeight:
+    """A packed weight of its parts and its description; it cannot be unpacked."""
+    layout, op, kernel, names, shape, dtype, facts = _read(description)
+    given = iter(parts)
+    tensors = {name: next(given) if present else None for name, present in names}
+    return PackedWeight(layout, op, kernel, tensors, shape, dtype, facts)
+
+
+@functools.lru_cache(1024)
+def _read(description: str) -> Any:
+    return _value(ast.literal_eval(description))
+
+
+def _literal(value: Any) -> Any:
+    """A value of plain types, which Python reads back from its text: a dtype as the set of its name."""
+    if isinstance(value, dict):
+        return {name: _literal(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_literal, value))
+    return {str(value)} if isinstance(value, torch.dtype) else value
+
+
+def _value(literal: Any) -> Any:
+    """The value of a literal."""
+    if isinstance(literal, dict):
+        return {name: _value(item) for name, item in literal.items()}
+    if isinstance(literal, tuple):
+        return tuple(map(_value, literal))
+    if isinstance(literal, set):
+        (name,) = literal
+        return getattr(torch, name.removeprefix("torch."))
+    return literal
 
 
 # By device and address, the packed weights that are alive: a launch is given their tensors alone (`packed_at`).

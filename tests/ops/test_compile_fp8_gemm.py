@@ -67,7 +67,8 @@ def test_fake_tensors_give_shapes_dtypes_and_device() -> None:
 
 def test_the_operators_pass_torch_s_own_check() -> None:
     arguments = fp8_gemm_inputs(tokens=5, n=96, k=160)
-    operands = (*(arguments[name] for name in ("a", "b", "a_scale", "b_scale")), None, 96, [], torch.bfloat16, None)
+    a, b, a_scale, b_scale = (arguments[name] for name in ("a", "b", "a_scale", "b_scale"))
+    operands = (a, [b], "", a_scale, b_scale, None, torch.bfloat16, None)
     # The other checks compare operands by multiplying and adding them, which torch does not do with float8.
     utils = ("test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.kernelhub.fp8_gemm.default, operands, test_utils=utils)

@@ -15,7 +15,7 @@ from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.errors import InvalidArgument, NoKernel, RegistrationError
 from kernelhub.ops.gemm.fp4.adapter import Fp4GemmAdapter
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
-from kernelhub.ops.packed import PackedWeight, PackingAdapter
+from kernelhub.ops.packed import PackedWeight, PackingAdapter, described
 from tests.conftest import DEVICE
 from tests.dispatch.backends import EVERYWHERE, record, register
 
@@ -49,6 +49,16 @@ def arguments() -> dict[str, Any]:
 
 def weight(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in ("b", "b_scale", "b_global_scale")}
+
+
+def test_its_parts_and_its_description_make_it_again() -> None:
+    facts = {"format": "nvfp4", "scale": (torch.float8_e4m3fn, (3, 4)), "bias_dtype": None}
+    tensors = {"codes": torch.ones(2, 3), "scale": None, "bias": torch.zeros(3)}
+    one = PackedWeight("mirror.v1", "fp4_gemm", "torch.dequantized", tensors, (3, 8), torch.uint8, facts)
+    other = described(one.parts(), one.description)
+    about = [(w.layout, w.op, w.kernel, w.shape, w.dtype, w.facts, list(w.tensors)) for w in (one, other)]
+    assert about[0] == about[1]
+    assert all(other.tensors[name] is tensor for name, tensor in tensors.items())
 
 
 class TestAKernelThatPacks:

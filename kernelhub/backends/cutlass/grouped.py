@@ -14,9 +14,8 @@ from torch import Tensor
 from kernelhub.backends.cutlass.libraries import VLLM, operator, supports
 from kernelhub.backends.shared.operands import is_row_major, row_major
 from kernelhub.backends.shared.scales import TILE_ROWS, tiled
-from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands, alphas, moved, places
 from kernelhub.ops.gemm.grouped.problem import SPAN, GroupedGemmProblem
-from kernelhub.ops.gemm.grouped.rows import alphas, moved, places
 
 
 class VllmNvFp4(GroupedGemmAdapter):

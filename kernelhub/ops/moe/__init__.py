@@ -9,6 +9,5 @@ Conventions of both:
 
 Files: `models` (shapes of published models); `routing/` and `experts/`, in each of which `problem` (facets),
 `op` (the public function), `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`; beside the
-op of experts `call` (launch), `check` (checks), `library` (torch.compile) and `weights` (formats of weights, by
-their scales).
+op of experts `call` (launch), `check` (checks) and `weights` (formats of weights, by their scales).
 """

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from kernelhub.backends.shared.operands import on_device_of, row_major
 from kernelhub.backends.shared.scales import TILE_GROUPS, TILE_ROWS, tiled
-from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands, alphas, kept_elsewhere, places
 from kernelhub.ops.gemm.grouped.problem import FP4, SPAN, GroupedGemmProblem
-from kernelhub.ops.gemm.grouped.rows import alphas, kept_elsewhere, places
 
 
 class MaskedCuteDsl(GroupedGemmAdapter):

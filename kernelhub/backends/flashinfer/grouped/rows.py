@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
-from kernelhub.ops.gemm.grouped.rows import places
+from kernelhub.ops.gemm.grouped.adapter import GroupedOperands, places
 
 
 class Padded(NamedTuple):

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.calls import taking
 from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
-from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands, places
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
-from kernelhub.ops.gemm.grouped.rows import places
 
 _SCRATCH_BYTES = 1 << 20  # two descriptors of 128 bytes for each multiprocessor
 _TAKES = (

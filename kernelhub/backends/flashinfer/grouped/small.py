@@ -17,9 +17,8 @@ from kernelhub.backends.flashinfer.grouped.rows import padded
 from kernelhub.backends.shared.operands import on_device_of, row_major
 from kernelhub.backends.shared.scales import TILE_ROWS, tiled
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands, alphas, moved, places
 from kernelhub.ops.gemm.grouped.problem import SPAN, GroupedGemmProblem
-from kernelhub.ops.gemm.grouped.rows import alphas, moved, places
 
 _ALIGNMENT = 4  # rows
 _SMALLEST = 256  # N and K of the product by which the module is loaded

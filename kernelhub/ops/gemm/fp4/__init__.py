@@ -15,6 +15,6 @@ by multiplying there; float16 holds code x scale of nvfp4 exactly too, not that 
 
 Weights may come packed (`kernelhub.ops.packed`).
 
-Files: `problem` (facets), `op` (the public function), `operands` (formats, checks), `call` (launch), `adapter` (what
-a kernel must be), `reference`, `tolerance`, `inputs`, `cases`, `library` (torch.compile).
+Files: `problem` (facets), `op` (checks, launch, plan, the public function), `adapter` (what a kernel must be),
+`reference` (also the formats, told from dtypes), `tolerance`, `inputs`, `cases`.
 """

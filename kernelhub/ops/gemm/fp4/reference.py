@@ -1,15 +1,36 @@
-"""`fp4_gemm` in plain torch: dequantised, multiplied."""
+"""`fp4_gemm` in plain torch: formats told from dtypes, dequantised, multiplied."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from kernelhub.ops.formats import from_e2m1, from_e8m0
-from kernelhub.ops.gemm.fp4.operands import a_format_of, fp4_format_of
-from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, NVFP4
+from kernelhub.ops.arguments import dtype_name
+from kernelhub.ops.formats import E4M3, E8M0, from_e2m1, from_e8m0
+from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.runtime.precision import at_own_precision
+
+BYTES = (torch.uint8, torch.float4_e2m1fn_x2)
+EXPONENTS = (E8M0, torch.uint8)
+
+
+def a_format_of(a: Tensor, a_scale: Tensor | None) -> str:
+    """Format of a; empty if there is none such."""
+    if a.dtype in (torch.bfloat16, torch.float16):
+        return dtype_name(a.dtype) if a_scale is None else ""
+    if a_scale is None:
+        return ""
+    if a.dtype is E4M3:
+        return FP8 if a_scale.dtype is torch.float32 else MXFP8 if a_scale.dtype in EXPONENTS else ""
+    return fp4_format_of(a_scale) if a.dtype in BYTES else ""
+
+
+def fp4_format_of(scale: Tensor | None) -> str:
+    """Format of float4 with such scales; empty if there is none such."""
+    if scale is None:
+        return ""
+    return NVFP4 if scale.dtype is E4M3 else MXFP4 if scale.dtype in EXPONENTS else ""
 
 
 def values(codes: Tensor, scale: Tensor | None, global_scale: Tensor | None, form: str, dtype: torch.dtype) -> Tensor:

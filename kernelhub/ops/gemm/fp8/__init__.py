@@ -14,6 +14,6 @@ mx        e8m0 [M, ceil(K/32)]                            e8m0 [N, ceil(K/32)]
 Of row, at least one of the two is per row. Weights are [N, K], as in checkpoints. Scales are in linear, row-major
 order or have any strides; none is swizzled.
 
-Files: `problem` (facets), `op` (the public function), `scaling` (geometry of scales), `checks`, `call` (launch),
-`adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`, `library` (torch.compile).
+Files: `problem` (facets), `op` (launch, plan, the public function), `checks`, `scaling` (geometry of scales),
+`adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`.
 """

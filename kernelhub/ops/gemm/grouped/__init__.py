@@ -8,6 +8,6 @@ Rows come in one of two forms:
 Lengths are on the device. Rows that belong to no group are not read and not written. Weights are ``[G, N, K]``, in a
 float dtype, float8_e4m3fn or fp4, and rows too; scales multiply.
 
-Files: `problem` (facets), `scales` (which geometry a scale has), `op` (the public function), `call` (checks and
-launch), `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`.
+Files: `problem` (facets), `scales` (which geometry a scale has), `op` (launch, plan, the public function), `checks`,
+`adapter` (what a kernel must be, where groups lie), `reference`, `tolerance`, `inputs`, `cases`.
 """

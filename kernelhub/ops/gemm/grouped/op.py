@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -9,19 +10,120 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Ask, Backend, Op
 from kernelhub.dispatch.publish import publish
+from kernelhub.ops.arguments import Forms, dtype_name
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
-from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
-from kernelhub.ops.gemm.grouped.call import bind, check, default_out_dtype, problem_of
-from kernelhub.ops.gemm.grouped.problem import (
-    GROUPED_GEMM,
-    MOST_FEW,
-    GroupedGemmProblem,
-)
+from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.gemm.grouped.checks import NAME, Operands, check, check_form, check_lengths, default_out_dtype
+from kernelhub.ops.gemm.grouped.problem import FEW, FP4, GROUPED_GEMM, MANY, MOST_FEW, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.reference import grouped_gemm_reference
-from kernelhub.ops.gemm.grouped.scales import geometry_of_a, geometry_of_b
+from kernelhub.ops.gemm.grouped.scales import PACKED, geometry_of_a, geometry_of_b
+from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.operators import Traced
+from kernelhub.ops.values import checks_devices
+from kernelhub.probes.device import facts_of
+
+_READ = GroupedOperands._fields
+_VECTORS = tuple(map(_READ.index, ("offsets", "group_sizes", "a_global_scale", "b_global_scale")))
+_FLOATING = ("a", "a_scale", "b_scale", "bias")
+
+
+def problem_of(key: Any, device: int) -> GroupedGemmProblem:
+    """The problem that a key means on a device; the key is built in `grouped_gemm`."""
+    a_dtype, b_dtype, groups, n, b_columns, many, masked, a_scale, b_scale, a_global, b_global, bias, out_dtype = key
+    packed = b_dtype in PACKED
+    return GroupedGemmProblem(
+        device=facts_of(device),
+        a_dtype=FP4 if a_dtype in PACKED else dtype_name(a_dtype),
+        b_dtype=FP4 if packed else dtype_name(b_dtype),
+        out_dtype=dtype_name(out_dtype),
+        num_groups=groups,
+        n=n,
+        k=2 * b_columns if packed else b_columns,
+        rows=MANY if many else FEW,
+        masked=masked,
+        a_scale=a_scale,
+        b_scale=b_scale,
+        a_global_scale=a_global,
+        global_scale=b_global,
+        bias=bias,
+    )
+
+
+def bind(
+    adapter: GroupedGemmAdapter,
+    problem: GroupedGemmProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the destination, the launch."""
+    launch, compute = adapter.launch, adapter.compute
+    out_dtype, masked = getattr(torch, problem.out_dtype), problem.masked
+    lengths_at, lengths_name = (3, "group_sizes") if masked else (2, "offsets")
+    # What may have one element, which is contiguous whatever it is a view of.
+    one, one_row = problem.num_groups == 1, problem.num_groups == 1 and problem.n == 1
+    kinds = {0: problem.k == 1, 1: one_row and problem.k == 1, 4: problem.a_scale is not None}
+    kinds |= {5: problem.b_scale is not None and (one or problem.b_scale == "tensor")}
+    kinds |= {6: problem.a_global_scale, 7: problem.global_scale, 8: one_row and problem.bias}
+    scalars = [at for at, may_be_one in kinds.items() if may_be_one]
+    forms, reads = Forms(device), problem.device.type == "cpu" or checks_devices()
+
+    def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None, checked: bool = False) -> Tensor:
+        """`checked`: the call was checked, and this function made for it."""
+        a, b = operands[:2]
+        if a.get_device() != device:
+            there: Tensor = elsewhere(a.get_device())(operands, given_dtype, out)
+            return there
+        form = None
+        if given_dtype is None or type(given_dtype) is torch.dtype:
+            form = forms.of((*operands, out), given_dtype)
+        if form is None or form not in forms or transformed():
+            if not checked:
+                check(operands, given_dtype, out)
+                check_form(operands, out, problem)
+            forms.add(form)
+        else:
+            check_loose(NAME, _FLOATING, (a, operands[4], operands[5], operands[8]))
+            for scale in scalars:
+                if operands[scale].is_neg():  # type: ignore[union-attr]
+                    check(operands, given_dtype, out)
+            if out is not None:
+                check_own_memory(NAME, "out", out, _READ, operands)
+            if reads:
+                check_lengths(lengths_name, operands[lengths_at], b.shape[0], a, masked)
+        if not a.numel():
+            return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype) if out is None else out
+        tick()
+        operands = _dense(operands)
+        if out is None:
+            try:
+                return compute(GroupedOperands(*operands))
+            except Exception as error:
+                failed(compute, error)
+                raise
+        try:
+            launch(GroupedOperands(*operands), out)
+        except Exception as error:
+            failed(launch, error)
+            raise
+        return out
+
+    return run
+
+
+def _dense(operands: Operands) -> Operands:
+    """Vectors of one number a group as kernels read them, one after the other; the others have strides."""
+    if all(operands[at] is None or operands[at].is_contiguous() for at in _VECTORS):  # type: ignore[union-attr]
+        return operands
+    made = list(operands)
+    for at in _VECTORS:
+        vector = operands[at]
+        made[at] = None if vector is None else vector.contiguous()
+    return tuple(made)  # type: ignore[return-value]
+
 
 _op: Op[GroupedGemmProblem] = Op(
     Contract.of(

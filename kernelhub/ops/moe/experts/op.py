@@ -12,15 +12,15 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
-from kernelhub.ops.moe.experts import library
+from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
 from kernelhub.ops.moe.experts.call import asked_by, bind, key_of, problem_of, step_of, with_layout
 from kernelhub.ops.moe.experts.check import Operands, check
 from kernelhub.ops.moe.experts.packing import layer_of, packed, with_packed
 from kernelhub.ops.moe.experts.problem import FUSED_MOE, ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fused_moe_reference
+from kernelhub.ops.operators import Traced
 from kernelhub.ops.packed import PackedWeight, PackingPlan, layout_of, prepared
 
 _op: Op[ExpertsProblem] = Op(
@@ -36,9 +36,10 @@ _op: Op[ExpertsProblem] = Op(
 _get = _op.table.get
 _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
+_OF_TOKENS = ("x", "topk_weights", "topk_ids", "residual", "out")
 
 
-class ExpertsPlan(PackingPlan):
+class ExpertsPlan(CallPlan, PackingPlan):
     """A kernel chosen for a layer: ``run(x, topk_weights, topk_ids, residual=None, out=None)`` is a whole call.
 
     Weights, scales, biases, the map and everything else are those it was prepared with, which it keeps alive; where
@@ -47,57 +48,18 @@ class ExpertsPlan(PackingPlan):
     """
 
     __slots__ = ()
+    call = ", ".join(_OF_TOKENS)
 
     def __init__(self, bound: Bound, given: Operands) -> None:
-        kernel, problem = bound.selection.selected, bound.selection.problem
+        problem = bound.selection.problem
         nothing = given.x.new_empty(0)  # the layer is kept, not the tokens it was prepared with
         layer = given._replace(x=nothing, topk_weights=nothing, topk_ids=nothing, residual=None, out=None)
         if problem.weight_layout != layout_of(given.w13):  # the kernel reads no other
             layer = with_packed(layer, *packed(bound.selection, bound.adapter, layer))
-        step = step_of(bound, layer)
-
-        def run(
-            x: Tensor,
-            topk_weights: Tensor,
-            topk_ids: Tensor,
-            residual: Tensor | None = None,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            return step(x, topk_weights, topk_ids, residual, out)
-
-        def traced(
-            x: Tensor,
-            topk_weights: Tensor,
-            topk_ids: Tensor,
-            residual: Tensor | None = None,
-            out: Tensor | None = None,
-        ) -> Tensor:
-            return fused_moe(
-                x,
-                layer.w13,
-                layer.w2,
-                topk_weights,
-                topk_ids,
-                activation=problem.activation,
-                activation_dtype=asked_by(problem),
-                w13_scale=layer.w13_scale,
-                w2_scale=layer.w2_scale,
-                w13_global_scale=layer.w13_global_scale,
-                w2_global_scale=layer.w2_global_scale,
-                w13_bias=layer.w13_bias,
-                w2_bias=layer.w2_bias,
-                a1_scale=layer.a1_scale,
-                a2_scale=layer.a2_scale,
-                alpha=layer.alpha,
-                limit=layer.limit,
-                apply_router_weight_on_input=problem.apply_router_weight_on_input,
-                expert_map=layer.expert_map,
-                residual=residual,
-                out=out,
-                backend=kernel,
-            )
-
-        super().__init__(bound, traced_as(run, traced))
+        kept = {name: value for name, value in layer._asdict().items() if name not in _OF_TOKENS}
+        kept |= {"activation": problem.activation, "activation_dtype": asked_by(problem)}
+        kept |= {"apply_router_weight_on_input": problem.apply_router_weight_on_input}
+        super().__init__(_op, bound, kept=kept, run=step_of(bound, layer))
 
     def pack(
         self,
@@ -142,7 +104,11 @@ def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwarg
     return prepared(_op, asked, backend, with_layout, packing, lambda bound: ExpertsPlan(bound, given))
 
 
-@publish(_op, _prepare, traced=library.fused_moe)
+def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
+    return {"out": x.new_empty(x.shape)}
+
+
+@publish(_op, _prepare, traced=Traced(_memory, in_place=("x", "residual")))
 def fused_moe(
     x: Tensor,
     w13: Tensor | PackedWeight,
@@ -241,30 +207,8 @@ def fused_moe(
         torch.Size([5, 32])
     """
     if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
-        return library.fused_moe(
-            x,
-            w13,
-            w2,
-            topk_weights,
-            topk_ids,
-            activation=activation,
-            activation_dtype=activation_dtype,
-            w13_scale=w13_scale,
-            w2_scale=w2_scale,
-            w13_global_scale=w13_global_scale,
-            w2_global_scale=w2_global_scale,
-            w13_bias=w13_bias,
-            w2_bias=w2_bias,
-            a1_scale=a1_scale,
-            a2_scale=a2_scale,
-            alpha=alpha,
-            limit=limit,
-            apply_router_weight_on_input=apply_router_weight_on_input,
-            expert_map=expert_map,
-            residual=residual,
-            out=out,
-            backend=backend,
-        )
+        traced: Tensor = _op.traced(**locals())
+        return traced
     given = Operands(
         x,
         w13,

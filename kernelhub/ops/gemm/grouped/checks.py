@@ -1,25 +1,20 @@
-"""How a call of `grouped_gemm` becomes a launch: its problem, its checks, its run."""
+"""What the contract of `grouped_gemm` says of a call, and of the operands of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import Forms, check_wants_no_gradient, describe, dtype_name
-from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.gemm.grouped.problem import (
     BLOCKS,
-    FEW,
     FLOATS,
     FP4,
     FP4_ROWS,
     GROUPS,
-    MANY,
     PARTNERS,
     GroupedGemmProblem,
 )
@@ -34,18 +29,14 @@ from kernelhub.ops.gemm.grouped.scales import (
     shapes_of_a,
     shapes_of_b,
 )
-from kernelhub.ops.operands import check_destination, check_loose, check_operand, check_own_memory, transformed
-from kernelhub.ops.values import checks_devices, values_to_check
-from kernelhub.probes.device import facts_of
+from kernelhub.ops.operands import check_destination, check_operand
+from kernelhub.ops.values import values_to_check
 
 NAME = "grouped_gemm"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _DTYPES = (*_FLOATS, torch.float8_e4m3fn, *PACKED)
 
-_READ = GroupedOperands._fields
-_VECTORS = tuple(map(_READ.index, ("offsets", "group_sizes", "a_global_scale", "b_global_scale")))
 
-_FLOATING = ("a", "a_scale", "b_scale", "bias")
 _Maybe = Tensor | None
 Operands = tuple[Tensor, Tensor, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
 
@@ -53,28 +44,6 @@ Operands = tuple[Tensor, Tensor, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe,
 def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
     """Raise the error that names the parameter."""
     raise InvalidArgument(NAME, parameter, problem, fix)
-
-
-def problem_of(key: Any, device: int) -> GroupedGemmProblem:
-    """The problem that a key means on a device; the key is built in `grouped_gemm`."""
-    a_dtype, b_dtype, groups, n, b_columns, many, masked, a_scale, b_scale, a_global, b_global, bias, out_dtype = key
-    packed = b_dtype in PACKED
-    return GroupedGemmProblem(
-        device=facts_of(device),
-        a_dtype=FP4 if a_dtype in PACKED else dtype_name(a_dtype),
-        b_dtype=FP4 if packed else dtype_name(b_dtype),
-        out_dtype=dtype_name(out_dtype),
-        num_groups=groups,
-        n=n,
-        k=2 * b_columns if packed else b_columns,
-        rows=MANY if many else FEW,
-        masked=masked,
-        a_scale=a_scale,
-        b_scale=b_scale,
-        a_global_scale=a_global,
-        global_scale=b_global,
-        bias=bias,
-    )
 
 
 def default_out_dtype(a_dtype: torch.dtype) -> torch.dtype:
@@ -115,7 +84,7 @@ def check(operands: Operands, out_dtype: Any, out: Any) -> None:
         fix = f"b has {k}: it is [G, N, K]" + (f", {halves}" if PACKED[0] in (a.dtype, b.dtype) else "")
         refuse("a", f"has {columns_of(a)} columns", fix)
     lengths, parameter = (group_sizes, "group_sizes") if masked else (offsets, "offsets")
-    _check_lengths(parameter, lengths, groups, a, masked)
+    check_lengths(parameter, lengths, groups, a, masked)
     if out_dtype is not None and out_dtype not in _FLOATS:
         refuse("out_dtype", f"is {out_dtype}", f"give {', '.join(FLOATS)}")
     _check_scales(a, b, a_scale, b_scale, (groups, n, k))
@@ -142,7 +111,7 @@ def _check_form(a: Tensor, offsets: Tensor | None, group_sizes: Tensor | None) -
     return masked
 
 
-def _check_lengths(parameter: str, lengths: Tensor | None, groups: int, a: Tensor, masked: bool) -> None:
+def check_lengths(parameter: str, lengths: Tensor | None, groups: int, a: Tensor, masked: bool) -> None:
     assert lengths is not None
     if lengths.dtype is not torch.int32 or tuple(lengths.shape) != (groups,):
         refuse(parameter, f"is {describe(lengths)}", f"give int32 {[groups]}, one for each group of b")
@@ -215,80 +184,7 @@ def _check_global_scales(a: Tensor, b: Tensor, operands: Operands) -> None:
             refuse(parameter, f"is {describe(given)}", f"give float32 {list(shapes[0])}")
 
 
-def bind(
-    adapter: GroupedGemmAdapter,
-    problem: GroupedGemmProblem,
-    device: int,
-    tick: Callable[[], int],
-    elsewhere: Callable[[int], Callable[..., Any]],
-) -> Callable[..., Any]:
-    """The function that a call runs: the checks, the destination, the launch."""
-    launch, compute = adapter.launch, adapter.compute
-    out_dtype, masked = getattr(torch, problem.out_dtype), problem.masked
-    lengths_at, lengths_name = (3, "group_sizes") if masked else (2, "offsets")
-    # What may have one element, which is contiguous whatever it is a view of.
-    one, one_row = problem.num_groups == 1, problem.num_groups == 1 and problem.n == 1
-    kinds = {0: problem.k == 1, 1: one_row and problem.k == 1, 4: problem.a_scale is not None}
-    kinds |= {5: problem.b_scale is not None and (one or problem.b_scale == "tensor")}
-    kinds |= {6: problem.a_global_scale, 7: problem.global_scale, 8: one_row and problem.bias}
-    scalars = [at for at, may_be_one in kinds.items() if may_be_one]
-    forms, reads = Forms(device), problem.device.type == "cpu" or checks_devices()
-
-    def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None, checked: bool = False) -> Tensor:
-        """`checked`: the call was checked, and this function made for it."""
-        a, b = operands[:2]
-        if a.get_device() != device:
-            there: Tensor = elsewhere(a.get_device())(operands, given_dtype, out)
-            return there
-        form = None
-        if given_dtype is None or type(given_dtype) is torch.dtype:
-            form = forms.of((*operands, out), given_dtype)
-        if form is None or form not in forms or transformed():
-            if not checked:
-                check(operands, given_dtype, out)
-                _check_plan(operands, out, problem)
-            forms.add(form)
-        else:
-            check_loose(NAME, _FLOATING, (a, operands[4], operands[5], operands[8]))
-            for scale in scalars:
-                if operands[scale].is_neg():  # type: ignore[union-attr]
-                    check(operands, given_dtype, out)
-            if out is not None:
-                check_own_memory(NAME, "out", out, _READ, operands)
-            if reads:
-                _check_lengths(lengths_name, operands[lengths_at], b.shape[0], a, masked)
-        if not a.numel():
-            return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype) if out is None else out
-        tick()
-        operands = _dense(operands)
-        if out is None:
-            try:
-                return compute(GroupedOperands(*operands))
-            except Exception as error:
-                failed(compute, error)
-                raise
-        try:
-            launch(GroupedOperands(*operands), out)
-        except Exception as error:
-            failed(launch, error)
-            raise
-        return out
-
-    return run
-
-
-def _dense(operands: Operands) -> Operands:
-    """Vectors of one number a group as kernels read them, one after the other; the others have strides."""
-    if all(operands[at] is None or operands[at].is_contiguous() for at in _VECTORS):  # type: ignore[union-attr]
-        return operands
-    made = list(operands)
-    for at in _VECTORS:
-        vector = operands[at]
-        made[at] = None if vector is None else vector.contiguous()
-    return tuple(made)  # type: ignore[return-value]
-
-
-def _check_plan(operands: Operands, out: Tensor | None, problem: GroupedGemmProblem) -> None:
+def check_form(operands: Operands, out: Tensor | None, problem: GroupedGemmProblem) -> None:
     """Operands are those that the kernel was made for: a plan may be run with others than it was prepared for."""
     a, b, offsets, _, a_scale, b_scale, a_global_scale, b_global_scale, bias = operands
     b_kind = geometry_of_b(b_scale, b)
