@@ -6,7 +6,7 @@ Every op is called with its contract's example, in small sizes, and with its des
 
     call    a cached call
     fresh   the same without destinations, so that it allocates its results
-    plan    a plan's `run`, or its step's, with its destinations
+    plan    a plan's `run`, or its step's, with its destinations and the plan's own weights
     miss    a call whose key is new, beyond the same call cached; the kernel that does nothing is asked first
     selection the choice alone, among all kernels of the op, every library installed: on that one of the simulated
             devices on which it takes longest
@@ -131,6 +131,7 @@ def _measure(function: Any) -> dict[str, float]:
             "forget": function.op._forget,
         }
         run = plan.run
+        of_run = {name: value for name, value in given.items() if name not in getattr(plan, "weights", ())}
         if hasattr(plan, "begin"):
             step = plan.begin(**_taken(plan.begin, given))
             run = step.run
@@ -145,7 +146,7 @@ def _measure(function: Any) -> dict[str, float]:
             "empty": "empty(q, q, q)",
             "call": call,
             "fresh": _spelled("function", function, arguments, names, "given"),
-            "plan": _spelled("run", run, _taken(run, given), names, "run"),
+            "plan": _spelled("run", run, _taken(run, of_run), names, "run"),
             "launch": f"launch({', '.join(launch)})",
         }
         nothing.launch = _nothing

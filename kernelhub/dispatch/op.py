@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
@@ -31,8 +31,9 @@ from kernelhub.dispatch.policy import Names, Policy, names_asked_for
 from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.refusal import no_kernel
 from kernelhub.dispatch.selection import Selection
+from kernelhub.dispatch.shapes import standing_in
 from kernelhub.dispatch.words import Layers
-from kernelhub.errors import NoKernel
+from kernelhub.errors import InvalidArgument, NoKernel
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -56,11 +57,28 @@ class Ask:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an op answers to `Ask`: key, device index, and the arguments as its `run` would get them."""
+    """What an op answers to `Ask`: key, device index, and the arguments as its `run` would get them.
+
+    Attributes:
+        shapes: parameters that were given as meta tensors; zeros stand for them in `arguments`.
+    """
 
     key: Key
     device: int
     arguments: tuple[Any, ...]
+    shapes: frozenset[str] = frozenset()
+
+    def check_kept(self, op: str, *parameters: str) -> None:
+        """Values that a plan keeps must be given.
+
+        Raises:
+            InvalidArgument: one of the parameters was given as a meta tensor.
+        """
+        for parameter in parameters:
+            if parameter in self.shapes:
+                raise InvalidArgument(
+                    op, parameter, "is on meta", "the plan keeps its values: give a tensor with memory"
+                )
 
 
 class Op(Generic[ProblemT]):
@@ -180,16 +198,20 @@ class Op(Generic[ProblemT]):
         return next((self._asked[key] for key in keys if key in self._asked), {})
 
     def ask(self, backend: Backend, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Asked:
-        """How the op's function reads these arguments."""
+        """How the op's function reads these arguments; meta tensors are read as tensors of unknown values."""
         if type(backend) is list:
             backend = tuple(backend)
-        asked: Asked = self.function(*args, **kwargs, backend=Ask(backend))
+        shapes: frozenset[str] = frozenset()
+        with standing_in(self.function, args, kwargs) as stand_ins:
+            if stand_ins is not None:
+                args, kwargs, shapes = (), stand_ins.arguments, stand_ins.parameters
+            asked: Asked = self.function(*args, **kwargs, backend=Ask(backend))
         if asked.key not in self._asked:
             given = inspect.signature(self.function).bind(*args, **kwargs).arguments
             if backend is not None:
                 given["backend"] = backend
             self._asked[asked.key] = written(given, device_of(asked.device))
-        return asked
+        return replace(asked, shapes=shapes) if shapes else asked
 
     def select(
         self,
@@ -252,7 +274,10 @@ class OpFunction(Protocol[P, R, PlanT]):
 
     @overload
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PlanT:
-        """Choose once, for arguments like these; see `kernelhub.dispatch.plan`."""
+        """Choose once, for arguments like these; see `kernelhub.dispatch.plan`.
+
+        Meta tensors are taken too, for shapes and dtypes alone (`kernelhub.dispatch.shapes`).
+        """
 
     @overload
     def prepare(self, *args: Any, packing: bool, **kwargs: Any) -> PlanT:

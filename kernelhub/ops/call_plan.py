@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from kernelhub.dispatch.bound import Bound
-from kernelhub.dispatch.op import Backend, Op
+from kernelhub.dispatch.op import Asked, Backend, Op
 from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.ops.arguments import refuse
 
 Fixed = Mapping[str, Callable[[Any], Any]]  # parameter -> its value, of the problem
 PlanT = TypeVar("PlanT", bound="CallPlan")
@@ -23,37 +24,47 @@ class CallPlan(Plan):
         call: the arguments of the bound function, as the op's public function passes them.
         fixed: parameters that the problem fixes, with their values for traced code.
         kept: parameters of `call` that keep the value which the plan was prepared with.
+        weights: parameters that keep it where a run is given none of them. Those that `call` does not name come last in
+            `run`, and as one tuple behind the arguments of `call`.
     """
 
     __slots__ = ()
     call: ClassVar[str]
     fixed: ClassVar[Fixed] = {}
     kept: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
         op: Op[Any],
         bound: Bound,
-        arguments: tuple[Any, ...] = (),
+        asked: Asked,
         *,
-        kept: Mapping[str, Any] | None = None,
         run: Callable[..., Any] | None = None,
+        values: Mapping[str, Any] | None = None,
+        weights: Sequence[Any] | None = None,
     ) -> None:
         """Arguments:
 
         op: the op.
         bound: the selection made ready.
-        arguments: of the bound function, as the plan was prepared with them.
-        kept: more parameters that keep a value, which `call` does not name.
-        run: what is called in place of the bound function.
+        asked: the call that the plan was prepared with.
+        run: what takes the arguments of `call`; by default the bound function.
+        values: parameters that `call` does not name, with the values that they keep.
+        weights: values of `weights`; by default those of `asked`.
         """
-        problem, order = bound.selection.problem, self.call.split(", ")
-        values = {name: of(problem) for name, of in self.fixed.items()}
-        values |= {name: arguments[order.index(name)] for name in self.kept}
-        values |= kept or {}
-        make = _written(op.function, self.call, tuple(values))
-        run, traced = make(run or bound.run, op.function, bound.selection.selected, **values)
-        run.__qualname__ = f"{op.contract.name}.run"
+        problem, order, name = bound.selection.problem, self.call.split(", "), op.contract.name
+        asked.check_kept(name, *self.kept)
+        fixed = {name: of(problem) for name, of in self.fixed.items()}
+        fixed |= {name: asked.arguments[order.index(name)] for name in self.kept} | dict(values or {})
+        if not asked.shapes.isdisjoint(self.weights):
+            kept: tuple[Any, ...] = ()  # nothing stands behind shapes
+        else:
+            kept = tuple(weights or (asked.arguments[order.index(part)] for part in self.weights))
+        weights_of = _weights_of(name, self.weights, kept)
+        make = _written(op.function, self.call, tuple(fixed), self.weights)
+        run, traced = make(run or bound.run, op.function, bound.selection.selected, kept, weights_of, **fixed)
+        run.__qualname__ = f"{name}.run"
         super().__init__(bound, traced_as(run, traced))
 
 
@@ -62,28 +73,61 @@ def prepares(op: Op[Any], plan: type[PlanT]) -> Callable[..., PlanT]:
 
     def prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PlanT:
         asked = op.ask(backend, args, kwargs)
-        return plan(op, op.bound_for(asked.key, asked.device, backend), asked.arguments)
+        return plan(op, op.bound_for(asked.key, asked.device, backend), asked)
 
     prepare.__annotations__["return"] = plan
     prepare.__doc__ = f"Select once for arguments like these: arguments as of `{op.contract.name}`."
     return prepare
 
 
+def _weights_of(op: str, names: Sequence[str], kept: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
+    """The function that gives the weights of a run: all that it was given, or all that the plan keeps."""
+
+    def weights_of(*given: Any) -> tuple[Any, ...]:
+        for name, weight in zip(names, given, strict=True):
+            if weight is not None:
+                if given[0] is None:
+                    refuse(op, name, f"is given without {names[0]}", f"give all of {', '.join(names)}, or none")
+                return given
+        if not kept:
+            refuse(op, names[0], "is missing", "the plan was prepared with its shape alone; give it to run")
+        return kept
+
+    return weights_of
+
+
 @functools.cache
-def _written(function: Callable[..., Any], call: str, fixed: tuple[str, ...]) -> Callable[..., Any]:
+def _written(
+    function: Callable[..., Any], call: str, fixed: tuple[str, ...], weights: tuple[str, ...]
+) -> Callable[..., Any]:
     """The function that makes `run` and `traced` of a plan. Tracebacks show its lines."""
     all_of = [item for item in inspect.signature(function).parameters.values() if item.name != "backend"]
-    open_ = [item for item in all_of if item.name not in fixed]
+    beside = weights if weights and weights[0] not in call.split(", ") else ()
+    open_ = [item for item in all_of if item.name not in (*fixed, *beside)]
     head = ", ".join(
-        item.name if item.default is item.empty else f"{item.name}={_literal(item.default)}" for item in open_
+        item.name
+        if item.default is item.empty and item.name not in weights
+        else f"{item.name}={None if item.name in weights else _literal(item.default)}"
+        for item in open_
     )
+    head += "".join(f", {name}=None" for name in beside)
     passed = ", ".join(f"{item.name}={item.name}" for item in all_of)
+    names = ", ".join(weights)
+    none = " is ".join(weights) + " is None"
+    taken, launch = "", f"        return bound_run({call})\n"
+    if weights:
+        taken = f"        if {weights[0]} is None:\n"
+        taken += f"            {names} = kept if kept and {none} else weights_of({names})\n"
+    if beside:
+        launch = f"        if {none}:\n    {launch}"
+        launch += f"        return bound_run({call}, weights_of({names}))\n"
     source = (
-        f"def make({', '.join(('bound_run', 'op', 'kernel', *fixed))}):\n"
+        f"def make({', '.join(('bound_run', 'op', 'kernel', 'kept', 'weights_of', *fixed))}):\n"
         f"    def run({head}):\n"
-        f"        return bound_run({call})\n"
+        f"{'' if beside else taken}{launch}"
         "\n"
         f"    def traced({head}):\n"
+        f"{taken}"
         f"        return op({passed}, backend=kernel)\n"
         "\n"
         "    return run, traced\n"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.shapes import STANDING_IN
 
 
 def checks_devices() -> bool:
@@ -27,7 +28,7 @@ def values_to_check(tensor: Tensor) -> Tensor | None:
     A tensor on a device is copied if KERNELHUB_CHECK asks for it, but not while a CUDA graph is captured.
     """
     if tensor.is_cpu:
-        return tensor
+        return None if STANDING_IN and id(tensor) in STANDING_IN else tensor
     if not checks_devices() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     return tensor.cpu()

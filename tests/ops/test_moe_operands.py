@@ -68,7 +68,8 @@ def test_no_kernel_reads_experts_whose_memory_is_not_their_numbers(kernel: str) 
         if isinstance(tensor, Tensor) and tensor.dtype in (torch.float32, torch.bfloat16, torch.int32):
             for made in odd(tensor).values():
                 refused(lambda name=name, made=made: kernelhub.fused_moe(**good | {name: made}, backend=kernel), name)
-                refused(lambda name=name, made=made: kernelhub.fused_moe.prepare(**good | {name: made}), name)
+                if not made.is_meta:  # whose shape suffices
+                    refused(lambda name=name, made=made: kernelhub.fused_moe.prepare(**good | {name: made}), name)
         elif isinstance(tensor, Tensor):
             refused(lambda name=name: kernelhub.fused_moe(**good | {name: good[name].to("meta")}), name)
 

@@ -265,6 +265,7 @@ class AttentionPlan(Plan):
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AttentionPlan:
     """Choose once for a layer configuration: arguments as of `attention`, whose values become the plan's."""
     asked = _op.ask(backend, args, kwargs)
+    asked.check_kept(NAME, "sinks", "k_scale", "v_scale")
     return AttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 

@@ -217,6 +217,7 @@ class PagedAttentionPlan(PagedPlan):
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PagedAttentionPlan:
     """Choose once for a layer configuration: arguments as of `paged_attention`, whose values become the plan's."""
     asked = _op.ask(backend, args, kwargs)
+    asked.check_kept(NAME, "sinks", "k_scale", "v_scale")
     return PagedAttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 

@@ -309,10 +309,8 @@ def quantize_fp8(
     except (AttributeError, TypeError, ValueError, RuntimeError):
         check_fp8(x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run = _quantize.table.get(key)
-    else:
-        run = _quantize.override(key, backend)
+    plain = backend is None and not (_contexts_used and _contexts())
+    run = _quantize.table.get(key) if plain else _quantize.override(key, backend)
     if run is None:
         check_fp8(x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout)
         run = _quantize.decide(key, x.get_device(), backend)
@@ -369,10 +367,8 @@ def dequantize_fp8(
     except (AttributeError, TypeError, ValueError, IndexError, ZeroDivisionError, RuntimeError):
         check_dequantize_fp8(x, scale, group_size, out_dtype)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run = _dequantize.table.get(key)
-    else:
-        run = _dequantize.override(key, backend)
+    plain = backend is None and not (_contexts_used and _contexts())
+    run = _dequantize.table.get(key) if plain else _dequantize.override(key, backend)
     if run is None:
         check_dequantize_fp8(x, scale, group_size, out_dtype)
         run = _dequantize.decide(key, x.get_device(), backend)

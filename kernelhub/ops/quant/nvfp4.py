@@ -220,10 +220,8 @@ def quantize_nvfp4(
     except AttributeError:
         check_nvfp4(x, global_scale)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run = _quantize.table.get(key)
-    else:
-        run = _quantize.override(key, backend)
+    plain = backend is None and not (_contexts_used and _contexts())
+    run = _quantize.table.get(key) if plain else _quantize.override(key, backend)
     if run is None:
         check_nvfp4(x, global_scale)
         run = _quantize.decide(key, x.get_device(), backend)
@@ -275,10 +273,8 @@ def dequantize_nvfp4(
     except (AttributeError, TypeError, RuntimeError):
         check_dequantize("dequantize_nvfp4", x, scale, global_scale, out_dtype)
         raise
-    if backend is None and not (_contexts_used and _contexts()):
-        run = _dequantize.table.get(key)
-    else:
-        run = _dequantize.override(key, backend)
+    plain = backend is None and not (_contexts_used and _contexts())
+    run = _dequantize.table.get(key) if plain else _dequantize.override(key, backend)
     if run is None:
         check_dequantize("dequantize_nvfp4", x, scale, global_scale, out_dtype)
         run = _dequantize.decide(key, x.get_device(), backend)

@@ -325,12 +325,14 @@ _contexts = HUB.contexts.get
 class Fp4GemmPlan(CallPlan, PackingPlan):
     """A kernel chosen for operands like these.
 
-    ``run(a, b, a_scale=None, b_scale=None, a_global_scale=None, b_global_scale=None, bias=None, out=None)`` is a whole
-    call. `pack` gives the weight as the kernel wants it; a plan prepared with that runs it.
+    ``run(a, b=None, a_scale=None, b_scale=None, a_global_scale=None, b_global_scale=None, bias=None, out=None)`` is a
+    whole call. Without b, its scales and bias it takes those that the plan was prepared with, which it keeps alive.
+    `pack` gives the weight as the kernel wants it; a plan prepared with that runs it.
     """
 
     __slots__ = ()
     call = "a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out"
+    weights = ("b", "b_scale", "b_global_scale", "bias")
     fixed: ClassVar[Fixed] = {"out_dtype": lambda problem: getattr(torch, problem.out_dtype)}
 
     def pack(self, b: Tensor, b_scale: Tensor, b_global_scale: Tensor | None = None) -> PackedWeight:
@@ -356,8 +358,8 @@ def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwarg
     asked = _op.ask(backend, args, kwargs)
 
     def make(bound: Bound) -> Fp4GemmPlan:
-        plan = Fp4GemmPlan(_op, bound, asked.arguments)
-        if packing and isinstance(weight := asked.arguments[1], Tensor):
+        plan = Fp4GemmPlan(_op, bound, asked)
+        if packing and isinstance(weight := asked.arguments[1], Tensor) and not asked.shapes & set(plan.weights):
             plan.check_packs(weight, asked.arguments[3], asked.arguments[5])
         return plan
 

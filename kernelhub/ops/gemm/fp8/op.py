@@ -227,13 +227,15 @@ _contexts = HUB.contexts.get
 
 
 class Fp8GemmPlan(CallPlan, PackingPlan):
-    """A kernel chosen for weights like these: ``run(a, b, a_scale, b_scale, bias=None, out=None)`` is a whole call.
+    """A kernel chosen for weights like these: ``run(a, b=None, a_scale=None, b_scale=None, bias=None, out=None)``.
 
-    Beside activations that are not quantised `pack` gives the weight as the kernel wants it.
+    A run is a whole call. Without b, b_scale and bias it takes those that the plan was prepared with, which it keeps
+    alive. Beside activations that are not quantised `pack` gives the weight as the kernel wants it.
     """
 
     __slots__ = ()
     call = "a, b, a_scale, b_scale, bias, out"
+    weights = ("b", "b_scale", "bias")
     fixed: ClassVar[Fixed] = {"out_dtype": lambda problem: getattr(torch, problem.out_dtype)}
 
     def pack(self, b: Tensor, b_scale: Tensor) -> PackedWeight:
@@ -265,8 +267,8 @@ def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwarg
     asked = _op.ask(backend, args, kwargs)
 
     def make(bound: Bound) -> Fp8GemmPlan:
-        plan = Fp8GemmPlan(_op, bound, asked.arguments)
-        if packing and isinstance(weight := asked.arguments[1], Tensor):
+        plan = Fp8GemmPlan(_op, bound, asked)
+        if packing and isinstance(weight := asked.arguments[1], Tensor) and not asked.shapes & set(plan.weights):
             plan.check_packs(weight, asked.arguments[3])
         return plan
 

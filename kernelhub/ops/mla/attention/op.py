@@ -178,6 +178,7 @@ class MlaAttentionPlan(PagedPlan):
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MlaAttentionPlan:
     """Choose once for a layer configuration: arguments as of `mla_attention`, whose values become the plan's."""
     asked = _op.ask(backend, args, kwargs)
+    asked.check_kept(NAME, "sinks", "kv_scale")
     return MlaAttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 

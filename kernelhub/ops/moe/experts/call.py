@@ -16,14 +16,13 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
-from kernelhub.ops.moe.experts.check import Operands, check, refuse
+from kernelhub.ops.moe.experts.check import WEIGHTS, Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, given_matrix
 from kernelhub.ops.operands import is_plain_view, may_overlap, span_of, tracing_state
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
 
-Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 _FIRST_OF_LAYER, _LAST_OF_LAYER = Operands._fields.index("w13_scale"), Operands._fields.index("a2_scale") + 1
 
 
@@ -163,18 +162,30 @@ def bind(
     return run
 
 
-def step_of(bound: Bound, layer: Operands) -> Step:
-    """The call of a plan, whose layer was checked and brought into form when it was prepared."""
+def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
+    """The call of a plan, whose layer was checked and brought into form when it was prepared.
+
+    Its last argument is another layer's weights; without weights of its own each call must be given some.
+    """
     problem: ExpertsProblem = bound.selection.problem
     run, activation, activation_dtype = bound.run, problem.activation, asked_by(problem)
-    fits, start = _fits_of(problem, layer.w13.get_device()), _start_of(bound.adapter, bound.counter.__next__)
+    fits, start = _fits_of(problem, bound.device), _start_of(bound.adapter, bound.counter.__next__)
     spans = [span_of(tensor) for tensor in _of_layer(layer) if tensor is not None]
-    w13, w2, values = _layer(problem.weights, layer)
-    prepared = (*bound.adapter.arrange(w13, w2), values)
+    prepared: tuple[Any, ...] = ()
+    if layer.w13 is not None:
+        w13, w2, values = _layer(problem.weights, layer)
+        prepared = (*bound.adapter.arrange(w13, w2), values)
 
-    def step(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, residual: Tensor | None, out: Tensor | None) -> Tensor:
+    def step(
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        residual: Tensor | None,
+        out: Tensor | None,
+        weights: tuple[Any, ...] = (),
+    ) -> Tensor:
         try:
-            if fits(x, topk_weights, topk_ids, residual, out):
+            if prepared and not weights and fits(x, topk_weights, topk_ids, residual, out):
                 first = last = 0
                 if out is not None:
                     first = out.data_ptr()
@@ -187,13 +198,19 @@ def step_of(bound: Bound, layer: Operands) -> Step:
         except InvalidArgument:
             raise
         except Exception:
-            given = layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out)
-            check(given, activation, activation_dtype)
+            check(called(x, topk_weights, topk_ids, residual, out, weights), activation, activation_dtype)
             raise
-        given = layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out)
-        check(given, activation, activation_dtype)
+        if not (prepared or weights):
+            refuse("w13", "is missing", "the plan was prepared with its shape alone; give it to run")
+        given = called(x, topk_weights, topk_ids, residual, out, weights)
+        if not weights:
+            check(given, activation, activation_dtype)
         result: Tensor = run(given)
         return result
+
+    def called(x: Any, topk_weights: Any, topk_ids: Any, residual: Any, out: Any, weights: tuple[Any, ...]) -> Operands:
+        others = dict(zip(WEIGHTS, weights, strict=True)) if weights else {}
+        return layer._replace(x=x, topk_weights=topk_weights, topk_ids=topk_ids, residual=residual, out=out, **others)
 
     return step
 

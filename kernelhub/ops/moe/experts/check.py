@@ -61,6 +61,8 @@ class Operands(NamedTuple):
     out: Tensor | None
 
 
+# Of a layer, those that a plan takes together, and that packed weights hold.
+WEIGHTS = tuple(side + part for part in ("", "_scale", "_global_scale", "_bias") for side in ("w13", "w2"))
 _TENSORS = tuple(name for name in Operands._fields if name not in ("alpha", "limit"))
 _NEEDED = ("x", "w13", "w2", "topk_weights", "topk_ids")
 _MOST_OF_AN_EXPERT = 2**31 - 1  # elements that kernels find by 32-bit numbers

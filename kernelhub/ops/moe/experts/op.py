@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,12 +10,12 @@ from torch import Tensor
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.op import Ask, Backend, Op
+from kernelhub.dispatch.op import Ask, Asked, Backend, Op
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
 from kernelhub.ops.moe.experts.call import asked_by, bind, key_of, problem_of, step_of, with_layout
-from kernelhub.ops.moe.experts.check import Operands, check
+from kernelhub.ops.moe.experts.check import NAME, WEIGHTS, Operands, check
 from kernelhub.ops.moe.experts.packing import layer_of, packed, with_packed
 from kernelhub.ops.moe.experts.problem import FUSED_MOE, ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fused_moe_reference
@@ -36,30 +35,37 @@ _op: Op[ExpertsProblem] = Op(
 _get = _op.table.get
 _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
-_OF_TOKENS = ("x", "topk_weights", "topk_ids", "residual", "out")
 
 
 class ExpertsPlan(CallPlan, PackingPlan):
     """A kernel chosen for a layer: ``run(x, topk_weights, topk_ids, residual=None, out=None)`` is a whole call.
 
-    Weights, scales, biases, the map and everything else are those it was prepared with, which it keeps alive; where
-    the kernel needs them packed and they were not, it keeps them packed instead. `pack` gives packed ones to keep.
+    Weights with their scales and biases, the map and everything else are those it was prepared with, which it keeps
+    alive; where the kernel needs them packed and they were not, it keeps them packed instead. The weights of another
+    layer of the same form may be given to a run by keyword, all of them: ``run(..., w13=w13, w2=w2)``; a plan that was
+    prepared with meta tensors for them has none, and must be given them. `pack` gives packed ones to keep or to give.
     ``plan.tiles(num_tokens)`` says which sizes a call takes and whether they are measured ones.
     """
 
     __slots__ = ()
-    call = ", ".join(_OF_TOKENS)
+    call = "x, topk_weights, topk_ids, residual, out"
+    weights = WEIGHTS
 
-    def __init__(self, bound: Bound, given: Operands) -> None:
-        problem = bound.selection.problem
+    def __init__(self, bound: Bound, asked: Asked) -> None:
+        problem, given = bound.selection.problem, asked.arguments[0]
+        asked.check_kept(NAME, "a1_scale", "a2_scale", "expert_map")
         nothing = given.x.new_empty(0)  # the layer is kept, not the tokens it was prepared with
         layer = given._replace(x=nothing, topk_weights=nothing, topk_ids=nothing, residual=None, out=None)
-        if problem.weight_layout != layout_of(given.w13):  # the kernel reads no other
-            layer = with_packed(layer, *packed(bound.selection, bound.adapter, layer))
-        kept = {name: value for name, value in layer._asdict().items() if name not in _OF_TOKENS}
-        kept |= {"activation": problem.activation, "activation_dtype": asked_by(problem)}
-        kept |= {"apply_router_weight_on_input": problem.apply_router_weight_on_input}
-        super().__init__(_op, bound, kept=kept, run=step_of(bound, layer))
+        if asked.shapes.isdisjoint(WEIGHTS):
+            if problem.weight_layout != layout_of(given.w13):  # the kernel reads no other
+                layer = with_packed(layer, *packed(bound.selection, bound.adapter, layer))
+        else:
+            layer = layer._replace(**dict.fromkeys(WEIGHTS))
+        weights = [getattr(layer, name) for name in WEIGHTS]
+        values = {"activation": problem.activation, "activation_dtype": asked_by(problem)}
+        values |= {"apply_router_weight_on_input": problem.apply_router_weight_on_input}
+        values |= {name: getattr(layer, name) for name in ("a1_scale", "a2_scale", "alpha", "limit", "expert_map")}
+        super().__init__(_op, bound, asked, run=step_of(bound, layer), values=values, weights=weights)
 
     def pack(
         self,
@@ -100,8 +106,7 @@ def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwarg
     the plan keep them packed: kernels that need that are ranked with the others.
     """
     asked = _op.ask(backend, args, kwargs)
-    given: Operands = asked.arguments[0]
-    return prepared(_op, asked, backend, with_layout, packing, lambda bound: ExpertsPlan(bound, given))
+    return prepared(_op, asked, backend, with_layout, packing, lambda bound: ExpertsPlan(bound, asked))
 
 
 def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
@@ -233,11 +238,7 @@ def fused_moe(
         key = key_of(given, activation, activation_dtype, apply_router_weight_on_input)
         if apply_router_weight_on_input is not False and apply_router_weight_on_input is not True:
             raise TypeError
-        if backend is None and not (_contexts_used and _contexts()):
-            run: Callable[..., Any] | None = _get(key)
-        else:
-            hash(key)
-            run = _op.override(key, backend)
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(given, activation, activation_dtype, apply_router_weight_on_input)
         raise

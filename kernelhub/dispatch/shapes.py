@@ -1,0 +1,82 @@
+"""Meta tensors in `prepare` and `explain`: arguments of which a call says shape, strides and dtype alone.
+
+Zeros stand for each while the op reads the call, on the device of the arguments that have memory, or on torch's default
+device. The op's checks do not look at their values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ORDINARY = (Tensor, torch.nn.Parameter)
+STANDING_IN: set[int] = set()  # ids of the tensors that stand for shapes, while an op reads them
+
+
+@dataclass
+class StandIns:
+    """A call whose meta tensors are replaced.
+
+    Attributes:
+        arguments: of the call, by name.
+        parameters: those that were given as meta tensors.
+    """
+
+    arguments: dict[str, Any]
+    parameters: frozenset[str]
+
+
+@contextlib.contextmanager
+def standing_in(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[StandIns | None]:
+    """The call with tensors in place of its meta tensors; None if it has no such, or no place for its arguments."""
+    if not any(_is_shape(item) for value in (*args, *kwargs.values()) for item in _items(value)):
+        yield None
+        return
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:  # the function says what is missing
+        yield None
+        return
+    items = [item for value in given.values() for item in _items(value)]
+    device = next((item.device for item in items if not item.is_meta), torch.get_default_device())
+    if device.type == "meta":
+        yield None
+        return
+    made: dict[int, Tensor] = {id(item): _zeros_like(item, device) for item in items if _is_shape(item)}
+    names = frozenset(name for name, value in given.items() if any(id(item) in made for item in _items(value)))
+    STANDING_IN.update(map(id, made.values()))
+    try:
+        yield StandIns({name: _replaced(value, made) for name, value in given.items()}, names)
+    finally:
+        STANDING_IN.difference_update(map(id, made.values()))
+
+
+def _items(value: Any) -> list[Tensor]:
+    """The tensors that an argument consists of."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [item for item in value if isinstance(item, Tensor)] if type(value) in (list, tuple) else []
+
+
+def _is_shape(tensor: Tensor) -> bool:
+    return type(tensor) in _ORDINARY and tensor.is_meta and tensor.layout is torch.strided
+
+
+def _zeros_like(tensor: Tensor, device: torch.device) -> Tensor:
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = torch.zeros(reach * tensor.itemsize if tensor.numel() else 0, dtype=torch.uint8, device=device)
+    return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+def _replaced(value: Any, made: Mapping[int, Tensor]) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(item, made) for item in value)
+    return made.get(id(value), value)
