@@ -300,11 +300,11 @@ def attention(
         k: ``[B, SK, KH, D]``, or ``[TK, KH, D]`` with `cu_seqlens_k`; dtype of q, or float8_e4m3fn or float8_e5m2 with
             scales. H is a multiple of KH.
         v: as k, with its own width DV.
-        cu_seqlens_q: int32 ``[num_seqs + 1]``, where the queries of each sequence begin and end in q.
-            Tokens past the last offset are left as they are in `out`.
+        cu_seqlens_q: int32 ``[num_seqs + 1]``, offsets in q at which each sequence begins and ends.
+            Rows of `out` past the last offset are not written.
         cu_seqlens_k: int32 ``[num_seqs + 1]``, the same for k and v.
-        max_seqlen_q: upper bound on the queries of a sequence, for ragged tensors; must hold.
-        max_seqlen_k: upper bound on the keys of a sequence, for ragged tensors; must hold.
+        max_seqlen_q: upper bound on the queries of a sequence, for ragged tensors; must be correct.
+        max_seqlen_k: upper bound on the keys of a sequence, for ragged tensors; must be correct.
         causal: queries see no later keys; the last query of a sequence sees all its keys.
         window: ``left`` or ``(left, right)``: how many keys before and after its own position a query
             sees, -1 for no limit. A model's "sliding window of w tokens" is ``window=w - 1``.
@@ -315,15 +315,15 @@ def attention(
         v_scale: factor of an fp8 v, in the same form.
         return_lse: also return the log of the softmax denominator.
         out: destination, of the shape and dtype that would be returned.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         ``q.shape[:-1] + (DV,)`` in the dtype of q; with `return_lse` also float32 ``[B, H, S]``, or
-        ``[H, T]`` for ragged tensors. A query that may see no key gives zeros.
+        ``[H, T]`` for ragged tensors. A query with no visible key gives zeros.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Example:
         >>> import torch, kernelhub

@@ -250,18 +250,18 @@ def paged_attention(
 
     Args:
         q: float32, float16 or bfloat16; ``[num_seqs, H, D]`` for decode, ``[num_seqs, tokens, H, D]`` for
-            speculative decode with as many queries for every sequence, ``[T, H, D]`` with `cu_seqlens_q`
-            for ragged batches. Queries are the last tokens of their sequence.
+            speculative decode with the same number of queries for every sequence, ``[T, H, D]`` with
+            `cu_seqlens_q` for ragged batches. Queries are the last tokens of their sequence.
         k_cache: ``[num_pages, page_size, KH, D]``, or ``[num_pages, KH, page_size, D]`` for
             ``kv_layout="HND"``; dtype of q, or float8_e4m3fn or float8_e5m2 with scales. H is a multiple of KH.
         v_cache: as k_cache, with its own width DV.
         block_table: int32 ``[num_seqs, max_pages]``, the pages of each sequence in order; entries past a
             sequence's last page are not read.
         seq_lens: int32 ``[num_seqs]``, KV tokens of each sequence including those of `q`; 0 is allowed.
-        cu_seqlens_q: int32 ``[num_seqs + 1]``, where the queries of each sequence begin and end in q.
-            Tokens past the last offset are left as they are in `out`.
-        max_seqlen_q: upper bound on the queries of a sequence, for ragged batches; it lets a kernel for
-            few queries be chosen, and must hold.
+        cu_seqlens_q: int32 ``[num_seqs + 1]``, offsets in q at which each sequence begins and ends.
+            Rows of `out` past the last offset are not written.
+        max_seqlen_q: upper bound on the queries of a sequence, for ragged batches; must be correct. A small bound
+            allows the selection of a kernel for few queries.
         causal: queries see no later keys; the last query sees all of its sequence.
         window: ``left`` or ``(left, right)``: how many keys before and after its own position a query
             sees, -1 for no limit. A model's "sliding window of w tokens" is ``window=w - 1``.
@@ -273,15 +273,15 @@ def paged_attention(
         kv_layout: ``"NHD"`` or ``"HND"``.
         return_lse: also return the log of the softmax denominator.
         out: destination, of the shape and dtype that would be returned.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         ``q.shape[:-1] + (DV,)`` in the dtype of q; with `return_lse` also float32 ``[H, T]``, or
-        ``[num_seqs, H, tokens]`` for speculative decode. A query that may see no key gives zeros.
+        ``[num_seqs, H, tokens]`` for speculative decode. A query with no visible key gives zeros.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Example:
         >>> import torch, kernelhub

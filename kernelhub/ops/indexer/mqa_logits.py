@@ -196,20 +196,20 @@ def mqa_logits(
     Args:
         q: ``[T, H, D]``, float8_e4m3fn, bfloat16, float16 or float32.
         k: ``[S, D]`` in the same dtype: the keys of all sequences, one head that all heads of q share.
-        k_scale: float32 ``[S]``, positive, multiplies the scores of a key; None for none.
-        weights: float32 ``[T, H]``; scales of q, of the heads and of the softmax belong in it.
+        k_scale: float32 ``[S]``, positive: factor of the scores of each key, or None.
+        weights: float32 ``[T, H]``; they include the scales of q, of the heads and of the softmax.
         cu_seqlen_ks: int32 ``[T]``: the first key of each query.
-        cu_seqlen_ke: int32 ``[T]``: the key after each query's last one. What lies outside of k is ignored.
+        cu_seqlen_ke: int32 ``[T]``: the key after each query's last one. Positions outside k are ignored.
         out: destination, float32 ``[T, S]``; it must overlap no operand.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         float32 ``[T, S]``: ``k_scale[s] * sum_h weights[t, h] * relu(q[t, h] . k[s])``, and -inf outside of a
         query's range.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         DeepSeek-V3.2 (2025), equation 1; `fp8_mqa_logits` of DeepGEMM with ``clean_logits=True``.

@@ -342,29 +342,29 @@ def paged_mqa_logits(
         q: ``[B, next_n, H, D]``, float8_e4m3fn, bfloat16, float16 or float32: the last `next_n` tokens of each
             sequence, more than one with speculation.
         k_cache: ``[pages, page_size, D]`` in the same dtype. Or, for a float8_e4m3fn q, uint8
-            ``[pages, page_size, D + 4]`` or ``[pages, page_size, 1, D + 4]``: each page the bytes of all its values,
-            then all its float32 scales.
-        k_scale_cache: float32 ``[pages, page_size]``, positive, multiplies the scores of a key; None for none, and
-            where `k_cache` holds them.
-        weights: float32 ``[B * next_n, H]``; scales of q, of the heads and of the softmax belong in it.
-        block_table: int32 ``[B, max_pages]``: the pages of each sequence; what lies beyond its length is not read.
-        seq_lens: int32 ``[B]``: keys of each sequence, its `next_n` last tokens among them.
-        max_seq_len: columns of the result; no sequence may be longer. Lengths and pages of tensors on a GPU are
-            checked with ``KERNELHUB_CHECK=1`` only.
+            ``[pages, page_size, D + 4]`` or ``[pages, page_size, 1, D + 4]``: each page has the bytes of all its
+            values, then all its float32 scales.
+        k_scale_cache: float32 ``[pages, page_size]``, positive: factor of the scores of each key. None if there are no
+            scales or `k_cache` contains them.
+        weights: float32 ``[B * next_n, H]``; they include the scales of q, of the heads and of the softmax.
+        block_table: int32 ``[B, max_pages]``: the pages of each sequence; entries past its length are not read.
+        seq_lens: int32 ``[B]``: keys of each sequence, including its last `next_n` tokens.
+        max_seq_len: columns of the result; no sequence may be longer. On a GPU only ``KERNELHUB_CHECK=1`` checks
+            lengths and pages.
         out: destination, float32 ``[B * next_n, max_seq_len]``; it must overlap no operand.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         float32 ``[B * next_n, max_seq_len]``: token i of `next_n` sees the first ``seq_lens - next_n + 1 + i`` keys,
         the columns after them are -inf.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
-        DeepSeek-V3.2 (2025), equation 1; `fp8_paged_mqa_logits` of DeepGEMM with ``clean_logits=True``, whose cache,
-        also that of vLLM and SGLang, is the one of uint8.
+        DeepSeek-V3.2 (2025), equation 1; `fp8_paged_mqa_logits` of DeepGEMM with ``clean_logits=True``. The uint8
+        cache is that of DeepGEMM, vLLM and SGLang.
 
     Example:
         >>> import torch, kernelhub

@@ -167,30 +167,29 @@ def topk_indices(
     out: Tensor | None = None,
     backend: Backend = None,
 ) -> Tensor:
-    """Find the `k` highest logits of each row, exactly, and give their places in ascending order.
+    """Find the `k` highest logits of each row, exactly, and return their positions in ascending order.
 
-    The answer is one and the same for every kernel and every run: of equal logits the first are taken. -inf is never
-    taken. NaN counts as higher than everything, so that it is not lost.
+    Every kernel and every run returns the same positions: among equal logits the first ones win. -inf is never
+    selected. NaN ranks above all numbers, so that it is not lost.
 
     Args:
         logits: float32 ``[T, S]``, as of `mqa_logits` and `paged_mqa_logits`.
-        k: how many to take of each row.
+        k: number of logits to select in each row.
         row_starts: int32 ``[T]``: the first column of each row; None for 0.
-        row_ends: int32 ``[T]``: the column after each row's last one; None for S. What lies outside of a row's
-            columns is not read.
+        row_ends: int32 ``[T]``: the column after each row's last one; None for S. Other columns are not read.
         out: destination, int32 ``[T, k]``.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
-        int32 ``[T, k]``: places counted from the row's start, ascending; -1 after them where there are fewer than `k`.
+        int32 ``[T, k]``: positions counted from the row's start, ascending, padded with -1 to `k`.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
-        DeepSeek-V3.2 (2025), equation 2; `top_k_per_row_prefill` of vLLM and `fast_topk_v2` of SGLang, whose places
-        count from the row's start too but come in no order, and whose ties may fall anyhow.
+        DeepSeek-V3.2 (2025), equation 2; `top_k_per_row_prefill` of vLLM and `fast_topk_v2` of SGLang, which also count
+        from the row's start, but return positions in any order and break ties arbitrarily.
 
     Example:
         >>> import torch, kernelhub

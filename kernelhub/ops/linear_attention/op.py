@@ -350,37 +350,37 @@ def linear_attention(
     return_state: bool = False,
     backend: Backend = None,
 ) -> Any:
-    """Attend through a state that decays: ``S_t = exp(-decay) S_(t-1) + k_t^T v_t`` and ``out_t = scale q_t S_t``.
+    """Linear attention with a decaying state: ``S_t = exp(-decay) S_(t-1) + k_t^T v_t``, ``out_t = scale q_t S_t``.
 
-    A token sees itself undecayed. Going on from a returned state is the same as one long call.
+    A token's own contribution does not decay. A call that starts from a returned state continues the earlier call.
 
     Args:
         q: ``[B, S, H, D]``, or ragged ``[T, H, D]`` with `cu_seqlens`; float32, float16 or bfloat16.
         k: of the shape and dtype of q.
         v: ``[B, S, H, Dv]``, or ``[T, H, Dv]``, in the same dtype.
-        decay: float32 ``[H]``, from 0 up: by how much the log of a state falls with each token (the slopes of
-            lightning attention).
-        state: float32 ``[N, H, D, Dv]``, what each of the N sequences goes on from; None for zero. With
+        decay: float32 ``[H]``, at least 0: the decrease of the state's log per token (the slopes of lightning
+            attention).
+        state: float32 ``[N, H, D, Dv]``, the initial state of each of the N sequences; None for zero. With
             `state_indices` ``[slots, H, D, Dv]``, a pool of states.
-        cu_seqlens: int32 ``[N + 1]``, where each sequence of a ragged batch starts, and the last one ends. Rows after
-            the last are not written.
+        cu_seqlens: int32 ``[N + 1]``, offsets at which each sequence of a ragged batch begins and ends. Rows past the
+            last offset are not written.
         scale: factor of the result.
-        state_indices: int32 ``[N]``, the slot of each sequence in `state` and `out_state`, no two alike. A sequence
-            at a negative one starts from zero, and its state is not kept.
+        state_indices: int32 ``[N]``, the slot of each sequence in `state` and `out_state`. Slots must be distinct. A
+            sequence with a negative slot starts from zero, and its state is not stored.
         out: destination of the result, in the shape and dtype of v; it must overlap no operand.
-        out_state: destination of the states after the last tokens, as `state`; it may be `state` itself, to go on in
-            place. Other slots stay as they are. Given, it is returned.
-        return_state: also return the states; without `out_state` new ones, ``[N, H, D, Dv]`` whatever the indices.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        out_state: destination of the final states, in the shape of `state`. It may be `state` itself, to update in
+            place. Other slots are not written. If it is given, it is returned.
+        return_state: also return the states; without `out_state` a new ``[N, H, D, Dv]``, also with `state_indices`.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
-    Decays, offsets and slots of tensors on a GPU are checked with ``KERNELHUB_CHECK=1`` only.
+    On a GPU only ``KERNELHUB_CHECK=1`` checks the values of decays, offsets and slots.
 
     Returns:
         The result in the shape and dtype of v; with `return_state` or `out_state` also the states, float32.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         Lightning Attention-2 (Qin et al. 2024); the convention is that of MiniMax-Text-01, of vLLM's lightning

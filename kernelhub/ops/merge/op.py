@@ -282,24 +282,25 @@ def merge_attention_states(
     Args:
         outs: results over each part, two or more in a list or stacked: ``[T, H, D]``, or ``[B, S, H, D]``, in
             float32, float16 or bfloat16.
-        lses: natural logs of their softmax denominators, float32 ``[H, T]``, or ``[B, H, S]``: as `attention` and
-            `paged_attention` return them. -inf or +inf says that a part has no key for that query; its result
+        lses: natural logs of their softmax denominators, float32 ``[H, T]``, or ``[B, H, S]``, as `attention` and
+            `paged_attention` return them. -inf or +inf means that the part has no key for that query; its result
             is then not read.
-        out: destination; without `out_scale` it may be one of `outs`, to merge in place. It overlaps none otherwise.
-        out_lse: destination of the merged LSE; it may be one of `lses`, and must overlap none otherwise. Given, the
-            LSE is returned.
+        out: destination. Without `out_scale` it may be one of `outs`, to merge in place. It must not overlap them
+            otherwise.
+        out_lse: destination of the merged LSE. It may be one of `lses` and must not overlap them otherwise. If it is
+            given, the LSE is returned.
         return_lse: also return the merged LSE.
-        out_scale: give the merged result divided by this as float8_e4m3fn, saturating at 448: a float other than 0, or
-            float32 of one element.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        out_scale: divide the merged result by this and return float8_e4m3fn, saturated at 448: a float other than 0,
+            or float32 of one element.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         The merged result in the shape and dtype of each, or in float8_e4m3fn with `out_scale`; with `return_lse` also
         the LSE. A query without a key in any part gives zeros and -inf.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         Section 3.1 of FlashAttention-2 (Dao 2023), where blocks of keys are merged in the same way.

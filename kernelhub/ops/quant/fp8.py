@@ -258,26 +258,27 @@ def quantize_fp8(
 
     Args:
         x: ``[..., K]``, bfloat16, float16 or float32, of any strides; ``[..., N, K]`` for blocks.
-        granularity: what shares a scale: ``"tensor"``; ``"token"``, a row (also a weight's output channel);
-            ``"group"``, `group_size` elements of a row, the last group shorter if it must be; ``"block"``, 128 x 128.
-        group_size: elements of a group, 128 for activations of DeepSeek's kind.
-        scale: a given scale, float32 of one element for ``"tensor"``, ``[...]`` or ``[..., 1]`` for ``"token"``.
-        ue8m0: make scales powers of two, rounded up.
-        scale_dtype: float32, or float8_e8m0fnu, which holds powers of two only.
-        scale_layout: ``"row"``; or ``"column"``, scales column by column, with columns that begin 16 bytes
-            aligned, which DeepGEMM's and vLLM's kernels read without a copy.
+        granularity: elements that share a scale: ``"tensor"``, all; ``"token"``, a row (also a weight's output
+            channel); ``"group"``, `group_size` elements of a row, the last group may be shorter; ``"block"``,
+            128 x 128.
+        group_size: elements of a group; 128 for DeepSeek's activations.
+        scale: a static scale, float32 of one element for ``"tensor"``, ``[...]`` or ``[..., 1]`` for ``"token"``.
+        ue8m0: round scales up to powers of two.
+        scale_dtype: float32, or float8_e8m0fnu, which represents powers of two only.
+        scale_layout: ``"row"``; or ``"column"``, column-major scales whose columns are aligned to 16 bytes, which
+            DeepGEMM's and vLLM's kernels read without a copy.
         out: destination of the codes, float8_e4m3fn of x's shape.
         out_scale: destination of the scales.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         The codes in x's shape, and the scales: ``[1]``, ``[..., 1]``, ``[..., ceil(K / group_size)]`` or
-        ``[..., ceil(N / 128), ceil(K / 128)]``; the given scale, if one was. Codes saturate at 448. Zeros, denormals,
-        infinity and NaN have defined results (see `kernelhub.ops.quant`).
+        ``[..., ceil(N / 128), ceil(K / 128)]``; a given scale is returned as it is. Codes saturate at 448. Zeros,
+        denormals, infinity and NaN have defined results (see `kernelhub.ops.quant`).
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         DeepSeek-V3 (2024), section 3.3; FP8 Formats for Deep Learning (Micikevicius et al. 2022).
@@ -331,22 +332,22 @@ def dequantize_fp8(
 
     Args:
         x: codes, float8_e4m3fn ``[..., K]``, of any strides.
-        scale: float32 or float8_e8m0fnu; what shares a scale is told from the shape: one element, ``[...]`` or
-            ``[..., 1]``, ``[..., ceil(K / group_size)]``, or ``[..., ceil(N / 128), ceil(K / 128)]`` of blocks.
-        group_size: elements of a row that share a scale, where groups do.
+        scale: float32 or float8_e8m0fnu. Its shape determines the granularity: one element, ``[...]`` or
+            ``[..., 1]``, ``[..., ceil(K / group_size)]``, or ``[..., ceil(N / 128), ceil(K / 128)]`` for blocks.
+        group_size: elements of a row that share a scale, for scales per group.
         out_dtype: bfloat16, float16 or float32.
         out: destination of x's shape.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         ``code * scale`` in x's shape, rounded to float32, then to `out_dtype`.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
-        The checkpoints of DeepSeek-V3, whose ``weight_scale_inv`` is such a scale of blocks.
+        The checkpoints of DeepSeek-V3, whose ``weight_scale_inv`` is a scale per block.
 
     Example:
         >>> import torch, kernelhub

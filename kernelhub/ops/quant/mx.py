@@ -239,19 +239,19 @@ def quantize_mxfp4(
 
     Args:
         x: ``[..., K]``, bfloat16, float16 or float32, of any strides; K is a multiple of 32.
-        scale_rounding: ``"floor"``, the specification's scale, with which the largest of a group may saturate; or
-            ``"up"``, the least power of two with which nothing does.
+        scale_rounding: ``"floor"``, the specification's scale, which may saturate the largest element of a group; or
+            ``"up"``, the smallest power of two that saturates none.
         out: destination of the codes, uint8 ``[..., K / 2]``.
         out_scale: destination of the scales, float8_e8m0fnu ``[..., K / 32]``.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         Codes, uint8 ``[..., K / 2]``, the first of two in the low four bits; scales, float8_e8m0fnu ``[..., K / 32]``,
         row by row, not swizzled. Zeros, denormals, infinity and NaN have defined results (see `kernelhub.ops.quant`).
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         OCP Microscaling Formats (MX) Specification 1.0, section 6.3; for ``"up"`` Mishra et al. 2025.
@@ -280,14 +280,14 @@ def dequantize_mxfp4(
         scale: float8_e8m0fnu ``[..., K / 32]``, or its bytes; row by row, not swizzled.
         out_dtype: bfloat16, float16 or float32.
         out: destination ``[..., K]``.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         ``code * scale`` ``[..., K]``, rounded to float32, then to `out_dtype`.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         OCP Microscaling Formats (MX) Specification 1.0; the experts of gpt-oss.
@@ -313,19 +313,19 @@ def quantize_mxfp8(
 
     Args:
         x: ``[..., K]``, bfloat16, float16 or float32, of any strides; the last group may be shorter than 32.
-        scale_rounding: ``"floor"``, the specification's scale, with which the largest of a group may saturate; or
-            ``"up"``, the least power of two with which nothing does.
+        scale_rounding: ``"floor"``, the specification's scale, which may saturate the largest element of a group; or
+            ``"up"``, the smallest power of two that saturates none.
         out: destination of the codes, float8_e4m3fn ``[..., K]``.
         out_scale: destination of the scales, float8_e8m0fnu ``[..., ceil(K / 32)]``.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         Codes, float8_e4m3fn ``[..., K]``; scales, float8_e8m0fnu ``[..., ceil(K / 32)]``, row
         by row, not swizzled. Zeros, denormals, infinity and NaN have defined results (see `kernelhub.ops.quant`).
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         OCP Microscaling Formats (MX) Specification 1.0, section 6.3; for ``"up"`` Mishra et al. 2025.
@@ -354,14 +354,14 @@ def dequantize_mxfp8(
         scale: float8_e8m0fnu ``[..., ceil(K / 32)]``, or its bytes; row by row, not swizzled.
         out_dtype: bfloat16, float16 or float32.
         out: destination ``[..., K]``.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         ``code * scale`` ``[..., K]``, rounded to float32, then to `out_dtype`.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         OCP Microscaling Formats (MX) Specification 1.0.

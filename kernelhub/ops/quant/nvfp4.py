@@ -187,21 +187,21 @@ def quantize_nvfp4(
 
     Args:
         x: ``[..., K]``, bfloat16, float16 or float32, of any strides; K is a multiple of 16.
-        global_scale: float32 of one element, positive, that multiplies on the way back: the inverse of what
-            FlashInfer's and vLLM's quantisers take. None takes the tensor's largest magnitude / 2688.
+        global_scale: float32 of one element, positive, a factor of the decoded values: the inverse of the argument of
+            FlashInfer's and vLLM's quantisers. None computes it: the tensor's largest magnitude / 2688.
         out: destination of the codes, uint8 ``[..., K / 2]``.
         out_scale: destination of the scales, float8_e4m3fn ``[..., K / 16]``.
         out_global_scale: destination of the global scale, where none is given.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         Codes, uint8 ``[..., K / 2]``, the first of two in the low four bits; scales, float8_e4m3fn ``[..., K / 16]``,
-        row by row, not swizzled; the global scale, ``[1]`` or the one that was given. Zeros, denormals, infinity and
+        row by row, not swizzled; the global scale, ``[1]`` or the given one. Zeros, denormals, infinity and
         NaN have defined results (see `kernelhub.ops.quant`).
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         Pretraining Large Language Models with NVFP4 (NVIDIA 2025), appendix on quantisation; ModelOpt's checkpoints.
@@ -243,17 +243,17 @@ def dequantize_nvfp4(
     Args:
         x: codes, uint8 or float4_e2m1fn_x2 ``[..., K / 2]``, the first of two in the low four bits.
         scale: float8_e4m3fn ``[..., K / 16]``, row by row, not swizzled.
-        global_scale: float32 of one element, which multiplies.
+        global_scale: float32 of one element, a factor of the decoded values.
         out_dtype: bfloat16, float16 or float32.
         out: destination ``[..., K]``.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         ``code * scale * global_scale`` ``[..., K]``, rounded to float32, then to `out_dtype`.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         ModelOpt's NVFP4 checkpoints, whose ``weight_scale_2`` is the global scale.

@@ -387,26 +387,26 @@ def fp4_gemm(
 
     Args:
         a: ``[..., K]``, bfloat16 or float16; or float8_e4m3fn; or float4, uint8 or float4_e2m1fn_x2 ``[..., K / 2]``.
-        b: float4, uint8 or float4_e2m1fn_x2 ``[N, K / 2]``, the first of two in the low four bits; or the weight as
-            a plan's `pack` gave it, with its scales.
+        b: float4, uint8 or float4_e2m1fn_x2 ``[N, K / 2]``, the first of two in the low four bits; or the packed
+            weight that a plan's `pack` returned, which contains its scales.
         a_scale: for float8 a float32 of one element or ``[..., 1]``, or float8_e8m0fnu (or its bytes)
             ``[..., K / 32]`` (MXFP8); for float4 as `b_scale`; None for bfloat16 and float16.
         b_scale: float8_e4m3fn ``[N, K / 16]`` (NVFP4), or float8_e8m0fnu (or its bytes) ``[N, K / 32]`` (MXFP4);
             row by row, not swizzled.
-        a_global_scale: float32 of one element, which multiplies, where a is NVFP4.
-        b_global_scale: the same, where b is NVFP4.
+        a_global_scale: float32 of one element, a factor of a, if a is NVFP4.
+        b_global_scale: the same for b, if b is NVFP4.
         bias: ``[N]``, float32 or `out_dtype`.
         out_dtype: bfloat16, float16 or float32.
         out: destination ``[..., N]``; it must not overlap the operands.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
-        ``[..., N]`` in `out_dtype`, accumulated in float32. Elements of MXFP4 and MXFP8 of 2^128 and more, which no
-        float32 holds, count as infinite in some kernels; 0 times such is NaN there.
+        ``[..., N]`` in `out_dtype`, accumulated in float32. Some kernels treat elements of MXFP4 and MXFP8 of 2^128 and
+        more as infinite, because they exceed float32; there, 0 times such an element is NaN.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         OCP Microscaling Formats (MX) Specification 1.0; the checkpoints of gpt-oss (MXFP4) and ModelOpt (NVFP4).

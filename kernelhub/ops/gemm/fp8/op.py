@@ -292,35 +292,35 @@ def fp8_gemm(
 ) -> Tensor:
     """Multiply activations by float8 weights, scaled: ``(a * a_scale) @ (b * b_scale).T + bias``.
 
-    How they are scaled is told from the scales: per tensor; per row of a (token), of b (channel) or of both; in blocks
-    of 1 x 128 of a by 128 x 128 or 1 x 128 of b; in blocks of 1 x 32 of both (MXFP8). Activations that are not
-    quantised have no scales, and weights then one, one per row, or one per 128 x 128 or 1 x 128. The last blocks may be
-    cut short by M, N, K.
+    The shapes of the scales determine the granularity: per tensor; per row of a (token), of b (channel) or of both; in
+    blocks of 1 x 128 of a and 128 x 128 or 1 x 128 of b; in blocks of 1 x 32 of both (MXFP8). Activations that are not
+    quantised have no scale; weights then have one, one per row, or one per 128 x 128 or 1 x 128. M, N and K need not be
+    multiples of the block: the last blocks may be smaller.
 
     Args:
-        a: activations ``[M, K]``, float8_e4m3fn or float8_e5m2; or bfloat16 or float16, where the weights alone are
+        a: activations ``[M, K]``, float8_e4m3fn or float8_e5m2; or bfloat16 or float16, if only the weights are
             quantised.
-        b: weights ``[N, K]``, float8_e4m3fn, as in checkpoints; or, beside bfloat16 and float16, the weight as a plan's
-            `pack` gave it, with its scale.
+        b: weights ``[N, K]``, float8_e4m3fn, as in checkpoints; or, with a in bfloat16 or float16, the packed weight
+            that a plan's `pack` returned, which contains its scale.
         a_scale: float32 ``[]``, ``[1]`` or ``[1, 1]`` for all; float32 ``[M]`` or ``[M, 1]`` per token; float32 or
-            float8_e8m0fnu ``[M, ceil(K/128)]``, or ``[ceil(M/128), ceil(K/128)]``, which is copied for each token;
-            float8_e8m0fnu ``[M, ceil(K/32)]``. Any strides: of scales that lie transposed (MN-major), as
-            ``[ceil(K/128), M]``, give the view ``a_scale.t()``. None beside bfloat16 and float16.
+            float8_e8m0fnu ``[M, ceil(K/128)]``, or ``[ceil(M/128), ceil(K/128)]``, which is expanded to tokens;
+            float8_e8m0fnu ``[M, ceil(K/32)]``. Any strides: for transposed (MN-major) scales ``[ceil(K/128), M]`` give
+            the view ``a_scale.t()``. None if a is bfloat16 or float16.
         b_scale: in the same order float32 ``[]``, ``[1]`` or ``[1, 1]``; float32 ``[N]``, ``[N, 1]`` or ``[1, N]`` per
-            channel; float32 or float8_e8m0fnu ``[ceil(N/128), ceil(K/128)]`` or ``[N, ceil(K/128)]``, of transposed
-            ones the view ``b_scale.t()``; float8_e8m0fnu ``[N, ceil(K/32)]``. For float8_e8m0fnu, bytes as uint8 are
-            accepted.
+            channel; float32 or float8_e8m0fnu ``[ceil(N/128), ceil(K/128)]`` or ``[N, ceil(K/128)]``, for transposed
+            scales the view ``b_scale.t()``; float8_e8m0fnu ``[N, ceil(K/32)]``. uint8 bytes are accepted for
+            float8_e8m0fnu.
         bias: ``[N]`` in `out_dtype`.
         out_dtype: bfloat16, float16 or float32.
-        out: destination ``[M, N]`` in `out_dtype`, which overlaps no operand.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        out: destination ``[M, N]`` in `out_dtype`. It must not overlap the operands.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         ``[M, N]`` in `out_dtype`.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         Checkpoints of DeepSeek-V3 (``weight_scale_inv``, which multiplies, section 3.3 of its report) and of

@@ -172,44 +172,46 @@ def grouped_gemm(
 
     Args:
         a: rows; float32, float16, bfloat16, float8_e4m3fn, or fp4: uint8 or float4_e2m1fn_x2, ``K / 2`` columns, the
-            first of two in the low four bits. ``[M, K]``, sorted by group, with `offsets`; or ``[G, M_max, K]``, where
-            each group has a place of its own, with `group_sizes`.
-        b: weights as checkpoints hold them, ``[G, N, K]``: in the dtype of a; or beside float16, bfloat16 or MXFP8 rows
-            in fp4, ``[G, N, K / 2]``.
-        offsets: int32 ``[G]`` on the device of a: where each group ends in a, not decreasing; a group may be empty.
+            first of two in the low four bits. ``[M, K]``, sorted by group, with `offsets`; or ``[G, M_max, K]``, padded
+            per group, with `group_sizes`.
+        b: weights as in checkpoints, ``[G, N, K]``, in the dtype of a; or fp4 ``[G, N, K / 2]`` for rows in float16,
+            bfloat16 or MXFP8.
+        offsets: int32 ``[G]`` on the device of a: the end of each group in a, not decreasing. A group may be empty.
             Rows past the last end belong to no group.
-        group_sizes: int32 ``[G]`` on the device of a: how many of its M_max rows each group has, from the first on.
+        group_sizes: int32 ``[G]`` on the device of a: the number of rows of each group, at most M_max. They are the
+            first of its M_max rows.
         a_scale: factor of float8 rows. float32 ``[]``, ``[1]`` or ``[1, 1]``; one per row, float32 ``[M]`` or
             ``[M, 1]``; or, with b_scale per block, one per row and 128 columns, ``[M, ceil(K / 128)]`` in float32 or
-            UE8M0 (float8_e8m0fnu, uint8). For masked rows ``[G, M_max]`` and ``[G, M_max, ceil(K / 128)]``. Of MXFP8
-            rows, UE8M0 ``[M, ceil(K / 32)]``; of fp4 rows, which are of the weights' format, ``[M, ceil(K / 16)]`` or
-            ``[M, ceil(K / 32)]`` as of b_scale. Any strides: of scales that lie transposed (MN-major), as
-            ``[ceil(K / 128), M]``, give the view ``a_scale.mT``.
+            UE8M0 (float8_e8m0fnu, uint8). For padded rows ``[G, M_max]`` and ``[G, M_max, ceil(K / 128)]``. For MXFP8
+            rows UE8M0 ``[M, ceil(K / 32)]``. For fp4 rows, which have the format of the weights, ``[M, ceil(K / 16)]``
+            or ``[M, ceil(K / 32)]`` in the dtype of b_scale. Any strides: for transposed (MN-major) scales
+            ``[ceil(K / 128), M]`` give the view ``a_scale.mT``.
         b_scale: factor of float8 weights: float32 ``[]``, ``[G]``, ``[G, 1]`` or ``[G, 1, 1]``; one per channel,
             float32 ``[G, N]`` or ``[G, N, 1]``; or one per block of 128 x 128, ``[G, ceil(N / 128), ceil(K / 128)]`` in
-            float32 or UE8M0, of transposed ones the view ``b_scale.mT``; MXFP8, UE8M0 ``[G, N, ceil(K / 32)]``. Factor
-            of fp4 weights: NVFP4, float8_e4m3fn ``[G, N, ceil(K / 16)]``; MXFP4, UE8M0 ``[G, N, ceil(K / 32)]``. Not
-            swizzled.
-        a_global_scale: float32 ``[]`` or ``[G]``, one more factor of NVFP4 rows.
-        b_global_scale: float32 ``[]`` or ``[G]``, one more factor of NVFP4 weights.
+            float32 or UE8M0, for transposed scales the view ``b_scale.mT``; MXFP8, UE8M0 ``[G, N, ceil(K / 32)]``.
+            Factor of fp4 weights: NVFP4, float8_e4m3fn ``[G, N, ceil(K / 16)]``; MXFP4, UE8M0 ``[G, N, ceil(K / 32)]``.
+            Not swizzled.
+        a_global_scale: float32 ``[]`` or ``[G]``, a second factor of NVFP4 rows.
+        b_global_scale: float32 ``[]`` or ``[G]``, a second factor of NVFP4 weights.
         bias: ``[G, N]`` in float32, float16 or bfloat16.
-        out_dtype: float32, float16 or bfloat16; by default that of out, else that of a, bfloat16 for float8 and fp4.
-        out: destination ``[M, N]`` or ``[G, M_max, N]``; rows of no group keep what it holds. It overlaps no operand.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        out_dtype: float32, float16 or bfloat16. By default the dtype of out, else of a; bfloat16 for float8 and fp4.
+        out: destination ``[M, N]`` or ``[G, M_max, N]``. Rows of no group are not written. It must not overlap the
+            operands.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
-        ``[M, N]`` or ``[G, M_max, N]``, products summed in float32. Without `out`, rows that belong to no group hold
-        anything, NaN too.
+        ``[M, N]`` or ``[G, M_max, N]``, products summed in float32. Without `out`, rows that belong to no group are
+        undefined and may be NaN.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named. Lengths on a GPU are not read for it:
-            there, an end beyond the rows is taken for their number.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter. Offsets and sizes on a GPU
+            are not checked: an end past the last row counts as the number of rows.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
-        ``torch.nn.functional.grouped_mm`` (contiguous); DeepGEMM's ``m_grouped_*_contiguous`` and ``_masked``. Where it
-        takes ``m_indices``, the group of each row, with -1 for rows to skip, offsets are as below; rows to skip then
-        count to the group before them.
+        ``torch.nn.functional.grouped_mm`` (contiguous); DeepGEMM's ``m_grouped_*_contiguous`` and ``_masked``. The
+        example converts DeepGEMM's ``m_indices``, the group of each row with -1 for rows to skip, to offsets. Skipped
+        rows then belong to the group before them.
 
     Example:
         >>> import torch, kernelhub

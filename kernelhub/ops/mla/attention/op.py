@@ -208,49 +208,49 @@ def mla_attention(
     out: Tensor | None = None,
     backend: Backend = None,
 ) -> Any:
-    """Attend to a paged cache of latents, the up-projections absorbed into the queries and the output.
+    """Multi-head latent attention over a paged cache, with the up-projections absorbed into queries and output.
 
     A row c of the cache is the key of every head and, in its first `value_dim` elements, the value of every head:
     ``softmax(scale * q c^T) c[:value_dim]``.
 
     Args:
         q: float32, float16 or bfloat16; ``[num_seqs, H, D]`` for decode, ``[num_seqs, tokens, H, D]`` for
-            speculative decode with as many queries for every sequence, ``[T, H, D]`` with `cu_seqlens_q` for ragged
-            batches. A head's own part times the up-projection of its keys comes first (`value_dim` elements), its
-            rotary part after it. Queries are the last tokens of their sequence.
-        kv_cache: ``[num_pages, page_size, D]`` or ``[num_pages, page_size, 1, D]``, the latent before the rotary
-            part of the keys, as `write_mla_cache` writes them; dtype of q, or float8_e4m3fn with `kv_scale`.
+            speculative decode with the same number of queries for every sequence, ``[T, H, D]`` with `cu_seqlens_q`
+            for ragged batches. Each head is its non-rotary part times the up-projection of its keys (`value_dim`
+            elements), followed by its rotary part. Queries are the last tokens of their sequence.
+        kv_cache: ``[num_pages, page_size, D]`` or ``[num_pages, page_size, 1, D]``, each row the latent followed by
+            the rotary part of the keys, as `write_mla_cache` writes it; dtype of q, or float8_e4m3fn with `kv_scale`.
         block_table: int32 ``[num_seqs, max_pages]``, the pages of each sequence in order; entries past a
             sequence's last page are not read.
         seq_lens: int32 ``[num_seqs]``, cached tokens of each sequence including those of `q`; 0 is allowed.
-        scale: factor of q c^T. It has no default because D does not tell it: it is one over the root of a head's
-            width before absorption, ``(128 + 64) ** -0.5`` where D is 512 + 64, times whatever the rotary
-            embedding's scaling of long contexts asks for.
+        scale: factor of q c^T. There is no default, because D does not determine it: it is the head width before
+            absorption to the power -0.5, ``(128 + 64) ** -0.5`` where D is 512 + 64, times the factor of the rotary
+            embedding's scaling for long contexts, if any.
         value_dim: width of the latent; the rest of D is the rotary part, which may be empty.
-        cu_seqlens_q: int32 ``[num_seqs + 1]``, where the queries of each sequence begin and end in q.
-            Tokens past the last offset are left as they are in `out`.
-        max_seqlen_q: upper bound on the queries of a sequence, for ragged batches; it lets tiles for few queries be
-            chosen, and must hold.
+        cu_seqlens_q: int32 ``[num_seqs + 1]``, offsets in q at which each sequence begins and ends.
+            Rows of `out` past the last offset are not written.
+        max_seqlen_q: upper bound on the queries of a sequence, for ragged batches; must be correct. A small bound
+            allows tiles for few queries.
         causal: queries see no later tokens; the last query sees all of its sequence.
-        topk_indices: int32 ``q.shape[:-2] + (topk,)``: each query sees only these tokens of its sequence, and of
-            them only those that it would see otherwise. They are positions in the sequence, counted from 0, as an
-            indexer's top-k over scores ``[T, max_len]`` gives them, in any order, each at most once; -1, or whatever
-            lies outside of the sequence, stands for none. (Some libraries want slots of the cache instead:
+        topk_indices: int32 ``q.shape[:-2] + (topk,)``: each query sees only these tokens of its sequence, in addition
+            to the causal mask. They are positions in the sequence, counted from 0, in any order, each at most once, as
+            an indexer's top-k over scores ``[T, max_len]`` returns them. -1 and positions outside the sequence are
+            ignored. (Some libraries use slots of the cache instead:
             ``block_table[sequence, position // page_size] * page_size + position % page_size``.)
         sinks: ``[H]``, one more score per head in the softmax denominator.
         kv_scale: factor of an fp8 cache: a float, or float32 of one element.
         return_lse: also return the log of the softmax denominator.
         out: destination, of the shape and dtype that would be returned.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
-        ``q.shape[:-1] + (value_dim,)`` in the dtype of q, which the up-projection of the values turns into the
-        heads' outputs; with `return_lse` also float32 ``[H, T]``, or ``[num_seqs, H, tokens]`` for speculative
-        decode. A query that may see no token gives zeros.
+        ``q.shape[:-1] + (value_dim,)`` in the dtype of q, to be multiplied by the up-projection of the values; with
+        `return_lse` also float32 ``[H, T]``, or ``[num_seqs, H, tokens]`` for speculative decode. A query with no
+        visible token gives zeros.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         DeepSeek-V2 (2024), section 2.1; for `topk_indices` DeepSeek-V3.2 (2025), section 2.1.

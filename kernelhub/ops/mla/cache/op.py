@@ -271,20 +271,19 @@ def write_mla_cache(
         kv_c: ``[T, V]``, float32, float16 or bfloat16: the normalised latents.
         k_rope: ``[T, R]`` or ``[T, 1, R]`` in the same dtype: the rotary part of the keys, which all heads share.
         kv_cache: ``[num_pages, page_size, V + R]`` or ``[num_pages, page_size, 1, V + R]`` in the same dtype, or
-            float8_e4m3fn with `kv_scale`; it is written to, the latent before the rotary part.
-        slot_mapping: int64 ``[T]``, where each token goes: ``page * page_size + place in the page``. Negative for a
-            token that is not written. Slots differ from each other; on a GPU that is checked with ``KERNELHUB_CHECK=1``
-            only.
-        kv_scale: factor of an fp8 cache, a float or float32 of one element: ``value / kv_scale`` is stored, rounded
-            to nearest even and saturating at 448, so that stored times kv_scale is the value.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+            float8_e4m3fn with `kv_scale`. The op writes to it: the latent, followed by the rotary part.
+        slot_mapping: int64 ``[T]``, the slot of each token: ``page * page_size + offset in the page``. A token with a
+            negative slot is not written. Slots must be distinct; on a GPU only ``KERNELHUB_CHECK=1`` checks that.
+        kv_scale: factor of an fp8 cache, a float or float32 of one element. The cache stores ``value / kv_scale``,
+            rounded to nearest even and saturated at 448.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         `kv_cache` itself.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         vLLM's ``concat_and_cache_mla``; FlashInfer's ``append_paged_mla_kv_cache``.

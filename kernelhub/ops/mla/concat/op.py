@@ -168,22 +168,21 @@ def _memory(k_nope: Tensor, k_rope: Tensor, **others: Any) -> dict[str, Tensor]:
 
 @publish(_op, prepares(_op, ConcatPlan), traced=Traced(_memory))
 def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, backend: Backend = None) -> Tensor:
-    """Put each head's own part of the keys and the rotary part that all heads share side by side.
+    """Concatenate each head's non-rotary part of the keys with the rotary part that all heads share.
 
     Args:
-        k_nope: ``[T, H, N]``, float32, float16, bfloat16 or float8_e4m3fn; usually a view of what the up-projection of
-            the latent gives.
+        k_nope: ``[T, H, N]``, float32, float16, bfloat16 or float8_e4m3fn; usually a view of the up-projected latent.
         k_rope: ``[T, R]`` or ``[T, 1, R]`` in the same dtype.
-        out: destination ``[T, H, N + R]``. Where k_nope is its view ``out[..., :N]``, only the rotary part is written;
-            it must not overlap the operands otherwise.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        out: destination ``[T, H, N + R]``. If k_nope is its view ``out[..., :N]``, only the rotary part is written.
+            It must not overlap the operands otherwise.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
-        ``[T, H, N + R]``, bit for bit what it is made of: the keys for `attention` with v of another width.
+        ``[T, H, N + R]``, an exact copy of the operands: keys for `attention` with a v of another width.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         DeepSeek-V2 (2024), section 2.1; FlashInfer's function of the same name.

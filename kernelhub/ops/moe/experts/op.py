@@ -139,66 +139,66 @@ def fused_moe(
     out: Tensor | None = None,
     backend: Backend = None,
 ) -> Tensor:
-    """Send each token through the experts it was routed to, and add up what they give, weighed.
+    """Run each token through its experts and sum their weighted outputs.
 
     For a token t and its k-th choice e, with weight w = topk_weights[t, k]::
 
         gate, up = x[t] @ w13[e].T + w13_bias[e]
         out[t] += w * ((act(gate) * up) @ w2[e].T + w2_bias[e])
 
-    Products are summed in float32; what the activation gives is rounded to the dtype of x, and what an expert
-    adds may be.
+    Products are summed in float32. The result of the activation is rounded to the dtype of x. The output of an expert
+    may be rounded to it too.
 
     Args:
         x: tokens ``[T, H]``, float32, float16 or bfloat16.
-        w13: ``[E, 2I, H]``, the gate's rows before those of up; contiguous along H. In the dtype of x; or
+        w13: ``[E, 2I, H]``, the rows of gate, then those of up; contiguous along H. In the dtype of x; or
             float8_e4m3fn; or fp4, two a byte, as uint8 or float4_e2m1fn_x2 ``[E, 2I, H / 2]``, the first of two in the
-            low four bits, or integers from -8 to 7 (MXINT4) as uint8 likewise, in two's complement. Gate and up in turn
-            (gpt-oss) are brought into order by ``torch.cat([w[:, 0::2], w[:, 1::2]], 1)``, scales and biases too. Or
-            w13 and w2 as a plan's `pack` gave them, which hold their scales and biases.
+            low four bits, or integers from -8 to 7 (MXINT4) as uint8 likewise, in two's complement. For interleaved
+            gate and up rows (gpt-oss) give ``torch.cat([w[:, 0::2], w[:, 1::2]], 1)``, also for scales and biases. Or
+            the packed w13 and w2 that a plan's `pack` returned, which contain their scales and biases.
         w2: ``[E, H, I]``, or ``[E, H, I / 2]``, in the same format.
         topk_weights: float32 ``[T, top_k]``.
-        topk_ids: int32 ``[T, top_k]``; a choice outside of the experts (-1, say) is left out.
+        topk_ids: int32 ``[T, top_k]``; ids that name no expert (such as -1) are skipped.
         activation: ``"silu"``, ``"gelu"`` (exact) or ``"gelu_tanh"``, of the gate; or ``"swiglu_oai"``:
             ``g * sigmoid(alpha * g) * (u + 1)`` with g = min(gate, limit) and u = clamp(up, -limit, limit) (gpt-oss);
             ``"swiglu_clamped"``: the same times u, without the one (vLLM's SiluAndMulWithClamp has ``alpha=1.0``); or
             ``"swiglu_step"``: ``min(silu(gate), limit) * u`` (its SwigluStepAndMul).
-        activation_dtype: what weights are multiplied by: torch.float8_e4m3fn, or the dtype of x for weights that are
-            only stored small. By default fp8 for fp8 weights, as DeepSeek-V3 and vLLM run them, else that of x.
+        activation_dtype: dtype of the activations in the products: torch.float8_e4m3fn, or the dtype of x for
+            weight-only quantisation. By default fp8 for fp8 weights, as in DeepSeek-V3 and vLLM, else the dtype of x.
             Quantised activations have a scale per 1 x 128 if weights have blocks, else per row: the largest magnitude,
-            at least 1e-10, over 448. Or a format that loses more, by its name: of weights in blocks of 128 x 128
-            ``"fp8_block"``, as engines quantise between separate kernels, and ``"fp8_block_gate_up"``, with gate and
-            up quantised, too; of MXFP4 and of blocks with float8_e8m0fnu scales ``"mxfp8"``; of NVFP4 ``"nvfp4"``.
-            These formats are opt-in; `kernelhub.ops.moe.experts.activations` has what each rounds.
-        w13_scale: of quantised weights, multiplies; its shape and dtype say which format it is. fp8: float32
+            at least 1e-10, over 448. Or the name of a format with a larger error: for weights in blocks of 128 x 128
+            ``"fp8_block"``, as engines quantise between separate kernels, and ``"fp8_block_gate_up"``, which also
+            quantises gate and up; for MXFP4 and blocks with float8_e8m0fnu scales ``"mxfp8"``; for NVFP4 ``"nvfp4"``.
+            These formats are opt-in; `kernelhub.ops.moe.experts.activations` states what each rounds.
+        w13_scale: factor of quantised weights. Its shape and dtype determine the format. fp8: float32
             ``[E]`` or ``[E, 1]`` (tensor), ``[E, 2I]`` or ``[E, 2I, 1]`` (channel); or float32 or float8_e8m0fnu
             ``[E, ceil(2I / 128), ceil(H / 128)]`` (blocks of 128 x 128, I a multiple of 128). MXFP4: float8_e8m0fnu
-            or uint8 ``[E, 2I, H / 32]``; MXINT4: bfloat16, as many. NVFP4: float8_e4m3fn ``[E, 2I, H / 16]``.
-        w2_scale: the same of w2.
-        w13_global_scale: float32 ``[E]`` or ``[E, 1]``, NVFP4's second scale; multiplies.
-        w2_global_scale: the same of w2.
+            or uint8 ``[E, 2I, H / 32]``; MXINT4: bfloat16 of the same shape. NVFP4: float8_e4m3fn ``[E, 2I, H / 16]``.
+        w2_scale: the same for w2.
+        w13_global_scale: float32 ``[E]`` or ``[E, 1]``, a second factor of NVFP4 weights.
+        w2_global_scale: the same for w2.
         w13_bias: ``[E, 2I]``, float32 or the dtype of x.
         w2_bias: ``[E, H]``, the same.
-        a1_scale: float32 of one element, together with `a2_scale`: the scale of x in fp8, of checkpoints with static
-            activation scales, only with fp8_tensor and fp8_channel weights; or the second scale of x in nvfp4, which
-            it cannot do without. Multiplies (``input_scale`` of checkpoints, the largest of a layer's experts).
-        a2_scale: the same of what the activation gives.
-        alpha: of ``"swiglu_oai"`` and ``"swiglu_clamped"``.
-        limit: of these and of ``"swiglu_step"``, 0 or more.
+        a1_scale: float32 of one element, together with `a2_scale`: the static scale of x in fp8, only with fp8_tensor
+            and fp8_channel weights; or the second scale of x in nvfp4, where it is required. It multiplies, as
+            ``input_scale`` of checkpoints (the largest of a layer's experts).
+        a2_scale: the same for the result of the activation.
+        alpha: parameter of ``"swiglu_oai"`` and ``"swiglu_clamped"``.
+        limit: parameter of these and of ``"swiglu_step"``, at least 0.
         apply_router_weight_on_input: multiply by w before the activation instead (Llama 4): gate and up are then
             ``w * (x @ w13.T) + w13_bias``.
-        expert_map: int32 ``[E_global]``, for experts spread over ranks: ids are global, the map gives their place in
-            w13, or -1 where they are not here, and the result is this rank's share.
-        residual: ``[T, H]`` in the dtype of x, added to the result: a shared expert's output, say.
+        expert_map: int32 ``[E_global]``, for expert parallelism. Ids are global; the map gives the index of each expert
+            in w13, or -1 for experts of other ranks. The result is this rank's share of the sum.
+        residual: ``[T, H]`` in the dtype of x, added to the result, such as the output of a shared expert.
         out: destination ``[T, H]``; it may be `x` or `residual`.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         ``[T, H]`` in the dtype of x.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         DeepSeek-V3 (2024), sections 2.1.2 and 3.3; fused_experts of vLLM; the modeling code of Hugging Face

@@ -316,35 +316,36 @@ def route_experts(
     out_ids: Tensor | None = None,
     backend: Backend = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose the experts that each token goes to, and their weights.
+    """Select the experts of each token and their weights.
 
     Scores are computed in float32. Experts are ranked by score plus `correction_bias`; without a bias by their
-    logits, of which every score is a monotone function, so that ids are exact. Of equals the lowest id is first. A
-    NaN logit counts as -inf and +inf as the largest float32; a token whose logits are all -inf goes to the first
-    experts with weight zero. Ids are always valid and never the same twice in a row.
+    logits, because every score is a monotone function of them, so that ids are exact. Among equals the lowest id ranks
+    first. A NaN logit counts as -inf, and +inf as the largest float32. A token whose logits are all -inf goes to the
+    first experts with weight zero. Ids are always valid, and those of one token are distinct.
 
     Args:
         logits: ``[T, E]``, float32, float16 or bfloat16.
         top_k: experts per token, 1 to E.
         scoring: ``"softmax"`` over all experts, ``"sigmoid"`` of each, or ``"softmax_after_topk"`` over the chosen.
-        num_groups: groups of equally many consecutive experts, of which a token goes to `topk_groups`: those whose
-            best expert, or with a bias whose best two in sum, rank highest. None, 0 and 1 mean no groups.
-        topk_groups: groups that a token may go to.
+        num_groups: number of groups of consecutive experts, all of the same size. A token uses experts of only
+            `topk_groups` groups. Groups are ranked by their best expert, or with a bias by the sum of their best two.
+            None, 0 and 1 mean no groups.
+        topk_groups: number of groups per token.
         correction_bias: float32 ``[E]``, added for ranking only.
         renormalize: divide the chosen weights by their sum: after ``"softmax"`` exactly, however small it is; after
             ``"sigmoid"`` by the sum plus 1e-20, as DeepSeek-V3's own code does; after ``"softmax_after_topk"`` the sum
             is one already.
-        scaling_factor: what weights are multiplied by, last.
+        scaling_factor: factor of the weights, applied last.
         out_weights: destination of the weights, float32 ``[T, top_k]``.
         out_ids: destination of the ids, int32 ``[T, top_k]``.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         Weights, float32, and ids, int32, both ``[T, top_k]``, best first.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         DeepSeek-V2 (2024), section 2.1.2, and DeepSeek-V3 (2024), section 2.1.2; grouped_topk of vLLM and

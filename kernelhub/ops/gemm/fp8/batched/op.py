@@ -213,26 +213,26 @@ def bmm_fp8(
     out: Tensor | None = None,
     backend: Backend = None,
 ) -> Tensor:
-    """Multiply float8 matrices of a batch, scaled as a whole or each: ``(a[i] * a_scale) @ (b[i] * b_scale).T``.
+    """Multiply a batch of float8 matrices, with one scale or one per matrix: ``(a[i] * a_scale) @ (b[i] * b_scale).T``.
 
     Args:
-        a: ``[B, M, K]``, float8_e4m3fn, or float8_e5m2 where b is not; for latent attention heads first, a view of
+        a: ``[B, M, K]``, float8_e4m3fn, or float8_e5m2 if b is not. In latent attention B is the heads: a view of
             ``[M, B, K]``.
-        b: ``[B, N, K]``, float8_e4m3fn, or float8_e5m2 where a is not: weights as in checkpoints. FlashInfer's function
+        b: ``[B, N, K]``, float8_e4m3fn, or float8_e5m2 if a is not: weights as in checkpoints. FlashInfer's function
             takes ``[B, K, N]`` in column-major order, which is the same memory: give ``its_b.transpose(1, 2)``.
-        a_scale: float32 ``[]`` or ``[1]`` for all, or ``[B]`` for each; more dimensions of one may follow, as in
-            ``[1, 1]`` and ``[B, 1, 1]``.
-        b_scale: the same of b.
+        a_scale: float32 ``[]`` or ``[1]`` for all matrices, or ``[B]``, one per matrix; further dimensions of size 1
+            are allowed, as in ``[1, 1]`` and ``[B, 1, 1]``.
+        b_scale: the same for b.
         out_dtype: bfloat16, float16 or float32.
-        out: destination ``[B, M, N]`` in `out_dtype`, of any strides, which overlaps no operand.
-        backend: this backend or kernel, or the first of these that can, or an error with all reasons.
+        out: destination ``[B, M, N]`` in `out_dtype`, of any strides. It must not overlap the operands.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         ``[B, M, N]`` in `out_dtype`.
 
     Raises:
-        InvalidArgument: an argument breaks this contract; the parameter is named.
-        NoKernel: no kernel can run this, with the reason of each.
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
         The absorbed projections of latent attention (DeepSeek-V2, section 2.1); FlashInfer's function of the same name.
