@@ -165,6 +165,13 @@ def features_of(
     return features, _values((scale, left, right, softcap or 0.0, sinks, k_scale, v_scale))
 
 
+def arguments_of(problem: AttentionProblem, values: Values) -> dict[str, Any]:
+    """The arguments of a call with these features and values."""
+    window = values.window_left, -1 if problem.causal else values.window_right
+    features = {"causal": problem.causal, "window": window, "return_lse": problem.lse}
+    return features | {name: getattr(values, name) for name in ("softcap", "sinks", "scale", "k_scale", "v_scale")}
+
+
 def check_softcap(op: str, softcap: Any) -> None:
     """A bound of the scores; 0 for none."""
     if not isinstance(softcap, float | int) or isinstance(softcap, bool) or not 0.0 <= softcap < math.inf:

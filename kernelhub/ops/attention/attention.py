@@ -13,8 +13,8 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.op import Ask, Asked, Backend, Op
+from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, lent
@@ -23,6 +23,7 @@ from kernelhub.ops.attention.arguments import (
     Scale,
     Values,
     Window,
+    arguments_of,
     check_bound,
     check_kept,
     features_of,
@@ -42,6 +43,7 @@ from kernelhub.ops.attention.problem import (
     q_len_bucket,
 )
 from kernelhub.ops.attention.reference import attention_reference
+from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.operators import Traced
 
 _op: Op[AttentionProblem] = Op(
@@ -74,55 +76,37 @@ class AttentionStep:
         self.metadata = metadata
 
 
-class AttentionPlan(Plan):
+class AttentionPlan(CallPlan):
     """A kernel chosen for one layer configuration: dtypes, heads, features and their values.
 
-    ``run(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, *, max_seqlen_q=None, max_seqlen_k=None,
+    ``run(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
     out=None)`` is a whole call. `begin` makes a step whose `run` is the launch alone.
     """
 
     __slots__ = ("_device", "_operands", "_values")
+    call = "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, out"
 
-    def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, op: Op[Any], bound: Bound, asked: Asked) -> None:
+        asked.check_kept(NAME, "sinks", "k_scale", "v_scale")
+        arguments, problem = asked.arguments, bound.selection.problem
         scale, values = arguments[6], arguments[12] if len(arguments) > 12 else None
-        width = bound.selection.problem.head_dim_qk
+        width = problem.head_dim_qk
         self._device: torch.device = arguments[0].device
         self._values: Values = values or Values(width**-0.5 if scale is None else scale)
-        self._operands = StepOperands(NAME, bound.selection.problem)
+        self._operands = StepOperands(NAME, problem)
         direct, blame = bound.run, self._operands.blame
 
         def run(
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            cu_seqlens_q: Tensor | None = None,
-            cu_seqlens_k: Tensor | None = None,
-            *,
-            max_seqlen_q: int | None = None,
-            max_seqlen_k: int | None = None,
-            out: Tensor | None = None,
+            q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, longest_q: Any, longest_k: Any, out: Any
         ) -> Any:
             try:
-                return direct(
-                    q,
-                    k,
-                    v,
-                    q.shape,
-                    k.shape,
-                    v.shape,
-                    scale,
-                    out,
-                    cu_seqlens_q,
-                    cu_seqlens_k,
-                    max_seqlen_q,
-                    max_seqlen_k,
-                    values,
-                )
+                metadata = cu_seqlens_q, cu_seqlens_k, longest_q, longest_k
+                return direct(q, k, v, q.shape, k.shape, v.shape, scale, out, *metadata, values)
             except RAISED_BY_BAD_ARGUMENTS as error:
                 blame(error, q, k, v, out)
                 raise
 
-        super().__init__(bound, traced_as(run, self._traced))
+        super().__init__(op, bound, asked, run=run, values=arguments_of(problem, self._values))
 
     def begin(
         self,
@@ -214,66 +198,21 @@ class AttentionPlan(Plan):
                 raise
 
         def traced(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
-            return self._traced(
-                q,
-                k,
-                v,
-                step.cu_seqlens_q,
-                step.cu_seqlens_k,
-                max_seqlen_q=step.max_seqlen_q,
-                max_seqlen_k=step.max_seqlen_k,
-                out=out,
-            )
+            offsets = step.cu_seqlens_q, step.cu_seqlens_k
+            return self.run(q, k, v, *offsets, step.max_seqlen_q, step.max_seqlen_k, out)
 
         return traced_as(run_with_lse if self.selection.problem.lse else run, traced)
-
-    def _traced(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_k: Tensor | None = None,
-        *,
-        max_seqlen_q: int | None = None,
-        max_seqlen_k: int | None = None,
-        out: Tensor | None = None,
-    ) -> Any:
-        """What torch.compile sees of a run: the op, with the plan's values and kernel."""
-        problem, values = self.selection.problem, self._values
-        return attention(
-            q,
-            k,
-            v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            problem.causal,
-            (values.window_left, -1 if problem.causal else values.window_right),
-            values.softcap,
-            values.sinks,
-            values.scale,
-            values.k_scale,
-            values.v_scale,
-            problem.lse,
-            out,
-            self.kernel,
-        )
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AttentionPlan:
-    """Choose once for a layer configuration: arguments as of `attention`, whose values become the plan's."""
-    asked = _op.ask(backend, args, kwargs)
-    asked.check_kept(NAME, "sinks", "k_scale", "v_scale")
-    return AttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
 def _memory(q: Tensor, v: Tensor, **others: Any) -> dict[str, Tensor]:
     return memory_like(q, v)
 
 
-@publish(_op, _prepare, traced=Traced(_memory, ("out", "lse"), {"lse": "return_lse"}, within=lent))
+@publish(
+    _op,
+    prepares(_op, AttentionPlan),
+    traced=Traced(_memory, ("out", "lse"), {"lse": "return_lse"}, within=lent),
+)
 def attention(
     q: Tensor,
     k: Tensor,

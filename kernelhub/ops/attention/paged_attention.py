@@ -16,7 +16,7 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
+from kernelhub.dispatch.op import Ask, Asked, Backend, Op
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
@@ -26,6 +26,7 @@ from kernelhub.ops.attention.arguments import (
     Scale,
     Values,
     Window,
+    arguments_of,
     check_bound,
     check_kept,
     features_of,
@@ -42,6 +43,7 @@ from kernelhub.ops.attention.problem import (
     q_len_bucket,
 )
 from kernelhub.ops.attention.reference import paged_attention_reference
+from kernelhub.ops.call_plan import prepares
 from kernelhub.ops.operators import Traced
 
 _op: Op[PagedAttentionProblem] = Op(
@@ -62,49 +64,33 @@ _contexts = HUB.contexts.get
 class PagedAttentionPlan(PagedPlan):
     """A kernel chosen for one layer configuration: dtypes, heads, page layout, features and their values.
 
-    ``run(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q=None, *, max_seqlen_q=None, out=None)``
+    ``run(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q=None, max_seqlen_q=None, out=None)``
     is a whole call. `begin` makes a step whose ``run(q, k_cache, v_cache, *, out=None)`` is the launch alone.
     """
 
     __slots__ = ("_operands", "_values")
+    call = "q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out"
 
-    def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
-        k_cache, scale, values = arguments[1], arguments[6], arguments[10] if len(arguments) > 10 else None
-        width = bound.selection.problem.head_dim_qk
+    def __init__(self, op: Op[Any], bound: Bound, asked: Asked) -> None:
+        asked.check_kept(NAME, "sinks", "k_scale", "v_scale")
+        arguments, problem = asked.arguments, bound.selection.problem
+        scale, values = arguments[6], arguments[10] if len(arguments) > 10 else None
+        width = problem.head_dim_qk
         self._values: Values = values or Values(width**-0.5 if scale is None else scale)
-        self._operands = StepOperands(NAME, bound.selection.problem)
+        self._operands = StepOperands(NAME, problem)
         direct, blame = bound.run, self._operands.blame
 
         def run(
-            q: Tensor,
-            k_cache: Tensor,
-            v_cache: Tensor,
-            block_table: Tensor,
-            seq_lens: Tensor,
-            cu_seqlens_q: Tensor | None = None,
-            *,
-            max_seqlen_q: int | None = None,
-            out: Tensor | None = None,
+            q: Any, k: Any, v: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, longest: Any, out: Any
         ) -> Any:
             try:
-                return direct(
-                    q,
-                    k_cache,
-                    v_cache,
-                    block_table,
-                    seq_lens,
-                    q.shape,
-                    scale,
-                    out,
-                    cu_seqlens_q,
-                    max_seqlen_q,
-                    values,
-                )
+                return direct(q, k, v, block_table, seq_lens, q.shape, scale, out, cu_seqlens_q, longest, values)
             except RAISED_BY_BAD_ARGUMENTS as error:
-                blame(error, q, k_cache, v_cache, out)
+                blame(error, q, k, v, out)
                 raise
 
-        super().__init__(bound, traced_as(run, self._traced), k_cache.shape[0])
+        kept = arguments_of(problem, self._values) | {"kv_layout": problem.kv_layout}
+        super().__init__(op, bound, asked, run=run, values=kept)
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values = self.adapter.launch, self._values
@@ -165,67 +151,19 @@ class PagedAttentionPlan(PagedPlan):
                 raise
 
         def traced(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Any:
-            return self._traced(
-                q,
-                k_cache,
-                v_cache,
-                step.block_table,
-                step.seq_lens,
-                step.cu_seqlens_q,
-                max_seqlen_q=step.max_seqlen_q,
-                out=out,
-            )
+            metadata = step.block_table, step.seq_lens, step.cu_seqlens_q, step.max_seqlen_q
+            return self.run(q, k_cache, v_cache, *metadata, out)
 
         return traced_as(run_with_lse if self.selection.problem.lse else run, traced)
-
-    def _traced(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        cu_seqlens_q: Tensor | None = None,
-        *,
-        max_seqlen_q: int | None = None,
-        out: Tensor | None = None,
-    ) -> Any:
-        """What torch.compile sees of a run: the op, with the plan's values and kernel."""
-        problem, values = self.selection.problem, self._values
-        return paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            block_table,
-            seq_lens,
-            cu_seqlens_q,
-            max_seqlen_q,
-            problem.causal,
-            (values.window_left, -1 if problem.causal else values.window_right),
-            values.softcap,
-            values.sinks,
-            values.scale,
-            values.k_scale,
-            values.v_scale,
-            problem.kv_layout,
-            problem.lse,
-            out,
-            self.kernel,
-        )
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PagedAttentionPlan:
-    """Choose once for a layer configuration: arguments as of `paged_attention`, whose values become the plan's."""
-    asked = _op.ask(backend, args, kwargs)
-    asked.check_kept(NAME, "sinks", "k_scale", "v_scale")
-    return PagedAttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
 def _memory(q: Tensor, v_cache: Tensor, **others: Any) -> dict[str, Tensor]:
     return memory_like(q, v_cache)
 
 
-@publish(_op, _prepare, traced=Traced(_memory, ("out", "lse"), {"lse": "return_lse"}, within=lent))
+@publish(
+    _op, prepares(_op, PagedAttentionPlan), traced=Traced(_memory, ("out", "lse"), {"lse": "return_lse"}, within=lent)
+)
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.gate import GATE
-from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.op import Asked, Op
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.arguments import host_values
 from kernelhub.ops.attention.paged_call import begin
+from kernelhub.ops.call_plan import CallPlan
 
 
 class EngineStep:
@@ -32,7 +33,7 @@ class EngineStep:
         self.metadata = metadata
 
 
-class PagedPlan(Plan):
+class PagedPlan(CallPlan):
     """A plan whose `begin` makes a step.
 
     Attributes:
@@ -42,9 +43,11 @@ class PagedPlan(Plan):
     __slots__ = ("_num_pages",)
     cache: ClassVar[str] = "k_cache"
 
-    def __init__(self, bound: Bound, run: Callable[..., Any], num_pages: int) -> None:
-        super().__init__(bound, run)
-        self._num_pages = num_pages
+    def __init__(
+        self, op: Op[Any], bound: Bound, asked: Asked, *, run: Callable[..., Any], values: Mapping[str, Any]
+    ) -> None:
+        super().__init__(op, bound, asked, run=run, values=values)
+        self._num_pages: int = asked.arguments[1].shape[0]
 
     def begin(
         self,

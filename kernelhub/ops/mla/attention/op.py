@@ -16,7 +16,7 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
+from kernelhub.dispatch.op import Ask, Asked, Backend, Op
 from kernelhub.dispatch.plan import traced_as
 from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import lse_shape
@@ -24,6 +24,7 @@ from kernelhub.ops.attention.adapter import PagedStep, lent
 from kernelhub.ops.attention.arguments import check_bound
 from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import ANY, ONE, q_len_bucket
+from kernelhub.ops.call_plan import prepares
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.call import (
     NAME,
@@ -60,34 +61,29 @@ _contexts = HUB.contexts.get
 class MlaAttentionPlan(PagedPlan):
     """A kernel chosen for one layer configuration: dtypes, heads, page layout, features and their values.
 
-    ``run(q, kv_cache, block_table, seq_lens, cu_seqlens_q=None, *, max_seqlen_q=None, topk_indices=None, out=None)``
+    ``run(q, kv_cache, block_table, seq_lens, cu_seqlens_q=None, max_seqlen_q=None, topk_indices=None, out=None)``
     is a whole call. `begin` makes a step whose ``run(q, kv_cache, topk_indices=None, *, out=None)`` is the launch
     alone.
     """
 
     __slots__ = ("_operands", "_values")
     cache = "kv_cache"
+    call = "q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, out"
 
-    def __init__(self, bound: Bound, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, op: Op[Any], bound: Bound, asked: Asked) -> None:
+        asked.check_kept(NAME, "sinks", "kv_scale")
+        arguments, problem = asked.arguments, bound.selection.problem
         self._values: MlaValues = arguments[7]
-        direct, values, sparse = bound.run, self._values, bound.selection.problem.sparse
-        self._operands = StepOperands(bound.selection.problem, bound.device, values, arguments[1].shape[0])
+        direct, values, sparse = bound.run, self._values, problem.sparse
+        self._operands = StepOperands(problem, bound.device, values, arguments[1].shape[0])
 
-        def run(
-            q: Tensor,
-            kv_cache: Tensor,
-            block_table: Tensor,
-            seq_lens: Tensor,
-            cu_seqlens_q: Tensor | None = None,
-            *,
-            max_seqlen_q: int | None = None,
-            topk_indices: Tensor | None = None,
-            out: Tensor | None = None,
-        ) -> Any:
-            check_listed(sparse, topk_indices)
-            return direct(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
+        def run(*operands: Any) -> Any:
+            *rest, out = operands
+            check_listed(sparse, rest[-1])
+            return direct(*rest, values, out)
 
-        super().__init__(bound, traced_as(run, self._traced), arguments[1].shape[0])
+        kept = {"causal": problem.causal, "value_dim": problem.value_dim, "return_lse": problem.lse}
+        super().__init__(op, bound, asked, run=run, values=kept | values._asdict())
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values, problem = self.adapter.launch, self._values, self.selection.problem
@@ -129,57 +125,10 @@ class MlaAttentionPlan(PagedPlan):
         def traced(
             q: Tensor, kv_cache: Tensor, topk_indices: Tensor | None = None, *, out: Tensor | None = None
         ) -> Any:
-            return self._traced(
-                q,
-                kv_cache,
-                step.block_table,
-                step.seq_lens,
-                step.cu_seqlens_q,
-                max_seqlen_q=step.max_seqlen_q,
-                topk_indices=topk_indices,
-                out=out,
-            )
+            metadata = step.block_table, step.seq_lens, step.cu_seqlens_q, step.max_seqlen_q
+            return self.run(q, kv_cache, *metadata, topk_indices, out)
 
         return traced_as(run, traced)
-
-    def _traced(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        block_table: Tensor,
-        seq_lens: Tensor,
-        cu_seqlens_q: Tensor | None = None,
-        *,
-        max_seqlen_q: int | None = None,
-        topk_indices: Tensor | None = None,
-        out: Tensor | None = None,
-    ) -> Any:
-        """What torch.compile sees of a run: the op, with the plan's values and kernel."""
-        problem, values = self.selection.problem, self._values
-        return mla_attention(
-            q,
-            kv_cache,
-            block_table,
-            seq_lens,
-            scale=values.scale,
-            value_dim=problem.value_dim,
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q,
-            causal=problem.causal,
-            topk_indices=topk_indices,
-            sinks=values.sinks,
-            kv_scale=values.kv_scale,
-            return_lse=problem.lse,
-            out=out,
-            backend=self.kernel,
-        )
-
-
-def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> MlaAttentionPlan:
-    """Choose once for a layer configuration: arguments as of `mla_attention`, whose values become the plan's."""
-    asked = _op.ask(backend, args, kwargs)
-    asked.check_kept(NAME, "sinks", "kv_scale")
-    return MlaAttentionPlan(_op.bound_for(asked.key, asked.device, backend), asked.arguments)
 
 
 def _memory(q: Tensor, value_dim: int, **others: Any) -> dict[str, Tensor]:
@@ -189,7 +138,9 @@ def _memory(q: Tensor, value_dim: int, **others: Any) -> dict[str, Tensor]:
     }
 
 
-@publish(_op, _prepare, traced=Traced(_memory, ("out", "lse"), {"lse": "return_lse"}, within=lent))
+@publish(
+    _op, prepares(_op, MlaAttentionPlan), traced=Traced(_memory, ("out", "lse"), {"lse": "return_lse"}, within=lent)
+)
 def mla_attention(
     q: Tensor,
     kv_cache: Tensor,
