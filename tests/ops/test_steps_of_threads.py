@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.ops.attention import arguments as attention_arguments
 from kernelhub.ops.attention import dense_call, paged_call
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from kernelhub.ops.mla.attention import call as mla_call
@@ -74,7 +75,7 @@ def latent(seen: list[Any]) -> tuple[Callable[..., Any], Callable[[], tuple[Any,
 @pytest.fixture(params=[paged, ragged, latent], ids=["paged", "ragged", "latent"])
 def kernel(request, monkeypatch) -> Any:
     """A kernel's function, what makes metadata for it, and the steps that its launches were given."""
-    for module in (paged_call, dense_call):  # the values lie on a GPU, as far as the kernel knows
+    for module in (paged_call, attention_arguments):  # the values lie on a GPU, as far as the kernel knows
         monkeypatch.setattr(module, "values_to_check", lambda tensor: None)
     seen: list[Any] = []
     return *request.param(seen), seen

@@ -18,6 +18,7 @@ from torch import Tensor
 from kernelhub.ops.arguments import check_is_tensor, dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.problem import QUANTISED, AttentionProblem
 from kernelhub.ops.operands import check_count, check_destination, check_flag, check_operand
+from kernelhub.ops.values import values_to_check
 
 Window = int | tuple[int, int] | None
 Scale = float | Tensor | None
@@ -105,8 +106,9 @@ class Values(NamedTuple):
     v_scale: Scale = None
 
 
-# What the key of a table holds of the features: (causal, window_left, window_right, softcap, sinks, lse, kv_scale)
+# What the key of a table holds of the features, and the facets that they are.
 Features = tuple[bool, bool, bool, bool, bool, bool, str | None]
+FEATURES = ("causal", "window_left", "window_right", "softcap", "sinks", "lse", "kv_scale")
 PLAIN: Features = (False, False, False, False, False, False, None)
 
 _values = Values._make
@@ -232,7 +234,6 @@ def check_operands(
     v_scale: Any,
     return_lse: Any,
     out: Any,
-    out_shape: Sequence[int],
 ) -> None:
     """Dtypes, devices, head counts, widths, features: all that `attention` and `paged_attention` share.
 
@@ -240,7 +241,6 @@ def check_operands(
         op: name for messages.
         names: names of q, k and v in the op's signature.
         num_kv_heads: heads of k, already read from its layout.
-        out_shape: shape that `out` must have.
     """
     _, k_name, v_name = names
     dtype, kv_dtype = q.dtype, k.dtype
@@ -284,7 +284,7 @@ def check_operands(
         check_extras(op, q, values)
         read |= {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
     if out is not None:
-        check_destination(op, "out", out, out_shape, dtype, q.device, read)
+        check_destination(op, "out", out, (*q.shape[:-1], v_width), dtype, q.device, read)
     refuse_grad(op, names, (q, k, v))
 
 
@@ -400,9 +400,22 @@ def host_values(op: str, parameter: str, values: Sequence[int] | Tensor | None) 
         refuse(op, parameter, f"holds {values!r:.60}", "give ints, or an integer tensor of one dimension")
 
 
-def check_same_values(op: str, parameter: str, given: Sequence[int] | None, values: Sequence[int]) -> None:
-    """What the caller says of values on the host is what the tensor holds."""
-    if given is None or list(given) == list(values):
+def known_values(op: str, parameter: str, tensor: Tensor, given: Sequence[int] | None) -> Sequence[int] | None:
+    """Values of lengths or offsets on the host: the tensor's, if it may be read, else those that the caller has there.
+
+    Where both are known they must agree.
+    """
+    held = values_to_check(tensor)
+    if held is None:
+        return given
+    values: list[int] = held.tolist()
+    if given is not None:
+        _check_same_values(op, parameter, given, values)
+    return values
+
+
+def _check_same_values(op: str, parameter: str, given: Sequence[int], values: Sequence[int]) -> None:
+    if list(given) == list(values):
         return
     if len(given) != len(values):
         refuse(op, f"{parameter}_cpu", f"has {len(given)} values", f"{parameter} has {len(values)}")

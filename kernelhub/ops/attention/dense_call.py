@@ -13,6 +13,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.adapter import LENT, Check, DenseStep
 from kernelhub.ops.attention.arguments import (
+    FEATURES,
     PLAIN,
     Values,
     adjacent,
@@ -21,16 +22,16 @@ from kernelhub.ops.attention.arguments import (
     check_index,
     check_offsets,
     check_operands,
-    check_same_values,
     extras_of,
     finite_scale,
+    known_values,
 )
 from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import accept_call, check_out
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.ops.operands import check_operand, may_overlap_itself_or
-from kernelhub.ops.values import checks_devices, values_to_check
+from kernelhub.ops.values import checks_devices
 from kernelhub.probes.device import facts_of
 
 NAME = "attention"
@@ -40,7 +41,6 @@ def problem_of(key: Any, device: int) -> AttentionProblem:
     """The problem that a key means on a device; the key is built in `attention`."""
     q_dtype, kv_dtype, num_q_heads, head_dim_qk, num_kv_heads, _, head_dim_vo, q_len, rest = key
     ragged, features = rest or (False, PLAIN)
-    causal, window_left, window_right, softcap, sinks, lse, kv_scale = features
     return AttentionProblem(
         device=facts_of(device),
         q_dtype=dtype_name(q_dtype),
@@ -51,13 +51,7 @@ def problem_of(key: Any, device: int) -> AttentionProblem:
         num_kv_heads=num_kv_heads,
         q_len=q_len,
         ragged=ragged,
-        causal=causal,
-        window_left=window_left,
-        window_right=window_right,
-        softcap=softcap,
-        sinks=sinks,
-        lse=lse,
-        kv_scale=kv_scale,
+        **dict(zip(FEATURES, features, strict=True)),
     )
 
 
@@ -91,11 +85,9 @@ def check(
             refuse(NAME, parameter, f"has shape {list(tensor.shape)}", f"give {wanted}")
     check_bound(NAME, "max_seqlen_q", max_seqlen_q)
     check_bound(NAME, "max_seqlen_k", max_seqlen_k)
-    shape, v_shape = q.shape, v.shape
-    check_shapes(shape, k.shape, v_shape)
-    out_shape = shape if v_shape[-1] == shape[-1] else (*shape[:-1], v_shape[-1])
+    check_shapes(q.shape, k.shape, v.shape)
     features = causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse
-    check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], *features, out, out_shape)
+    check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], *features, out)
 
 
 def refuse_half(cu_seqlens_q: Tensor | None) -> None:
@@ -157,16 +149,9 @@ def begin(
             refuse(NAME, "cu_seqlens_q", "is empty", "the first offset is 0")
         cu_seqlens_q = adjacent(NAME, "cu_seqlens_q", cu_seqlens_q, keep)
         cu_seqlens_k = adjacent(NAME, "cu_seqlens_k", cu_seqlens_k, keep)
-        q_values, k_values = values_to_check(cu_seqlens_q), values_to_check(cu_seqlens_k)
         q_tokens, k_tokens = num_tokens or (None, None)
-        if q_values is not None:
-            held = q_values.tolist()
-            check_same_values(NAME, "cu_seqlens_q", q_offsets, held)
-            q_offsets = held
-        if k_values is not None:
-            held = k_values.tolist()
-            check_same_values(NAME, "cu_seqlens_k", k_offsets, held)
-            k_offsets = held
+        q_offsets = known_values(NAME, "cu_seqlens_q", cu_seqlens_q, q_offsets)
+        k_offsets = known_values(NAME, "cu_seqlens_k", cu_seqlens_k, k_offsets)
         if q_offsets is not None:
             check_offsets(NAME, "cu_seqlens_q", q_offsets, num_seqs, q_tokens, max_seqlen_q)
         if k_offsets is not None:

@@ -13,6 +13,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import (
+    FEATURES,
     PLAIN,
     Values,
     adjacent,
@@ -21,9 +22,9 @@ from kernelhub.ops.attention.arguments import (
     check_index,
     check_offsets,
     check_operands,
-    check_same_values,
     extras_of,
     finite_scale,
+    known_values,
 )
 from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import accept_call, check_out, refuse_batch
@@ -43,7 +44,6 @@ def problem_of(key: Any, device: int) -> PagedAttentionProblem:
     q_dtype, kv_dtype, num_q_heads, head_dim_qk, dim1, dim2, _, rest = key
     head_dim_vo, kv_layout, ragged, q_len, features = rest or (head_dim_qk, NHD, False, ONE, PLAIN)
     page_size, num_kv_heads = (dim1, dim2) if kv_layout == NHD else (dim2, dim1)
-    causal, window_left, window_right, softcap, sinks, lse, kv_scale = features
     return PagedAttentionProblem(
         device=facts_of(device),
         q_dtype=dtype_name(q_dtype),
@@ -56,13 +56,7 @@ def problem_of(key: Any, device: int) -> PagedAttentionProblem:
         q_len=q_len,
         kv_layout=kv_layout,
         ragged=ragged,
-        causal=causal,
-        window_left=window_left,
-        window_right=window_right,
-        softcap=softcap,
-        sinks=sinks,
-        lse=lse,
-        kv_scale=kv_scale,
+        **dict(zip(FEATURES, features, strict=True)),
     )
 
 
@@ -94,28 +88,16 @@ def check(
     wanted = "[num_pages, page_size, H, D]" if kv_layout == NHD else "[num_pages, H, page_size, D]"
     for parameter, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.ndim != 4:
-            refuse(
-                NAME,
-                parameter,
-                f"has shape {list(cache.shape)}",
-                f"give {wanted} for kv_layout={kv_layout!r}",
-            )
-    shape, k_shape, v_shape = q.shape, k_cache.shape, v_cache.shape
+            refuse(NAME, parameter, f"has shape {list(cache.shape)}", f"give {wanted} for kv_layout={kv_layout!r}")
+    k_shape, v_shape = k_cache.shape, v_cache.shape
     if k_shape != v_shape and k_shape[:3] != v_shape[:3]:
-        refuse(
-            NAME,
-            "v_cache",
-            f"has shape {list(v_cache.shape)}",
-            f"k_cache has {list(k_cache.shape)}; all but D agree",
-        )
+        refuse(NAME, "v_cache", f"has shape {list(v_shape)}", f"k_cache has {list(k_shape)}; all but D agree")
     if 0 in k_shape[1:]:
         refuse(NAME, "k_cache", f"has shape {list(k_cache.shape)}", "a page holds at least one token of one head")
     check_bound(NAME, "max_seqlen_q", max_seqlen_q)
     num_kv_heads = k_shape[2 if kv_layout == NHD else 1]
-    out_shape = shape if v_shape[-1] == shape[-1] else (*shape[:-1], v_shape[-1])
     features = causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse
-    names = "q", "k_cache", "v_cache"
-    check_operands(NAME, names, q, k_cache, v_cache, num_kv_heads, *features, out, out_shape)
+    check_operands(NAME, ("q", "k_cache", "v_cache"), q, k_cache, v_cache, num_kv_heads, *features, out)
 
 
 def begin(
@@ -157,13 +139,8 @@ def begin(
     if cu_seqlens_q is not None:
         check_index(op, "cu_seqlens_q", cu_seqlens_q, 1, "[num_seqs + 1]")
         if cu_seqlens_q.shape[0] != num_seqs + 1:
-            offsets = cu_seqlens_q.shape[0]
-            refuse(
-                op,
-                "cu_seqlens_q",
-                f"has {offsets} offsets for {num_seqs} sequences",
-                f"give {num_seqs + 1}",
-            )
+            given = f"has {cu_seqlens_q.shape[0]} offsets for {num_seqs} sequences"
+            refuse(op, "cu_seqlens_q", given, f"give {num_seqs + 1}")
     for parameter, tensor in (
         ("block_table", block_table),
         ("seq_lens", seq_lens),
@@ -173,23 +150,15 @@ def begin(
             refuse(op, parameter, f"is on {tensor.device}", f"move it to {device}, where q is")
     block_table = adjacent(op, "block_table", block_table, keep)
     seq_lens = adjacent(op, "seq_lens", seq_lens, keep)
-    held = values_to_check(seq_lens)
-    if held is not None:
-        values = held.tolist()
-        check_same_values(op, "seq_lens", lengths, values)
-        lengths = values
+    lengths = known_values(op, "seq_lens", seq_lens, lengths)
     if lengths is not None:
         check_lengths(op, lengths, num_seqs, max_pages, problem.page_size)
-    table = None if held is None or lengths is None else values_to_check(block_table)
+    table = None if lengths is None else values_to_check(block_table)
     if table is not None and lengths is not None:
         check_pages(op, cache, table, lengths, problem.page_size, num_pages)
     if cu_seqlens_q is not None:
         cu_seqlens_q = adjacent(op, "cu_seqlens_q", cu_seqlens_q, keep)
-        held = values_to_check(cu_seqlens_q)
-        if held is not None:
-            values = held.tolist()
-            check_same_values(op, "cu_seqlens_q", q_offsets, values)
-            q_offsets = values
+        q_offsets = known_values(op, "cu_seqlens_q", cu_seqlens_q, q_offsets)
     if q_offsets is not None:
         check_offsets(op, "cu_seqlens_q", q_offsets, num_seqs, num_tokens, max_seqlen_q)
     step = PagedStep(
