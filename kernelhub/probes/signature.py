@@ -73,7 +73,7 @@ def takes(call: Call, *, root: Path | None = None, remedy: str = "") -> Finding:
     wrong = mismatch(call, header)
     if wrong is not None:
         return lacking(call.target, "signature_changed", f"{module}.{name} {wrong}", remedy)
-    return found(call.target, None, f"{module}.{name} takes the call")
+    return found(call.target, None, f"{module}.{name} supports the call")
 
 
 def mismatch(call: Call, header: Header) -> str | None:

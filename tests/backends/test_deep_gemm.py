@@ -87,7 +87,7 @@ class TestFp8BlocksUe8m0(TestFp8Blocks):
     def test_float32_scales_are_refused_not_rounded(self) -> None:
         selection = kernelhub.fp8_gemm.explain(**fp8_gemm_inputs(), backend=self.kernel)
         assert selection.selected is None
-        assert "rounding others to them would change the result" in str(selection)
+        assert "rounding other scales to powers of two would change the result" in str(selection)
 
 
 class TestContiguous(OnTheCpu, grouped_gemm.GroupedGemmContract):

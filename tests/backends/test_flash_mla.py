@@ -188,7 +188,7 @@ def explained(**facets: Any) -> Any:
 @pytest.mark.parametrize(
     ("facets", "kernel", "reason"),
     [
-        ({"kv_dtype": "float8_e4m3fn", "kv_scale": "value"}, "flash_mla.dense", "656 bytes a token"),
+        ({"kv_dtype": "float8_e4m3fn", "kv_scale": "value"}, "flash_mla.dense", "656 bytes per token"),
         ({"q_dtype": "float32", "kv_dtype": "float32"}, "flash_mla.dense", "q_dtype is float32"),
         ({"page_size": 32}, "flash_mla.dense", "page_size is 32, not one of 64"),
         ({"head_dim": 512, "value_dim": 512}, "flash_mla.dense", "head_dim is 512, not one of 576"),
@@ -257,7 +257,7 @@ def test_a_second_copy_of_its_operators_is_not_loaded(tmp_path, monkeypatch) -> 
     monkeypatch.setattr(torch._C, "_dispatch_get_all_op_names", lambda: ["aten::add", "flash_mla::sparse_decode_fwd"])
     with on_path(write(tmp_path, "stateful")):
         HUB.add_backend(ANYWHERE)
-        with pytest.raises(NoKernel, match="a second one would end the process"):
+        with pytest.raises(NoKernel, match="a second one would terminate the process"):
             kernelhub.mla_attention(**decode(), backend="fake.dense")
         assert "flash_mla" not in sys.modules
         HUB.remove_backend("fake")

@@ -256,7 +256,7 @@ class TestWidthsWithSinks(OnFake):
             with kernelhub.use(paged_attention=order):
                 plan = kernelhub.paged_attention.prepare(*args, sinks=sinks, **kwargs)
             assert plan.kernel == chosen
-        with pytest.raises(kernelhub.errors.KernelhubError, match="says nothing of the width"):
+        with pytest.raises(kernelhub.errors.KernelhubError, match="does not include the width"):
             kernelhub.paged_attention(
                 **paged_attention_inputs(AttentionModel("wide", 8, 2, 128, 128), seq_lens=(40, 9)),
                 sinks=sinks,

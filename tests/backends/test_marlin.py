@@ -155,7 +155,7 @@ class TestNvfp4Bfloat16(Packed):
     def test_a_global_scale_that_float32_does_not_hold_then_is_refused(self) -> None:
         arguments = self.inputs()
         for value in (torch.inf, torch.nan, 1e6):
-            with pytest.raises(InvalidArgument, match=r"b_global_scale is .*, and Marlin wants it times"):
+            with pytest.raises(InvalidArgument, match=r"b_global_scale is .*, and Marlin multiplies it by"):
                 self.packed({**arguments, "b_global_scale": torch.full((1,), value)})
         for value in (torch.full((), -0.5), torch.full((1,), 1e-42), torch.zeros(1, 1)):
             back = self.packed({**arguments, "b_global_scale": value})["b"].unpack()[2]
@@ -189,7 +189,7 @@ class TestNvfp4Float16(TestNvfp4Bfloat16):
 
     def test_a_global_scale_that_float32_does_not_hold_then_is_refused(self) -> None:
         for value in (torch.inf, torch.nan, 1e37):
-            with pytest.raises(InvalidArgument, match=r"b_global_scale is .*, and Marlin wants it times"):
+            with pytest.raises(InvalidArgument, match=r"b_global_scale is .*, and Marlin multiplies it by"):
                 self.packed({**self.inputs(), "b_global_scale": torch.full((1,), value)})
 
     test_scales_further_apart_are_refused_unless_their_groups_are_zero = None  # float16 holds them
@@ -208,7 +208,7 @@ class TestMxfp4(Packed):
         packed = self.packed({**arguments, "b_scale": torch.full_like(raw, 252)})["b"]
         codes, scale, _ = packed.tensors.values()
         assert weights(codes.view(torch.int32), scale, torch.bfloat16, 64, 256).isfinite().all()
-        for byte, match in (*((byte, "no normal bfloat16") for byte in (0, 1, 253)), (255, "holds NaN")):
+        for byte, match in (*((byte, "not normal in bfloat16") for byte in (0, 1, 253)), (255, "has NaN")):
             raw[3, 2] = byte
             with pytest.raises(InvalidArgument, match=match):
                 self.packed(arguments)

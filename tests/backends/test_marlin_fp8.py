@@ -133,7 +133,7 @@ class TestBfloat16(WeightOnlyContract):
             assert torch.equal(kernelhub.fp8_gemm(**moved), self.run(arguments))
 
     def test_scales_that_would_be_rounded_are_refused_when_packed(self) -> None:
-        for scaling, words in (("row", f"no {str(self.dtype)[6:]}"), ("block", "no powers of two")):
+        for scaling, words in (("row", f"that {str(self.dtype)[6:]} cannot represent"), ("block", "not powers of two")):
             arguments = self.inputs(scaling=scaling)
             scale = arguments["b_scale"].clone()
             scale[-1, -1] = 0.75 if scaling == "block" else 1 + 2**-13

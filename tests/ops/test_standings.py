@@ -121,10 +121,10 @@ def test_a_claim_has_a_link_and_a_figure_has_a_claim() -> None:
             assert standing.seconds > 0
 
 
-def test_who_is_chosen_by_name_alone_says_why() -> None:
-    """The reasons that there are: other bits, a promise by the caller, compiling at the first calls."""
+def test_every_opt_in_standing_says_why() -> None:
+    """The reasons: other bits, a guarantee by the caller, compilation at the first calls."""
     _ = HUB.settings
-    reasons = ("own bits", "promise by the caller", "compiles", "runs nvcc")
+    reasons = ("bits differ", "caller must guarantee", "compiles", "runs nvcc")
     for kernel in records():
         for standing in kernel.standings:
             assert standing.word != OPT_IN or any(word in standing.evidence for word in reasons), identity(kernel)

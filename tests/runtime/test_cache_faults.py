@@ -382,4 +382,4 @@ def test_a_slower_kernel_for_want_of_a_place_is_said_with_its_code(tmp_path: Pat
     assert told["selected"] == "torch.dequantized"
     assert code in told["refused"][0]
     assert told["said"] == ["cache_unavailable"]
-    assert f"slower ones run: {code}" in told["stderr"]
+    assert f"slower kernels run: {code}" in told["stderr"]

@@ -93,12 +93,12 @@ def _run(command: list[str], source: Path, target: Path) -> None:
             {**os.environ, "TMPDIR": str(target.parent)},  # the temporary folder may be read-only or full
         )
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{error}; KERNELHUB_COMPILE_TIMEOUT_S says how long a compiler may take") from error
+        raise BuildError(f"{error}; KERNELHUB_COMPILE_TIMEOUT_S sets the time limit of a compiler") from error
     except OSError as error:
-        raise BuildError(f"{command[0]} does not answer: {error}") from error
+        raise BuildError(f"{command[0]} failed to run: {error}") from error
     if answer.returncode != 0 or not target.is_file():
         if "No space left on device" in answer.stderr:
-            raise OSError(errno.ENOSPC, f"{command[0]} says: no space left on device", str(target))
+            raise OSError(errno.ENOSPC, f"{command[0]}: no space left on device", str(target))
         said = next((line for line in answer.stderr.splitlines() if "error" in line), answer.stderr.strip()[:300])
         raise BuildError(f"{command[0]} cannot compile {source.name} (exit {answer.returncode}): {said}")
 

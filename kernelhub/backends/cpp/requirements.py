@@ -45,7 +45,7 @@ def _kept() -> Finding:
     finding = root.keeps("cpp", executable=True)
     if not finding.ok:
         reason = f"{finding.code}: {finding.reason}"
-        say("cache_unavailable", "cpp", f"kernels of cpp for this CPU are not chosen, slower ones run: {reason}")
+        say("cache_unavailable", "cpp", f"kernels of cpp are not selected on this CPU and slower kernels run: {reason}")
     return finding
 
 

@@ -172,7 +172,7 @@ class Graphs(threading.local):
         graph.check_support()
         graph.build_plans()
         if getattr(graph, "selected_engine", None) is not None:
-            raise Unsupported("the frontend would run an engine of its own, not cuDNN")
+            raise Unsupported("the frontend would run its own engine, not cuDNN")
         return graph, graph.get_workspace_size()
 
 

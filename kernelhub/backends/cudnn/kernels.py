@@ -17,7 +17,7 @@ PACKED = (verified("hopper", evidence=_RAN),)
 PAGED = (
     opt_in(
         "hopper",
-        evidence=f"it needs a promise by the caller: no NaN in the unused end of a page. On such caches: {_RAN}",
+        evidence=f"the caller must guarantee that the unused end of a page has no NaN. On such caches: {_RAN}",
     ),
 )
 
@@ -34,7 +34,7 @@ WIDTHS = ((64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256
 
 def _width_not_seen(problem: AttentionProblem) -> str | None:
     width = (problem.head_dim_qk, problem.head_dim_vo)
-    return f"heads are {width[0]} and {width[1]} wide; taken are {_TAKEN}" if width not in WIDTHS else None
+    return f"heads are {width[0]} and {width[1]} wide; supported: {_TAKEN}" if width not in WIDTHS else None
 
 
 _TAKEN = ", ".join(f"{qk}/{vo}" for qk, vo in WIDTHS)
@@ -42,7 +42,7 @@ _TAKEN = ", ".join(f"{qk}/{vo}" for qk, vo in WIDTHS)
 _HEADS = (
     *MACHINE,
     dtype_in("q_dtype", "bfloat16", "float16"),
-    SameValue("q_dtype", "kv_dtype", why="its fp8 attention takes fp8 queries"),
+    SameValue("q_dtype", "kv_dtype", why="its fp8 attention requires fp8 queries"),
     Rule(("head_dim_qk", "head_dim_vo"), _width_not_seen, code="value"),
     anything("num_q_heads", "num_kv_heads", "q_len"),
 )
@@ -54,7 +54,7 @@ KERNELS = (
         op="attention",
         name="cudnn.sdpa",
         target="kernelhub.backends.cudnn.sdpa:Sdpa",
-        summary="cuDNN's flash attention over packed sequences, a graph for each class of sizes",
+        summary="cuDNN's flash attention over packed sequences, one graph per class of sizes",
         band=Band.SPECIALISED,
         constraints=_HEADS,
         features=_FEATURES,
@@ -66,9 +66,9 @@ KERNELS = (
         op="paged_attention",
         name="cudnn.sdpa_paged",
         target="kernelhub.backends.cudnn.paged:SdpaPaged",
-        summary="cuDNN's flash attention over pages, a graph for each class of sizes; for caches without NaN alone",
+        summary="cuDNN's flash attention over pages, one graph per class of sizes; only for caches without NaN",
         band=Band.SPECIALISED,
-        constraints=(*_HEADS, OneOf("page_size", (16, 32, 64, 128, 256), why="cuDNN takes powers of two")),
+        constraints=(*_HEADS, OneOf("page_size", (16, 32, 64, 128, 256), why="cuDNN supports powers of two")),
         features=_FEATURES | {"kv_layout=HND"},
         source=_SOURCE,
         standings=PAGED,
@@ -82,7 +82,7 @@ KNOWN_BAD = (
         "cudnn.sdpa_paged",
         "paged_attention",
         (),
-        "what the unused end of a last page holds is multiplied by zero, so that NaN there reaches the result",
+        "values in the unused end of a last page are multiplied by zero, so that NaN there reaches the result",
         "https://github.com/NVIDIA/cudnn-frontend/pull/740",
     ),
 )

@@ -59,4 +59,6 @@ def supports(library: Library, predicate: str, capability: tuple[int, int]) -> N
     """
     if not operator(library, predicate, capability)(10 * capability[0] + capability[1]):
         sm = f"sm_{capability[0]}{capability[1]}"
-        raise ImportError(f"this {library.package} was compiled without {sm}: {predicate} says so; {library.install}")
+        raise ImportError(
+            f"this {library.package} was compiled without {sm}, according to {predicate}; {library.install}"
+        )

@@ -18,7 +18,7 @@ MOST_ADDED_FAST = 2048
 def _adds_fast(problem: Any) -> str | None:
     if problem.device.capability not in _ADDS_FAST:
         return None
-    here = f"on {problem.device.arch} the library's kernel adds in 14 bits over all of K"
+    here = f"on {problem.device.arch} the library's kernel accumulates in 14 bits over all of K"
     if problem.k > MOST_ADDED_FAST:
         return f"{here}: for k of {problem.k}, over {MOST_ADDED_FAST}, that is less exact than the op allows"
     if problem.out_dtype != "bfloat16":

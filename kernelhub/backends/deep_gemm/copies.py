@@ -52,11 +52,11 @@ class Copy:
 
     @property
     def defect(self) -> str | None:
-        """Why no kernel of it can run, as far as its files tell."""
+        """Why no kernel of it can run, according to its files."""
         if not (self.folder / "include" / "deep_gemm").is_dir():
             return (
                 f"{self.folder} has no include/deep_gemm, so none of its kernels compiles; "
-                "the package deep-gemm 1.0.0 of the index is such"
+                "this is the case for deep-gemm 1.0.0 on PyPI"
             )
         if not self.compiled and not (self.folder / "jit" / "compiler.py").is_file():
             return f"{self.folder} has no compiled module"
@@ -112,7 +112,7 @@ def offers(calls: tuple[Call, ...], copy: Copy | None = None) -> Finding:
         header = known[name]
         reason = None if header is None else mismatch(call, header)
         if reason is None:
-            return found(name, None, f"{copy.module}.{name} takes the call")
+            return found(name, None, f"{copy.module}.{name} supports the call")
         wrong = wrong or f"{copy.module}.{name} {reason}"
     if wrong:
         return lacking(copy.module, "signature_changed", wrong, INSTALL)

@@ -47,16 +47,16 @@ BACKEND = Backend(
 )
 
 _FP8_SIZES = (
-    MultipleOf("n", 64, why="tiles of columns are not cut"),
-    MultipleOf("k", 128, why="a scale is for 128 columns, none cut short"),
+    MultipleOf("n", 64, why="tiles of columns must be whole"),
+    MultipleOf("k", 128, why="a scale covers 128 columns, and all blocks must be whole"),
 )
-_BF16_SIZES = (MultipleOf("n", 64, why="tiles of columns are not cut"), MultipleOf("k", 64, why="so is a tile of K"))
-_BF16_OUT = dtype_in("out_dtype", "bfloat16", why="the kernel gives nothing else")
-_ROUNDED = "the kernel reads exponents; rounding others to them would change the result"
+_BF16_SIZES = (MultipleOf("n", 64, why="tiles of columns must be whole"), MultipleOf("k", 64, why="so must tiles of K"))
+_BF16_OUT = dtype_in("out_dtype", "bfloat16", why="the kernel returns nothing else")
+_ROUNDED = "the kernel reads exponents only; rounding other scales to powers of two would change the result"
 _FP8_ROWS = (dtype_in("a_dtype", FP8), dtype_in("b_dtype", FP8), _BF16_OUT, *_FP8_SIZES, anything("num_groups", "rows"))
 _FLOAT_SCALES = frozenset({"a_scale=group", "b_scale=block"})
 _E8M0_SCALES = frozenset({"a_scale=group_e8m0", "b_scale=block_e8m0"})
-_MASKED = OneOf("masked", (True,), why="rows that are sorted by group are for another kernel")
+_MASKED = OneOf("masked", (True,), why="another kernel serves rows sorted by group")
 _INDEXER = (
     dtype_in("dtype", INDEXER_FP8),
     OneOf("num_heads", (32, 64)),
@@ -216,7 +216,7 @@ KERNELS = (
         op="paged_mqa_logits",
         name="deep_gemm.logits",
         target=f"{_HERE}.indexer:PagedLogits",
-        summary=f"the same over pages that hold their scales; pages whose scales lie elsewhere are gathered; {_JIT}",
+        summary=f"the indexer's scores over pages with their scales; separate scales are gathered first; {_JIT}",
         band=Band.SPECIALISED,
         constraints=(
             BOTH,
@@ -237,7 +237,7 @@ KNOWN_BAD = (
         "deep_gemm.logits",
         "*",
         (Lacks("fp8_fp4_mqa_logits"),),
-        "before 2.4.2 waits are missing in its kernels, and scores may be summed before they are there",
+        "before 2.4.2 its kernels lack waits, and may sum scores before they are written",
         "https://github.com/deepseek-ai/DeepGEMM/issues/392",
         INSTALL,
     ),

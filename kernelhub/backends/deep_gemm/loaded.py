@@ -55,7 +55,7 @@ def _load() -> ModuleType:
     if copy.registers_operators and _namespace_is_taken():
         raise ImportError(
             f"another library of this process has registered torch's operators {_NAMESPACE}*, and loading "
-            f"{copy.folder} as well would end the process; remove one of the two"
+            f"{copy.folder} as well would terminate the process; remove one of the two"
         )
     if "." not in copy.module:
         return importlib.import_module(copy.module)

@@ -160,11 +160,11 @@ def toolkit(oldest: tuple[int, int]) -> Finding:
     remedy = f"set CUDA_HOME to a CUDA toolkit of {oldest[0]}.{oldest[1]} or newer"
     lacks = [name for name in _PROGRAMS if not Path(root, "bin", name).is_file()]
     if lacks:
-        reason = f"DeepGEMM compiles its kernels and finds no {' and no '.join(lacks)} in {root}/bin"
+        reason = f"DeepGEMM compiles its kernels, but {root}/bin has no {' and no '.join(lacks)}"
         return lacking("CUDA toolkit", "toolkit_missing", reason, remedy)
     version = _version_of(Path(root))
     if version is not None and version < oldest:
-        reason = f"the CUDA toolkit at {root} is {version[0]}.{version[1]}; DeepGEMM wants {oldest[0]}.{oldest[1]} here"
+        reason = f"the CUDA toolkit at {root} is {version[0]}.{version[1]}; DeepGEMM needs {oldest[0]}.{oldest[1]} here"
         return lacking("CUDA toolkit", "toolkit_version", reason, remedy, f"{version[0]}.{version[1]}")
     fitting = None if version is None else toolchain.of_files(Path(root, "bin", "nvcc"), version, driver().value)
     if fitting is not None and not fitting.ok:

@@ -34,7 +34,7 @@ def watch(module: str, journal: Journal) -> None:
     try:
         made = _stand_ins[library.__name__] = StandIn(nvcc, journal)
     except OSError as error:
-        _log.warning("what DeepGEMM compiles is neither counted nor refused after seal(): %s", error)
+        _log.warning("what DeepGEMM compiles is neither counted nor rejected after seal(): %s", error)
         return
     os.environ[VARIABLE] = str(made.path)  # read when the library compiles for the first time
 

@@ -46,7 +46,7 @@ def operator() -> Any:
     if _LIBRARY not in sys.modules:
         if hasattr(torch.ops.flash_attn_3, "fwd"):
             raise RuntimeError(
-                "another library has registered torch.ops.flash_attn_3 in this process, and a second one would end it"
+                "another library has registered torch.ops.flash_attn_3 in this process, and a second would terminate it"
             )
         importlib.import_module(_LIBRARY)
     forward = torch.ops.flash_attn_3.fwd.default
@@ -56,7 +56,7 @@ def operator() -> Any:
         raise RuntimeError(f"torch.ops.flash_attn_3.fwd takes ({', '.join(names)}), not what this adapter passes")
     extra = [argument.name for argument in arguments[len(PARAMETERS) :] if not argument.has_default_value()]
     if extra:
-        raise RuntimeError(f"torch.ops.flash_attn_3.fwd also asks for {', '.join(extra)}")
+        raise RuntimeError(f"torch.ops.flash_attn_3.fwd also requires {', '.join(extra)}")
     return forward
 
 

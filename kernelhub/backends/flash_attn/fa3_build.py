@@ -39,7 +39,7 @@ def compiled_with(part: str, remedy: str) -> Finding:
     if isinstance(spec, Finding):
         return spec
     if spec is None or spec.origin is None:
-        reason = f"without {_CONFIG} it cannot be told what this FlashAttention-3 was compiled with"
+        reason = f"without {_CONFIG} it is unknown what this FlashAttention-3 was compiled with"
         return lacking(part, "package_broken", reason, remedy)
     try:
         flags = _flags(read_source(Path(spec.origin)))

@@ -46,12 +46,12 @@ _FA4_SOURCE = "FlashAttention-4, flash_attn.cute"
 
 _OPERANDS = (
     dtype_in("q_dtype", "float16", "bfloat16"),
-    SameValue("q_dtype", "kv_dtype", why="fp8 keys go with fp8 queries only"),
+    SameValue("q_dtype", "kv_dtype", why="fp8 keys require fp8 queries"),
     Between("head_dim_qk", 8, 256, why="the width of its widest tiles"),
-    MultipleOf("head_dim_qk", 8, why="rows are read 16 bytes at a time"),
+    MultipleOf("head_dim_qk", 8, why="rows must be multiples of 16 bytes"),
     anything("num_q_heads", "num_kv_heads"),
 )
-_ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="it takes one width here")
+_ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="both widths must be equal")
 _ANY_LENGTH = anything("q_len")
 _ANY_PAGE = Between("page_size", 1, 1 << 16)
 _FEATURES = frozenset({"ragged", "causal", "window_left", "window_right", "sinks", "lse"})
@@ -90,16 +90,16 @@ def _vllm_fa3_widths(problem: AttentionProblem) -> str | None:
 
 
 _VLLM_WIDTHS = (64, 96, 128, 192, 256)
-_WHOLE_TILES = OneOf("head_dim_qk", _VLLM_WIDTHS, why="other widths fill its tiles in part, which may be left out")
+_WHOLE_TILES = OneOf("head_dim_qk", _VLLM_WIDTHS, why="builds may leave out other widths, which fill its tiles in part")
 _WIDTHS = ("head_dim_qk", "head_dim_vo")
-_LONG = OneOf("q_len", (MANY, ANY), why="it does not split keys here, which few queries need")
+_LONG = OneOf("q_len", (MANY, ANY), why="it does not split keys here; few queries need that")
 
 KERNELS = (
     Kernel(
         op="attention",
         name="flash_attn.fa3",
         target=f"{_HERE}.fa3:Dense",
-        summary="FlashAttention-3, its own choice of splits",
+        summary="FlashAttention-3, which selects the number of splits",
         band=Band.SPECIALISED,
         constraints=(
             *FA3_MACHINE,
@@ -119,7 +119,7 @@ KERNELS = (
         op="paged_attention",
         name="flash_attn.fa3",
         target=f"{_HERE}.fa3:Paged",
-        summary="FlashAttention-3 over pages: decode, prefill and mixed, its own choice of splits",
+        summary="FlashAttention-3 over pages: decode, prefill and mixed; it selects the number of splits",
         band=Band.SPECIALISED,
         constraints=(
             *FA3_MACHINE,
@@ -181,7 +181,7 @@ KERNELS = (
         op="attention",
         name="flash_attn.vllm_fa3",
         target=f"{_HERE}.vllm_builds:Fa3Dense",
-        summary="FlashAttention-3 as vLLM builds it, its own choice of splits; batches go as ragged ones",
+        summary="FlashAttention-3 as vLLM builds it, which selects the number of splits; batches run as ragged ones",
         band=Band.SPECIALISED,
         constraints=(*VLLM_FA3_MACHINE, *_OPERANDS, _ANY_LENGTH, Rule(_WIDTHS, _vllm_fa3_widths)),
         features=_FA3_FEATURES,
@@ -207,7 +207,7 @@ KERNELS = (
         op="attention",
         name="flash_attn.vllm_fa2",
         target=f"{_HERE}.vllm_builds:Fa2Dense",
-        summary="FlashAttention-2 as vLLM builds it; batches go as ragged ones",
+        summary="FlashAttention-2 as vLLM builds it; batches run as ragged ones",
         band=Band.TUNED,
         constraints=(*VLLM_FA2_MACHINE, *_OPERANDS, _ANY_LENGTH, _WHOLE_TILES, _ONE_WIDTH),
         features=_FEATURES | {"softcap"},

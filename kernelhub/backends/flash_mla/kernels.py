@@ -36,7 +36,7 @@ BACKEND = Backend(
 )
 
 
-_OTHER_CACHE = "its fp8 cache is another one, of 656 bytes a token"
+_OTHER_CACHE = "its fp8 cache has another layout, of 656 bytes per token"
 _SOURCE = "FlashMLA (DeepSeek 2025)"
 _LISTED = (
     OnDevice("nvidia", only=((9, 0), (10, 0))),
@@ -89,7 +89,7 @@ KERNELS = (
         name="flash_mla.sparse",
         target="kernelhub.backends.flash_mla.sparse:Sparse",
         summary="FlashMLA's attention to listed tokens, each query token by itself",
-        constraints=(*_LISTED, OneOf("num_heads", (64, 128), why="those it is compiled for")),
+        constraints=(*_LISTED, OneOf("num_heads", (64, 128), why="the sizes it is compiled for")),
         **_SPARSE,
         standings=LISTED,
     ),
@@ -98,7 +98,7 @@ KERNELS = (
         name="flash_mla.sparse_padded",
         target="kernelhub.backends.flash_mla.sparse:Sparse",
         summary="the same for fewer heads, padded to 64 or 128",
-        constraints=(*_LISTED, Between("num_heads", 1, 127, why="the kernel takes up to 128")),
+        constraints=(*_LISTED, Between("num_heads", 1, 127, why="the kernel supports up to 128")),
         **_SPARSE,
         standings=LISTED,
     ),

@@ -30,7 +30,9 @@ def library(kernel: str) -> tuple[ModuleType, str]:
     if "flash_mla" not in sys.modules:
         taken = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(_NAMESPACES)]
         if taken:
-            raise Unusable(f"another copy has already registered {taken[0]}, and a second one would end the process")
+            raise Unusable(
+                f"another copy has already registered {taken[0]}, and a second one would terminate the process"
+            )
     module = importlib.import_module("flash_mla.flash_mla_interface")
     if finding.value == LEGACY and not importlib.import_module("flash_mla").has_legacy():
         raise Unusable(f"this flash_mla was built without its legacy kernels; {INSTALL}")

@@ -18,9 +18,7 @@ from kernelhub.probes.package import folders, package
 from kernelhub.probes.signature import Call, takes
 
 INSTALL = 'pip install "kernelhub[flashinfer]"'
-_BUILD = (
-    "install the flashinfer-jit-cache of the same version; or ask for the kernel or prefer it, which compiles it once"
-)
+_BUILD = "install the flashinfer-jit-cache of the same version; or force or prefer the kernel, which compiles it once"
 # From 0.6.0 on `plan` takes o_data_type and nothing that we give has moved; 0.7.2 is the newest that was read.
 PACKAGE = Package("flashinfer", ">=0.6,<0.7.3", distribution="flashinfer-python", install=INSTALL)
 
@@ -32,7 +30,7 @@ DATACENTRE_BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3)))
 
 # `m16k16_rowsum_f16f16f32` of `prefill.cuh` and `mla.cuh` sums the weights as the second product takes them, rounded to
 # half precision: by up to u relative, where an LSE may be off by u / 16, with float16 as with bfloat16.
-ROUNDED_SUM = "the sum of weights that were rounded to half precision is off by up to 16 times what an LSE may be"
+ROUNDED_SUM = "it sums weights rounded to half precision, and the LSE exceeds the tolerance up to 16 times"
 
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3"}  # as names of modules have them
 
@@ -63,7 +61,7 @@ class Module:
         compiles = machine.ask("flashinfer compiler", compiler_of_modules, "nvcc")
         if not compiles.ok:
             return Rejection(compiles.code, f"{built.reason}; {compiles.reason}", compiles.remedy)
-        reason = f"{built.reason}: it would be {compiles.reason}, which takes half a minute to ten"
+        reason = f"{built.reason}: it would be {compiles.reason}, which takes 0.5 to 10 minutes"
         return Rejection(NOT_BUILT, reason, _BUILD)
 
 
@@ -94,8 +92,10 @@ class CompilesForRows:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        reason = "CuTe DSL compiles it for each M_max when that is first met, while a process runs, and keeps no code"
-        return Rejection(NOT_BUILT, reason, "ask for the kernel or prefer it, and call once with each M_max beforehand")
+        reason = "CuTe DSL compiles it at run time, at the first call of each M_max, and caches no code"
+        return Rejection(
+            NOT_BUILT, reason, "force or prefer the kernel, and call it once with each M_max during warm-up"
+        )
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,14 @@ def compiler_of_modules() -> Finding:
         "install a CUDA toolkit (CUDA_HOME), g++ and ninja, or FlashInfer's kernels built ahead (flashinfer-jit-cache)"
     )
     if os.environ.get("FLASHINFER_DISABLE_JIT"):  # the library takes any value for yes
-        reason = f"FLASHINFER_DISABLE_JIT={os.environ['FLASHINFER_DISABLE_JIT']} forbids to compile it"
+        reason = f"FLASHINFER_DISABLE_JIT={os.environ['FLASHINFER_DISABLE_JIT']} forbids compilation"
         return lacking(subject, "jit_disabled", reason, "unset FLASHINFER_DISABLE_JIT, or install flashinfer-jit-cache")
     root = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = os.environ.get("FLASHINFER_NVCC") or (str(Path(root, "bin", "nvcc")) if root else shutil.which("nvcc"))
     if nvcc is None and Path("/usr/local/cuda/bin/nvcc").is_file():
         nvcc = "/usr/local/cuda/bin/nvcc"
     if nvcc is None or shutil.which(nvcc) is None:
-        where = f"{nvcc} is no command" if nvcc else "no nvcc on PATH"
+        where = f"{nvcc} is not a command" if nvcc else "no nvcc on PATH"
         return lacking(subject, "toolkit_missing", f"it would be compiled, but {where}", remedy)
     if shutil.which("ninja") is None:
         return lacking(
@@ -184,7 +184,9 @@ def compiler_of_modules() -> Finding:
 def _answer_of(nvcc: str) -> Finding:
     """Whether nvcc can be used, asked of it only where the library is there to run it."""
     there = package("flashinfer").ok
-    return toolchain.nvcc_at(Path(shutil.which(nvcc) or nvcc)) if there else found("nvcc", None, "nobody would run it")
+    return (
+        toolchain.nvcc_at(Path(shutil.which(nvcc) or nvcc)) if there else found("nvcc", None, "no compiler would run")
+    )
 
 
 def compiler_of_kernels() -> Finding:
@@ -192,10 +194,10 @@ def compiler_of_kernels() -> Finding:
     subject = "nvcc of FlashInfer's DeepGEMM"
     root = os.environ.get("CUDA_HOME")
     nvcc = os.environ.get("TRTLLM_DG_NVCC_COMPILER") or (str(Path(root, "bin", "nvcc")) if root else "nvcc")
-    remedy = "install a CUDA toolkit and set CUDA_HOME, or give its nvcc as TRTLLM_DG_NVCC_COMPILER"
+    remedy = "install a CUDA toolkit and set CUDA_HOME, or set TRTLLM_DG_NVCC_COMPILER to its nvcc"
     path = shutil.which(nvcc)
     if path is None:
-        reason = f"each class of shapes is compiled by nvcc when it is first met, and {nvcc} is no command"
+        reason = f"nvcc compiles each class of shapes at its first call, and {nvcc} is not a command"
         return lacking(subject, "toolkit_missing", reason, remedy)
     made = toolchain.cxx_compiler()
     if not made.ok:
@@ -206,7 +208,7 @@ def compiler_of_kernels() -> Finding:
     kept = cache.writable(kernels_folder(), "TRTLLM_DG_CACHE_DIR")
     if not kept.ok:
         return lacking(subject, kept.code, kept.reason, kept.remedy)
-    return found(subject, path, f"compiled by {path} when a class of shapes is first met")
+    return found(subject, path, f"compiled by {path} at the first call of each class of shapes")
 
 
 def kernels_folder() -> Path:
@@ -240,7 +242,7 @@ def built_module(names: tuple[str, ...], arch: str) -> Finding:
             if made.ok:
                 return found(name, str(path), f"{path} is built")
             return lacking(
-                name, "symbol_missing", f"{path} was compiled here, but is loaded with a compiler only", INSTALL
+                name, "symbol_missing", f"{path} was compiled here, but loading it requires a compiler", INSTALL
             )
     return lacking(names[0], "symbol_missing", f"the module {names[0]} is not built", INSTALL)
 

@@ -59,7 +59,7 @@ CUDNN = (verified("hopper", evidence=_CUDNN),)
 CUDNN_PROMISE = (
     opt_in(
         "hopper",
-        evidence=f"it needs a promise by the caller: no NaN in the unused end of a page. On such caches: {_CUDNN}",
+        evidence=f"the caller must guarantee that the unused end of a page has no NaN. On such caches: {_CUDNN}",
     ),
 )
 
@@ -75,7 +75,7 @@ TRTLLM_GEN = (
 TRTLLM_CONTEXT = (
     opt_in(
         "blackwell",
-        evidence="it needs a promise by the caller: no NaN in the unused end of a page, which TensorRT-LLM sees to: "
+        evidence="the caller must guarantee that the unused end of a page has no NaN, as TensorRT-LLM does: "
         "https://github.com/NVIDIA/TensorRT-LLM/pull/18925",
     ),
 )
@@ -116,8 +116,8 @@ CUDNN_PRODUCTS = (
 BLOCKS_HOPPER = (
     opt_in(
         "hopper",
-        evidence="it runs nvcc for some seconds at each new class of numbers of rows, while serving. "
-        f"It ran: {_PRODUCTS}",
+        evidence="it runs nvcc for some seconds at the first call of each class of row counts, also while serving. "
+        f"Tests: {_PRODUCTS}",
     ),
 )
 SEGMENTS = (verified("hopper", evidence=_PRODUCTS),)
@@ -189,6 +189,6 @@ OTHER_BITS = (
     opt_in(
         "blackwell",
         "blackwell_rtx",
-        evidence="it gives the library's own bits, not those of the op: the record says which",
+        evidence="its bits differ from those of the op: see the record",
     ),
 )

@@ -340,7 +340,7 @@ class StepPlans(Generic[LengthsT]):
         plan = plans.get(wanted)
         if plan is None:
             refuse_in_graph(
-                device, "FlashInfer plans on the host for the lengths of a step, which a graph's replays do not do"
+                device, "FlashInfer plans on the host for the lengths of a step, and replays of a graph do not plan"
             )
             lengths, num_rows, blind = self._lengths_of(step, wanted.shape, device)
             lease = self._pool.plan(device, wanted.stream, lambda wrapper: self._fill(wrapper, lengths, wanted))

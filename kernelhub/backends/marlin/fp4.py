@@ -131,5 +131,5 @@ def unpack(packed: PackedWeight, *, shift: int, exponent: int, shape: tuple[int,
 
 
 def _refuse(parameter: str, unfit: Unfit) -> NoReturn:
-    fix = "prepare a plan with another kernel, such as backend='triton', which takes every weight"
+    fix = "prepare a plan with another kernel, such as backend='triton', which supports every weight"
     raise InvalidArgument("fp4_gemm", parameter, str(unfit), fix) from unfit

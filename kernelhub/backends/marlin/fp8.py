@@ -116,7 +116,7 @@ class MarlinFp8(Fp8GemmAdapter, WeightOnlyAdapter, PackingAdapter):
         try:
             return blocks, held_scales(factors, self._dtype, blocks)
         except Unfit as unfit:
-            fix = "prepare a plan with another kernel, such as backend='triton', which takes every weight"
+            fix = "prepare a plan with another kernel, such as backend='triton', which supports every weight"
             raise InvalidArgument("fp8_gemm", "b_scale", str(unfit), fix) from unfit
 
 
@@ -131,14 +131,16 @@ def held_scales(factors: Tensor, dtype: torch.dtype, blocks: bool) -> Tensor:
     wrong = (made.double() * 2.0**-exponent != factors.double()) | ~made.isfinite()
     name = str(dtype)[6:]
     if bool(wrong.any()):
-        raise Unfit(f"holds {int(wrong.sum())} scales that are no {name}, and Marlin's are of the activations' dtype")
+        raise Unfit(
+            f"holds {int(wrong.sum())} scales that {name} cannot represent, but Marlin's have the activations' dtype"
+        )
     if blocks:
         low, high = BLOCK_RANGE[dtype]
         mantissa, power = torch.frexp(factors.double().abs())
         odd = (factors != 0) & ((mantissa != 0.5) | (power - 1 < low) | (power - 1 > high))
         if bool(odd.any()):
             raise Unfit(
-                f"holds {int(odd.sum())} scales that are no powers of two from 2^{low} to 2^{high}, and Marlin "
+                f"holds {int(odd.sum())} scales that are not powers of two from 2^{low} to 2^{high}, and Marlin "
                 f"multiplies codes by scales of blocks in {name}, which would be rounded"
             )
     return made

@@ -63,7 +63,7 @@ def _marlin(variant: str, b_format: str, dtype: str, layout: str, summary: str) 
         band=Band.SPECIALISED,
         constraints=(
             *_MACHINE,
-            OneOf("a_format", (dtype,), why="how a weight is packed depends on it"),
+            OneOf("a_format", (dtype,), why="the packed layout depends on it"),
             OneOf("b_format", (b_format,)),
             dtype_in("out_dtype", dtype, why="the result has the dtype of the activations"),
         ),
@@ -78,7 +78,7 @@ def _marlin(variant: str, b_format: str, dtype: str, layout: str, summary: str) 
 
 def _whole_blocks(problem: Fp8GemmProblem) -> str | None:
     if problem.scaling == BLOCK and problem.k % 128:
-        return f"k is {problem.k}; a scale of a block is for 128 columns, none cut short"
+        return f"k is {problem.k}; a block scale covers 128 columns, and all blocks must be whole"
     return None
 
 
@@ -92,7 +92,7 @@ def _marlin_fp8(dtype: str) -> Kernel:
         band=Band.SPECIALISED,
         constraints=(
             *_MACHINE,
-            OneOf("weight_only", (dtype,), why="how a weight is packed depends on it"),
+            OneOf("weight_only", (dtype,), why="the packed layout depends on it"),
             OneOf("scaling", (TENSOR, ROW, BLOCK)),
             Rule(("scaling", "k"), _whole_blocks, "divisibility"),
             dtype_in("out_dtype", dtype, why="the result has the dtype of the activations"),

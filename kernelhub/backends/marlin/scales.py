@@ -60,7 +60,7 @@ def nvfp4_scales(scale: Tensor, used: Tensor, dtype: str) -> tuple[Tensor, int]:
     """
     raw = scale.view(torch.uint8)
     if bool((raw >= _E4M3_NAN).any()):
-        raise Unfit("holds scales that are negative or NaN, and Marlin reads them without their sign")
+        raise Unfit("has scales that are negative or NaN, and Marlin ignores their sign")
     table = torch.tensor(_OF_E4M3, dtype=torch.uint8, device=raw.device)
     made = table[raw.int()]
     shift = 0
@@ -99,7 +99,7 @@ def check_global_scale(value: float, exponent: int) -> None:
     """
     left = math.ldexp(value, exponent) if math.isfinite(value) else value
     if not math.isfinite(left) or abs(left) > torch.finfo(torch.float32).max:
-        raise Unfit(f"is {value:g}, and Marlin wants it times 2^{exponent}, which float32 does not hold")
+        raise Unfit(f"is {value:g}, and Marlin multiplies it by 2^{exponent}, which exceeds float32")
 
 
 def check_mxfp4_scales(raw: Tensor, used: Tensor) -> None:
@@ -114,8 +114,8 @@ def check_mxfp4_scales(raw: Tensor, used: Tensor) -> None:
     """
     low, high = MXFP4_RANGE
     if bool((raw == 255).any()):
-        raise Unfit("holds NaN, which Marlin takes for infinite")
+        raise Unfit("has NaN scales, which Marlin reads as infinite")
     if bool((((raw < low) | (raw > high)) & used).any()):
         raise Unfit(
-            f"holds scales outside 2^{low - 127} to 2^{high - 127}, whose products with codes are no normal bfloat16"
+            f"has scales outside 2^{low - 127} to 2^{high - 127}, whose products with codes are not normal in bfloat16"
         )

@@ -129,7 +129,7 @@ FP8_GEMM = (
         "*",
         "weight_only",
         _WEIGHT_ONLY,
-        "Triton decodes in registers, torch through float32 in memory; Marlin takes packed weights alone",
+        "Triton decodes in registers, torch through float32 in memory; Marlin supports packed weights only",
     ),
     Line("*", "row_block", (_TRITON, _LAST), "Triton multiplies float8, torch decodes to float32 in memory first"),
     Line("*", "mx", (_TRITON, "flashinfer.mx_cutlass", "flashinfer.mx_cudnn", _LAST), _H200),

@@ -50,7 +50,7 @@ FUSED_MOE = (
         "*",
         first((*_TRTLLM, *_CUTLASS), _ALL),
         "vLLM tries TensorRT-LLM's, which are for few tokens, then CUTLASS's, which are for many, then Triton's, with "
-        f"every format ({_VLLM}); `kernelhub tune` tells them apart by tokens",
+        f"every format ({_VLLM}); `kernelhub tune` ranks them by number of tokens",
         expected=True,
     ),
     Line(

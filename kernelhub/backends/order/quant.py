@@ -2,7 +2,7 @@
 
 from kernelhub.dispatch.order import Line
 
-_OWN_BITS = "FlashInfer's does not give the bits of the op, and is run for who says unsafe=True alone"
+_OWN_BITS = "the bits of FlashInfer's kernel differ from those of the op, so it requires unsafe=True"
 _INTERPRETED = "Triton is only interpreted on a CPU"
 _QUANTIZE = Line("cpu", "*", ("torch.quantize", "triton.quantize"), _INTERPRETED)
 _DEQUANTIZE = Line("cpu", "*", ("torch.dequantize", "triton.dequantize"), _INTERPRETED)
@@ -21,7 +21,7 @@ ORDER = {
             "*",
             "*",
             ("triton.quantize", "torch.quantize", "flashinfer.quantize_nvfp4", "flashinfer.quantize_nvfp4_kv"),
-            "FlashInfer's do not give the bits of the op, and are run for who says unsafe=True alone",
+            "the bits of FlashInfer's kernels differ from those of the op, so they require unsafe=True",
         ),
     ),
     **{f"dequantize_{form}": (_DEQUANTIZE,) for form in ("fp8", "mxfp8", "mxfp4")},

@@ -58,7 +58,7 @@ def mismatch(registered: Any, name: str, schema: str) -> str | None:
         return f"takes ({', '.join(taken)}), not ({', '.join(map(_told, ours))})"
     extra = [item.name for item in own[len(ours) :] if not item.has_default_value()]
     if extra:
-        return f"also asks for {', '.join(extra)}"
+        return f"also requires {', '.join(extra)}"
     given, awaited = ([str(item.type) for item in side.returns] for side in (registered, wanted))
     return None if given == awaited else f"gives ({', '.join(given)}), not ({', '.join(awaited)})"
 

@@ -29,7 +29,7 @@ class Launcher:
         self._named = {**static, "num_warps": num_warps, "num_stages": num_stages}
         self._static = tuple(static[name] for name in names)
         self._compiled: dict[Hashable, Any] = {}
-        assert sorted(kernel.arg_names[-len(static) :]) == sorted(static), "static arguments stand last"
+        assert sorted(kernel.arg_names[-len(static) :]) == sorted(static), "static arguments must be last"
 
     def __call__(self, programs: int, variant: Hashable | None, *arguments: Any) -> None:
         """Launch on the current device.

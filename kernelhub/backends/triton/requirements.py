@@ -23,7 +23,7 @@ class Interpreter:
         if machine.variable("TRITON_INTERPRET") not in ("1", "true", "on", "yes", "y", "t"):
             return Rejection(
                 "interpreter_off",
-                "a CPU runs Triton only under its interpreter",
+                "on a CPU Triton runs only in its interpreter",
                 "to debug the kernel on this CPU, start Python with TRITON_INTERPRET=1",
             )
         return None

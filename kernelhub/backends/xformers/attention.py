@@ -40,8 +40,8 @@ class Xformers(AttentionAdapter[AttentionProblem, DenseStep]):
         super().__init__(problem)
         if problem.device.type == "cuda" and not _cpp_lib._built_with_cuda:
             raise ImportError(
-                "xformers cannot load its own library beside this torch, and then refuses every call on a GPU, those "
-                f"of torch's kernels too ({_cpp_lib._cpp_library_load_exception!r}); install a build for this torch"
+                "xformers cannot load its own library with this torch, and then rejects every call on a GPU, also "
+                f"for torch's kernels ({_cpp_lib._cpp_library_load_exception!r}); install a build for this torch"
             )
         if not self.operator.is_available():
             raise ImportError(f"xformers has no {self.operator.NAME} with this torch")

@@ -15,9 +15,9 @@ BACKEND = Backend("xformers", "xformers' operators of memory-efficient attention
 
 _OPERANDS = (
     dtype_in("q_dtype", "bfloat16", "float16"),
-    SameValue("q_dtype", "kv_dtype", why="it takes one dtype"),
+    SameValue("q_dtype", "kv_dtype", why="both dtypes must be equal"),
     Between("head_dim_qk", 8, 256, why="the width of its widest tiles"),
-    MultipleOf("head_dim_qk", 8, why="rows are read 16 bytes at a time"),
+    MultipleOf("head_dim_qk", 8, why="rows must be multiples of 16 bytes"),
     anything("q_len"),
 )
 # Its masks of ragged sequences know a window only together with a causal mask.
@@ -28,13 +28,13 @@ KERNELS = (
         op="attention",
         name="xformers.flash",
         target=f"{_HERE}:Flash",
-        summary="FlashAttention-2, the package's where that is installed, else the one that torch ships",
+        summary="FlashAttention-2 of the installed package, else the one that torch ships",
         band=Band.PORTABLE,
         constraints=(
             *MACHINE,
             *_OPERANDS,
             anything("num_q_heads", "num_kv_heads"),
-            SameValue("head_dim_qk", "head_dim_vo", why="the operator takes one width"),
+            SameValue("head_dim_qk", "head_dim_vo", why="both widths must be equal"),
         ),
         features=_FEATURES | {"lse"},
         reads_lengths=True,
@@ -45,14 +45,14 @@ KERNELS = (
         op="attention",
         name="xformers.cutlass",
         target=f"{_HERE}:Cutlass",
-        summary="the CUTLASS kernel that xformers gave to torch, for values of any width; copies keys of groups",
+        summary="the CUTLASS kernel that torch took from xformers, for any width of values; copies keys of groups",
         band=Band.PORTABLE,
         constraints=(
             *MACHINE,
             *_OPERANDS,
             anything("num_q_heads", "num_kv_heads"),
-            Between("head_dim_vo", 8, 256, why="wider values have not been read about"),
-            MultipleOf("head_dim_vo", 8, why="rows are read 16 bytes at a time"),
+            Between("head_dim_vo", 8, 256, why="wider values are undocumented"),
+            MultipleOf("head_dim_vo", 8, why="rows must be multiples of 16 bytes"),
         ),
         features=_FEATURES,
         reads_lengths=True,

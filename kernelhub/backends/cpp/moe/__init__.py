@@ -14,7 +14,7 @@ KERNELS = (
         op="fused_moe",
         name="cpp.experts",
         target="kernelhub.backends.cpp.moe.experts_adapter:Experts",
-        summary="the codes of experts that are hit read once, all experts in one loop",
+        summary="codes of routed experts are read once, all experts in one loop",
         band=Band.TUNED,
         constraints=(
             *MACHINE,
@@ -22,7 +22,7 @@ KERNELS = (
             OneOf(
                 "weights",
                 tuple(name for name in FORMATS if name not in (PLAIN, MXINT4)),
-                why="others are torch's: plain weights, and mxint4, whose codes times scales bfloat16 does not hold",
+                why="torch serves plain weights, and mxint4, whose codes times scales are not exact in bfloat16",
             ),
             dtype_in("activation_dtype", *FLOATS, FP8, FP8_BLOCK),
             Rule(("weights", "activation_dtype", "static_scales"), asked_formats_fit, "value"),

@@ -26,15 +26,15 @@ _COMPILED = "compiled at first use, for minutes, unless built ahead"
 
 _PAGES = Between("page_size", 1, 1 << 16)
 _ANY_LENGTH = OneOf("q_len", (ONE, FEW, MANY, ANY))
-_ONE_QUERY = OneOf("q_len", (ONE,), why="it takes one query of each sequence")
+_ONE_QUERY = OneOf("q_len", (ONE,), why="it supports one query per sequence")
 _NO_LSE = OneOf("lse", (False,), why=ROUNDED_SUM)
-_SAME_WIDTH = SameValue("head_dim_vo", "head_dim_qk", why="both are read by one set of strides")
+_SAME_WIDTH = SameValue("head_dim_vo", "head_dim_qk", why="the kernel reads both with one set of strides")
 _SQUARE = (OneOf("head_dim_qk", (64, 128, 256)), OneOf("head_dim_vo", (64, 128, 256)), _SAME_WIDTH)
 _HALF_OR_FP8 = (
     dtype_in("q_dtype", *_HALVES),
     dtype_in("kv_dtype", *_HALVES, FP8),
 )
-_HALF = (dtype_in("q_dtype", *_HALVES), dtype_in("kv_dtype", *_HALVES, why="an fp8 KV asks for fp8 queries"))
+_HALF = (dtype_in("q_dtype", *_HALVES), dtype_in("kv_dtype", *_HALVES, why="an fp8 KV requires fp8 queries"))
 _FACETS = ("q_dtype", "kv_dtype", "head_dim_qk", "head_dim_vo", "window_left", "softcap")
 
 
@@ -85,7 +85,7 @@ def _widths_not_known(problem: AttentionProblem) -> str | None:
     widths = (problem.head_dim_qk, problem.head_dim_vo)
     if widths in ((64, 64), (128, 128), (192, 128), (256, 256)):
         return None
-    return f"heads of {widths[0]} and {widths[1]} are not known to work; 64, 128, 256, and 192 with 128, are"
+    return f"heads of {widths[0]} and {widths[1]} are untested; tested: 64, 128, 256, and 192 with 128"
 
 
 def _group_of_xqa(problem: PagedAttentionProblem) -> str | None:
@@ -97,7 +97,7 @@ def _rough_cap(problem: AttentionProblem) -> str | None:
     """`tanh.approx` is right to 2 ** -11 of a score: too rough for what is told to 2 ** -10, or to 2 ** -12 of one."""
     if problem.softcap and (problem.lse or problem.q_dtype == "float16"):
         what = "an LSE" if problem.lse else "float16"
-        return f"softcap is computed to 2 ** -11 of a score, which is too rough for {what}"
+        return f"softcap is computed to 2 ** -11 of a score, which is too inexact for {what}"
     return None
 
 
@@ -112,7 +112,7 @@ _RAGGED_CALLS = (calls.RAGGED, calls.RAGGED_PLAN, calls.RAGGED_RUN)
 
 # The library names the module by dtype, window and backend alone: of two widths in one process, or built ahead, the
 # second would be answered by the kernel of the first. So there is one, that of the models with sinks.
-_ONE_WIDTH = "the library's name of the module says nothing of the width, so one width is taken for all"
+_ONE_WIDTH = "the library's module name does not include the width, so one width is used for all"
 _SINKS = (
     *_HALF,
     OneOf("head_dim_qk", (64,), why=_ONE_WIDTH),
@@ -229,13 +229,13 @@ KERNELS = (
         op="paged_attention",
         name="flashinfer.xqa",
         target=f"{_HERE}.xqa:Xqa",
-        summary="TensorRT-LLM's XQA: one query, lengths read on the device, sinks honoured; "
+        summary="TensorRT-LLM's XQA: one query, lengths read on the device, sinks applied; "
         "compiled at first use, for half a minute, unless built ahead",
         band=Band.TUNED,
         constraints=(
             *requirements(OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3), (12, 0), (12, 1))), calls.XQA),
             dtype_in("q_dtype", *_HALVES),
-            dtype_in("kv_dtype", *_HALVES, why="an fp8 KV makes it multiply in fp8"),
+            dtype_in("kv_dtype", *_HALVES, why="with an fp8 KV it multiplies in fp8"),
             *_SQUARE,
             OneOf("page_size", (16, 32, 64, 128)),
             _ONE_QUERY,
@@ -252,7 +252,7 @@ KERNELS = (
         op="paged_attention",
         name="flashinfer.fa3_sinks",
         target=f"{_HERE}.sinks:SinksHopper",
-        summary=f"FlashAttention-3 with sinks, by the one wrapper that honours them; {_COMPILED}",
+        summary=f"FlashAttention-3 with sinks, by the only wrapper that applies them; {_COMPILED}",
         band=Band.TUNED,
         constraints=(*requirements(HOPPER, calls.SINKS, *_PREFILL_CALLS[1:]), *_SINKS, _sinks_module("fa3")),
         features=_SINKS_FEATURES,
@@ -264,7 +264,7 @@ KERNELS = (
         op="paged_attention",
         name="flashinfer.fa2_sinks",
         target=f"{_HERE}.sinks:Sinks",
-        summary=f"FlashAttention-2 with sinks, by the one wrapper that honours them; {_COMPILED}",
+        summary=f"FlashAttention-2 with sinks, by the only wrapper that applies them; {_COMPILED}",
         band=Band.TUNED,
         constraints=(*requirements(SM80_ON, calls.SINKS, *_PREFILL_CALLS[1:]), *_SINKS, _sinks_module("fa2")),
         features=_SINKS_FEATURES,
@@ -317,7 +317,7 @@ KERNELS = (
 
 _NEEDS_0_6_17 = 'pip install "flashinfer-python>=0.6.17,<0.7.3"'
 _OPEN_ENDED = (OneOf("window_left", (True,)), OneOf("causal", (False,)), OneOf("q_len", (FEW, MANY, ANY)))
-_SPLIT = "of a window without a causal mask, queries get wrong sums where keys are split among blocks"
+_SPLIT = "with a window and no causal mask, results are wrong where keys are split among blocks"
 _ISSUES = "https://github.com/flashinfer-ai/flashinfer"
 
 # What the library takes and drops, sinks given to the planned wrappers, is no entry here: no record lists the feature.
@@ -339,7 +339,7 @@ KNOWN_BAD = (
         "flashinfer.xqa",
         "paged_attention",
         (OnDevice("nvidia", only=((12, 1),)),),
-        "on sm_121 results of long contexts are garbage, seen from 120,000 tokens on with 0.6.17",
+        "on sm_121 results of long contexts are wrong, seen from 120,000 tokens on with 0.6.17",
         "https://github.com/sgl-project/sglang/pull/36806",
     ),
 )

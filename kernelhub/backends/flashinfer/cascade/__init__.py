@@ -12,7 +12,7 @@ KERNELS = (
         op="merge_attention_states",
         name="flashinfer.merge",
         target="kernelhub.backends.flashinfer.cascade.merge:Merge",
-        summary="states copied into the library's order, without what parts without keys hold; "
+        summary="states are copied into the library's order, except those of parts without keys; "
         "compiled at first use unless built ahead",
         band=Band.TUNED,
         constraints=(

@@ -23,14 +23,14 @@ _FRONTEND = Package(
 _HALVES = ("float16", "bfloat16")
 _DTYPES = (
     dtype_in("q_dtype", *_HALVES),
-    SameValue("kv_dtype", "q_dtype", why="an fp8 KV asks for fp8 queries"),
+    SameValue("kv_dtype", "q_dtype", why="an fp8 KV requires fp8 queries"),
 )
 _GROUP = anything("num_q_heads", "num_kv_heads")
 _ANY_LENGTH = OneOf("q_len", (ONE, FEW, MANY, ANY))
 _PAGES = (
-    OneOf("head_dim_qk", (128,), why="what the library names"),
-    OneOf("head_dim_vo", (128,), why="what the library names"),
-    OneOf("page_size", (16, 32, 64, 128, 256), why="cuDNN takes powers of two"),
+    OneOf("head_dim_qk", (128,), why="the values that the library documents"),
+    OneOf("head_dim_vo", (128,), why="the values that the library documents"),
+    OneOf("page_size", (16, 32, 64, 128, 256), why="cuDNN supports powers of two"),
 )
 
 
@@ -38,7 +38,7 @@ def _widths_not_named(problem: AttentionProblem) -> str | None:
     widths = (problem.head_dim_qk, problem.head_dim_vo)
     if widths in ((128, 128), (192, 128)):
         return None
-    return f"heads of {widths[0]} and {widths[1]}; the library names 128, and 192 with 128"
+    return f"heads of {widths[0]} and {widths[1]}; the library documents 128, and 192 with 128"
 
 
 KERNELS = (
@@ -54,7 +54,7 @@ KERNELS = (
             *_DTYPES,
             *_PAGES,
             _GROUP,
-            OneOf("q_len", (ONE,), why="it takes one query of each sequence"),
+            OneOf("q_len", (ONE,), why="it supports one query per sequence"),
             OneOf("ragged", (False,)),
         ),
         features=frozenset({"causal", "kv_layout=HND"}),
@@ -101,7 +101,7 @@ KERNELS = (
     ),
 )
 
-_POISONED = "what the unused end of a last page holds is multiplied by zero, so that NaN there reaches the result"
+_POISONED = "values in the unused end of a last page are multiplied by zero, so that NaN there reaches the result"
 _MULTIPLIED = "https://github.com/NVIDIA/cudnn-frontend/pull/740"
 
 KNOWN_BAD = (
@@ -113,7 +113,7 @@ KNOWN_BAD = (
         "flashinfer.cudnn_*",
         "*",
         (Package("flashinfer", "<0.7.1", distribution="flashinfer-python"),),
-        "a call may be answered by a graph that was made for other strides, dtypes, numbers of pages or factors",
+        "a call may run a graph that was made for other strides, dtypes, numbers of pages or factors",
         "https://github.com/flashinfer-ai/flashinfer/pull/4270",
         'pip install "flashinfer-python>=0.7.1,<0.7.3"',
     ),

@@ -42,7 +42,7 @@ class Classes:
             raise Unsupported("FlashInfer could not import cuDNN's frontend, and would run other kernels instead")
         version = cudnn.backend_version()
         if version < LOWEST_BACKEND:
-            raise Unsupported(f"cuDNN is {version}, {LOWEST_BACKEND} is needed; install a torch that brings it")
+            raise Unsupported(f"cuDNN is {version}, {LOWEST_BACKEND} is needed; install a torch that includes it")
         self._met: set[Hashable] = set()
 
     def meet(self, key: Hashable) -> contextlib.AbstractContextManager[Any]:

@@ -20,7 +20,7 @@ def _widths_not_taken(problem: AttentionProblem) -> str | None:
     widths = (problem.head_dim_qk, problem.head_dim_vo)
     if widths in ((64, 64), (128, 128), (192, 128)):
         return None
-    return f"heads of {widths[0]} and {widths[1]}; it is made for 64, for 128, and for 192 with 128"
+    return f"heads of {widths[0]} and {widths[1]}; it supports 64, 128, and 192 with 128"
 
 
 KERNELS = (
@@ -49,18 +49,18 @@ KERNELS = (
         op="mla_attention",
         name="flashinfer.mla_cutlass",
         target=f"{_HERE}.latent:Latent",
-        summary="CUTLASS's latent attention for sm_100 and sm_103: one query, 128 heads; a scale that is not "
-        f"192 ** -0.5 times a power of two rounds q once more; {_COMPILED}",
+        summary="CUTLASS's latent attention for sm_100 and sm_103: one query, 128 heads; q is rounded once "
+        f"more unless the scale is 192 ** -0.5 times a power of two; {_COMPILED}",
         band=Band.TUNED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.CUTLASS_LATENT_MODULE, calls.CUTLASS_LATENT),
             _CUDA,
             dtype_in("q_dtype", *_HALVES),
-            dtype_in("kv_dtype", *_HALVES, why="it takes no fp8"),
-            OneOf("head_dim", (576,), why="the width it is made for"),
-            OneOf("value_dim", (512,), why="the width it is made for"),
-            OneOf("num_heads", (128,), why="a tile holds so many"),
-            OneOf("q_len", (ONE,), why="it takes one query of each sequence"),
+            dtype_in("kv_dtype", *_HALVES, why="it does not support fp8"),
+            OneOf("head_dim", (576,), why="the only supported width"),
+            OneOf("value_dim", (512,), why="the only supported width"),
+            OneOf("num_heads", (128,), why="the size of a tile"),
+            OneOf("q_len", (ONE,), why="it supports one query per sequence"),
             OneOf("ragged", (False,)),
             Between("page_size", 1, 1 << 16),
             Module((), lambda _: ("mla",)),

@@ -153,7 +153,7 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
         key = (*shape, stream_of(device))
         if key not in known:
             refuse_in_graph(
-                device, "CUTLASS's prefill plans for the lengths of a step, which a graph's replays do not do"
+                device, "CUTLASS's prefill plans for the lengths of a step, and replays of a graph do not plan"
             )
             if len(known) >= _MOST_PLANS:
                 known.clear()
@@ -170,8 +170,8 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
             refuse(
                 "attention",
                 "q",
-                f"has a sequence of {at.most_q} queries, whose results CUTLASS's prefill cannot address by 32 bits",
-                f"give at most {most} queries of a sequence at once, or take another kernel, e.g. `backend='triton'`",
+                f"has a sequence of {at.most_q} queries, whose results CUTLASS's prefill cannot address with 32 bits",
+                f"give at most {most} queries of a sequence at once, or use another kernel, such as `backend='triton'`",
             )
         tiles = problem.num_q_heads * sum(-(-length // _TILE) for length in at.q_lens)
         # What comes before the library's plan on the stream is the copy of the offsets. It has to be a copy: the plan

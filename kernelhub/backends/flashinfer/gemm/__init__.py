@@ -34,12 +34,12 @@ _LONGEST = 512  # see `_sums_of_hopper`
 _SM89_ON = OnDevice("nvidia", only=((8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)))
 _NO_SM12 = OnDevice("nvidia", only=((8, 9), (9, 0), (10, 0), (10, 3)))
 _CUDNN = Package("cudnn", ">=1.13", distribution="nvidia-cudnn-frontend", install='pip install "kernelhub[cudnn]"')
-_ROWS_OF_16 = tuple(MultipleOf(name, 16, why="rows of whole 16 bytes are taken") for name in ("n", "k"))
+_ROWS_OF_16 = tuple(MultipleOf(name, 16, why="rows must be multiples of 16 bytes") for name in ("n", "k"))
 _HALVES = dtype_in("out_dtype", "bfloat16", "float16")
 _FLOATS = (dtype_in("a_scale_dtype", FLOAT), dtype_in("b_scale_dtype", FLOAT))
 _EXACT = (dtype_in("a_scale_dtype", FLOAT, E8M0), dtype_in("b_scale_dtype", FLOAT, E8M0))
-_BLOCKS = MultipleOf("k", 128, why="a scale is for 128 columns, none cut short")
-_WHOLE_BLOCKS = (_BLOCKS, MultipleOf("n", 128, why="a scale is for 128 columns, none cut short"))
+_BLOCKS = MultipleOf("k", 128, why="a scale covers 128 columns, and all blocks must be whole")
+_WHOLE_BLOCKS = (_BLOCKS, MultipleOf("n", 128, why="a scale covers 128 columns, and all blocks must be whole"))
 _MX = (
     OneOf("scaling", (MX,)),
     _HALVES,
@@ -49,7 +49,7 @@ _MX = (
     MultipleOf("k", 128, why="scales are read in tiles of 4 groups"),
     anything("rows"),
 )
-_BF16 = dtype_in("out_dtype", "bfloat16", why="the kernel gives nothing else")
+_BF16 = dtype_in("out_dtype", "bfloat16", why="the kernel returns nothing else")
 
 
 def _sums_of_hopper(problem: Any) -> str | None:
@@ -80,7 +80,7 @@ _RUNNERS = (
     (
         "cudnn",
         "Cudnn",
-        "cuDNN's product, a plan made for each number of rows",
+        "cuDNN's product, one plan per number of rows",
         GraphLevel.NONE,
         standings.CUDNN_PRODUCTS,
     ),
@@ -106,16 +106,16 @@ _TILES = tuple(
     MultipleOf(name, 128, why=why)
     for name, why in (
         ("n", "scales are read in tiles of 128 rows"),
-        ("k", "scales are read in tiles of 4 groups, codes in whole 128"),
+        ("k", "scales are read in tiles of 4 groups, codes in multiples of 128"),
     )
 )
-_BOTH_NVFP4 = (OneOf("a_format", (NVFP4,), why="both operands are of one format"), OneOf("b_format", (NVFP4,)))
+_BOTH_NVFP4 = (OneOf("a_format", (NVFP4,), why="both operands must have one format"), OneOf("b_format", (NVFP4,)))
 
 
 def _one_format(problem: Fp4GemmProblem) -> str | None:
     if problem.a_format == problem.b_format:
         return None
-    return f"a_format is {problem.a_format} and b_format {problem.b_format}; both operands are of one format"
+    return f"a_format is {problem.a_format} and b_format {problem.b_format}; both operands must have one format"
 
 
 KERNELS = (
@@ -142,7 +142,7 @@ KERNELS = (
         op="fp4_gemm",
         name="flashinfer.fp4_trtllm",
         target=f"{_HERE}.fp4:Fp4Trtllm",
-        summary="TensorRT-LLM's product of NVFP4 by NVFP4 for sm_100 and sm_103, which comes as binaries",
+        summary="TensorRT-LLM's product of NVFP4 by NVFP4 for sm_100 and sm_103, distributed as binaries",
         band=Band.TUNED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.FP4_GEMM),
@@ -151,7 +151,7 @@ KERNELS = (
             *_BOTH_NVFP4,
             _BF16,
             MultipleOf("n", 128, why="rows are in the order of tiles of 128"),
-            MultipleOf("k", 256, why="a tile is of 256 elements of a row"),
+            MultipleOf("k", 256, why="a tile has 256 elements of a row"),
         ),
         layouts=(CHECKPOINT, _SHUFFLED),
         packs_to=_SHUFFLED,
@@ -162,12 +162,12 @@ KERNELS = (
         op="fp4_gemm",
         name="flashinfer.fp4_cudnn",
         target=f"{_HERE}.fp4:Fp4Cudnn",
-        summary="cuDNN's product of NVFP4 by NVFP4 or MXFP4 by MXFP4, a plan made for each number of rows",
+        summary="cuDNN's product of NVFP4 by NVFP4 or MXFP4 by MXFP4, one plan per number of rows",
         band=Band.TUNED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.FP4_GEMM),
             _CUDNN,
-            OneOf("a_format", (NVFP4, MXFP4), why="both operands are of one format"),
+            OneOf("a_format", (NVFP4, MXFP4), why="both operands must have one format"),
             OneOf("b_format", (NVFP4, MXFP4)),
             Rule(("a_format", "b_format"), _one_format, "value"),
             _HALVES,
@@ -193,7 +193,7 @@ KERNELS = (
             _BF16,
             *_EXACT,
             _BLOCKS,
-            MultipleOf("n", 64, why="tiles of columns are not cut"),
+            MultipleOf("n", 64, why="tiles of columns must be whole"),
             anything("rows"),
         ),
         graph=GraphLevel.FULL,
@@ -224,7 +224,7 @@ KERNELS = (
         op="fp8_gemm",
         name="flashinfer.groupwise_trtllm",
         target=f"{_HERE}.blocks:GroupwiseTrtllm",
-        summary="TensorRT-LLM's product in blocks for sm_100 and sm_103, which comes as binaries",
+        summary="TensorRT-LLM's product in blocks for sm_100 and sm_103, distributed as binaries",
         band=Band.SPECIALISED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.GROUPWISE),
@@ -259,7 +259,7 @@ KERNELS = (
         op="fp8_gemm",
         name="flashinfer.mx_cudnn",
         target=f"{_HERE}.mx:MxCudnn",
-        summary="cuDNN's product of MXFP8, a plan made for each number of rows",
+        summary="cuDNN's product of MXFP8, one plan per number of rows",
         band=Band.TUNED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.MX_GEMM),
@@ -293,8 +293,8 @@ KERNELS = (
             band=Band.TUNED,
             constraints=(
                 *_tensorwise(runner),
-                OneOf("a_scaling", (WHOLE,), why="the library has a scale for all of the batch"),
-                OneOf("b_scaling", (WHOLE,), why="the library has a scale for all of the batch"),
+                OneOf("a_scaling", (WHOLE,), why="the library has one scale for the whole batch"),
+                OneOf("b_scaling", (WHOLE,), why="the library has one scale for the whole batch"),
                 _HALVES,
             ),
             graph=graph,
@@ -311,7 +311,7 @@ KNOWN_BAD = (
         "flashinfer.groupwise_cutlass",
         "fp8_gemm",
         (OneOf("rows", (FEW,)), Package("flashinfer", ">=0.6.2", distribution="flashinfer-python")),
-        "the kernel for up to 32 rows may use a scale before it is loaded, which now and then spoils a row",
+        "the kernel for up to 32 rows may use a scale before it is loaded, so that a row is sometimes wrong",
         "https://github.com/flashinfer-ai/flashinfer/issues/4396",
     ),
 )

@@ -39,7 +39,7 @@ def _in_kind(problem: Any) -> str | None:
     """The kernel is compiled for results in the dtype of the rows."""
     if problem.out_dtype == problem.a_dtype:
         return None
-    return f"out_dtype is {problem.out_dtype} and a_dtype {problem.a_dtype}; results are in the dtype of the rows"
+    return f"out_dtype is {problem.out_dtype} and a_dtype {problem.a_dtype}; results have the dtype of the rows"
 
 
 _BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3), (12, 0), (12, 1)))
@@ -53,13 +53,13 @@ def _of_blackwell(problem: Any) -> tuple[str, ...]:
 def _tiled(rows: str, weights: str) -> tuple[Constraint, ...]:
     """Limits of products whose scales lie in tiles."""
     return (
-        OneOf("a_scale", (rows,), why="the kernel is for one pair of formats"),
-        OneOf("b_scale", (weights,), why="the kernel is for one pair of formats"),
+        OneOf("a_scale", (rows,), why="the kernel supports one pair of formats"),
+        OneOf("b_scale", (weights,), why="the kernel supports one pair of formats"),
         dtype_in("a_dtype", FP8 if rows == "mxfp8" else FP4),
         dtype_in("b_dtype", FP4),
         dtype_in("out_dtype", *_HALVES),
         MultipleOf("n", 128, why="scales are read in tiles of 128 rows"),
-        MultipleOf("k", 128, why="the library asks for it"),
+        MultipleOf("k", 128, why="the library requires it"),
         anything("num_groups", "rows"),
     )
 
@@ -67,7 +67,7 @@ def _tiled(rows: str, weights: str) -> tuple[Constraint, ...]:
 def _one_format(problem: Any) -> str | None:
     if problem.a_scale == problem.b_scale:
         return None
-    return f"a_scale is {problem.a_scale} and b_scale {problem.b_scale}; both operands are of one format"
+    return f"a_scale is {problem.a_scale} and b_scale {problem.b_scale}; both operands must have one format"
 
 
 KERNELS = (
@@ -82,11 +82,11 @@ KERNELS = (
             *requirements(HOPPER, calls.SEGMENTS),
             TorchBuilt("12.3"),
             Module((), lambda _: ("gemm_sm90",)),
-            dtype_in("a_dtype", *_HALVES, why="float8 would be summed in 14 bits, and has no scales"),
+            dtype_in("a_dtype", *_HALVES, why="it would sum float8 in 14 bits, and takes no scales"),
             dtype_in("b_dtype", *_HALVES),
             Rule(("a_dtype", "out_dtype"), _in_kind, "dtype"),
-            MultipleOf("n", 8, why="rows begin at multiples of 16 bytes"),
-            MultipleOf("k", 8, why="rows begin at multiples of 16 bytes"),
+            MultipleOf("n", 8, why="rows must begin at multiples of 16 bytes"),
+            MultipleOf("k", 8, why="rows must begin at multiples of 16 bytes"),
             anything("num_groups", "rows"),
         ),
         features=frozenset({"masked"}),
@@ -99,7 +99,7 @@ KERNELS = (
         op="grouped_gemm",
         name="flashinfer.groupwise",
         target=f"{_HERE}.groupwise:GroupwiseCutlass",
-        summary="CUTLASS's grouped product in blocks for sm_100 and sm_103; rows are gathered into groups of fours",
+        summary="CUTLASS's grouped product in blocks for sm_100 and sm_103; rows are gathered into groups padded to 4",
         band=Band.SPECIALISED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.GROUPS),
@@ -107,10 +107,10 @@ KERNELS = (
             dtype_in("a_dtype", FP8),
             dtype_in("b_dtype", FP8),
             dtype_in("out_dtype", *_HALVES),
-            OneOf("a_scale", GROUPS, why="the kernel is scaled in blocks"),
-            OneOf("b_scale", BLOCKS, why="the kernel is scaled in blocks"),
-            MultipleOf("n", 128, why="a scale is for 128 columns, none cut short"),
-            MultipleOf("k", 128, why="a scale is for 128 columns, none cut short"),
+            OneOf("a_scale", GROUPS, why="the kernel takes scales of blocks"),
+            OneOf("b_scale", BLOCKS, why="the kernel takes scales of blocks"),
+            MultipleOf("n", 128, why="a scale covers 128 columns, and all blocks must be whole"),
+            MultipleOf("k", 128, why="a scale covers 128 columns, and all blocks must be whole"),
             anything("num_groups", "rows"),
         ),
         features=frozenset(
@@ -124,7 +124,7 @@ KERNELS = (
         op="grouped_gemm",
         name="flashinfer.groups_nvfp4",
         target=f"{_HERE}.small:NvFp4",
-        summary="CUTLASS's grouped product of NVFP4 by NVFP4 for sm_120; rows are gathered into groups of fours",
+        summary="CUTLASS's grouped product of NVFP4 by NVFP4 for sm_120; rows are gathered into groups padded to 4",
         band=Band.SPECIALISED,
         constraints=(
             *requirements(CONSUMER_BLACKWELL, calls.GROUPS_NVFP4),
@@ -140,7 +140,7 @@ KERNELS = (
         op="grouped_gemm",
         name="flashinfer.groups_mxfp8_mxfp4",
         target=f"{_HERE}.small:Mxfp8Mxfp4",
-        summary="CUTLASS's grouped product of MXFP8 by MXFP4 for Blackwell; rows are gathered into groups of fours",
+        summary="CUTLASS's grouped product of MXFP8 by MXFP4 for Blackwell; rows are gathered into groups padded to 4",
         band=Band.SPECIALISED,
         constraints=(
             *requirements(_BLACKWELL, calls.GROUPS_MXFP4),
@@ -165,7 +165,7 @@ KERNELS = (
             Package("flashinfer", ">=0.6.18", distribution="flashinfer-python", install=INSTALL),
             DSL,
             CompilesForRows(),
-            OneOf("masked", (True,), why="the kernel is for rows in places of their own"),
+            OneOf("masked", (True,), why="the kernel is for padded groups, [G, M_max, K]"),
             OneOf("a_scale", _MASKED_FORMS, why="the kernel is for operands with scales of 16 or 32 columns"),
             OneOf("b_scale", _MASKED_FORMS),
             Rule(("a_scale", "b_scale"), _one_format, "value"),

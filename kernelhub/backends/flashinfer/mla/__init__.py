@@ -18,7 +18,7 @@ _COMPILED = "compiled at first use, for a minute, unless built ahead"
 
 def _wrong_rotary_part(problem: MlaProblem) -> str | None:
     rope_dim = problem.head_dim - problem.value_dim
-    return None if rope_dim == 64 else f"the rotary part is {rope_dim} wide; 64 is what the kernel is used with"
+    return None if rope_dim == 64 else f"the rotary part is {rope_dim} wide; supported: 64"
 
 
 def _module(suffix: str) -> Module:
@@ -34,7 +34,7 @@ def _module(suffix: str) -> Module:
 
 def _fits_concat(problem: ConcatProblem) -> str | None:
     shape = (problem.num_heads, problem.nope_dim, problem.rope_dim)
-    return None if shape == (128, 128, 64) else f"{shape} is not its one shape: 128 heads of 128 and 64"
+    return None if shape == (128, 128, 64) else f"{shape} is not supported: it has 128 heads of 128 and 64"
 
 
 _ATTENTION = (
@@ -102,7 +102,7 @@ KNOWN_BAD = (
         "flashinfer.mla_fa*",
         "mla_attention",
         (Package("flashinfer", "<0.6.11", distribution="flashinfer-python"),),
-        "pages are found by 32 bits: beyond 2^32 elements of a cache others are read, and results are zeros",
+        "pages are addressed with 32 bits: past 2^32 elements of a cache it reads wrong pages, and results are zeros",
         "https://github.com/flashinfer-ai/flashinfer/issues/3130",
         'pip install "flashinfer-python>=0.6.11,<0.7.3"',
     ),

@@ -115,7 +115,9 @@ def as_bfloat16(side: str, bias: Tensor | None) -> Tensor | None:
         return None
     rounded = bias.bfloat16()
     if not torch.equal(rounded.to(bias.dtype), bias):
-        refuse(f"{side}_bias", "has numbers that bfloat16 has not", "give bfloat16, or prepare with another kernel")
+        refuse(
+            f"{side}_bias", "has values that bfloat16 cannot represent", "give bfloat16, or prepare with another kernel"
+        )
     return rounded
 
 

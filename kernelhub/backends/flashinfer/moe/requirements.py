@@ -53,13 +53,13 @@ def widths(multiple: int, why: str) -> tuple[MultipleOf, ...]:
 # Before, the binaries of TensorRT-LLM read past the end of small intermediates.
 _BINARIES = Package("flashinfer", ">=0.6.18,<0.7.3", distribution="flashinfer-python", install=INSTALL)
 PACKED = "weights are packed"
-BF16 = dtype_in("dtype", "bfloat16", why="the kernel takes and gives nothing else")
+BF16 = dtype_in("dtype", "bfloat16", why="the kernel supports no other dtypes")
 
 
 def _more_than_chosen(problem: ExpertsProblem) -> str | None:
     if problem.num_experts > problem.top_k:
         return None
-    return f"num_experts is {problem.num_experts}, top_k {problem.top_k}; the routing wants more experts than choices"
+    return f"num_experts is {problem.num_experts}, top_k {problem.top_k}; the routing needs num_experts > top_k"
 
 
 def trtllm(call: Call, *more: Constraint) -> tuple[Constraint, ...]:
@@ -71,21 +71,21 @@ def trtllm(call: Call, *more: Constraint) -> tuple[Constraint, ...]:
         Products(),
         BF16,
         Between("num_experts", 4, 1024),
-        MultipleOf("num_experts", 4, why="the routing's kernels want it"),
+        MultipleOf("num_experts", 4, why="the routing kernels require it"),
         Between("top_k", 1, 32),
         Rule(("num_experts", "top_k"), _more_than_chosen, "range"),
         *more,
     )
 
 
-BOTH_BIASES = SameValue("w13_bias", "w2_bias", why="the library takes both biases or neither")
+BOTH_BIASES = SameValue("w13_bias", "w2_bias", why="the library requires both biases or neither")
 ANY_WIDTH = anything("hidden_size", "intermediate_size")  # packing fills them up
 
 
 def asked(form: str, why: str) -> Constraint:
     """Loses more than is allowed unless it is asked for."""
     return OneOf(
-        "activation_dtype", (form,), "dtype", why, f"ask for it, if that is near enough: activation_dtype={form!r}"
+        "activation_dtype", (form,), "dtype", why, f"opt in, if that accuracy suffices: activation_dtype={form!r}"
     )
 
 
@@ -103,7 +103,7 @@ class UsualScales:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         if machine.variable(_4_OVER_6) != "1":
             return None
-        return Rejection("rule", f"{_4_OVER_6}=1 makes NVFP4 scales of a fourth, too", f"unset {_4_OVER_6}")
+        return Rejection("rule", f"{_4_OVER_6}=1 also makes NVFP4 scales of one fourth", f"unset {_4_OVER_6}")
 
 
 _4_OVER_6 = "FLASHINFER_NVFP4_4OVER6"

@@ -22,8 +22,8 @@ _COMPILED = "compiled at first use unless built ahead"
 _UP = OneOf(
     "round_up",
     (True,),
-    why="the library rounds scales up and no other way",
-    remedy='say scale_rounding="up", if those scales will do',
+    why="the library only rounds scales up",
+    remedy='use scale_rounding="up", if those scales are acceptable',
 )
 _TENSORRT = "TensorRT-LLM, as FlashInfer compiles it"
 
@@ -37,7 +37,7 @@ KERNELS = (
         constraints=(
             *requirements(SM80_ON, calls.DEQUANTIZE_NVFP4, calls.DEQUANTIZE_MODULE),
             Module((), lambda _: ("fp4_kv_dequant",)),
-            dtype_in("out_dtype", "float16", why="products below 2^-126 become 0, which bfloat16 would tell"),
+            dtype_in("out_dtype", "float16", why="products below 2^-126 become 0, which differs in bfloat16"),
         ),
         graph=GraphLevel.FULL,
         deterministic=True,
@@ -49,7 +49,7 @@ KERNELS = (
         op="quantize_nvfp4",
         name="flashinfer.quantize_nvfp4",
         target=f"{_HERE}.fp4:QuantizeNvfp4",
-        summary=f"the library's own bits, not those of the op, so by unsafe=True alone; {_COMPILED}",
+        summary=f"its bits differ from those of the op, so it requires unsafe=True; {_COMPILED}",
         band=Band.TUNED,
         constraints=(
             *requirements(_BLACKWELL, calls.QUANTIZE_FP4),
@@ -67,7 +67,7 @@ KERNELS = (
         op="quantize_nvfp4",
         name="flashinfer.quantize_nvfp4_kv",
         target=f"{_HERE}.nvfp4_kv:QuantizeNvfp4Kv",
-        summary=f"the library's kernel for caches, with its own bits, so by unsafe=True alone; {_COMPILED}",
+        summary=f"the library's kernel for caches; other bits than the op's, so it requires unsafe=True; {_COMPILED}",
         band=Band.TUNED,
         constraints=(
             *requirements(_BLACKWELL, calls.QUANTIZE_NVFP4_KV, calls.QUANTIZE_MODULE),
@@ -84,7 +84,7 @@ KERNELS = (
         op="quantize_mxfp4",
         name="flashinfer.quantize_mxfp4",
         target=f"{_HERE}.fp4:QuantizeMxfp4",
-        summary=f"the library's own bits, not those of the op, so by unsafe=True alone; {_COMPILED}",
+        summary=f"its bits differ from those of the op, so it requires unsafe=True; {_COMPILED}",
         band=Band.TUNED,
         constraints=(
             *requirements(_BLACKWELL, calls.QUANTIZE_FP4),
@@ -103,7 +103,7 @@ KERNELS = (
         op="quantize_mxfp8",
         name="flashinfer.quantize_mxfp8",
         target=f"{_HERE}.mxfp8:QuantizeMxfp8",
-        summary=f"the library's own bits, not those of the op, so by unsafe=True alone; {_COMPILED}",
+        summary=f"its bits differ from those of the op, so it requires unsafe=True; {_COMPILED}",
         band=Band.TUNED,
         constraints=(
             *requirements(_BLACKWELL, calls.QUANTIZE_MXFP8),
@@ -122,15 +122,15 @@ KERNELS = (
         op="quantize_fp8",
         name="flashinfer.quantize_fp8",
         target=f"{_HERE}.groups:QuantizeGroups",
-        summary="groups by cuTile, the library's own bits, not those of the op, so by unsafe=True alone; "
+        summary="groups by cuTile; its bits differ from those of the op, so it requires unsafe=True; "
         "compiled in the process",
         band=Band.TUNED,
         constraints=(
             *requirements(_BLACKWELL, calls.QUANTIZE_GROUPS),
             CompilesTiles(),
             anything("dtype"),
-            OneOf("granularity", (GROUP,), why="the library has a kernel for groups alone"),
-            Between("group_size", 1, 1024, why="a tile holds a group, and wider ones are not known to work"),
+            OneOf("granularity", (GROUP,), why="the library has a kernel for groups only"),
+            Between("group_size", 1, 1024, why="a tile holds one group, and wider ones are untested"),
             OneOf("scale_dtype", FP8_SCALES),
         ),
         features=frozenset({"ue8m0", "column"}),
@@ -153,7 +153,7 @@ KNOWN_BAD = (
         "quantize_nvfp4",
         (),
         "multiplies by reciprocals of 6 and of scales, which rcp.approx.ftz makes unless "
-        "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH=1: were they exact, about one byte of codes in 800 would be another; "
+        "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH=1: about one byte of codes in 800 differs from an exact division; "
         "zeros and tiny groups get the scale 0; NaN becomes 6, not a NaN of its group",
         f"{_FLASHINFER}/pull/3387",
     ),
@@ -169,7 +169,7 @@ KNOWN_BAD = (
         "flashinfer.quantize_nvfp4_kv",
         "quantize_nvfp4",
         _BFLOAT16,
-        "NaN may hide larger numbers of its group, which then become 6, too",
+        "NaN may hide larger numbers of its group, which then also become 6",
         f"{_FLASHINFER}/blob/v0.6.18.post1/csrc/fp4_kv_quantization.cu",
     ),
     KnownBad(
@@ -220,7 +220,7 @@ KNOWN_BAD = (
         "flashinfer.quantize_fp8",
         "quantize_fp8",
         (OneOf("column", (False,)), OneOf("ue8m0", (False,))),
-        "multiplies by rounded reciprocals of scales, so that some codes are others",
+        "multiplies by rounded reciprocals of scales, so that some codes differ",
         f"{_FLASHINFER}/pull/4019",
     ),
     KnownBad(

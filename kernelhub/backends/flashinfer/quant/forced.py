@@ -20,7 +20,7 @@ def check_device(op: str, problem: QuantizeProblem) -> None:
     device = problem.device
     if device.vendor == "nvidia" and device.capability < _BLACKWELL:
         what = f"is on {device.name}, for which FlashInfer compiles a kernel without a body"
-        raise InvalidArgument(op, "x", what, "leave the choice of a kernel, or run on an sm_100 or newer")
+        raise InvalidArgument(op, "x", what, "do not force a kernel, or run on sm_100 or newer")
 
 
 def check_rounding(op: str, problem: QuantizeMxProblem) -> None:
@@ -30,7 +30,7 @@ def check_rounding(op: str, problem: QuantizeMxProblem) -> None:
         InvalidArgument: others are asked for.
     """
     if not problem.round_up:
-        raise InvalidArgument(op, "scale_rounding", "is 'floor', which FlashInfer has not", "give 'up'")
+        raise InvalidArgument(op, "scale_rounding", "is 'floor', which FlashInfer does not support", "give 'up'")
 
 
 def check_groups(problem: QuantizeFp8Problem) -> None:

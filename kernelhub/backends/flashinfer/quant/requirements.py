@@ -30,8 +30,10 @@ class CompilesTiles:
         finding = machine.ask("flashinfer cuTile", tile_compiler, "nvcc")
         if not finding.ok:
             return Rejection(finding.code, finding.reason, finding.remedy)
-        reason = "cuTile compiles it for each dtype and group size when that is first met, while a process runs"
-        return Rejection(NOT_BUILT, reason, "ask for the kernel or prefer it, and call once with each beforehand")
+        reason = "cuTile compiles it at run time, at the first call of each dtype and group size"
+        return Rejection(
+            NOT_BUILT, reason, "force or prefer the kernel, and call it once with each of them during warm-up"
+        )
 
 
 def tile_compiler() -> Finding:
@@ -42,7 +44,7 @@ def tile_compiler() -> Finding:
     if place is None:
         return lacking(subject, "package_missing", "cuda.tile is not installed", _REMEDY)
     if not (place / "tune").is_dir():  # by which FlashInfer tells 1.4.0
-        return lacking(subject, "package_version", f"{place} is older than the 1.4.0 that is needed", _REMEDY)
+        return lacking(subject, "package_version", f"{place} is too old: 1.4.0 or newer is needed", _REMEDY)
     paths = [str(folder / "cu13" / "bin") for folder in folders("nvidia")]
     paths += [os.environ.get("PATH", ""), str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin"))]
     compiler = shutil.which("tileiras", path=os.pathsep.join(paths))

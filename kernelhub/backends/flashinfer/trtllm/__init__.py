@@ -28,20 +28,20 @@ _GROUP = ("num_q_heads", "num_kv_heads")
 _ANY_LENGTH = OneOf("q_len", (ONE, FEW, MANY, ANY))
 _PAGED = (
     dtype_in("q_dtype", *_HALVES),
-    dtype_in("kv_dtype", *_HALVES, why="whose scales it wants otherwise"),
+    dtype_in("kv_dtype", *_HALVES, why="the library expects another form of its scales"),
     OneOf("head_dim_qk", (64, 128)),
     OneOf("head_dim_vo", (64, 128)),
-    SameValue("head_dim_vo", "head_dim_qk", why="both are read by one set of strides"),
-    OneOf("page_size", (16, 32, 64), why="there are binaries for these"),
+    SameValue("head_dim_vo", "head_dim_qk", why="the kernel reads both with one set of strides"),
+    OneOf("page_size", (16, 32, 64), why="binaries exist only for these"),
     anything(*_GROUP),
 )
 _FEATURES = frozenset({"causal", "window_left", "sinks", "kv_layout=HND"})
 
 _LATENTS = (
     dtype_in("q_dtype", "bfloat16"),
-    dtype_in("kv_dtype", "bfloat16", why="an fp8 cache asks for fp8 queries"),
-    OneOf("head_dim", (576,), why="the width it is made for"),
-    OneOf("value_dim", (512,), why="the width it is made for"),
+    dtype_in("kv_dtype", "bfloat16", why="an fp8 cache requires fp8 queries"),
+    OneOf("head_dim", (576,), why="the only supported width"),
+    OneOf("value_dim", (512,), why="the only supported width"),
 )
 _DEVICE = (*_LATENTS, OneOf("ragged", (False,)))
 _DEVICE_FEATURES = frozenset({"causal"})
@@ -49,22 +49,22 @@ _DEVICE_FEATURES = frozenset({"causal"})
 
 def _window_without_mask(problem: PagedAttentionProblem) -> str | None:
     if problem.window_left and not problem.causal and (problem.q_len != ONE or problem.ragged):
-        return "there is no window without causality"
+        return "windows require a causal mask"
     return None
 
 
 def _widths_of_deepseek(problem: AttentionProblem) -> str | None:
     widths = (problem.head_dim_qk, problem.head_dim_vo)
-    return None if widths == (192, 128) else f"heads of {widths[0]} and {widths[1]}; there are binaries for 192 and 128"
+    return None if widths == (192, 128) else f"heads of {widths[0]} and {widths[1]}; binaries exist for 192 and 128"
 
 
 def _mask_of_few(problem: MlaProblem) -> str | None:
-    return None if problem.causal or problem.q_len == ONE else "several queries see the keys up to their own"
+    return None if problem.causal or problem.q_len == ONE else "several queries require a causal mask"
 
 
 def _heads_of_trtllm(problem: MlaProblem) -> str | None:
     heads = problem.num_heads
-    return None if heads <= 64 or heads == 128 else f"{heads} heads; up to 64 are taken, and 128"
+    return None if heads <= 64 or heads == 128 else f"{heads} heads; supported: up to 64, and 128"
 
 
 def _xqa_names(problem: MlaProblem) -> tuple[str, ...]:
@@ -79,12 +79,12 @@ KERNELS = (
         op="paged_attention",
         name="flashinfer.trtllm_gen",
         target="kernelhub.backends.flashinfer.attention.xqa:TrtllmGen",
-        summary="TensorRT-LLM's kernels for sm_100 and sm_103, which come as binaries: one query",
+        summary="TensorRT-LLM's kernels for sm_100 and sm_103, distributed as binaries: one query",
         band=Band.TUNED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.TRTLLM_DECODE),
             *_PAGED,
-            OneOf("q_len", (ONE,), why="it takes one query of each sequence"),
+            OneOf("q_len", (ONE,), why="it supports one query per sequence"),
             OneOf("ragged", (False,)),
             Cubins(),
             LAUNCHER,
@@ -98,7 +98,7 @@ KERNELS = (
         op="paged_attention",
         name="flashinfer.trtllm_context",
         target=f"{_HERE}.context:Context",
-        summary="TensorRT-LLM's kernels for sm_100 and sm_103, which come as binaries: any number of queries",
+        summary="TensorRT-LLM's kernels for sm_100 and sm_103, distributed as binaries: any number of queries",
         band=Band.TUNED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.TRTLLM_CONTEXT),
@@ -117,7 +117,7 @@ KERNELS = (
         op="attention",
         name="flashinfer.trtllm_ragged",
         target=f"{_HERE}.ragged:Ragged",
-        summary="TensorRT-LLM's prefill for DeepSeek's heads on sm_100 and sm_103, which comes as binaries",
+        summary="TensorRT-LLM's prefill for DeepSeek's heads on sm_100 and sm_103, distributed as binaries",
         band=Band.TUNED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.TRTLLM_RAGGED),
@@ -138,13 +138,13 @@ KERNELS = (
         op="mla_attention",
         name="flashinfer.mla_trtllm",
         target=f"{_HERE}.latent:TrtllmLatent",
-        summary="TensorRT-LLM's latent attention for sm_100 and sm_103, which comes as binaries: few queries",
+        summary="TensorRT-LLM's latent attention for sm_100 and sm_103, distributed as binaries: few queries",
         band=Band.TUNED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.TRTLLM_LATENT),
             *_DEVICE,
-            OneOf("page_size", (32, 64), why="there are binaries for these"),
-            OneOf("q_len", (ONE, FEW), why="more queries are not known to work"),
+            OneOf("page_size", (32, 64), why="binaries exist only for these"),
+            OneOf("q_len", (ONE, FEW), why="more queries are untested"),
             Rule(("causal", "q_len"), _mask_of_few, "value"),
             Rule(("num_heads",), _heads_of_trtllm, "value"),
             Cubins(),
@@ -159,14 +159,14 @@ KERNELS = (
         op="mla_attention",
         name="flashinfer.mla_trtllm_listed",
         target=f"{_HERE}.listed:Listed",
-        summary="TensorRT-LLM's latent attention to listed tokens for sm_100 and sm_103, which comes as binaries",
+        summary="TensorRT-LLM's latent attention to listed tokens for sm_100 and sm_103, distributed as binaries",
         band=Band.TUNED,
         constraints=(
             *requirements(DATACENTRE_BLACKWELL, calls.TRTLLM_LATENT),
             *_LATENTS,
-            OneOf("page_size", (32, 64), why="others are refused, though they make no difference to lists"),
+            OneOf("page_size", (32, 64), why="the library rejects others, although they do not affect lists"),
             _ANY_LENGTH,
-            OneOf("num_heads", (64, 128), why="others with lists are not known to work"),
+            OneOf("num_heads", (64, 128), why="others are untested with lists"),
             OneOf("sparse", (True,), why="needs topk_indices"),
             Cubins(),
             LAUNCHER,
@@ -190,8 +190,8 @@ KERNELS = (
             TorchBuilt("12.9"),
             *_DEVICE,
             OneOf("page_size", (16, 32, 64, 128)),
-            OneOf("q_len", (ONE,), why="it takes one query of each sequence"),
-            OneOf("num_heads", (128,), why="a tile holds so many"),
+            OneOf("q_len", (ONE,), why="it supports one query per sequence"),
+            OneOf("num_heads", (128,), why="the size of a tile"),
             Module(("page_size",), _xqa_names),
         ),
         features=_DEVICE_FEATURES,
@@ -207,7 +207,7 @@ KNOWN_BAD = (
         "flashinfer.trtllm_*",
         "paged_attention",
         (Between("page_size", 129, 1 << 16),),
-        "pages of more than 128 tokens are read as smaller ones",
+        "it reads pages of more than 128 tokens as smaller ones",
         "https://github.com/flashinfer-ai/flashinfer/issues/4347",
     ),
     # TensorRT-LLM writes zeros there before it runs this kernel. Who does so too may force it.
@@ -215,7 +215,7 @@ KNOWN_BAD = (
         "flashinfer.trtllm_context",
         "paged_attention",
         (),
-        "what the unused end of a last page holds is multiplied by zero, so that NaN there reaches the result",
+        "values in the unused end of a last page are multiplied by zero, so that NaN there reaches the result",
         "https://github.com/NVIDIA/TensorRT-LLM/pull/18925",
     ),
     KnownBad(
@@ -229,7 +229,7 @@ KNOWN_BAD = (
         "flashinfer.mla_trtllm",
         "mla_attention",
         (OneOf("q_len", (FEW,)), Between("num_heads", 1, 63)),
-        "several queries with few heads share a tile, and those of all sequences but the first may be misplaced",
+        "several queries with few heads share a tile, which may misplace those of all sequences but the first",
         "https://github.com/flashinfer-ai/flashinfer/pull/4059",
     ),
 )

@@ -12,7 +12,7 @@ from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 _ANY_KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, *QUANTISED))
 _HEADS = anything("num_q_heads", "num_kv_heads", "q_len")
 _ANY_WIDTH = anything("head_dim_qk", "head_dim_vo")
-_ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="the operator takes one width")
+_ONE_WIDTH = SameValue("head_dim_qk", "head_dim_vo", why="both widths must be equal")
 
 _MASKS = frozenset({"ragged", "causal", "window_left", "window_right"})
 _SUMS = frozenset({"sinks", "lse"})
@@ -38,12 +38,12 @@ KERNELS = (
         op="attention",
         name="torch.sdpa",
         target="kernelhub.backends.torch.attention.sdpa:Sdpa",
-        summary="scaled_dot_product_attention, whichever of its own kernels torch takes",
+        summary="scaled_dot_product_attention, with the kernel that torch selects",
         band=Band.PORTABLE,
         constraints=(
             ANYWHERE,
             dtype_in("q_dtype", *FLOATS),
-            SameValue("q_dtype", "kv_dtype", why="the operator takes one dtype"),
+            SameValue("q_dtype", "kv_dtype", why="both dtypes must be equal"),
             _HEADS,
             _ANY_WIDTH,
         ),
@@ -56,16 +56,16 @@ KERNELS = (
         op="attention",
         name="torch.varlen_attn",
         target="kernelhub.backends.torch.attention.varlen:VarlenAttn",
-        summary="FlashAttention-2 that torch ships, of ragged sequences; batches go as ragged ones",
+        summary="FlashAttention-2 that torch ships, of ragged sequences; batches run as ragged ones",
         band=Band.PORTABLE,
         constraints=(
             OnDevice("nvidia", only=((8, 0), (8, 6), (8, 9), (9, 0))),
             TorchBuilt("12.6", at_least="2.11"),
             dtype_in("q_dtype", "bfloat16", "float16"),
-            SameValue("q_dtype", "kv_dtype", why="the operator takes one dtype"),
+            SameValue("q_dtype", "kv_dtype", why="both dtypes must be equal"),
             _HEADS,
             Between("head_dim_qk", 8, 256, why="the width of its widest tiles"),
-            MultipleOf("head_dim_qk", 8, why="rows are read 16 bytes at a time"),
+            MultipleOf("head_dim_qk", 8, why="rows must be multiples of 16 bytes"),
             _ONE_WIDTH,
         ),
         features=_MASKS | {"lse"},
@@ -78,7 +78,7 @@ KERNELS = (
         op="attention",
         name="torch.blocked",
         target="kernelhub.backends.torch.attention.blocked:Blocked",
-        summary="every feature in float32, a block of queries at a time",
+        summary="all features in float32, one block of queries at a time",
         band=Band.REFERENCE,
         constraints=(ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH),
         features=_MASKS | _SUMS | _KV_SCALES | {"softcap"},
@@ -102,7 +102,7 @@ KERNELS = (
         op="paged_attention",
         name="torch.blocked",
         target="kernelhub.backends.torch.attention.blocked:BlockedPaged",
-        summary="every feature in float32 over gathered pages, a block of queries at a time",
+        summary="all features in float32 over gathered pages, one block of queries at a time",
         band=Band.REFERENCE,
         constraints=(ANYWHERE, *_ANY_KV, _HEADS, _ANY_WIDTH, anything("page_size")),
         features=_MASKS | _SUMS | _KV_SCALES | _PAGES | {"softcap"},
@@ -121,7 +121,7 @@ KNOWN_BAD = (
             dtype_in("q_dtype", "float16", "bfloat16"),
             Between("num_kv_heads", 1, 7),
         ),
-        "cuDNN, which torch takes on Blackwell, has been wrong for fewer than 8 KV heads",
+        "cuDNN, which torch uses on Blackwell, gave wrong results for fewer than 8 KV heads",
         "https://github.com/pytorch/pytorch/issues/193893",
     ),
 )

@@ -44,7 +44,7 @@ class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
             raise ImportError(f"torch.ops.aten.{_NAME} {reason}")
         other = current_flash_attention_impl()
         if other is not None:
-            raise ImportError(f"{other} has been activated in torch, and answers in place of FlashAttention-2")
+            raise ImportError(f"{other} has been activated in torch, and runs in place of FlashAttention-2")
 
     @without_autocast
     def launch(

@@ -24,7 +24,7 @@ KERNELS = (
         op="route_experts",
         name="torch.routing",
         target="kernelhub.backends.torch.moe.routing:Routing",
-        summary="topk over keys that no two experts share",
+        summary="topk over keys that are distinct for all experts",
         band=Band.REFERENCE,
         constraints=(
             ANYWHERE,
@@ -42,7 +42,7 @@ KERNELS = (
         op="fused_moe",
         name="torch.experts",
         target="kernelhub.backends.torch.moe.experts:Experts",
-        summary="an expert at a time, its rows sorted together on the host",
+        summary="one expert at a time, rows grouped by expert on the host",
         band=Band.REFERENCE,
         constraints=(
             ANYWHERE,

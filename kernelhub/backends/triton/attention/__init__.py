@@ -8,7 +8,7 @@ from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.attention.problem import ANY, FEW, FLOATS, MANY, ONE, QUANTISED
 
-_WIDTH = "wider heads leave no tile that fits shared memory"
+_WIDTH = "no tile of wider heads fits into shared memory"
 _SHAPES = (
     dtype_in("q_dtype", *FLOATS),
     dtype_in("kv_dtype", *FLOATS, *QUANTISED),
@@ -69,7 +69,7 @@ KERNELS = (
         op="paged_attention",
         name="triton.split_kv",
         target=f"{_HERE}:SplitKV",
-        summary="decode: keys split among programs as the device needs, parts merged",
+        summary="decode: keys split among programs according to the device, parts merged",
         band=Band.PORTABLE,
         constraints=(*MACHINE, *_SHAPES, _PAGES, _DECODE),
         features=_FEATURES | {"kv_layout=HND"},
@@ -82,7 +82,7 @@ KERNELS = (
         op="paged_attention",
         name="triton.split_kv_fixed",
         target=f"{_HERE}:SplitKVFixed",
-        summary="decode: keys split by a sequence's own length only, whatever the batch",
+        summary="decode: keys split by the length of each sequence only, independent of the batch",
         band=Band.PORTABLE,
         constraints=(*MACHINE, *_SHAPES, _PAGES, _DECODE),
         features=_FEATURES | {"kv_layout=HND"},
@@ -96,7 +96,7 @@ KERNELS = (
         op="paged_attention",
         name="triton.mixed",
         target=f"{_HERE}:Mixed",
-        summary="ragged batches: decode rows by split KV, the rest by prefill, told apart on the device",
+        summary="ragged batches: decode rows by split KV, the others by prefill, separated on the device",
         band=Band.PORTABLE,
         constraints=(*MACHINE, *_SHAPES, _PAGES, _ANY_LENGTH, OneOf("ragged", (True,), why="needs cu_seqlens_q")),
         features=_FEATURES | {"kv_layout=HND"},

@@ -20,7 +20,7 @@ KERNELS = (
         op="linear_attention",
         name="triton.chunked",
         target="kernelhub.backends.triton.linear_attention.adapter:Chunked",
-        summary="a program carries some columns of a head's state from chunk to chunk, each by matrix products",
+        summary="each program updates some columns of a head's state chunk by chunk, with matrix products",
         band=Band.PORTABLE,
         constraints=(
             *_LIMITS,

@@ -25,9 +25,9 @@ _IN_REGISTERS = "a program holds all experts of a token"
 def _scales_fit(problem: ExpertsProblem) -> str | None:
     if problem.dtype == "float16":
         if problem.weights in (MXFP4, MXINT4):
-            return f"scales of {problem.weights} reach 2^127, float16 does not"
+            return f"scales of {problem.weights} reach 2^127, which exceeds float16"
         if problem.activation_dtype == MXFP8:
-            return "scales of mxfp8 reach 2^127, float16 does not"
+            return "scales of mxfp8 reach 2^127, which exceeds float16"
     return None
 
 
@@ -36,13 +36,13 @@ KERNELS = (
         op="route_experts",
         name="triton.routing",
         target="kernelhub.backends.triton.moe.routing_adapter:Routing",
-        summary="scores, groups, choice and weights in one pass",
+        summary="scores, groups, top-k and weights in one pass",
         band=Band.PORTABLE,
         constraints=(
             *MACHINE,
             dtype_in("dtype", *FLOATS),
             Between("num_experts", 1, 1024, why=_IN_REGISTERS),
-            Between("top_k", 1, 64, why="a program holds all that a token chooses"),
+            Between("top_k", 1, 64, why="a program holds all experts of a token's top-k"),
             Between("num_groups", 1, 64, why=_IN_REGISTERS),
             anything("topk_groups"),
         ),

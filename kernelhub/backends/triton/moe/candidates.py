@@ -79,7 +79,7 @@ def _numbers(tiles: Tiles) -> list[int]:
 def _tiles(numbers: Sequence[int]) -> Tiles:
     made = Tiles(*numbers)
     if not all(type(number) is int and number > 0 for number in numbers):
-        raise ValueError(f"{numbers} are no sizes")
+        raise ValueError(f"{numbers} are not valid sizes")
     powers = numbers[:4]
     if any(number & (number - 1) for number in powers):
         raise ValueError(f"{numbers}: sizes of tiles, and numbers of warps, are powers of two")

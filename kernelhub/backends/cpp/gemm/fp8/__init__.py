@@ -14,7 +14,7 @@ KERNELS = (
         op="fp8_gemm",
         name="cpp.fp8_gemm",
         target="kernelhub.backends.cpp.gemm.fp8.adapter:Fp8Gemm",
-        summary="weights read as bytes, once: few rows by dot products, more by decoded panels",
+        summary="weights are read once, as bytes; dot products for few rows, decoded panels for more",
         band=Band.TUNED,
         constraints=(
             *MACHINE,
@@ -32,7 +32,7 @@ KERNELS = (
         op="bmm_fp8",
         name="cpp.bmm_fp8",
         target="kernelhub.backends.cpp.gemm.fp8.adapter:BmmFp8",
-        summary="the product of fp8_gemm for every matrix, each on a thread",
+        summary="the product of fp8_gemm per matrix, one thread per matrix",
         band=Band.TUNED,
         constraints=(
             *MACHINE,

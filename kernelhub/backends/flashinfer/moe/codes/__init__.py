@@ -29,11 +29,11 @@ from kernelhub.ops.moe.experts.problem import FP8_BLOCK_UE8M0, MXFP4, MXFP8, NVF
 _BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3), (12, 0), (12, 1)))
 _W4A4 = (
     OneOf("weights", (NVFP4,)),
-    asked(NVFP4, "tokens, and what joins gate and up, become float4"),
-    OneOf("static_scales", (True,), why="second scales of activations are given"),
-    *widths(128, "scales lie in whole tiles"),
+    asked(NVFP4, "tokens and the results of the activation are quantised to float4"),
+    OneOf("static_scales", (True,), why="second scales of activations are required"),
+    *widths(128, "scales must fill whole tiles"),
 )
-_MXFP8 = asked(MXFP8, "tokens, and what joins gate and up, become float8 with powers of two")
+_MXFP8 = asked(MXFP8, "tokens and the results of the activation are quantised to float8 with power-of-two scales")
 _W4A8 = (
     OneOf("weights", (MXFP4,)),
     _MXFP8,
@@ -48,7 +48,7 @@ KERNELS = (
         op="fused_moe",
         name="flashinfer.trtllm_experts_nvfp4",
         target=f"{FOLDER}.codes.trtllm_nvfp4:TrtllmNvfp4",
-        summary=f"TensorRT-LLM's products of NVFP4 by NVFP4, asked for by nvfp4, which come as binaries; {PACKED}",
+        summary=f"TensorRT-LLM's products of NVFP4 by NVFP4, opt-in by nvfp4, distributed as binaries; {PACKED}",
         band=Band.TUNED,
         constraints=trtllm(calls.TRTLLM_FP4, *_W4A4),
         features=_SECOND_SCALES,
@@ -60,7 +60,7 @@ KERNELS = (
         op="fused_moe",
         name="flashinfer.cutlass_experts_nvfp4",
         target=f"{FOLDER}.codes.experts_nvfp4:ExpertsNvfp4",
-        summary=f"CUTLASS's grouped products of NVFP4 by NVFP4, asked for by nvfp4; {PACKED}; {COMPILED}",
+        summary=f"CUTLASS's grouped products of NVFP4 by NVFP4, opt-in by nvfp4; {PACKED}; {COMPILED}",
         band=Band.TUNED,
         constraints=(
             *requirements(_BLACKWELL, calls.EXPERTS_CODES, calls.EXPERTS_SPACE),
@@ -79,7 +79,7 @@ KERNELS = (
         op="fused_moe",
         name="flashinfer.trtllm_experts_mxfp8",
         target=f"{FOLDER}.codes.trtllm_mxfp8:TrtllmMxfp8",
-        summary=f"TensorRT-LLM's products of MXFP4 by MXFP8, asked for by mxfp8, which come as binaries; {PACKED}",
+        summary=f"TensorRT-LLM's products of MXFP4 by MXFP8, opt-in by mxfp8, distributed as binaries; {PACKED}",
         band=Band.TUNED,
         constraints=trtllm(calls.TRTLLM_FP4, *_W4A8),
         features=_GPT_OSS,
@@ -91,7 +91,7 @@ KERNELS = (
         op="fused_moe",
         name="flashinfer.cutlass_experts_mxfp8",
         target=f"{FOLDER}.codes.experts_mxfp8:ExpertsMxfp8",
-        summary=f"CUTLASS's grouped products of MXFP4 by MXFP8, asked for by mxfp8; {PACKED}; {COMPILED}",
+        summary=f"CUTLASS's grouped products of MXFP4 by MXFP8, opt-in by mxfp8; {PACKED}; {COMPILED}",
         band=Band.TUNED,
         constraints=(
             *requirements(_BLACKWELL, calls.EXPERTS_MXFP8, calls.EXPERTS_MXFP8_SPACE),
@@ -109,13 +109,13 @@ KERNELS = (
         op="fused_moe",
         name="flashinfer.trtllm_experts_mxfp8_blocks",
         target=f"{FOLDER}.codes.trtllm_mxfp8_blocks:TrtllmMxfp8Blocks",
-        summary=f"TensorRT-LLM's MXFP8 products of blocks with UE8M0 scales, asked for by mxfp8; {PACKED}",
+        summary=f"TensorRT-LLM's MXFP8 products of blocks with UE8M0 scales, opt-in by mxfp8; {PACKED}",
         band=Band.TUNED,
         constraints=trtllm(
             calls.TRTLLM_FP8_BLOCKS,
             OneOf("weights", (FP8_BLOCK_UE8M0,)),
             _MXFP8,
-            *widths(128, "blocks are whole"),
+            *widths(128, "blocks must be whole"),
         ),
         features=MAPPED,
         **layout("experts.mxfp8_blocks.trtllm.v1"),

@@ -12,7 +12,7 @@ from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, FLOATS, HALVES, R
 
 _HERE = "kernelhub.backends.torch.gemm.fp8"
 _FLOAT_SCALES = (dtype_in("a_scale_dtype", FLOAT), dtype_in("b_scale_dtype", FLOAT))
-_SIXTEENS = tuple(MultipleOf(name, 16, why="the operator takes rows of whole 16 bytes") for name in ("n", "k"))
+_SIXTEENS = tuple(MultipleOf(name, 16, why="rows must be multiples of 16 bytes") for name in ("n", "k"))
 
 
 def _no_bias_in_float32(problem: Fp8GemmProblem) -> str | None:
@@ -26,7 +26,7 @@ KERNELS = (
         op="fp8_gemm",
         name="torch.dequantized",
         target=f"{_HERE}.dequantized:Dequantized",
-        summary="weights made float32, some rows at a time, and multiplied",
+        summary="weights are converted to float32 by blocks of rows and multiplied",
         band=Band.REFERENCE,
         constraints=(
             ANYWHERE,
@@ -44,11 +44,11 @@ KERNELS = (
         op="fp8_gemm",
         name="torch.scaled_mm",
         target=f"{_HERE}.scaled_mm:ScaledMm",
-        summary="cuBLASLt's product scaled by tensor",
+        summary="cuBLASLt's product scaled per tensor",
         band=Band.TUNED,
         constraints=(
             OnDevice("nvidia", only=((8, 9), (9, 0), (10, 0), (10, 3), (12, 0))),
-            OneOf("scaling", (TENSOR,), why="the operator's other scalings are kernels of their own"),
+            OneOf("scaling", (TENSOR,), why="the operator's other scalings have separate kernels"),
             dtype_in("out_dtype", *FLOATS),
             Rule(("bias", "out_dtype"), _no_bias_in_float32, "dtype", "add the bias afterwards"),
             anything("rows"),
@@ -64,12 +64,12 @@ KERNELS = (
         op="fp8_gemm",
         name="torch.scaled_mm_rowwise",
         target=f"{_HERE}.scaled_mm:ScaledMmRowwise",
-        summary="torch's CUTLASS product scaled by row",
+        summary="torch's CUTLASS product scaled per row",
         band=Band.TUNED,
         constraints=(
             OnDevice("nvidia", only=((8, 9), (9, 0), (10, 0))),
-            OneOf("scaling", (ROW,), why="the operator's other scalings are kernels of their own"),
-            dtype_in("out_dtype", "bfloat16", why="the operator scaled by row gives nothing else"),
+            OneOf("scaling", (ROW,), why="the operator's other scalings have separate kernels"),
+            dtype_in("out_dtype", "bfloat16", why="the operator scaled per row returns nothing else"),
             anything("rows"),
             *_SIXTEENS,
             *_FLOAT_SCALES,
@@ -83,15 +83,15 @@ KERNELS = (
         op="fp8_gemm",
         name="torch.scaled_mm_blockwise",
         target=f"{_HERE}.scaled_mm:ScaledMmBlockwise",
-        summary="cuBLASLt's product scaled by block",
+        summary="cuBLASLt's product scaled per block",
         band=Band.TUNED,
         constraints=(
             OnDevice("nvidia", only=((9, 0),)),
-            OneOf("scaling", (BLOCK,), why="the operator's other scalings are kernels of their own"),
-            dtype_in("out_dtype", "bfloat16", why="the operator scaled by block gives nothing else"),
+            OneOf("scaling", (BLOCK,), why="the operator's other scalings have separate kernels"),
+            dtype_in("out_dtype", "bfloat16", why="the operator scaled per block returns nothing else"),
             anything("rows"),
-            MultipleOf("n", 16, why="the operator takes rows of whole 16 bytes"),
-            MultipleOf("k", 128, why="the operator takes whole blocks"),
+            MultipleOf("n", 16, why="rows must be multiples of 16 bytes"),
+            MultipleOf("k", 128, why="blocks must be whole"),
             *_FLOAT_SCALES,
             TorchBuilt("12.9", at_least="2.11"),
         ),
@@ -103,7 +103,7 @@ KERNELS = (
         op="bmm_fp8",
         name="torch.dequantized",
         target=f"{_HERE}.dequantized:DequantizedBatch",
-        summary="matrices made float32, some at a time, and multiplied",
+        summary="matrices are converted to float32, some at a time, and multiplied",
         band=Band.REFERENCE,
         constraints=(
             ANYWHERE,
@@ -123,7 +123,7 @@ KNOWN_BAD = (
         "torch.scaled_mm_rowwise",
         "fp8_gemm",
         (OnDevice("nvidia", only=((8, 9),)), Package("torch", "<2.12")),
-        "on sm_89 the kernel does not run on the current stream: it may read operands before they are there",
+        "on sm_89 the kernel does not run on the current stream: it may read operands before they are written",
         "https://github.com/pytorch/pytorch/issues/177651",
         'pip install "torch>=2.12"',
     ),

@@ -142,7 +142,7 @@ def read(configuration: Mapping[str, Any], scaling: str) -> Tiles:
     made = Tiles(**configuration)
     powers = (made.block_m, made.block_n, made.block_k, made.num_warps)
     if any(type(size) is not int or size < 1 for size in (*powers, made.num_stages)):
-        raise ValueError(f"{dict(configuration)} are no sizes")
+        raise ValueError(f"{dict(configuration)} are not valid sizes")
     if any(size & (size - 1) for size in powers) or made.block_m < 16:
         raise ValueError(f"{dict(configuration)}: sizes are powers of two, and rows at least 16")
     if scaling in _BLOCKS and (made.block_k != 128 or made.block_n > 128):

@@ -13,7 +13,7 @@ KERNELS = (
         op="grouped_gemm",
         name="triton.grouped",
         target="kernelhub.backends.triton.gemm.grouped.adapter:Grouped",
-        summary="tiles of all groups in one launch; each program finds its tiles from the lengths on the device",
+        summary="tiles of all groups in one launch; each program computes its tiles from the lengths on the device",
         band=Band.PORTABLE,
         constraints=(
             *MACHINE,
