@@ -1,4 +1,4 @@
-"""What the ops of all families say and ask of tensors."""
+"""Checks and messages about tensors, shared by the ops of all families."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_has_memory(op: str, parameter: str, tensor: Tensor) -> None:
 
 
 def check_wants_no_gradient(op: str, parameter: str, tensor: Tensor) -> None:
-    """No gradient is wanted from it."""
+    """It requires no gradient."""
     if tensor.requires_grad and is_grad_enabled():
         refuse(op, parameter, "requires grad", "kernels are for inference; call under torch.no_grad()")
 
@@ -55,7 +55,7 @@ def lse_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """A Parameter, say, as the Tensor that an eager op takes without going through its operator again."""
+    """A Parameter, for example, as the Tensor that an eager op takes without going through its operator again."""
     return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
 
 
@@ -95,7 +95,7 @@ def alike(tensor: Any, shape: Sequence[int], dtype: torch.dtype, device: int) ->
 class Forms:
     """Forms of calls that an op's check let through: what the check looks at, so that it looks once.
 
-    For ops whose tensors must fit each other in more ways than a few comparisons tell. A form holds the number of
+    For ops whose tensors must fit each other in more ways than a few comparisons show. A form contains the number of
     tokens: a new one is checked in full. When there are many, all are forgotten.
     """
 
@@ -104,7 +104,7 @@ class Forms:
         self._seen: set[Hashable] = set()
 
     def of(self, tensors: Iterable[Any], *more: Any) -> Hashable:
-        """The form of these tensors and whatever else a check looks at; None where only the check itself can tell."""
+        """The form of these tensors and whatever else a check looks at; None where only the full check can decide."""
         device = self._device
         form = [*more]
         for tensor in tensors:

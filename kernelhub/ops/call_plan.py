@@ -48,7 +48,7 @@ class CallPlan(Plan):
 
         op: the op.
         bound: the selection made ready.
-        asked: the call that the plan was prepared with.
+        asked: the request that the plan was prepared with.
         run: what takes the arguments of `call`; by default the bound function.
         values: parameters that `call` does not name, with the values that they keep.
         weights: values of `weights`; by default those of `asked`.
@@ -58,7 +58,7 @@ class CallPlan(Plan):
         fixed = {name: of(problem) for name, of in self.fixed.items()}
         fixed |= {name: asked.arguments[order.index(name)] for name in self.kept} | dict(values or {})
         if not asked.shapes.isdisjoint(self.weights):
-            kept: tuple[Any, ...] = ()  # nothing stands behind shapes
+            kept: tuple[Any, ...] = ()  # a shape has no values
         else:
             kept = tuple(weights or (asked.arguments[order.index(part)] for part in self.weights))
         weights_of = _weights_of(name, self.weights, kept)

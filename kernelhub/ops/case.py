@@ -1,13 +1,13 @@
-"""What an op's cases are: calls that a kernel is asked, and how its answers are judged.
+"""The cases of an op: calls for its kernels, and the comparison of their results with the reference.
 
 An op's `cases.py` has one class that derives from `OpCases`:
 
-1. `cases` gives its calls, of shapes small enough for a CPU and of some that kernels for GPUs take; each with what is
-   unusual about it. A call that a kernel's record refuses is some other kernel's to answer. Between them the cases use
-   every feature of the op's schema.
-2. `destinations` says where results go, so that they can be poisoned and guarded beforehand.
-3. `expect` asks the reference, which is what takes long, once for all answers to a call; `compare` holds results
-   against what it gave, with the op's own tolerance.
+1. `cases` returns its calls, in shapes small enough for a CPU and in some that kernels for GPUs support; the label says
+   what is unusual about each. A kernel runs the calls that its record supports. Together the cases use every feature of
+   the op's schema.
+2. `destinations` names the results, so that they can be poisoned and guarded before the call.
+3. `expect` runs the reference, which takes the most time, once per call; `compare` compares the results of a kernel
+   with it, within the op's tolerance.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Results held against the reference.
+    """Results compared with the reference.
 
     Attributes:
         ratio: the largest error over what is allowed; at most 1 is right, NaN is not.
@@ -116,10 +116,10 @@ class OpCases(abc.ABC):
 
     @abc.abstractmethod
     def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
-        """Hold results against what `expect` gave, which stays as it is."""
+        """Compare results with what `expect` returned, without changing it."""
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
-        """Hold results against the reference."""
+        """Compare results with the reference."""
         return self.compare(results, arguments, self.expect(arguments))
 
     def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """The number formats of quantised tensors in plain torch: exact decoding, saturating encoding, on every torch.
 
 ========  ==================  ===========================================================
-format    held as             values
+format    stored as           values
 ========  ==================  ===========================================================
 e4m3      float8_e4m3fn       up to 448, NaN, no infinity
 e5m2      float8_e5m2         up to 57344, NaN, infinity: the upper half of a float16
@@ -34,7 +34,7 @@ _E2M1_TIES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, Fa
 def to_e4m3(x: Tensor) -> Tensor:
     """Any floats as float8_e4m3fn, rounded to nearest even; infinity becomes 448, NaN stays.
 
-    torch up to 2.11 turns what lies above 464 into NaN by itself.
+    The conversion of torch up to 2.11 turns values above 464 into NaN.
     """
     return x.float().clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
 
@@ -73,7 +73,7 @@ def from_int4(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def to_e8m0_up(x: Tensor) -> Tensor:
     """The least powers of two that are not below nonnegative floats, as float8_e8m0fnu.
 
-    0 gives 2^-127, what lies above 2^127 gives that, NaN gives NaN.
+    0 gives 2^-127, values above 2^127 give 2^127, NaN gives NaN.
     """
     bits = x.float().view(torch.int32)
     exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).int()

@@ -1,7 +1,7 @@
-"""Tensors of a form that a check let through, told again by one comparison.
+"""Recognises tensors of a form that a check has accepted, with one comparison.
 
 What is compared of each tensor: its type, dtype, device and layout, whether it wants a gradient, the sizes that are
-held and, where asked, the strides. Tensors without memory, sparse and nested ones, lazily negated ones and those inside
+fixed and, on request, the strides. Tensors without memory, sparse and nested ones, lazily negated ones and those inside
 a torch.func transform have another form. So have all tensors under autocast, in inference mode and in a trace of
 torch.jit, in each of which a form has to be learned anew.
 
@@ -41,8 +41,8 @@ class KnownForm:
 
         Args:
             tensors: what a check let through.
-            sizes: of each tensor the sizes that are held, None for one that may differ.
-            strided: places of the tensors of which the strides are held, too.
+            sizes: of each tensor the fixed sizes, None for one that may differ.
+            strided: indices of the tensors whose strides are fixed too.
         """
         self.holds = _form_maker()(tensors, sizes, strided)
 
@@ -61,7 +61,7 @@ def _guards_of(tensors: Sequence[Tensor], sizes: Sequence[Sizes], strided: Colle
 def _guards_of_distinct(
     tensors: Sequence[Tensor], sizes: Sequence[Sizes], strided: Collection[int]
 ) -> Callable[..., bool]:
-    """torch's guards let no tensor through that is given twice: they are asked of each once."""
+    """torch's guards reject a tensor that is given twice, so each tensor is checked once."""
     firsts = [next(i for i, other in enumerate(tensors) if other is tensor) for tensor in tensors]
     distinct = sorted(set(firsts))
     held: list[list[int | None]] = []
@@ -138,7 +138,7 @@ def _state() -> tuple[Any, ...]:
 
 @functools.cache
 def _form_maker() -> Callable[[Sequence[Tensor], Sequence[Sizes], Collection[int]], Callable[..., bool]]:
-    """torch's guards, if they tell what is wanted of them."""
+    """torch's guards, if they check what is needed."""
     one = torch.empty(2, 3, dtype=torch.float32, device="cpu")
     try:
         holds = _guards_of((one,), ((None, 3),), ())

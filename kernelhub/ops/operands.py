@@ -18,7 +18,7 @@ from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wan
 
 _MOST_INDEX = 2**31 - 1
 _STRIDED = torch.strided
-_APART = "give one whose elements lie apart"
+_APART = "give one whose elements do not overlap"
 tracing_state = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -132,14 +132,14 @@ def span_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def is_plain_view(tensor: Tensor) -> bool:
-    """Whether a tensor that is not contiguous is strided and not negated lazily, as far as its form does not tell."""
+    """Whether a tensor that is not contiguous is strided and not negated lazily, which its form does not show."""
     return tensor.layout is torch.strided and not tensor.is_neg()
 
 
 def may_overlap(out: Tensor, operands: Iterable[Tensor | None]) -> bool:
-    """Whether a destination may share memory with an operand: then only `check_apart` tells.
+    """Whether a destination may share memory with an operand: then only `check_apart` can decide.
 
-    Of itself a contiguous one shares nothing; others are asked by `may_overlap_itself_or`.
+    A contiguous one does not overlap itself; for others there is `may_overlap_itself_or`.
     """
     start, end = span_of(out)
     for operand in operands:
@@ -153,7 +153,7 @@ def may_overlap(out: Tensor, operands: Iterable[Tensor | None]) -> bool:
 
 
 def may_overlap_itself_or(out: Tensor, operands: Iterable[Tensor | None]) -> bool:
-    """The same, or two elements of the destination may share memory: then only `check_destination` tells."""
+    """The same, or two elements of the destination may share memory: then only `check_destination` can decide."""
     return overlaps_itself(out) or may_overlap(out, operands)
 
 
@@ -166,7 +166,7 @@ def _end_of_storage(tensor: Tensor) -> int:
 def check_own_memory(
     op: str, parameter: str, out: Tensor, names: Sequence[str], operands: Sequence[Tensor | None]
 ) -> None:
-    """What `check_destination` asks of memory, where a call's form is known: 0.1 us an operand that lies elsewhere."""
+    """The memory checks of `check_destination`, for a known form of call: 0.1 us per operand in other memory."""
     try:
         begin, dense = out.data_ptr(), out.is_contiguous()
     except RuntimeError:  # a sparse tensor has no memory of its own
@@ -197,7 +197,7 @@ def transformed() -> bool:
 def check_loose(op: str, names: Sequence[str], operands: Sequence[Tensor | None]) -> None:
     """`check_operand` where a call's form is known, of what is not contiguous and so may be no plain memory.
 
-    What is contiguous and negated lazily has one element, and is asked for that by whoever may be given such.
+    A contiguous tensor that is negated lazily has one element; callers that accept such tensors check that.
     """
     try:
         for operand in operands:

@@ -26,7 +26,7 @@ class Form(NamedTuple):
     """How a parameter crosses an operator.
 
     Attributes:
-        schema: its part of the schema; ``{}`` stands for its name.
+        schema: its part of the schema; ``{}`` is replaced by its name.
         flat: its value as the operator takes it, one item for each argument in `schema`.
         back: its value again, of these items.
     """
@@ -88,16 +88,16 @@ FORMS: Mapping[str, Form] = {
 
 
 class Traced:
-    """What stands for a public function in traced code. Its operators are derived from the function's signature.
+    """Replaces a public function in traced code. Its operators are derived from the function's signature.
 
     ``kernelhub::NAME`` makes its results; ``kernelhub::NAME_out`` fills those destinations that are given and makes the
     rest. An op whose destination is a required parameter has only one operator, of its own name. An operator has a
-    fixed number of results: one that a call does not ask for is empty.
+    fixed number of results: one that a call does not request is empty.
 
     Args:
         memory: takes the arguments by name, and gives the results' memory by name of the result, for fake tensors.
             A result has the name of its destination, if it has one.
-        asked: name of the flag that asks for a result, for those results that not every call returns.
+        asked: name of the flag that requests a result, for the optional results.
         given_back: name of the parameter that is itself the result where it is given; an operator cannot return it.
         within: a context in which the op runs.
         in_place: operands that may be the destination, too; an operator may write no operand that it also reads, so
@@ -143,11 +143,11 @@ class Traced:
             return given | {"backend": next(items)} | dict(zip(places, items, strict=False))
 
         def wants(given: Mapping[str, Any], result: str) -> bool:
-            """A call returns a result that it asks for, or for which it gives a destination."""
+            """A call returns a result that it requests or gives a destination for."""
             return result not in self._asked or given[self._asked[result]] or given.get(result) is not None
 
         def fixed(given: Mapping[str, Any], results: Mapping[str, Tensor], like: Tensor) -> Any:
-            """As many results as the operator has: those that are given back, or not asked for, are empty."""
+            """As many results as the operator has: those written to a destination or not requested are empty."""
             fresh = tuple(
                 results[result]
                 if result in results and given.get(result) is None and not back(given, result)

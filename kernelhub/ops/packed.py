@@ -13,7 +13,7 @@ that read the layout remain, all others are rejected with the code ``layout``. N
 An op that takes packed weights does four things:
 
 1. its problem has ``weight_layout: str = weight_layout()``, and its key holds ``layout_of(weight)``;
-2. its argument is ``Tensor | PackedWeight``; what it needs to know of the weight stands in `shape` and `facts`;
+2. its argument is ``Tensor | PackedWeight``; what it needs of the weight is in `shape` and `facts`;
 3. its plan is a `PackingPlan`, with the weight's arguments in the order of `pack`, made by `prepared`;
 4. adapters whose record has `packs_to` are `PackingAdapter`s too.
 
@@ -67,7 +67,7 @@ class PackedWeight:
         tensors: what the kernel reads, by name; None for what this format lacks.
         shape: of the weight before packing.
         dtype: of the weight before packing.
-        facts: what else the op must know of the weight, such as its number format.
+        facts: what else the op needs of the weight, such as its number format.
         unpacker: gives back the tensors that were packed, in their order.
         description: all but the tensors and the unpacker, in words: see `described`.
     """
@@ -213,7 +213,7 @@ def prepared(
         packed: key and tag -> the key with that layout.
         packing: the caller packs weights as in a checkpoint with the plan's `pack` before it runs.
         make: the plan of a choice that is made ready. It raises `InvalidArgument` if `packing`, and the kernel's format
-            does not hold this weight's numbers: the next best is taken then, unless the user asks for the kernel.
+            cannot represent this weight: then the next best is selected, unless the user requests the kernel.
 
     Raises:
         NoKernel: no kernel can run this; of those that only trust keeps back, the commands that verify them are named.
@@ -291,7 +291,7 @@ class PackingPlan(Plan):
 
     @property
     def needs_packing(self) -> bool:
-        """Whether the kernel cannot read weights as they lie in a checkpoint."""
+        """Whether the kernel cannot read weights in the layout of checkpoints."""
         assert self.selection.kernel is not None
         return self.selection.kernel.needs_packing
 

@@ -22,7 +22,7 @@ Sizes = Mapping[str, int]
 _DRAWN = (1 << 20) - 3  # numbers drawn of a large tensor, odd so that rows differ; the rest repeats them
 _CODES = 64.0  # size of the numbers that float8 codes hold
 # Significant bits of scales: all, those of bfloat16, none but the power of two. Layouts that kernels pack weights in
-# hold no others, some of them; every kernel is to be asked with the most bits that it takes.
+# hold no others, some of them; every kernel is called with the most bits that it supports.
 SCALE_BITS = (None, 8, 1)
 
 

@@ -17,7 +17,7 @@ def checks_devices() -> bool:
     """Whether KERNELHUB_CHECK asks to look at values in a device's memory.
 
     An op that keeps what it checked from one call to the next asks this in `bind`, and then keeps nothing: another
-    value can stand behind the same tensor.
+    value can be in the same tensor.
     """
     return bool(HUB.settings["KERNELHUB_CHECK"])
 
@@ -25,7 +25,7 @@ def checks_devices() -> bool:
 def values_to_check(tensor: Tensor) -> Tensor | None:
     """The tensor in CPU memory, for a check of its values; None where they are not to be looked at.
 
-    A tensor on a device is copied if KERNELHUB_CHECK asks for it, but not while a CUDA graph is captured.
+    A tensor on a device is copied if KERNELHUB_CHECK is set, but not while a CUDA graph is captured.
     """
     if tensor.is_cpu:
         return None if STANDING_IN and id(tensor) in STANDING_IN else tensor

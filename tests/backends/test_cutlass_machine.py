@@ -254,7 +254,7 @@ def test_calls_fit_the_schemas_of_released_versions(schemas: dict[str, str]) -> 
     later = torch._C.parse_schema("fp8_scaled_mm" + fakes.SGL_0_4["fp8_scaled_mm"].replace(")", ", bool x=False)", 1))
     assert operators.mismatch(later, "fp8_scaled_mm", SCHEMAS["fp8_scaled_mm"]) is None
     more = torch._C.parse_schema("fp8_scaled_mm" + fakes.SGL_0_4["fp8_scaled_mm"].replace(")", ", bool x)", 1))
-    assert operators.mismatch(more, "fp8_scaled_mm", SCHEMAS["fp8_scaled_mm"]) == "also asks for x"
+    assert operators.mismatch(more, "fp8_scaled_mm", SCHEMAS["fp8_scaled_mm"]) == "also requires x"
 
 
 def test_the_probe_looks_once_for_each_file(site) -> None:

@@ -232,7 +232,7 @@ class TestLoading:
 
     def test_an_operator_that_asks_for_more_is_refused(self, stand_ins, monkeypatch) -> None:
         monkeypatch.setattr(fa3, "PARAMETERS", ("q",))
-        with pytest.raises(RuntimeError, match="also asks for k, v"):
+        with pytest.raises(RuntimeError, match="also requires k, v"):
             fa3.operator()
 
 

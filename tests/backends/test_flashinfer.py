@@ -497,7 +497,7 @@ class TestSoftcap(OnFake):
     """Its tanh is an approximate one."""
 
     @pytest.mark.parametrize("kernel", ["fa2_decode", "fa3_prefill", "fa3_ragged"])
-    def test_it_is_too_rough_for_an_lse_and_for_float16(self, kernel) -> None:
+    def test_it_is_too_inexact_for_an_lse_and_for_float16(self, kernel) -> None:
         op = next(record.op for record in records.KERNELS if record.name == f"flashinfer.{kernel}")
         facets = {"num_q_heads": 8, "num_kv_heads": 4, "head_dim_qk": 128, "softcap": True}
         asked: dict[str, Any] = {"device": "cpu", "backend": f"flashinfer.{kernel}"}
@@ -506,7 +506,7 @@ class TestSoftcap(OnFake):
             selection = kernelhub.explain(op, **asked, **facets, **more)
             assert selection.selected is None
             (decision,) = [decision for decision in selection.decisions if decision.kernel == f"flashinfer.{kernel}"]
-            assert any(f"too rough for {what}" in item.reason for item in decision.rejections)
+            assert any(f"too inexact for {what}" in item.reason for item in decision.rejections)
 
 
 MODEL = AttentionModel("grouped", 8, 2, 64, 64)

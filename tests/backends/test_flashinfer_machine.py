@@ -210,10 +210,10 @@ class TestNvccAtRunTime:
         tools(machine, "g++")
         assert compiler_of_kernels().ok
         monkeypatch.setenv("TRTLLM_DG_NVCC_COMPILER", str(machine / "none" / "nvcc"))
-        assert "none/nvcc is no command" in compiler_of_kernels().reason
+        assert "none/nvcc is not a command" in compiler_of_kernels().reason
         monkeypatch.delenv("TRTLLM_DG_NVCC_COMPILER")
         monkeypatch.delenv("CUDA_HOME")
-        assert "nvcc is no command" in compiler_of_kernels().reason
+        assert "nvcc is not a command" in compiler_of_kernels().reason
 
     def test_where_kernels_are_kept_must_be_writable(self, machine, monkeypatch) -> None:
         tools(machine, "nvcc", "g++")

@@ -66,8 +66,8 @@ BAD = [
     ("b_scale", call(b_scale=z(150, 2).double()), "float64"),
     ("b_scale", call(b_scale=z(150, 3)), r"\[150, 3\]"),
     # As other libraries lay scales: what to give instead.
-    ("a_scale", call(a_scale=z(2, 4)), r"lies transposed \(MN-major\): give the view a_scale.t\(\), \[4, 2\]"),
-    ("b_scale", call(b_scale=z(2, 150)), r"lies transposed \(MN-major\): give the view b_scale.t\(\), \[150, 2\]"),
+    ("a_scale", call(a_scale=z(2, 4)), r"is transposed \(MN-major\): give the view a_scale.t\(\), \[4, 2\]"),
+    ("b_scale", call(b_scale=z(2, 150)), r"is transposed \(MN-major\): give the view b_scale.t\(\), \[150, 2\]"),
     ("b_scale", call(b=codes(300, 200), b_scale=z(2, 3)), r"give the view b_scale.t\(\), \[3, 2\]"),
     ("b_scale", weights(b=codes(300, 200), b_scale=z(2, 3)), r"give the view b_scale.t\(\), \[3, 2\]"),
     ("a_scale", call(a_scale=z(4, 1, dtype=torch.int32)), r"four exponents.*float8_e8m0fnu \[4, 2\]"),

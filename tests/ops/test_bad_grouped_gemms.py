@@ -49,10 +49,10 @@ BAD = [
     ("offsets", made(group_sizes=lengths(4, 0, 5)), "are both given"),
     ("offsets", made(offsets=lengths(4, 4, 9).long()), "int64"),
     ("offsets", made(offsets=lengths(0, 4, 4, 9)), r"\[4\].*give int32 \[3\]"),
-    ("offsets", made(offsets=lengths(4, 3, 9)), "is 3 at 1; it lies between 4 and 9"),
+    ("offsets", made(offsets=lengths(4, 3, 9)), "is 3 at 1; it must be between 4 and 9"),
     ("offsets", made(offsets=lengths(4, 4, 10)), "is 10 at 2"),
     ("offsets", made(offsets=lengths(-1, 4, 9)), "is -1 at 0"),
-    ("group_sizes", masked(group_sizes=lengths(4, 0, 6)), "is 6 at 2; it lies between 0 and 5"),
+    ("group_sizes", masked(group_sizes=lengths(4, 0, 6)), "is 6 at 2; it must be between 0 and 5"),
     ("group_sizes", masked(group_sizes=lengths(4, 0)), r"\[2\]"),
     ("a_scale", made(a_scale=z(1)), "is given"),
     ("a_scale", made("channel", a_scale=None), "is missing"),
@@ -68,7 +68,7 @@ BAD = [
     ("b_scale", made("block", b_scale=z(3, 1, 2)), r"block scales are float32 \[3, 2, 2\]"),
     ("b_scale", made("block", b_scale=z(3, 192, 2)), r"block scales are float32 \[3, 2, 2\]"),
     # As other libraries lay scales: what to give instead.
-    ("a_scale", made("block", a_scale=z(2, 9)), r"lies transposed \(MN-major\): give the view a_scale.mT, \[9, 2\]"),
+    ("a_scale", made("block", a_scale=z(2, 9)), r"is transposed \(MN-major\): give the view a_scale.mT, \[9, 2\]"),
     (
         "b_scale",
         made("block", b=z(3, 300, 256, dtype=U8).view(E4M3), b_scale=z(3, 2, 3)),
@@ -124,7 +124,7 @@ def test_what_no_kernel_can_do_is_refused_with_reasons() -> None:
 @pytest.mark.parametrize(
     ("facets", "words"),
     [
-        ({"a_dtype": "float16", "b_dtype": "bfloat16"}, "they are equal but for fp4"),
+        ({"a_dtype": "float16", "b_dtype": "bfloat16"}, "they must be equal except for fp4"),
         ({"a_dtype": "float32", "b_scale": "nvfp4"}, "fp4 weights take float16 or bfloat16"),
         ({"a_dtype": "float8_e4m3fn", "b_scale": "nvfp4"}, "goes with mxfp8 or mxfp4"),
         ({"a_scale": "nvfp4", "b_scale": "mxfp4"}, "a_scale is nvfp4 and b_scale mxfp4; it goes with nvfp4"),

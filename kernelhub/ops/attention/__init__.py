@@ -3,13 +3,13 @@
 Conventions, the same for both and for every kernel:
 
 * scores are ``scale * q k^T``, then ``softcap * tanh(scores / softcap)`` if there is a softcap;
-* masks align bottom right: with `q_len` queries over `kv_len` keys, query i stands at key position
+* masks align bottom right: with `q_len` queries over `kv_len` keys, query i is at key position
   ``p = kv_len - q_len + i``; causal allows keys up to p, a window ``(left, right)`` keys from p - left to
   p + right, -1 meaning no limit;
 * a sink is one more score per query head, without a value: it only adds to the softmax denominator;
 * LSE is the natural log of the softmax denominator (sinks included), float32, ``[..., heads, tokens]``;
-* a query that may see no key gives zeros, and an LSE of -inf (or its sink).
+* a query with no visible key gives zeros, and an LSE of -inf (or its sink).
 
 Files: `problem` (facets), `arguments` (checks and normal forms), `attention` and `paged_attention` (the
-ops), `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`.
+ops), `adapter` (the interface of kernels), `reference`, `tolerance`, `inputs`, `cases`.
 """

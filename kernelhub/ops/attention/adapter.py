@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `attention` or `paged_attention`.
+"""The adapter interface of `attention` and `paged_attention`.
 
 An adapter is a subclass of `AttentionAdapter`. To write one:
 

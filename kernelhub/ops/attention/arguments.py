@@ -53,8 +53,8 @@ def kv_scale_kind(op: str, k_scale: Scale, v_scale: Scale, num_kv_heads: int) ->
         refuse(
             op,
             "v_scale",
-            "comes in another form than k_scale",
-            "give both as floats, or both as tensors alike",
+            "has another form than k_scale",
+            "give both as floats, or both as tensors of one shape",
         )
     return kind
 
@@ -204,7 +204,7 @@ def check_extras(op: str, q: Tensor, values: Values) -> None:
 
 
 def extras_of(problem: AttentionProblem) -> tuple[int, ...]:
-    """Where in `Values` the tensors stand that a call of the problem has."""
+    """Indices in `Values` of the tensors that a call of the problem has."""
     sinks = (Values._fields.index("sinks"),) if problem.sinks else ()
     scaled = problem.kv_scale in ("tensor", "head")
     return (*sinks, *((Values._fields.index("k_scale"), Values._fields.index("v_scale")) if scaled else ()))
@@ -303,7 +303,7 @@ def check_out(op: str, out: Tensor, q: Tensor, shape: Sequence[int]) -> None:
     if out.dtype is not q.dtype:
         refuse(op, "out", f"has dtype {dtype_name(out.dtype)}", f"give {dtype_name(q.dtype)} as q")
     if out.numel() and out.data_ptr() == q.data_ptr():
-        refuse(op, "out", "is the memory of q", "give memory of its own")
+        refuse(op, "out", "overlaps q in memory", "give memory of its own")
 
 
 def check_alike(op: str, q: Tensor, kv: tuple[tuple[str, Tensor], tuple[str, Tensor]]) -> None:
@@ -356,7 +356,7 @@ def check_offsets(
         refuse(op, parameter, f"starts at {offsets[0]}", "the first offset is 0")
     for start, end in itertools.pairwise(offsets):
         if end < start:
-            refuse(op, parameter, f"falls from {start} to {end}", "offsets never fall")
+            refuse(op, parameter, f"falls from {start} to {end}", "offsets must not decrease")
         if longest is not None and end - start > longest:
             bound = parameter.replace("cu_seqlens", "max_seqlen").removesuffix("_cpu")
             refuse(op, bound, f"is {longest}, but a sequence has {end - start} tokens", "give an upper bound")

@@ -16,8 +16,8 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 TOKENS = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 129)
 
-# One way to ask for each feature that changes numbers, with values that show when they are ignored; beside the value
-# stands what both calls have in common.
+# One way to request each feature that changes numbers, with values whose omission changes the result; beside the value
+# are the arguments that both calls share.
 FEATURES: dict[str, tuple[Arguments, Arguments]] = {
     "causal": ({"causal": True}, {}),
     "window_left": ({"window": (5, -1)}, {}),

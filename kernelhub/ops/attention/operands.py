@@ -1,7 +1,7 @@
 """What the launch of an attention op asks of q, k, v and `out`, where their form is new.
 
-A call's key and a step's `begin` hold most of it; a plan's `run` has no key. So all of it is asked here, once for a
-form of tensors, and `KnownForm` tells the next ones of that form.
+A call's key and a step's `begin` check most of it; a plan's `run` has no key. So this module checks all of it, once per
+form of tensors, and `KnownForm` recognises later tensors of that form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METADATA = ("block_table", "seq_lens", "cu_seqlens_q", "cu_seqlens_k")
 
 
 def check_run(op: str, problem: AttentionProblem, q: Any, k: Any, v: Any) -> None:
-    """q, k and v are what the kernel was chosen for, and fit one another.
+    """q, k and v are what the kernel was selected for, and fit one another.
 
     Raises:
         InvalidArgument: one is of another type, dtype, layout, device or shape, or wants a gradient.
@@ -46,10 +46,10 @@ def check_run(op: str, problem: AttentionProblem, q: Any, k: Any, v: Any) -> Non
     for name, (tensor, dtype, dims, allowed) in zip(names, wanted, strict=True):
         rank = len(tensor.shape)
         if dtype_name(tensor.dtype) != dtype:
-            refuse(op, name, f"has dtype {dtype_name(tensor.dtype)}", f"the kernel was chosen for {dtype}; give that")
+            refuse(op, name, f"has dtype {dtype_name(tensor.dtype)}", f"the kernel was selected for {dtype}; give that")
         if rank not in allowed or tuple(tensor.shape[rank - len(dims) :]) != dims:
             outer = ", ".join(["..."] * (allowed[-1] - len(dims)))
-            fix = f"the kernel was chosen for [{outer}, {', '.join(map(str, dims))}]; give that"
+            fix = f"the kernel was selected for [{outer}, {', '.join(map(str, dims))}]; give that"
             refuse(op, name, f"has shape {list(tensor.shape)}", fix)
         same_device(op, name, tensor, q)
     if q.ndim == 4:
@@ -81,7 +81,7 @@ def check_rows(op: str, problem: AttentionProblem, step: DenseStep | PagedStep, 
 
 
 def check_step_device(op: str, q: Tensor, metadata: Tensor | None) -> None:
-    """q lies where the step's metadata does."""
+    """q is on the device of the step's metadata."""
     if metadata is not None and q.device != metadata.device:
         refuse(op, "q", f"is on {q.device}", f"move it to {metadata.device}, where the step's metadata is")
 
@@ -204,7 +204,7 @@ def empties_of(problem: AttentionProblem) -> Callable[[Tensor], Tensor]:
 
 
 def sizes_of_call(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Sizes, Sizes, Sizes]:
-    """What is held of the sizes of a call's tensors: all but how many tokens, pages and sequences there are."""
+    """The sizes of a call's tensors that a plan fixes: all but the numbers of tokens, pages and sequences."""
     dims = problem.kv_dims
     q_rows: tuple[int | None, ...] = (None,) * (q.ndim - 2)
     if q.ndim == 4 and problem.q_len == ONE:

@@ -43,8 +43,8 @@ class AttentionProblem:
     q_len: str = facet(_Q_LEN_DOC, values=Q_LENS, default=MANY)
     ragged: bool = feature("sequences packed in [T, H, D] with cu_seqlens", False)
     causal: bool = feature("queries see no later keys", False)
-    window_left: bool = feature("a limit on how far back a query sees", False)
-    window_right: bool = feature("a limit on how far ahead a query sees", False)
+    window_left: bool = feature("a limit on the keys before a query", False)
+    window_right: bool = feature("a limit on the keys after a query", False)
     softcap: bool = feature("scores bounded by softcap * tanh(scores / softcap)", False)
     sinks: bool = feature("one learned extra score per head in the denominator", False)
     lse: bool = feature("the log of the softmax denominator is returned", False)
@@ -93,7 +93,7 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
 
 
 def contradiction(problem: AttentionProblem) -> str | None:
-    """What no call could ask for."""
+    """Problems that no call can have."""
     if problem.num_q_heads % problem.num_kv_heads:
         return f"num_q_heads is {problem.num_q_heads}, no multiple of num_kv_heads, {problem.num_kv_heads}"
     if problem.kv_dtype not in (problem.q_dtype, *QUANTISED):

@@ -1,6 +1,6 @@
 """The attention ops in plain torch: written to be obviously right, not to be fast.
 
-Computed in float32, or float64 when asked; one sequence at a time. Every kernel is judged against it.
+Computed in float32, or float64 on request; one sequence at a time. Every kernel is compared with it.
 """
 
 from __future__ import annotations

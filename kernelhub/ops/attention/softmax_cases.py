@@ -14,7 +14,7 @@ from kernelhub.ops.case import Arguments, Judgement, Make, OpCases, turned
 
 
 class AttendingCases(OpCases):
-    """Cases of an op that gives ``out`` and, if asked, ``lse``, and takes ``cu_seqlens_q`` for ragged queries."""
+    """Cases of an op that returns ``out`` and, on request, ``lse``, and takes ``cu_seqlens_q`` for ragged queries."""
 
     @abc.abstractmethod
     def wanted(self, arguments: Arguments) -> tuple[Tensor, Tensor]:

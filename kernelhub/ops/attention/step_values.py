@@ -31,7 +31,7 @@ def check_step_values(
         keys: pages of the cache, or rows of k.
 
     Raises:
-        InvalidArgument: a value lies outside of what it counts, with its place.
+        InvalidArgument: a value is out of range; the message names its index.
     """
     offsets = [("cu_seqlens_q", step.cu_seqlens_q, q_tokens, step.max_seqlen_q)]
     if isinstance(step, DenseStep):
@@ -51,7 +51,7 @@ def check_step_values(
 def check_of_host_values(op: str, num_seqs: int, max_seqlen_q: int | None, max_pages: int, page_size: int) -> Check:
     """A look at lengths and offsets that a kernel reads on the host, whatever KERNELHUB_CHECK says.
 
-    Rows of q are not held against them: a step may serve later calls, with more rows.
+    Rows of q are not compared with them: a step may serve later calls with more rows.
     """
 
     def check(parameter: str, values: list[int]) -> None:

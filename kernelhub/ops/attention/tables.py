@@ -1,4 +1,4 @@
-"""Metadata of a step, filled up on the device for kernels whose graphs are made for bounds of sizes."""
+"""Metadata of a step, padded on the device for kernels whose graphs are built for upper bounds of sizes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kernelhub.ops.attention.adapter import PagedStep
 
 
 def filled_table(block_table: Tensor, seq_lens: Tensor, page_size: int, rows: int, columns: int) -> Tensor:
-    """A block table with rows for sequences that are none, and with a page that may be read wherever there was none.
+    """A padded block table: rows for missing sequences, and a readable page in every entry.
 
-    Behind a sequence's pages its first one stands, of which tiles that reach there load what is finite.
+    Entries past a sequence's pages repeat its first page, so that tiles that reach there load finite values.
 
     Args:
-        block_table: int32 [num_seqs, max_pages]. Behind a sequence's pages anything may stand.
+        block_table: int32 [num_seqs, max_pages]. Entries past a sequence's pages may have any value.
         seq_lens: int32 [num_seqs].
         page_size: tokens of a page.
         rows: sequences, no fewer than there are.
@@ -38,7 +38,7 @@ def filled_table(block_table: Tensor, seq_lens: Tensor, page_size: int, rows: in
 def filled_lengths(seq_lens: Tensor, rows: int, room: int) -> Tensor:
     """int32 [rows, 1, 1, 1] of int32 [num_seqs], none longer than `room`, with sequences added that are empty.
 
-    On a GPU lengths have not been looked at, and a kernel would read what lies behind a row of the table.
+    On a GPU lengths have not been checked, and a kernel would read past the end of a row of the table.
     """
     full = seq_lens.new_zeros(rows, 1, 1, 1)
     torch.clamp(seq_lens, 0, room, out=full[: seq_lens.shape[0], 0, 0, 0])

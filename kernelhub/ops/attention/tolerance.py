@@ -37,7 +37,7 @@ _FLOAT32_TERMS = 2.0**-17
 
 @dataclass(frozen=True)
 class Agreement:
-    """A result held against the reference.
+    """A result compared with the reference.
 
     Attributes:
         largest: largest absolute error of any element.
@@ -67,7 +67,7 @@ class Agreement:
 
 
 def compare_out(out: Tensor, reference: Tensor, largest_value: float) -> Agreement:
-    """Hold `out` against the reference; `largest_value` is max |V|, scales applied."""
+    """Compare `out` with the reference; `largest_value` is max |V|, scales applied."""
     bound = 2 * _UNIT_ROUNDOFF[out.dtype] + _FLOAT32_TERMS
     exact = reference.double()
     error = out.double() - exact

@@ -91,7 +91,7 @@ def paged_logits_inputs(
 
     Args:
         model: the indexer, or its name.
-        seq_lens: keys of each sequence, the tokens asked for among them.
+        seq_lens: keys of each sequence, including the tokens of q.
         next_n: tokens per sequence.
         page_size: tokens per page.
         max_seq_len: columns of the result; as many as the longest sequence by default.

@@ -13,7 +13,7 @@ SCALE_BYTES = 4
 
 
 def is_fused(k_cache: Tensor) -> bool:
-    """Values and scales stand in one tensor."""
+    """Values and scales are in one tensor."""
     return k_cache.dtype is torch.uint8
 
 

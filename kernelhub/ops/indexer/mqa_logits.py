@@ -1,4 +1,4 @@
-"""`mqa_logits`: the indexer's scores of keys that stand one after another."""
+"""`mqa_logits`: the indexer's scores of keys in consecutive rows."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _check_fused(q: Tensor, k_cache: Tensor) -> None:
 
 
 def _adjacent(block_table: Tensor) -> Tensor:
-    """With the entries of a row side by side, as kernels take them; the rows may lie apart."""
+    """With contiguous rows, as kernels read them; the stride between rows is free."""
     return block_table if block_table.stride(1) == 1 else block_table.contiguous()
 
 

@@ -10,7 +10,7 @@ from kernelhub.ops.serving import Arguments, Batch, Calls, Sizes, Values
 
 
 def mqa_logits_calls(problem: LogitsProblem, sizes: Sizes, values: Values) -> Calls:
-    """Queries of a prefill over the keys of their sequences, which lie one after another."""
+    """Queries of a prefill over the keys of their sequences, which are consecutive."""
 
     def call(batch: Batch) -> Arguments:
         keys, dtype = sum(batch.kv_lens), problem.dtype
@@ -79,7 +79,7 @@ def topk_indices_calls(problem: TopKProblem, sizes: Sizes, values: Values) -> Ca
 
 
 def _ranges(batch: Batch) -> tuple[list[int], list[int]]:
-    """The first key of each new token and the one after its last, where sequences lie one after another."""
+    """The first key of each new token and the one after its last, for consecutive sequences."""
     starts: list[int] = []
     ends: list[int] = []
     begin = 0

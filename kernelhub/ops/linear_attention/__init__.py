@@ -9,5 +9,5 @@ place of keys and values. With lambda = exp(-decay[h]), for each token t
 so a token sees itself undecayed, and the one before it decayed once. The state is float32 ``[D, Dv]`` per head.
 
 Files: `problem` (facets), `op` (checks, launch, the public function),
-`adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`.
+`adapter` (the interface of kernels), `reference`, `tolerance`, `inputs`, `cases`.
 """

@@ -18,7 +18,7 @@ _ABSOLUTE = ("q", "k", "v", "state")
 
 
 class LinearAttentionCases(OpCases):
-    """Prefill, decode and ragged batches; states that are read, kept, and stand in a pool."""
+    """Prefill, decode and ragged batches; states that are read, kept, and stored in a pool."""
 
     op = "linear_attention"
     written = ("out_state",)

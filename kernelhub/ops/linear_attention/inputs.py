@@ -15,7 +15,7 @@ from torch import Tensor
 class LinearModel:
     """The linear attention of one layer of a published model.
 
-    Figures are num_attention_heads and head_dim of its config.json, also told by the model card of MiniMax-Text-01 and
+    Figures are num_attention_heads and head_dim of its config.json, also in the model card of MiniMax-Text-01 and
     by table 1 of the report on Ring-linear-2.0 (arXiv 2510.19338). k and v have as many heads as q: num_key_value_heads
     is that of the softmax layers between.
 

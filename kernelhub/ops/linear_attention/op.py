@@ -166,7 +166,7 @@ def check_values(
 
 
 def _check_slots(slots: Sequence[int], pools: Sequence[tuple[str, Tensor | None]]) -> None:
-    """Each is in every pool, and no two are one; those below 0 stand for none."""
+    """Each is in every pool, and all are distinct; negative ones mean no slot."""
     used = [slot for slot in slots if slot >= 0]
     for parameter, pool in pools:
         if pool is not None and used and max(used) >= pool.shape[0]:

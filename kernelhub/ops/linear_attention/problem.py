@@ -26,7 +26,7 @@ class LinearProblem:
     ragged: bool = feature("sequences of different lengths, [T, H, D] with cu_seqlens", False)
     state: bool = feature("sequences go on from a state", False)
     out_state: bool = feature("the state after the last token is kept", False)
-    state_indices: bool = feature("states stand in a pool, at indices", False)
+    state_indices: bool = feature("states are in a pool, at indices", False)
 
 
 def regime(problem: LinearProblem) -> str:

@@ -50,7 +50,7 @@ def problem_of(key: Any, device: int) -> MergeProblem:
 
 
 def check(outs: Any, lses: Any, return_lse: Any = False, out_scale: Any = None) -> None:
-    """The states themselves, whatever is wrong with them, and what else a call is told from."""
+    """The states, unchecked, and the other facts of a call's key."""
     check_flag(NAME, "return_lse", return_lse)
     for parameter, tensors in (("outs", outs), ("lses", lses)):
         if not isinstance(tensors, list | tuple | Tensor):

@@ -77,7 +77,7 @@ def write_mla_cache_calls(problem: MlaCacheProblem, sizes: Sizes, values: Values
 
 
 def concat_mla_k_calls(problem: ConcatProblem, sizes: Sizes, values: Values) -> Calls:
-    """Keys of new tokens, a view of what the up-projection gives. `sizes`: ``v_head_dim``, what lies between them."""
+    """Keys of new tokens, a view of the up-projection's result. `sizes`: ``v_head_dim``, the gap between them."""
     beside = sizes.get("v_head_dim", _VALUE)
 
     def call(batch: Batch) -> Arguments:

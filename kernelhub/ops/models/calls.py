@@ -82,7 +82,7 @@ class Call:
     Attributes:
         op: name of the op.
         tokens: new tokens.
-        label: the op, the tokens and what else tells it from other calls of its need.
+        label: the op, the tokens and what else distinguishes it from other calls of its need.
         arguments: by the op's parameters; weights are shared with the need's other calls.
     """
 
@@ -132,7 +132,7 @@ def calls_of(
 
     Yields:
         One call for each kind of `need.sizes` and number of tokens. The weights of the last kind stay alive until the
-        next one's are made, so whoever keeps no call holds the memory of one layer.
+        next one's are made, so a caller that keeps no call uses the memory of one layer.
 
     Raises:
         ConfigurationError: the need's weights are packed, which only the plan that packs them can make; or its op's
@@ -178,14 +178,14 @@ def counts_of(need: Need, tokens: Sequence[int]) -> tuple[int, ...]:
 
 
 def need_of(op: str, problem: Any) -> Need:
-    """The need that a problem of an op is, asked in every phase, with the usual sizes where a facet does not say."""
+    """The need of a problem of an op, in every phase, with the usual sizes where no facet gives them."""
     facets = HUB.function(op).op.contract.schema.facets
     said = tuple(sorted((name, getattr(problem, name)) for name in facets if name != "device"))
     return Need(op, said, PHASES, ())
 
 
 def holds(kernel: Kernel, call: Call) -> bool:
-    """Whether the layout that a kernel packs weights in holds those of a call; also where it cannot be asked."""
+    """Whether the packed layout of a kernel supports the weights of a call; also true where that is unknown."""
     try:
         HUB.function(call.op).prepare(**call.arguments, backend=kernel.name, packing=True)
     except InvalidArgument:

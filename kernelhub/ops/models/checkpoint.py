@@ -226,7 +226,7 @@ def _shared(config: Config) -> int:
 
 
 def _formats(name: str, config: Config) -> tuple[str, str]:
-    """How weights of linear layers and of experts are held, from ``quantization_config``."""
+    """The formats of the weights of linear layers and of experts, from ``quantization_config``."""
     said = config.get("quantization_config")
     if not said:
         return PLAIN, PLAIN

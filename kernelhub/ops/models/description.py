@@ -1,10 +1,10 @@
-"""What a decoder is made of, as far as kernels can tell: its attention, its linear layers, its experts."""
+"""The parts of a decoder that matter to kernels: its attention, its linear layers, its experts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# How the weights of linear layers and of experts are held.
+# The formats of the weights of linear layers and of experts.
 PLAIN, FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, NVFP4, MXFP4, MXINT4 = FORMATS = (
     "plain",
     "fp8_tensor",
@@ -16,7 +16,7 @@ PLAIN, FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, NVFP4, MXFP4, MXINT4 = FORMATS = (
 )
 
 
-# Those that only experts are held in, beside linear layers that are plain.
+# Formats of experts only, beside linear layers that are not quantised.
 EXPERTS_ALONE = (MXFP4, MXINT4)
 
 
@@ -26,7 +26,7 @@ class Attention:
 
     Attributes:
         num_q_heads, num_kv_heads, head_dim: of the whole model.
-        windowed: which kinds of layer there are: with a limit on how far back a query sees, without, or both.
+        windowed: which kinds of layer there are: with a limit on the keys before a query, without, or both.
         window: keys before its own position that a query of a windowed layer sees; 0 where no layer has a window.
         softcap: whether scores are capped.
         sinks: whether heads have a sink.
@@ -109,7 +109,7 @@ class Description:
         intermediate_size: width of the layers without experts; 0 if there are none.
         gated: whether these have a gate.
         experts: None if no layer has any.
-        linear: how weights of linear layers are held: one of `FORMATS`.
+        linear: format of the weights of linear layers: one of `FORMATS`.
         bias: whether query, key and value projections have a bias.
     """
 

@@ -29,7 +29,7 @@ FEATURES: dict[str, frozenset[str]] = {
     ),
     "fused_moe": frozenset({"activation=swiglu_oai", "expert_map", "w13_bias", "w2_bias"}),
 }
-_PREFILL_IS_RAGGED = ("attention",)  # a model asks for it of packed sequences only
+_PREFILL_IS_RAGGED = ("attention",)  # a model uses it for packed sequences only
 
 
 def a_model_may_ask(contract: OpRecord[Any], problem: Any) -> bool:

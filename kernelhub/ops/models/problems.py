@@ -24,13 +24,13 @@ Model = str | Path | Description
 
 @dataclass(frozen=True)
 class Need:
-    """One problem class that serving will ask for.
+    """One problem class that serving needs.
 
     Attributes:
         op: name of the op.
         facets: of its problem, by name, without the device.
-        phases: when it is asked: ``"prefill"``, ``"decode"`` or both.
-        layers: parts of the model that ask for it, e.g. ``"qkv"``, ``"windowed attention"``.
+        phases: phases that need it: ``"prefill"``, ``"decode"`` or both.
+        layers: parts of the model that need it, e.g. ``"qkv"``, ``"windowed attention"``.
         sizes: figures of calls that no facet holds, by name, once for each kind of call: the widths that are
             quantised, say.
     """
@@ -51,7 +51,7 @@ class Need:
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> Need:
-        """The need that `to_dict` tells of, asked in no phase and by no layer."""
+        """The need that `to_dict` describes, without phases and layers."""
         return Need(plain["op"], _pairs(plain["facets"]), (), (), tuple(map(_pairs, plain["sizes"])))
 
 
@@ -64,7 +64,7 @@ def describe(model: Model, quantization: str | None = None) -> Description:
 
     Args:
         model: a name of `CONFIGS`, the path of a Hugging Face config.json or of a folder with one, or a description.
-        quantization: how weights are held, one of `FORMATS`, in place of what config.json says.
+        quantization: format of the weights, one of `FORMATS`, in place of that of config.json.
 
     Raises:
         ConfigurationError: no such model or file, or one that is not understood.
@@ -97,7 +97,7 @@ def problems_of(
 ) -> tuple[Need, ...]:
     """What one rank asks of the ops when it serves a model: each problem class once.
 
-    Products with weights in bfloat16 are torch's own and are not listed. Experts are asked of `fused_moe`, with the
+    torch multiplies weights in bfloat16, so these products are not listed. Experts run in `fused_moe`, with the
     routing before it. Prefill attends to packed sequences (`attention`) and to pages (`paged_attention`, for chunks and
     cached prefixes).
 
@@ -108,7 +108,7 @@ def problems_of(
         dtype: of activations.
         kv_dtype: of the KV cache; `dtype` unless given.
         page_size: tokens per page; 16, or 64 for latent attention, unless given.
-        quantization: how weights are held, in place of what config.json says.
+        quantization: format of the weights, in place of that of config.json.
         phases: ``"prefill"``, ``"decode"`` or both.
 
     Returns:
@@ -136,7 +136,7 @@ def problems_of(
 
 
 def _merged(asked: Iterator[Asked], phases: tuple[str, ...]) -> Iterator[Need]:
-    """One need for each problem class, with all phases and layers that ask for it."""
+    """One need for each problem class, with all phases and layers that need it."""
     found: dict[tuple[str, tuple[tuple[str, Any], ...]], Need] = {}
     for item in asked:
         when = tuple(phase for phase in PHASES if phase in item.phases and phase in phases)

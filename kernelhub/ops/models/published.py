@@ -1,4 +1,4 @@
-"""Published models by name: the fields of their config.json that kernels can tell apart.
+"""Published models by name: the fields of their config.json that matter to kernels.
 
 tests/ops/test_problems_of.py holds them against the inputs of the ops and against transformers' configurations.
 """

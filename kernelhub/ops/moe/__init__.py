@@ -8,6 +8,6 @@ Conventions of both:
 * an id outside of the experts, -1 say, is a choice that is left out: it adds nothing and reads nothing.
 
 Files: `models` (shapes of published models); `routing/` and `experts/`, in each of which `problem` (facets),
-`op` (the public function), `adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`; beside the
-op of experts `call` (launch), `check` (checks) and `weights` (formats of weights, by their scales).
+`op` (the public function), `adapter` (the interface of kernels), `reference`, `tolerance`, `inputs`, `cases`; beside
+the op of experts `call` (launch), `check` (checks) and `weights` (formats of weights, by their scales).
 """

@@ -23,7 +23,7 @@ class MoeModel:
         scoring: as of `route_experts`.
         num_groups, topk_groups: of a grouped routing.
         correction_bias: whether experts have a bias that only choosing sees.
-        renormalize: whether the chosen weights are divided by their sum.
+        renormalize: whether the selected weights are divided by their sum.
         scaling_factor: what weights are multiplied by.
         activation: as of `fused_moe`.
         bias: whether experts have biases.

@@ -32,6 +32,6 @@ What is not an ordinary number has a defined result:
 * a scale that was given is divided by as IEEE says, whatever it is; NaN that comes of it is code 0x7f.
 
 Files: `problem` (facets), `fp8`, `nvfp4`, `mx` (the ops: checks, launch, public functions), `arguments` (checks,
-shapes, memory of results), `dequantize_call` (launch of all ways back), `adapter` (what a kernel must be),
+shapes, memory of results), `dequantize_call` (launch of all ways back), `adapter` (the interface of kernels),
 `reference`, `inputs`, `cases`, `tolerance` (bounds of the round trip).
 """

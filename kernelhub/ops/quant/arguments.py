@@ -55,7 +55,7 @@ def check_codes(op: str, codes: Any, fp4: bool, multiple: int = 1) -> None:
 def check_like(
     op: str, parameter: str, tensor: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype], x: Any
 ) -> None:
-    """A tensor of one shape, which is told with its dtype."""
+    """A tensor of one shape; messages state it with its dtype."""
     check_tensor(op, parameter, tensor, dtypes, x)
     if tuple(tensor.shape) != tuple(shape):
         refuse(op, parameter, f"is {describe(tensor)}", f"give {dtype_name(dtypes[0])} {list(shape)}")

@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Arguments]] = {
     "mxfp4": {"floor": {}, "up": {"scale_rounding": "up"}},
     "mxfp8": {"floor": {}, "up": {"scale_rounding": "up"}},
 }
-# What an option is held against: the result must differ.
+# What an option is compared with: the result must differ.
 PLAIN: dict[str, Arguments] = {
     "up": {},
     **{f"{name} ue8m0": {"granularity": name} for name in ("token", "group", "block")},

@@ -61,7 +61,7 @@ def dequantize_problem(key: Any, device: int) -> DequantizeProblem:
 
 @lru_cache(1024)
 def granularity_of(shape: tuple[int, ...], scale_shape: tuple[int, ...], group_size: int) -> str:
-    """What shares a scale, told from the shapes; where two readings fit, they are the same."""
+    """The granularity, derived from the shapes; where two readings fit, they are the same."""
     return next((each for each in GRANULARITIES if fits(shape, scale_shape, each, group_size)), "")
 
 

@@ -29,12 +29,14 @@ class QuantizeProblem:
 class QuantizeFp8Problem(QuantizeProblem):
     """One configuration of `quantize_fp8`."""
 
-    granularity: str = facet("what shares a scale: tensor, token, group, block", values=GRANULARITIES, default=TOKEN)
+    granularity: str = facet(
+        "granularity of the scales: tensor, token, group, block", values=GRANULARITIES, default=TOKEN
+    )
     group_size: int = facet("elements of a row that share a scale, for group", default=128)
     scale_dtype: str = facet("dtype of the scales", values=FP8_SCALES, default="float32")
     ue8m0: bool = feature("scales are powers of two, rounded up", False)
     static: bool = feature("the scale is given", False)
-    column: bool = feature("scales lie column by column", False)
+    column: bool = feature("scales are column-major", False)
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,20 @@ class DequantizeProblem:
 class DequantizeFp8Problem(DequantizeProblem):
     """One configuration of `dequantize_fp8`."""
 
-    granularity: str = facet("what shares a scale: tensor, token, group, block", values=GRANULARITIES, default=TOKEN)
+    granularity: str = facet(
+        "granularity of the scales: tensor, token, group, block", values=GRANULARITIES, default=TOKEN
+    )
     group_size: int = facet("elements of a row that share a scale, for group", default=128)
     scale_dtype: str = facet("dtype of the scales", values=FP8_SCALES, default="float32")
 
 
 def fp8_complete(facets: dict[str, Any]) -> dict[str, Any]:
-    """Scales held as float8_e8m0fnu are powers of two."""
+    """Scales in float8_e8m0fnu are powers of two."""
     return {**facets, "ue8m0": True} if facets.get("scale_dtype") == "float8_e8m0fnu" else facets
 
 
 def fp8_contradiction(problem: QuantizeFp8Problem) -> str | None:
-    """What cannot be asked together."""
+    """Features that exclude each other."""
     if problem.static and problem.granularity not in (TENSOR, TOKEN):
         return f"a scale can be given for tensor and token, not for {problem.granularity}"
     if problem.static and problem.ue8m0:

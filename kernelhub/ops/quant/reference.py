@@ -152,7 +152,7 @@ def quantize_fp8_reference(
     out: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`quantize_fp8`; destinations are ignored, scales lie row by row."""
+    """`quantize_fp8`; destinations are ignored, scales are row-major."""
     block = granularity == BLOCK
     rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) if block else x.reshape(1, -1, x.shape[-1])
     if scale is not None:

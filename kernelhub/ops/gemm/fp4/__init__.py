@@ -15,6 +15,6 @@ by multiplying there; float16 holds code x scale of nvfp4 exactly too, not that 
 
 Weights may come packed (`kernelhub.ops.packed`).
 
-Files: `problem` (facets), `op` (checks, launch, plan, the public function), `adapter` (what a kernel must be),
-`reference` (also the formats, told from dtypes), `tolerance`, `inputs`, `cases`.
+Files: `problem` (facets), `op` (checks, launch, plan, the public function), `adapter` (the interface of kernels),
+`reference` (also the formats, derived from dtypes), `tolerance`, `inputs`, `cases`.
 """

@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `fp4_gemm`."""
+"""The adapter interface of `fp4_gemm`."""
 
 from __future__ import annotations
 

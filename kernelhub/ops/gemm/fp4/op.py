@@ -185,7 +185,7 @@ def _check_global(parameter: str, scale: Any, form: str, like: Tensor) -> None:
             refuse(parameter, f"is given for {form}", "only nvfp4 has one")
         return
     if scale is None:
-        refuse(parameter, "is missing", "nvfp4 has one: float32 of one element, which multiplies")
+        refuse(parameter, "is missing", "nvfp4 requires it: float32 of one element, a factor")
     _check_tensor(parameter, scale, (torch.float32,), like)
     if scale.numel() != 1:
         refuse(parameter, f"is {describe(scale)}", "give float32 of one element")

@@ -35,7 +35,7 @@ def multiple_of_k(a_format: str, b_format: str) -> int:
 
 
 def contradiction(problem: Fp4GemmProblem) -> str | None:
-    """What cannot be asked together."""
+    """Features that exclude each other."""
     multiple = multiple_of_k(problem.a_format, problem.b_format)
     if problem.k % multiple:
         nearest = -(-problem.k // multiple) * multiple

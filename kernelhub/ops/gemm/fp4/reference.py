@@ -1,4 +1,4 @@
-"""`fp4_gemm` in plain torch: formats told from dtypes, dequantised, multiplied."""
+"""`fp4_gemm` in plain torch: formats derived from dtypes, dequantised, multiplied."""
 
 from __future__ import annotations
 

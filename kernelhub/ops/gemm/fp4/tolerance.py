@@ -2,7 +2,7 @@
 
 Every a_k b_k is exact in float32: codes with their groups' scales have at most 8 bits of mantissa each (float16: 11 and
 7). Kernels add them up in float32; K additions, each rounded to nearest, in any order, are off by at most K 2^-24 S,
-where S is the sum of |a_k b_k|. Tensor cores add eight products or more at once and may cut off what lies 2^-22 below
+where S is the sum of |a_k b_k|. Tensor cores add eight products or more at once and may cut off what is 2^-22 below
 the largest: K / 8 steps of 2^-22 S, half of that. Scales of rows and tensors, the bias and the partial sums of a split
 K add at most eight more roundings of 2^-24, and the result is rounded once to its dtype, relative u.
 

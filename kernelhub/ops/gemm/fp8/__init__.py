@@ -1,6 +1,6 @@
 """Products of float8 matrices: `fp8_gemm`, and `bmm_fp8` in `batched`.
 
-Values are code * scale. How a and b are scaled is told from the shapes and dtypes of the scales:
+Values are code * scale. The shapes and dtypes of the scales determine how a and b are scaled:
 
 ========  ==============================================  ================================================
 scaling   a_scale                                         b_scale
@@ -15,5 +15,5 @@ Of row, at least one of the two is per row. Weights are [N, K], as in checkpoint
 order or have any strides; none is swizzled.
 
 Files: `problem` (facets), `op` (launch, plan, the public function), `checks`, `scaling` (geometry of scales),
-`adapter` (what a kernel must be), `reference`, `tolerance`, `inputs`, `cases`.
+`adapter` (the interface of kernels), `reference`, `tolerance`, `inputs`, `cases`.
 """

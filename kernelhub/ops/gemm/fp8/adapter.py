@@ -26,7 +26,7 @@ class Fp8GemmAdapter(abc.ABC):
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """a [M, K], b [N, K] float8_e4m3fn; bias [N] in the dtype of out; out [M, N]; M > 0.
 
-        Where the record has the feature `e5m2`, and the problem asks for it, a is float8_e5m2.
+        If the record has the feature `e5m2` and the problem requests it, a is float8_e5m2.
 
         Scales are as the user gave them, in any of the forms that the problem's scaling means; e8m0 may be uint8.
         """

@@ -147,7 +147,7 @@ def check_form(
 
 
 def facts_of_weight(b: Tensor, b_scale: Tensor, problem: Fp8GemmProblem) -> dict[str, Any]:
-    """What the op must know of a weight that is packed: dtype and shape of its scales. It is of the problem."""
+    """The facts of a packed weight that its problem needs: dtype and shape of its scales."""
     n, k = b.shape
     scaling = scaling_of_form(None, 0, 0, b_scale.dtype, b_scale.shape, n, k)
     dtype = FLOAT if b_scale.dtype is torch.float32 else E8M0

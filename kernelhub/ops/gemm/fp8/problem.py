@@ -76,7 +76,7 @@ REGIMES = (TENSOR, "row_decode", "row_prefill", "block_decode", "block_prefill",
 
 
 def regime(problem: Fp8GemmProblem) -> str:
-    """Order lines tell scalings apart, of scales per row and per block few rows from many, and weights alone."""
+    """Order lines distinguish scalings, few rows from many for scales per row and block, and weight-only products."""
     if problem.weight_only is not None:
         return "weight_only"
     if problem.scaling in (ROW, BLOCK):

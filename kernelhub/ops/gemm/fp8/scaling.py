@@ -1,4 +1,4 @@
-"""How scales are laid over a matrix, told from their shape and dtype."""
+"""The granularity of scales, derived from their shape and dtype."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def fits_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> bool:
 
 
 def remedy(parameter: str, scale: Tensor, rows: int, k: int) -> str | None:
-    """What to give in place of a scale that lies as another library has it, of a matrix [rows, k]; None if it does not.
+    """What to give in place of a scale in another library's layout, for a matrix [rows, k]; None for other scales.
 
-    A scale that lies transposed is refused even where its shape tells: at as many rows as there are blocks of columns
+    A transposed scale is rejected even if its shape shows it: at as many rows as there are blocks of columns
     it would be read as one that does not, and the same caller would get wrong numbers.
     """
     wide = blocks(k, 128)
@@ -62,7 +62,7 @@ def remedy(parameter: str, scale: Tensor, rows: int, k: int) -> str | None:
         )
     high = (rows, blocks(rows, 128)) if parameter == "b_scale" else (rows,)
     if scale.dtype in _SCALE_TYPES and scale.ndim == 2 and tuple(scale.shape) in [(wide, size) for size in high]:
-        return f"it lies transposed (MN-major): give the view {parameter}.t(), {[scale.shape[1], wide]}"
+        return f"it is transposed (MN-major): give the view {parameter}.t(), {[scale.shape[1], wide]}"
     return None
 
 

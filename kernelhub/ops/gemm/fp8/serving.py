@@ -16,7 +16,7 @@ _CODE = 2.0**-6  # what a code counts
 
 
 def fp8_gemm_calls(problem: Fp8GemmProblem, sizes: Sizes, values: Values) -> Calls:
-    """A linear layer. `sizes`: ``column``, whether scales of a lie column by column, as DeepGEMM takes them."""
+    """A linear layer. `sizes`: ``column``, whether scales of a are column-major, as DeepGEMM reads them."""
     n, k, scaling = problem.n, problem.k, problem.scaling
     out_dtype: torch.dtype = getattr(torch, problem.out_dtype)
     kinds = {name: torch.float32 if kind == FLOAT else E8M0 for name, kind in _scale_dtypes(problem).items()}

@@ -52,7 +52,7 @@ class Agreement:
 
     Attributes:
         largest: of any element.
-        row: root mean square of the worst row, 0 where rows are too short to tell.
+        row: root mean square of the worst row, 0 where rows are too short for a bound.
         column: the same of columns.
     """
 
@@ -66,7 +66,7 @@ class Agreement:
 
 
 class Expected(NamedTuple):
-    """What every result of a call is held against, in float64.
+    """The reference of every result of a call, in float64.
 
     Attributes:
         exact: the reference's result.
@@ -100,7 +100,7 @@ def compare(
         reference: the op's reference function.
         operands: arguments of the call.
         matrix_instructions: whether sums may be those of matrix instructions.
-        expected: what `expected_of` gave for the call, if it was asked.
+        expected: the result of `expected_of` for the call, if there is one.
     """
     exact, mass, spread = expected or expected_of(reference, operands)
     sums, mean_sums = _of_sums(operands["a"], matrix_instructions)

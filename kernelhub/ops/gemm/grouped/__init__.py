@@ -9,5 +9,5 @@ Lengths are on the device. Rows that belong to no group are not read and not wri
 float dtype, float8_e4m3fn or fp4, and rows too; scales multiply.
 
 Files: `problem` (facets), `scales` (which geometry a scale has), `op` (launch, plan, the public function), `checks`,
-`adapter` (what a kernel must be, where groups lie), `reference`, `tolerance`, `inputs`, `cases`.
+`adapter` (the interface of kernels, the positions of groups), `reference`, `tolerance`, `inputs`, `cases`.
 """

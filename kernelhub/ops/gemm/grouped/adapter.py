@@ -1,4 +1,4 @@
-"""What a kernel of `grouped_gemm` must be, and where the rows of groups lie, computed on the device.
+"""The adapter interface of `grouped_gemm`, and the positions of groups, computed on the device.
 
 Nothing here waits for lengths.
 """

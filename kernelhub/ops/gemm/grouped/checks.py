@@ -127,7 +127,7 @@ def _check_values(parameter: str, lengths: Tensor, room: int, masked: bool) -> N
     below = 0
     for index, value in enumerate(values):
         if not below <= value <= room:
-            refuse(parameter, f"is {value} at {index}", f"it lies between {below} and {room}")
+            refuse(parameter, f"is {value} at {index}", f"it must be between {below} and {room}")
         if not masked:
             below = value
 
@@ -138,7 +138,7 @@ def _check_scales(
     groups, n, k = sizes
     form_a, form_b = _form(a), _form(b)
     if form_a != form_b and form_b != FP4:
-        refuse("a", f"has dtype {form_a}", f"b has {form_b}; they are equal but for fp4")
+        refuse("a", f"has dtype {form_a}", f"b has {form_b}; they must be equal except for fp4")
     if form_b == FP4 and a.dtype is torch.float32:
         refuse("a", f"has dtype {form_a}", FP4_ROWS)
     for parameter, scale, wanted in (

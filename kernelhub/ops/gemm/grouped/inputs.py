@@ -126,7 +126,7 @@ def grouped_gemm_inputs(
 
 
 def facets_of(model: ExpertModel, weights: tuple[int, int]) -> dict[str, Any]:
-    """The facets of a model's experts, held as published, with weights `model.w13` or `model.w2`."""
+    """The facets of a model's experts, in their published format, with weights `model.w13` or `model.w2`."""
     formats_of: dict[str, dict[str, Any]] = {
         "block": {"a_dtype": FP8, "b_dtype": FP8, "a_scale": "group", "b_scale": "block"},
         "mxfp4": {"b_dtype": FP4, "b_scale": "mxfp4"},

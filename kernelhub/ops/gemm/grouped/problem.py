@@ -43,7 +43,7 @@ class GroupedGemmProblem:
     n: int = facet("columns of the result", default=1536)
     k: int = facet("columns of the rows", default=2048)
     rows: str = facet("rows of a group on average: few (up to 64), many", values=(FEW, MANY), default=FEW)
-    masked: bool = feature("rows of a group in a place of its own, [G, M_max, K], with group_sizes", False)
+    masked: bool = feature("rows of each group padded to [G, M_max, K], with group_sizes", False)
     a_scale: str | None = feature("geometry of the scales of fp8 or fp4 rows", None, A_SCALES)
     b_scale: str | None = feature("geometry of the scales of fp8 or fp4 weights", None, B_SCALES)
     a_global_scale: bool = feature("one more factor per group of NVFP4 rows", False)
@@ -84,7 +84,7 @@ def _dtype_of(scale: str) -> str:
 
 
 def contradiction(problem: GroupedGemmProblem) -> str | None:
-    """What no call could ask for."""
+    """Problems that no call can have."""
     a, b, a_scale, b_scale = problem.a_dtype, problem.b_dtype, problem.a_scale, problem.b_scale
     quantised = (FP8, FP4)
     for of, dtype, scale in (("a", a, a_scale), ("b", b, b_scale)):
@@ -101,7 +101,7 @@ def contradiction(problem: GroupedGemmProblem) -> str | None:
         if a not in ("float16", "bfloat16"):
             return f"a_dtype is {a} with a_scale {a_scale}; {FP4_ROWS}"
     elif a != b:
-        return f"a_dtype is {a} and b_dtype {b}; they are equal but for fp4 weights"
+        return f"a_dtype is {a} and b_dtype {b}; they must be equal except for fp4 weights"
     if (a_scale in GROUPS) != (b_scale in BLOCKS):
         return f"a_scale is {a_scale} and b_scale {b_scale}; 1 x 128 goes with 128 x 128 only"
     for name, given, scale in (
@@ -118,7 +118,7 @@ _LONG = 4096  # columns
 
 
 def regime(problem: GroupedGemmProblem) -> str:
-    """Order lines tell few rows from many, and of those long ones."""
+    """Order lines distinguish few rows from many, and long rows among those."""
     if problem.rows == FEW:
         return "decode"
     return "prefill_long" if problem.k >= _LONG else "prefill"

@@ -42,7 +42,7 @@ def grouped_gemm_reference(
 
 
 def spans(a: Tensor, offsets: Tensor | None, group_sizes: Tensor | None) -> list[tuple[int | slice, ...]]:
-    """Where the rows of each group lie in a."""
+    """The range of rows of each group in a."""
     if group_sizes is not None:
         return [(group, slice(0, size)) for group, size in enumerate(group_sizes.tolist())]
     assert offsets is not None

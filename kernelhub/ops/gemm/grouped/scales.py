@@ -1,7 +1,7 @@
-"""Which geometry a scale has: told from its shape and dtype, and held against what it is for.
+"""The geometry of a scale: derived from its shape and dtype, and checked against its operand.
 
-A geometry is told so that equal configurations have equal ones at any number of rows. Where two geometries cannot be
-told apart, as ``[M, 1]`` for K up to 128, they mean the same.
+Equal configurations have equal geometries at any number of rows. Where two geometries have the same shape, as
+``[M, 1]`` for K up to 128, they mean the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def geometry_of_b(scale: Tensor | None, b: Tensor) -> str | None:
         return "tensor"
     rows = scale.shape[1]
     if scale.dtype in E8M0_DTYPES:
-        # A row of the weights, or a block of 128 of them: with one row columns tell, and up to 32 they mean the same.
+        # A row of the weights, or a block of 128 of them: with one row columns decide, and up to 32 they mean the same.
         k = b.shape[-1]
         each = rows == b.shape[1] and scale.ndim == 3 and (rows > 1 or scale.shape[2] > -(-k // BLOCK))
         return "mxfp8" if each else "block_e8m0"
@@ -89,15 +89,15 @@ def per_group(groups: int) -> tuple[tuple[int, ...], ...]:
 
 
 def remedy(parameter: str, scale: Tensor, shape: tuple[int, ...]) -> str | None:
-    """What to give in place of a scale of blocks that lies as another library has it; None if it does not.
+    """What to give in place of a scale of blocks in the layout of another library; None for any other scale.
 
-    One that lies transposed is refused even where its shape tells: at as many rows as there are blocks of columns it
+    A transposed scale is rejected even if its shape shows it: at as many rows as there are blocks of columns it
     would be read as one that does not.
     """
     if scale.dtype is torch.int32:
         return f"DeepGEMM's four exponents in an int32: give them before they are packed, float8_e8m0fnu {list(shape)}"
     if scale.ndim == len(shape) > 1 and tuple(scale.shape) == (*shape[:-2], shape[-1], shape[-2]):
-        return f"it lies transposed (MN-major): give the view {parameter}.mT, {list(shape)}"
+        return f"it is transposed (MN-major): give the view {parameter}.mT, {list(shape)}"
     return None
 
 

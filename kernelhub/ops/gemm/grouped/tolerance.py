@@ -8,14 +8,14 @@ code of nvfp4 with its scale has 6; of float32 values it is rounded). What is ro
   (Higham and Mary 2019, theorem 2.4). u is 2^-23, since tensor cores truncate.
 * sums of fp8 products on tensor cores. Hopper aligns the 32 products of an instruction to the largest and keeps 13
   bits below it (DeepSeek-V3, 2024, section 3.3.2), so each is off by up to 2^-13 of the largest product there,
-  independently: 6 sqrt(K) 2^-13 max |a_i| max |b_j| in all. Only where it is asked for, with `tensor_cores`.
+  independently: 6 sqrt(K) 2^-13 max |a_i| max |b_j| in all. Only on request, with `tensor_cores`.
 * scales. They are applied in float32, to a sum or to each part of it: three products, 3 2^-24 S. Those for 16 or 32
   columns are no rounding, being part of the values, and the two global ones of nvfp4 are two products.
 * the result, once, to its dtype: u |result|; float16 has an absolute floor of 2^-25 besides.
 
 Elements of mxfp4 and mxfp8 may be beyond float32 (6 and 448 x 2^127) and are multiplied over a power of two that is put
 back at the end: with S below 2^128 no result is NaN. Nor is it because of two scales whose product is no number of
-float32; what that costs results below 1e-29 stands in `ops/gemm/fp8/tolerance.py`.
+float32; for the error of results below 1e-29 see `ops/gemm/fp8/tolerance.py`.
 """
 
 from __future__ import annotations

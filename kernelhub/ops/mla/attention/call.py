@@ -128,7 +128,7 @@ def check(
 
 
 def check_scale(scale: Any) -> None:
-    """The factor of q k^T, which has no default: the width of q does not tell it."""
+    """The factor of q k^T, which has no default: the width of q does not determine it."""
     if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
         refuse("scale", f"is {scale!r}", "give a finite float: one over the root of a head's width before absorption")
 

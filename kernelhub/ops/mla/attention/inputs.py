@@ -19,7 +19,7 @@ class MlaModel:
         num_heads: query heads of the whole model, before tensor parallelism.
         kv_lora_rank: width of the latent.
         qk_rope_head_dim: width of the rotary part.
-        qk_nope_head_dim: width of a head's own part of a key, before absorption.
+        qk_nope_head_dim: width of a head's non-rotary part of a key, before absorption.
         index_topk: tokens that a query of sparse attention sees; None for all.
     """
 
@@ -73,7 +73,7 @@ def mla_attention_inputs(
         seq_lens: KV tokens per sequence.
         q_lens: None for decode, one number for as many queries per sequence, or one per sequence for a ragged batch.
         topk: with it `topk_indices` lists as many positions that a query may see, in random order; where there are
-            fewer, -1 stands between them.
+            fewer, -1 fills the other places.
         page_size: tokens per page. Pages are handed out in random order.
         spare_pages: pages of the cache that belong to no sequence; they and the unused ends of last pages hold NaN,
             so that a kernel that reads past a sequence is seen.

@@ -53,7 +53,7 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
 
 
 def contradiction(problem: MlaProblem) -> str | None:
-    """What no call could ask for."""
+    """Problems that no call can have."""
     if problem.value_dim > problem.head_dim:
         return f"value_dim is {problem.value_dim}, wider than a row of the cache, {problem.head_dim}"
     if problem.kv_dtype not in (problem.q_dtype, FP8):

@@ -1,6 +1,6 @@
 """`mla_attention` in plain torch: written to be obviously right, not to be fast.
 
-Computed in float32, or float64 when asked; one sequence at a time.
+Computed in float32, or float64 on request; one sequence at a time.
 """
 
 from __future__ import annotations

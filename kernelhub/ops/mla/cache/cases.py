@@ -77,7 +77,7 @@ def _writes(*, kv_scale: float | None = None, tensor: bool = False, **inputs: An
 
 
 def _half_way(kv_scale: float) -> Make:
-    """Values that lie half way between two codes after division; with the reciprocal some go to the wrong side."""
+    """Values half way between two codes after division; with the reciprocal some round to the wrong side."""
 
     def made(device: torch.device) -> Arguments:
         halves = torch.tensor(

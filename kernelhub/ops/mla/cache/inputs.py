@@ -35,7 +35,7 @@ def write_mla_cache_inputs(
     cache = torch.randn(
         num_pages, page_size, latent_dim + rope_dim, generator=random, dtype=torch.float32, device="cpu"
     )
-    # A view of what the down-projection gives, beside which the rotary part stands.
+    # A view of the down-projection's result, which also contains the rotary part.
     projected = (
         torch.randn(tokens, latent_dim + rope_dim, generator=random, dtype=torch.float32, device="cpu")
         .to(dtype)

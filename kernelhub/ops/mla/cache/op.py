@@ -97,13 +97,13 @@ def check(kv_c: Any, k_rope: Any, kv_cache: Any, slot_mapping: Any, kv_scale: An
     if slots == 0 and tokens:
         refuse("kv_cache", f"has shape {list(kv_cache.shape)}", "give at least one page")
     if overlaps_itself(kv_cache):
-        refuse("kv_cache", f"overlaps itself (strides {list(kv_cache.stride())})", "give rows that lie apart")
+        refuse("kv_cache", f"overlaps itself (strides {list(kv_cache.stride())})", "give rows that do not overlap")
     check_apart(NAME, "kv_cache", kv_cache, {name: tensor for name, tensor in given if name != "kv_cache"})
     check_slots(slot_mapping, slots)
 
 
 def check_slots(slot_mapping: Tensor, slots: int) -> None:
-    """Each lies in the cache, and no two are one; on a GPU that is looked at with KERNELHUB_CHECK=1 only."""
+    """Each is in the cache, and all are distinct; on a GPU only KERNELHUB_CHECK=1 checks that."""
     given = values_to_check(slot_mapping)
     if given is None or not given.numel():
         return
@@ -265,7 +265,7 @@ def write_mla_cache(
     kv_scale: float | Tensor | None = None,
     backend: Backend = None,
 ) -> Tensor:
-    """Write the latents and rotary parts of new tokens into the pages of a latent cache.
+    """Write the write latents and rotary parts of new tokens into the pages of a latent cache.
 
     Args:
         kv_c: ``[T, V]``, float32, float16 or bfloat16: the normalised latents.

@@ -36,7 +36,7 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
 
 
 def contradiction(problem: MlaCacheProblem) -> str | None:
-    """What no call could ask for."""
+    """Problems that no call can have."""
     if problem.kv_dtype not in (problem.dtype, FP8):
         return f"kv_dtype is {problem.kv_dtype}, neither dtype, {problem.dtype}, nor {FP8}"
     if (problem.kv_dtype == FP8) != (problem.kv_scale is not None):
@@ -46,7 +46,7 @@ def contradiction(problem: MlaCacheProblem) -> str | None:
 
 WRITE_MLA_CACHE = OpRecord(
     name="write_mla_cache",
-    summary="latents and rotary parts of new tokens into the pages of a latent cache",
+    summary="write latents and rotary parts of new tokens into the pages of a latent cache",
     problem=MlaCacheProblem,
     complete=complete,
     contradiction=contradiction,

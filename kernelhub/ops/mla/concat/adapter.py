@@ -23,4 +23,4 @@ class ConcatAdapter(abc.ABC):
 
     @abc.abstractmethod
     def launch(self, k_nope: Tensor | None, k_rope: Tensor, out: Tensor) -> None:
-        """k_nope [T, H, N], or None where it already stands in out; k_rope [T, R]; out [T, H, N + R]; T > 0."""
+        """k_nope [T, H, N], or None if out already contains it; k_rope [T, R]; out [T, H, N + R]; T > 0."""

@@ -18,12 +18,12 @@ class ConcatProblem:
     device: DeviceFacts = facet("where the tensors are")
     dtype: str = facet("dtype of the keys", values=DTYPES, default="bfloat16")
     num_heads: int = facet("heads", default=128)
-    nope_dim: int = facet("width of a head's own part", default=128)
+    nope_dim: int = facet("width of a head's non-rotary part", default=128)
     rope_dim: int = facet("width of the rotary part", default=64)
 
 
 CONCAT_MLA_K = OpRecord(
     name="concat_mla_k",
-    summary="each head's own part of latent attention's keys beside the rotary part that all heads share",
+    summary="concatenate each head's part of latent attention's keys with the rotary part that all heads share",
     problem=ConcatProblem,
 )

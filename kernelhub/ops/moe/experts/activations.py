@@ -1,7 +1,8 @@
 """What activations are rounded to before weights multiply them.
 
 =================  ==================================================================================================
-float8_e4m3fn      e4m3: x by rows, or by 1 x 128 for weights in blocks; what joins gate and up, as the dtype of x, so
+float8_e4m3fn      e4m3: x by rows, or by 1 x 128 for weights in blocks; activation that combines gate and up, as the
+dtype of x, so
                    too. A scale is the largest magnitude, at least 1e-10, over 448.
 fp8_block          the same by 1 x 128, but gate and up may be rounded to the dtype of x first, scales may be smaller
                    where 1e-10 is the largest magnitude, and quotients found through reciprocals, which give the code
@@ -9,7 +10,7 @@ fp8_block          the same by 1 x 128, but gate and up may be rounded to the dt
 fp8_block_gate_up  gate and up are each e4m3 by 1 x 128 before they are joined, and what joins them again, at once.
 mxfp8              e4m3 with a power of two for 1 x 32: the largest magnitude over 448, rounded up.
 nvfp4              e2m1 with an e4m3 scale for 1 x 16, the largest magnitude over 6 and over a second scale, that of x
-                   (`a1_scale`) or of what joins gate and up (`a2_scale`), which is known beforehand.
+                   (`a1_scale`) or of activation that combines gate and up (`a2_scale`), which is known beforehand.
 =================  ==================================================================================================
 
 For mxfp8 and nvfp4, gate, up and what joins them are either not rounded before, or all to the dtype of x.
@@ -34,7 +35,7 @@ SMALLEST_AMAX = 1e-10
 LEAST_AMAX = 2.0**-126 * E4M3_MAX  # of scales that are normal float32 numbers
 MX_GROUP, NVFP4_GROUP = 32, 16
 LEAST_NVFP4_SCALE = 2.0**-9  # the least e4m3 above 0
-# A normal distribution in four numbers: deviations, and how much of it lies around them.
+# A normal distribution in four numbers: deviations, and the share of it around them.
 MOVES = ((-2.0, 0.15), (-0.5, 0.35), (0.5, 0.35), (2.0, 0.15))
 
 

@@ -40,7 +40,7 @@ class ExpertsAdapter(abc.ABC):
 
     1. In `__init__(problem)` choose what is static.
     2. In `launch` write the result into `out`, and return nothing.
-    3. If weights must lie otherwise than they are given, bring them there in `arrange`; or, if the record has a layout
+    3. If the kernel needs another layout of weights, convert them in `arrange`; or, if the record has a layout
        of its own (`packs_to`), be a `PackingExperts` too, whose `pack` does that once, when a model is loaded.
     4. Say in `workspace_bytes` what memory it takes beyond operands and result, and in `tiles` which sizes it takes.
 

@@ -144,7 +144,7 @@ def _make(model: MoeModel, inputs: Arguments, more: Arguments | None = None) -> 
 
 
 def _changed(make: Make, change: Arguments) -> Make:
-    """Arguments with some of them otherwise; the words stand for tensors that belong to the call."""
+    """Arguments with some of them changed; words are placeholders for tensors of the call."""
 
     def made(device: torch.device) -> Arguments:
         arguments = make(device)

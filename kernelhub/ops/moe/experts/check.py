@@ -194,7 +194,7 @@ def _check_activations(given: Operands, weights: str, activation_dtype: Any) -> 
         if scale is None:
             continue
         if not second and (not quantized or weights in BLOCK_FORMATS):
-            fix = "only fp8_tensor and fp8_channel have static scales, and activations in nvfp4 second ones"
+            fix = "only fp8_tensor and fp8_channel have static scales, and only activations in nvfp4 second scales"
             refuse(parameter, f"is given for weights {weights}", fix)
         if scale.numel() != 1 or scale.dtype is not torch.float32:
             refuse(parameter, f"is {describe(scale)}", "give float32 of one element")
@@ -212,7 +212,7 @@ def _check_side(given: Operands, side: str, weights: str) -> None:
     else:
         wanted = " or ".join(f"{dtype_name(dtypes[0])} {shape}" for shape in shapes)
         if weights == MXFP4:
-            wanted += f" (of integers of four bits bfloat16 {shapes[0]})"
+            wanted += f" (for 4-bit integers bfloat16 {shapes[0]})"
         if scale is None:
             refuse(side + "_scale", "is None", f"give {wanted}")
         if list(scale.shape) not in shapes or scale.dtype not in dtypes:

@@ -1,10 +1,10 @@
-"""How far a result in a format that is asked for by name may be from the reference, since codes may be others.
+"""How far a result in an opt-in format may be from the reference, since codes may differ.
 
 A code is that of the reference unless what comes before it, or how its quotient is found, decides otherwise. So each
 number on the way is followed by its deviation in kernels that are right:
 
 * tokens: none, but of fp8_block 2^-26, since kernels multiply by reciprocals, which are rounded. Quotients of bfloat16
-  numbers are simple: one in 160 lies half way between two codes, and one in five of those goes the other way then;
+  numbers are simple: one in 160 is half way between two codes, and one in five of those goes the other way then;
 * gate and up: a 2^-14th of what a random walk of their terms reaches (tensor cores that keep 14 bits), and the tokens';
 * what joins them: activations rise by at most 1.13 for 1;
 * codes and roundings: how far they move on average, if what is rounded moves so. Little where the next code is far, but

@@ -27,7 +27,7 @@ FP4_FORMATS = (MXFP4, NVFP4)
 FOUR_BIT_FORMATS = (*FP4_FORMATS, MXINT4)  # two codes a byte, with a scale for a group of columns
 
 # Formats of activations that lose more than is allowed otherwise, and the weights that they multiply: nothing is
-# rounded so unless it is asked for by name. `kernelhub.ops.moe.experts.activations` has what each rounds.
+# rounded so unless the caller opts in. `kernelhub.ops.moe.experts.activations` states what each rounds.
 FP8_BLOCK_GATE_UP, MXFP8 = "fp8_block_gate_up", "mxfp8"
 ASKED_FORMATS = {
     FP8_BLOCK: BLOCK_FORMATS,
@@ -59,8 +59,7 @@ class ExpertsProblem:
         default=PLAIN,
     )
     activation_dtype: str = facet(
-        "dtype that weights are multiplied by, or a format that is asked for by name: fp8_block, fp8_block_gate_up, "
-        "mxfp8, nvfp4",
+        "dtype that weights are multiplied by, or an opt-in format: fp8_block, fp8_block_gate_up, mxfp8, nvfp4",
         values=(*FLOATS, FP8, *ASKED_FORMATS),
         default="bfloat16",
     )
@@ -69,13 +68,13 @@ class ExpertsProblem:
     hidden_size: int = facet("width of a token", default=2048)
     intermediate_size: int = facet("width of an expert", default=768)
     weight_layout: str = weight_layout()
-    activation: str = feature("what joins gate and up", SILU, ACTIVATIONS[1:])
+    activation: str = feature("activation that combines gate and up", SILU, ACTIVATIONS[1:])
     w13_bias: bool = feature("a bias of gate and up", False)
     w2_bias: bool = feature("a bias of the down projection", False)
-    static_scales: bool = feature("activations have scales of their own, known beforehand", False)
+    static_scales: bool = feature("activations have static scales", False)
     apply_router_weight_on_input: bool = feature("the router's weight comes before the activation", False)
     expert_map: bool = feature("ids are global; a map says which experts are here", False)
-    residual: bool = feature("something that is added to the result", False)
+    residual: bool = feature("a residual is added to the result", False)
 
     @property
     def fp8_activations(self) -> bool:
@@ -94,12 +93,12 @@ def asked_formats_fit(problem: ExpertsProblem) -> str | None:
     if fitting is not None and problem.weights not in fitting:
         return f"activation_dtype is {problem.activation_dtype}, which multiplies {' and '.join(fitting)} alone"
     if problem.activation_dtype == NVFP4 and not problem.static_scales:
-        return "activation_dtype is nvfp4, of which the second scales are given: a1_scale and a2_scale"
+        return "activation_dtype is nvfp4, which requires the second scales a1_scale and a2_scale"
     return None
 
 
 FUSED_MOE = OpRecord(
     name="fused_moe",
-    summary="tokens through the experts they were routed to, weighed and added up",
+    summary="run tokens through their experts and sum the weighted outputs",
     problem=ExpertsProblem,
 )

@@ -183,7 +183,7 @@ def layer_of(
 
 
 def activations_of(weights: str, asked: torch.dtype | str | None, dtype: torch.dtype) -> Activations:
-    """How activations are rounded, as a call asks for it."""
+    """How a call requests activations to be rounded."""
     if asked is None:
         form = FP8 if weights in FP8_FORMATS else dtype_name(dtype)
     else:

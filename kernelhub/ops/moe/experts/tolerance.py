@@ -21,14 +21,14 @@ off by more than 8 e sqrt(sum t_i^2) with a chance of 2^-45. So with
     S^2 = sum_k (w_k^2 sum_i (w2 a)^2 + (what k adds)^2) + result^2
 
 no element is off by more than 8 e S and, their root mean square being e / sqrt(3) at most, all of them in root mean
-square by no more than e S; e = u / 2 + 2^-16. That is 0.4 % for bfloat16: a factor that is off by a percent is told.
+square by no more than e S; e = u / 2 + 2^-16. That is 0.4 % for bfloat16: it detects a factor that is off by a percent.
 
 Activations in fp8 are quantised from the same bits on both sides unless a rounding before went the other way, which
 tensor cores that keep 14 bits (2^-13) make happen to 2^-5 of the intermediates of bfloat16. Where that is the largest
 of its row, the row is quantised anew with a scale that is off by 2^-8; then 2^-4.5 of its codes move, by 2^-3.5,
 which is 2^-5.75 in root mean square, of such a row. So there e is 2^-6 for single elements, 2^-7 for all together.
 
-Formats that are asked for by name round more, and the reference rounds so, too. What is left is which codes are others:
+Opt-in formats round more, and the reference rounds in the same way. The remaining difference is codes that differ:
 `doubts` follows that term by term. With D the deviation of the sum of terms, a result must be within
 
     8 sqrt((e S)^2 + D^2)  for an element,  sqrt((e S)^2 + (2 D)^2)  for all in root mean square,
@@ -80,12 +80,12 @@ class Agreement:
 
 
 class Expected(NamedTuple):
-    """What a result may be held against, one for each way in which kernels may round.
+    """The references of a result, one for each way in which kernels may round.
 
     Attributes:
         want: the reference's result, [T, H].
         squares: S^2 of it.
-        doubts: what is left of codes that may be others, squared; None where no format is asked for by name.
+        doubts: allowance for codes that may differ, squared; None without an opt-in format.
     """
 
     want: Tensor
@@ -110,7 +110,7 @@ def compare(
 ) -> Agreement:
     """A result of `fused_moe` against the reference in `dtype`, for arguments as of the op.
 
-    `expected` is what `expected_of` gave for them, if it was asked.
+    `expected` is the result of `expected_of` for them, if there is one.
     """
     rounding = _HALF_SPACING[out.dtype] + 2.0**-16
     quantized = arguments["w13"].dtype is E4M3 and arguments.get("activation_dtype") in (None, E4M3)
@@ -138,7 +138,7 @@ def _agreement(out: Tensor, want: Tensor, single: Tensor, overall: Tensor) -> Ag
 
 
 def _expected_codes(arguments: dict[str, Any], rounds_halves: bool) -> Expected:
-    """The reference's result in a format that is asked for by name, in float64."""
+    """The reference's result in an opt-in format, in float64."""
     x, residual = arguments["x"], arguments.get("residual")
     want = torch.zeros(x.shape, dtype=torch.float64, device=x.device) if residual is None else residual.double()
     squares, doubts = torch.zeros_like(want), torch.zeros_like(want)

@@ -1,4 +1,4 @@
-"""The formats of experts' weights, told from dtypes and the shapes of scales, and their common form.
+"""The formats of experts' weights, derived from dtypes and the shapes of scales, and their common form.
 
 For weights ``[E, N, K]`` (N is 2I of w13 and H of w2):
 

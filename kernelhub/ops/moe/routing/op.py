@@ -158,7 +158,7 @@ def bind(
         out_weights: Tensor | None,
         out_ids: Tensor | None,
     ) -> bool:
-        """Nothing that `check` would refuse, and what the kernel was made for; groups and scoring it knows."""
+        """Arguments that `check` would accept and that the kernel was made for, except groups and scoring."""
         if not usable(logits, dtype, device) or logits.ndim != 2 or type(scaling_factor) is not float:
             return False
         tokens, experts = logits.shape

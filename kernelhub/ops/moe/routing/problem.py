@@ -22,10 +22,10 @@ class RoutingProblem:
     num_experts: int = facet("experts", default=128)
     top_k: int = facet("experts that a token goes to", default=8)
     num_groups: int = facet("groups of experts; 1 for none", default=1)
-    topk_groups: int = facet("groups that a token may go to", default=1)
-    scoring: str = feature("what makes a score of a logit", SOFTMAX, (SIGMOID, SOFTMAX_AFTER_TOPK))
-    correction_bias: bool = feature("a bias of each expert that only choosing sees", False)
-    renormalize: bool = feature("chosen weights are divided by their sum", False)
+    topk_groups: int = facet("groups per token", default=1)
+    scoring: str = feature("scoring function of the logits", SOFTMAX, (SIGMOID, SOFTMAX_AFTER_TOPK))
+    correction_bias: bool = feature("a bias of each expert, used for ranking only", False)
+    renormalize: bool = feature("selected weights are divided by their sum", False)
     scaling_factor: bool = feature("weights are multiplied by a factor", False)
 
     @property

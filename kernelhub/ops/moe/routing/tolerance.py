@@ -4,7 +4,7 @@ Without a bias experts are ranked by their logits, which are exact, so ids are t
 
 A score is an exponential of at most 2^7 (beyond, it underflows) in float32: the argument times log2(e) is off by
 2^7 2^-24 1.5, the exponential by 2^-22 more, so a score, or a ratio of scores and their sum, by less than 2^-15 of
-itself. What lies below 2^-126 may be flushed to zero.
+itself. Values below 2^-126 may be flushed to zero.
 
 With a bias experts are ranked by score plus bias, off by 2^-15 (no score is above one, unless it is a logit and exact)
 and a rounding of the sum. Where two values that decide are nearer than twice that, either order is right.
