@@ -1,7 +1,7 @@
 """cuDNN graphs of attention over packed sequences, or over pages, one for each class of shapes.
 
 Building one takes some 40 ms, and up to 1.5 s where cuDNN has to compile (seen on an H200). Lengths and offsets
-are read on the device, so of sizes a graph knows only bounds, and these are rounded up to powers of two.
+are read on the device, so a graph is built for upper bounds of sizes, rounded up to powers of two.
 """
 
 from __future__ import annotations

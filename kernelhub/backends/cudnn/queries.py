@@ -13,7 +13,7 @@ from kernelhub.ops.attention.tables import bound, filled_offsets
 
 _BLOCK = 1024  # elements that a program blanks at a time
 FEWEST_TOKENS = 128  # a graph for one query leaves most heads' LSE unwritten (NVIDIA/cudnn-frontend#1083)
-_WIDE = 1 << 31  # elements from which on an offset asks for 64 bits
+_WIDE = 1 << 31  # elements from which on an offset needs 64 bits
 
 
 class Queries:

@@ -1,7 +1,7 @@
 """What cuDNN's kernels ask of the machine.
 
 The frontend makes `sdpa` at run time, so its parameters cannot be read from source: versions are those whose results
-were seen. The other functions that we call are held against their source.
+were seen. The other functions that we call are checked against their source.
 """
 
 from __future__ import annotations

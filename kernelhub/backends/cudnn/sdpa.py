@@ -60,7 +60,7 @@ class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):
         shape = Shape(
             sequences,
             q_bound,
-            bound(tokens[1], q_bound),  # a band aligned bottom right asks for no fewer
+            bound(tokens[1], q_bound),  # a band aligned bottom right needs as many
             (q.stride(0), q.stride(1)),
             (k.stride(0), k.stride(1)),
             (v.stride(0), v.stride(1)),

@@ -3,6 +3,6 @@
 Such a library registers operators with torch when it is loaded; that is all that is used of it. Its Python package is
 never imported, its file is only looked for until one of its kernels has been chosen.
 
-Files: `libraries` (which libraries, and the schemas that calls are held against), `requirements` (constraints),
-`kernels` (records), `layouts` (how operands and scales have to lie), `fp8`, `fp4` (adapters).
+Files: `libraries` (which libraries, and the expected schemas of their operators), `requirements` (constraints),
+`kernels` (records), `layouts` (layouts of operands and scales), `fp8`, `fp4` (adapters).
 """

@@ -1,4 +1,4 @@
-"""`fp8_gemm` by the libraries' operators: b is given as a transposed view, which is the layout that they ask for."""
+"""`fp8_gemm` by the libraries' operators: they require b as a transposed view."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS = 4  # Hopper's kernel scaled by block takes whole fours; for others vLLM 
 
 
 class VllmScaledMm(Fp8GemmAdapter):
-    """Scaled by tensor or row. A scale of the tensor is told from its size, so it is given as it is."""
+    """Scaled by tensor or row. The operator recognises a scale per tensor by its size, so it is passed as it is."""
 
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)

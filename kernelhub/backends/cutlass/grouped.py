@@ -61,7 +61,7 @@ class VllmNvFp4(GroupedGemmAdapter):
         return (alphas(operands, groups),)
 
     def workspace_bytes(self, *, num_tokens: int) -> int:
-        """Scales in tiles twice while they are made, what tells of groups, and operands and a result without gaps."""
+        """Tiled scales, twice while they are built, the description of groups, and contiguous operands and result."""
         problem = self.problem
         assert problem.a_scale is not None
         groups, columns = problem.num_groups, problem.k // SPAN[problem.a_scale]
@@ -82,7 +82,7 @@ class VllmMxFp4(VllmNvFp4):
 
 
 def _in_tiles(scale: Tensor, starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales of rows as bytes, each group's from a whole tile on, and at which row each begins."""
+    """Scales of rows as bytes, each group aligned to a tile, and the row at which each begins."""
     flat = scale.view(torch.uint8).reshape(-1, scale.shape[-1])
     lasts = ((sizes + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS).cumsum(0)
     firsts = torch.nn.functional.pad(lasts, (1, 0))[:-1]

@@ -1,4 +1,4 @@
-"""How operands and scales have to lie for the libraries."""
+"""Layouts of operands and scales that the libraries require."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from kernelhub.probes.package import Library
 
 # The first since it is built against torch's stable interface.
 VLLM = Library("vllm", "_C", 'pip install "vllm>=0.33"', ("_C_stable_libtorch*.so", "_C.abi3.so"))
-# Both builds are compiled for all devices; they are told apart by fast math.
+# Both builds are compiled for all devices; fast math distinguishes them.
 _ON_HOPPER = (((9, 0), ("sm90/common_ops*.so", "common_ops*.so")),)
 _ELSEWHERE = ("sm100/common_ops*.so", "common_ops*.so")
 SGL = Library("sgl_kernel", "sgl_kernel", "pip install sglang-kernel", _ELSEWHERE, _ON_HOPPER)

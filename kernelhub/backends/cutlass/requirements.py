@@ -38,7 +38,7 @@ VLLM_MACHINE: tuple[Constraint, ...] = (
     AnyOf((VLLM_0_33, OnDevice("nvidia", at_least=(8, 9), below=(12, 0)))),
     Compiled(VLLM),
 )
-# On Hopper scales of b had to lie the other way round from August 2025 until CUTLASS 4.2 (vllm-project/vllm#23280): the
+# On Hopper scales of b needed the transposed layout from August 2025 until CUTLASS 4.2 (vllm-project/vllm#23280): the
 # same schema, other numbers. So here are only versions that were read.
 VLLM_BLOCKS: tuple[Constraint, ...] = (
     OnDevice("nvidia", only=((9, 0), (10, 0), (12, 0))),

@@ -4,7 +4,7 @@ One library in many distributions: upstream's own builds, tokenspeed-deepgemm, s
 and a copy inside vLLM. They differ in how they are bound (pybind, torch's operators, tvm-ffi) and in names of functions
 and parameters, so each function is looked for under the names that it has had (`requirements.CALLS`).
 
-Files: `kernels` (records), `requirements` (what they ask of the machine), `copies` (where copies lie, what their
+Files: `kernels` (records), `requirements` (what they need on the machine), `copies` (folders of copies, what their
 sources say), `loaded` (importing it imports the library), `layouts` (scales and rows as the library reads them), and
 the adapters `fp8_gemm`, `grouped`, `indexer`.
 """

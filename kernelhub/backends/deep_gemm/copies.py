@@ -1,4 +1,4 @@
-"""Where copies of DeepGEMM lie and what their sources say of their functions. Nothing of them is imported."""
+"""The folders of DeepGEMM's copies and the signatures in their sources. Nothing of them is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelhub.probes.signature import Call, Header, mismatch
 INSTALL = 'pip install "kernelhub[deep-gemm]"'
 REPLACE = f"pip uninstall deep-gemm, then {INSTALL}"
 
-# Module and the top-level package that it lies in, in the order in which they are taken.
+# Module and its top-level package, in order of preference.
 PLACES = (("deep_gemm", "deep_gemm"), ("vllm.third_party.deep_gemm", "vllm"))
 _COMPILED = ("_C*.so", "deep_gemm_cpp*.so")
 _SOURCES = ("__init__.py", "_C.py", "_C.pyi", "utils/layout.py")
@@ -26,7 +26,7 @@ class Copy:
 
     Attributes:
         module: the name that it is imported by.
-        folder: where it lies.
+        folder: its folder.
     """
 
     module: str
@@ -34,7 +34,7 @@ class Copy:
 
     @property
     def compiled(self) -> tuple[Path, ...]:
-        """Its extension modules; up to 2.1.1 they lie beside the package."""
+        """Its extension modules; up to 2.1.1 they are beside the package."""
         places = [self.folder] if "." in self.module else [self.folder, self.folder.parent]
         return tuple(
             path
@@ -90,10 +90,10 @@ def whole() -> Finding:
 def offers(calls: tuple[Call, ...], copy: Copy | None = None) -> Finding:
     """Does a copy have a function that takes one of these calls?
 
-    Functions of compiled modules whose parameters no source tells pass here; `loaded` looks at them again.
+    Functions of compiled modules without readable parameters pass here; `loaded` checks them again.
 
     Args:
-        calls: one call, as each of the library's versions wants it made.
+        calls: one call, in the form of each version of the library.
         copy: the copy; by default the one that would be loaded.
     """
     copy_or_finding = copy or find()

@@ -13,7 +13,7 @@ from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 
 
 class Fp8Blocks(Fp8GemmAdapter):
-    """Scales are float32, as Hopper's kernel wants them."""
+    """Scales are float32, as Hopper's kernel requires."""
 
     exponents = False
 
@@ -39,6 +39,6 @@ class Fp8Blocks(Fp8GemmAdapter):
 
 
 class Fp8BlocksUe8m0(Fp8Blocks):
-    """Scales are exponents, as Blackwell's kernel wants them; others would have to be rounded."""
+    """Scales are exponents, as Blackwell's kernel requires; others would have to be rounded."""
 
     exponents = True

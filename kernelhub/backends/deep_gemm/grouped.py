@@ -1,6 +1,6 @@
 """`grouped_gemm`: contiguous rows, padded to the library's blocks on the device, and masked ones.
 
-In the contiguous form the library takes a group's index per row, and wants every group to start at a multiple of its
+In the contiguous form the library takes a group's index per row, and every group must start at a multiple of its
 alignment (128). Offsets are known to the device alone, so rows are gathered into as many blocks as there can be at
 most, those without a row marked by -1, which the library skips; and rows of the result are gathered back. Nothing waits
 for the device.
@@ -66,7 +66,7 @@ class Bf16Contiguous(_Contiguous):
 
 
 class Fp8Contiguous(_Contiguous):
-    """Scales in blocks, which Hopper's kernel wants as float32."""
+    """Scales in blocks, in float32, as Hopper's kernel requires."""
 
     call = "fp8_contiguous"
     exponents = False
@@ -83,7 +83,7 @@ class Fp8Contiguous(_Contiguous):
 
 
 class Fp8ContiguousUe8m0(Fp8Contiguous):
-    """Scales are exponents, as Blackwell's kernel wants them."""
+    """Scales are exponents, as Blackwell's kernel requires."""
 
     exponents = True
 
@@ -141,7 +141,7 @@ class Bf16Masked(_Masked):
 
 
 class Fp8Masked(_Masked):
-    """Scales in blocks, which Hopper's kernel wants as float32."""
+    """Scales in blocks, in float32, as Hopper's kernel requires."""
 
     call = "fp8_masked"
     tile = _HOPPER_TILE
@@ -157,7 +157,7 @@ class Fp8Masked(_Masked):
 
 
 class Fp8MaskedUe8m0(Fp8Masked):
-    """Scales are exponents, as Blackwell's kernel wants them."""
+    """Scales are exponents, as Blackwell's kernel requires."""
 
     tile = _Masked.tile
     exponents = True
@@ -202,7 +202,7 @@ def _padded(offsets: Tensor, rows: int, alignment: int) -> _Places:
 
 
 def _with_room(rows: Tensor, wide: int) -> Tensor:
-    """Rows [G, M, ...] in places [G, wide, ...]; what lies beyond M is not looked at."""
+    """Rows [G, M, ...] in places [G, wide, ...]; values past M are not read."""
     if rows.shape[1] == wide:
         return rows
     raw = rows.view(torch.uint8) if rows.element_size() == 1 else rows

@@ -43,10 +43,10 @@ class Logits(LogitsAdapter):
 
 
 class PagedLogits(PagedLogitsAdapter):
-    """Keys in pages that hold their scales. Pages whose scales lie elsewhere are gathered first, those in use.
+    """Keys in pages that contain their scales. Used pages with separate scales are gathered first.
 
     The kernel takes one or two tokens of a sequence at a time, each with a length of its own: more of them are given as
-    several sequences. It scores whole pages, so what lies beyond a token's length is masked here.
+    several sequences. It scores whole pages, so scores past a token's length are masked here.
     """
 
     def __init__(self, problem: PagedLogitsProblem) -> None:

@@ -36,7 +36,7 @@ _HERE = "kernelhub.backends.deep_gemm"
 _SOURCE = "https://github.com/deepseek-ai/DeepGEMM"
 _JIT = "compiled by nvcc at the first call of a shape class"
 
-_MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")  # a copy inside vLLM has that name too where it stands alone
+_MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")  # a copy inside vLLM also has that name as a separate package
 
 BACKEND = Backend(
     "deep_gemm",
@@ -232,7 +232,7 @@ KERNELS = (
 )
 
 KNOWN_BAD = (
-    # 2.4.2 brought the name by which they are told apart; the waits were mended in releases before it (#229, #285).
+    # 2.4.2 added the name that distinguishes them; releases before it fixed the waits (#229, #285).
     KnownBad(
         "deep_gemm.logits",
         "*",

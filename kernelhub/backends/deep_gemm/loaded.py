@@ -89,7 +89,7 @@ def _namespace_is_taken() -> bool:
 
 
 def _header(made: Callable[..., Any]) -> Header | None:
-    """Its parameters, of Python functions or as pybind writes them into docstrings; None if nothing tells them."""
+    """Its parameters, of Python functions or as pybind writes them into docstrings; None if they are unknown."""
     if inspect.isfunction(made):
         return copies.header_of_text(f"{made.__name__}{_without_defaults(inspect.signature(made))}")
     if not inspect.isbuiltin(made):

@@ -1,7 +1,7 @@
-"""A stand-in for nvcc, by which DeepGEMM's compiled JIT tells of what it compiles, and can be kept from it.
+"""A wrapper of nvcc that reports what DeepGEMM's compiled JIT compiles, and can block it.
 
 Since 2.0 DeepGEMM runs nvcc out of C++, where nothing can be wrapped; but it takes another one from
-DG_JIT_NVCC_COMPILER. The stand-in is a shell script of this process. It runs the real nvcc and notes the time, or exits
+DG_JIT_NVCC_COMPILER. The wrapper is a shell script of this process. It runs the real nvcc and notes the time, or exits
 with an error where kernelhub is sealed and the call is kernelhub's own; DeepGEMM then raises before it launches. Three
 bytes of shared memory say so: whose call it is, whether the script ran, and whether kernelhub is sealed. `--version`
 goes straight through, so that the names of cached kernels stay as they are.
@@ -49,14 +49,14 @@ exit $code
 
 
 class StandIn:
-    """The script and what it tells.
+    """The script and its log.
 
     Args:
         nvcc: path of the real one.
-        journal: told of what was compiled.
+        journal: records what was compiled.
 
     Raises:
-        OSError: the script cannot be made, or does not run where it lies.
+        OSError: the script cannot be created, or does not run in its folder.
     """
 
     def __init__(self, nvcc: str, journal: Journal) -> None:

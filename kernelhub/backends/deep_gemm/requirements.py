@@ -1,6 +1,6 @@
 """What DeepGEMM's kernels ask of the machine: a whole copy, functions that take our calls, a toolkit, a cache.
 
-All of it is told from files. The library is imported by `loaded` alone, once one of its kernels has been chosen.
+All facts come from files. Only `loaded` imports the library, once one of its kernels has been selected.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Offers:
 
 @dataclass(frozen=True)
 class Lacks:
-    """A whole copy that has no function of this name, by which old releases are told."""
+    """A complete copy without a function of this name, which identifies old releases."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Telling of what DeepGEMM compiles: by its Python JIT up to 1.0, and since by nvcc, in whose place a script stands."""
+"""Reports what DeepGEMM compiles: through its Python JIT up to 1.0, and since then through a wrapper of nvcc."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _compiling(made: Any, journal: Journal) -> Any:
 
 
 class _Subprocess:
-    """The module subprocess, with `check_call` and `run` told."""
+    """The module subprocess, with `check_call` and `run` reported."""
 
     def __init__(self, real: Any, journal: Journal) -> None:
         self._real = real

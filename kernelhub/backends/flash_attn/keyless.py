@@ -1,6 +1,6 @@
 """Sequences without keys, which FlashAttention-2 over pages must not see.
 
-Where a block of ragged queries has no keys, the library writes its LSE where that of a batch would lie, which is beyond
+Where a block of ragged queries has no keys, the library writes its LSE at the offset of a batch, which is beyond
 the end of this one's, into other memory (https://github.com/Dao-AILab/flash-attention/issues/2842). So a sequence
 without keys is given some, as many as it has queries, and what comes of them is overwritten. Nothing here waits for
 the device, and a CUDA graph may hold it.

@@ -2,9 +2,9 @@
 
 All of them read 16 bytes of q, k and v at once. Lengths, offsets and pages they load one by one, so those may begin
 anywhere: FlashAttention-2 in block_info.h, -3 in seqlen.h and paged_kv.h, -4 as tensors of `assumed_align=4`. All take
-the largest score of a row before they scale it. None knows a sink but FlashAttention-4; elsewhere it is worked into the
-result afterwards: with the log l of a denominator, a sink s makes it log(e^l + e^s), and the result 1 / (1 + e^(s - l))
-of what it was.
+the largest score of a row before they scale it. Only FlashAttention-4 supports sinks; elsewhere they are merged into
+the result afterwards: with the log l of a denominator, a sink s makes it log(e^l + e^s), and the result 1 / (1 + e^(s -
+l)) of what it was.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ def _within(cu_seqlens_q: Tensor, tokens: int) -> Tensor:
 
 
 def _ended(k: Tensor, v: Tensor, step: DenseStep) -> tuple[Tensor, Tensor]:
-    """Keys and values without what lies behind the last sequence; its values are zero where the host knows no end.
+    """Keys and values without the rows past the last sequence; those values are zeroed if the host has no offsets.
 
-    A graph keeps no end that the host knows: its replays may have another.
+    A graph does not use the host's offsets: its replays may have others.
     """
     assert step.cu_seqlens_k is not None
     ends = step.known_k_offsets

@@ -125,7 +125,7 @@ class Where:
 
 
 def where_asked(feature: str, constraint: Constraint) -> Where:
-    """A constraint that matters where a feature is asked for."""
+    """A constraint that applies if a feature is requested."""
     return Where((feature,), lambda problem: bool(getattr(problem, feature)), constraint)
 
 

@@ -1,7 +1,7 @@
 """vLLM's builds of FlashAttention 2 and 3, called as the torch operators that their libraries register.
 
-The package `vllm` is not imported. Its builds know ragged queries only (`Flattened`), and the one of FlashAttention 2
-pages of 16 tokens or a multiple.
+The package `vllm` is not imported. Its builds support ragged queries only (`Flattened`), and the one of FlashAttention
+2 pages of 16 tokens or a multiple.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Fa2(Flattened[ProblemT, StepT]):
     def ragged(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
     ) -> Tensor | None:
-        # A batch of queries whose LSE nobody wants has its LSE where it is written, also for sequences without keys.
+        # A batch without a requested LSE has its LSE where it is written, also for sequences without keys.
         blind = None
         if ends.page_table is not None and (self.problem.ragged or wants_lse):
             ends, blind = with_keys(ends, k.shape[1], q.shape[0])
@@ -127,7 +127,7 @@ class _Fa2(Flattened[ProblemT, StepT]):
         left = min(values.window_left, NO_LIMIT)
         longest = bound_of_queries(ends, q.shape[0], wants_lse)
         most_keys = bound_of_keys(ends.max_seqlen_q, ends.max_seqlen_k, values)
-        # Offsets of keys are asked for over pages too, and not read.
+        # Offsets of keys are required over pages too, but not read.
         cu_seqlens_k = ends.cu_seqlens_q if ends.cu_seqlens_k is None else ends.cu_seqlens_k
         none = None
         made: list[Tensor] = self._varlen(

@@ -97,7 +97,7 @@ _UNKNOWN = object()
 
 
 def _capture_of(tensor: Tensor) -> Hashable:
-    """What tells a CUDA graph that is being captured from another; None outside of any."""
+    """The identity of the CUDA graph that is being captured; None outside of a capture."""
     if not tensor.is_cuda or not torch.cuda.is_current_stream_capturing():
         return None
     try:

@@ -1,13 +1,13 @@
 """What every kernel asks of the machine: a copy of FlashMLA whose functions take our calls.
 
 Several distributions bring the import name ``flash_mla``, and their versions cannot be compared, so their functions are
-told apart by their parameters, read from the source:
+distinguished by their parameters, read from the source:
 
 * tensors: `get_mla_metadata` takes the lengths and gives two tensors (upstream until January 2026);
 * stateful: it gives an object that the first call of a step fills (upstream since, tokenspeed-flashmla);
 * legacy: the same with `use_legacy`, which reaches the kernels that upstream dropped in September 2026 (sgl-flash-mla).
 
-Upstream since then has neither dense decode nor sm_90 nor rows of 576: it is told by `enable_batch_invariant` without
+Upstream since then has neither dense decode nor sm_90 nor rows of 576: its mark is `enable_batch_invariant` without
 `use_legacy`, and refused.
 """
 

@@ -110,7 +110,7 @@ class Sparse(MlaAdapter):
 
 
 def _rows_of(kv_cache: Tensor) -> tuple[Tensor, int]:
-    """The cache as rows [slots, 1, D], and how many of them lie between the beginnings of two pages."""
+    """The cache as rows [slots, 1, D], and the number of rows from the beginning of a page to the next."""
     pages, page_size, width = kv_cache.shape
     page, row, entry = kv_cache.stride()
     apart = page // row if row else 0

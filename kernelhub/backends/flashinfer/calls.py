@@ -1,6 +1,6 @@
 """The calls that adapters make of FlashInfer. A record holds its own against the library's source.
 
-Where a release defines a function elsewhere, there are several calls, and the first that is defined is held: so
+Where a release defines a function elsewhere, there are several calls, and the first that is defined is checked: so
 `BatchDecodeWithPagedKVCacheWrapper.plan`, which takes any keyword from 0.6.15 on and passes them to `_plan_impl`.
 """
 
@@ -257,7 +257,7 @@ GROUPS = Call(
 _TILED = (("a", "b", "a_scale", "b_scale", "m_indptr"), ("out", "out_dtype"))
 GROUPS_NVFP4 = Call(f"{_BASE}:group_gemm_nvfp4_nt_groupwise", _TILED[0], ("alpha", *_TILED[1]))
 GROUPS_MXFP4 = Call(f"{_BASE}:group_gemm_mxfp8_mxfp4_nt_groupwise", *_TILED)
-# Its tiles are told to it by a scheduler that read behind the last group, until it moved beside Rubin's.
+# Its tiles come from a scheduler that read past the last group, until it moved beside Rubin's.
 MASKED_GROUPS = Call(
     "flashinfer.gemm.kernels.grouped_gemm_masked_wrapper:grouped_gemm_nt_masked",
     ("lhs", "rhs", "out", "masked_m"),
@@ -307,7 +307,7 @@ EXPERTS_SPACE = Call(
         "device",
     ),
 )
-# What loads a module, and the functions of which the adapters take the inner part: it writes where it is told.
+# What loads a module, and the functions whose inner part the adapters call: it writes to a given destination.
 SEGMENTS = Call(f"{_BASE}:get_gemm_sm90_module")
 _QUANTIZATION = "flashinfer.quantization.fp4_quantization"
 DEQUANTIZE_MODULE = Call(f"{_QUANTIZATION}:get_fp4_kv_dequantization_module")
@@ -469,10 +469,10 @@ EXPERTS_FP4_SPACE = Call(
     EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_w4_group_scaling")
 )
 # Not in the first release that is admitted: `mm_mxfp8`, `nvfp4_kv_dequantize`, masks of the context and an LSE of
-# latent attention, by which the release is told that takes `out` as it is documented, and a package of quantisers, from
+# latent attention, which marks the release that takes `out` as documented, and a package of quantisers, from
 # 0.6.12; sums in a fixed
-# order, a function that tells the workspace, a routing in float32, and no look at the lengths of ragged sequences from
-# 0.6.18 on, of those that were read.
+# order, a function that returns the workspace, a routing in float32, and no look at the lengths of ragged sequences
+# from 0.6.18 on, of those that were read.
 NEWER: tuple[Call | tuple[Call, ...], ...] = (
     EXPERTS,
     EXPERTS_SPACE,

@@ -39,7 +39,7 @@ _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3"}  # as 
 class Module:
     """The compiled module that runs the problem: built already, or what it takes to compile it at first use.
 
-    Compiling takes from half a minute to ten, so a kernel that is not built is taken only where it is asked for.
+    Compilation takes 0.5 to 10 minutes, so a kernel that is not built is selected only on request.
 
     Args:
         reads: the facets that `names` reads.
@@ -76,7 +76,7 @@ class Cubins:
         return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
 
 
-# As the releases that were read ask for by themselves.
+# The range that FlashInfer's releases require.
 DSL = Package(
     "cutlass", ">=4.6.2", distribution="nvidia-cutlass-dsl", install='pip install "nvidia-cutlass-dsl>=4.6.2"'
 )
@@ -86,7 +86,7 @@ DSL = Package(
 class CompilesForRows:
     """A kernel of CuTe DSL, compiled anew for each number of rows that there is room for, in the process: never built.
 
-    So it is taken only where it is asked for.
+    So it is selected only on request.
     """
 
     fields = ()
@@ -115,7 +115,7 @@ LAUNCHER = Module((), lambda _: ("fmha_gen",))
 
 @dataclass(frozen=True)
 class TakesOne:
-    """A library that takes one of several calls, of which the first has a source to be held against."""
+    """A library that supports one of several calls; the first that has a source is checked against it."""
 
     calls: tuple[Call, ...]
 
@@ -138,7 +138,7 @@ class Products:
 
 
 def requirements(device: OnDevice, *calls: Call | tuple[Call, ...]) -> tuple[Constraint, ...]:
-    """Device, package, and the calls; a tuple of calls stands for the first of them that the library defines."""
+    """Device, package, and the calls; of a tuple of calls the first that the library defines counts."""
     held = tuple(TakesOne(call) if isinstance(call, tuple) else Takes(call, INSTALL) for call in calls)
     return (device, PACKAGE, *held)
 
@@ -182,7 +182,7 @@ def compiler_of_modules() -> Finding:
 
 
 def _answer_of(nvcc: str) -> Finding:
-    """Whether nvcc can be used, asked of it only where the library is there to run it."""
+    """Whether nvcc can be used; it is probed only if the library is installed."""
     there = package("flashinfer").ok
     return (
         toolchain.nvcc_at(Path(shutil.which(nvcc) or nvcc)) if there else found("nvcc", None, "no compiler would run")

@@ -35,7 +35,7 @@ class Pages(NamedTuple):
 
 
 def pages_of(step: PagedStep, page_size: int) -> Pages:
-    """Compress the block table. The host's lengths tell all sizes, so the device is not waited for."""
+    """Compress the block table. The host's lengths determine all sizes, so nothing waits for the device."""
     lengths = step.lengths()
     counts = [-(-length // page_size) for length in lengths]
     offsets = int32([0, *accumulate(counts)])
@@ -261,10 +261,10 @@ _MOST_PLANS = 8  # of a step: layers that differ in their windows, or calls that
 
 
 class Wanted(NamedTuple):
-    """What a plan holds beyond the step's lengths. FlashInfer wants it when it plans, an op says it when it launches.
+    """The contents of a plan besides the step's lengths. FlashInfer needs them to plan; an op gives them at launch.
 
     Attributes:
-        shape: sizes that no step tells; else empty.
+        shape: sizes that no step has; else empty.
         stream: where the kernel is launched.
         sm_scale: factor of the scores, that of an fp8 key included.
         window_left: keys before its own position that a query sees, -1 for no limit.
@@ -301,7 +301,7 @@ class StepPlans(Generic[LengthsT]):
     Args:
         make: a wrapper of the library, given scratch.
         fill: plan with a wrapper for lengths.
-        lengths_of: step, sizes that it does not tell, device -> lengths for `fill`, rows of q that belong to a
+        lengths_of: step, sizes that it does not have, device -> lengths for `fill`, rows of q that belong to a
             sequence, rows that see no key.
     """
 
@@ -317,7 +317,7 @@ class StepPlans(Generic[LengthsT]):
         self._usual: Wanted | None = None
 
     def load(self, one_token: Callable[[torch.device], LengthsT], wanted: Wanted) -> None:
-        """Plan for one token, by which the library loads its module, or compiles it, or says why it cannot."""
+        """Plan for one token, so that the library loads or compiles its module, or reports why it cannot."""
         device = torch.device("cuda", torch.cuda.current_device())
         lengths = one_token(device)
         self._pool.plan(device, stream_of(device), lambda wrapper: self._fill(wrapper, lengths, wanted))

@@ -6,6 +6,7 @@ would multiply as something else is refused there.
 
 The library registers operators with torch when it is loaded; the package `vllm` itself is never imported.
 
-Files: `kernels` (records), `order` (where codes and scales lie), `scales` (what their bytes mean), `fp4` (adapters),
-`locks` (the memory by which blocks wait for each other).
+Files: `kernels` (records), `order` (the layout of codes and scales), `scales` (what their bytes mean), `fp4`
+    (adapters),
+`locks` (memory with which blocks wait for each other).
 """

@@ -1,4 +1,4 @@
-"""Memory by which the blocks of a Marlin kernel wait for each other.
+"""Memory with which the blocks of a Marlin kernel wait for each other.
 
 It has to be zero at the start, and is again at the end. Two calls at once must not share it, so each stream has its
 own; a captured call has its own too, which the graph makes zero, since a graph may be replayed on any stream.

@@ -1,10 +1,10 @@
-"""Where Marlin's codes and scales lie, so that a thread loads with 16 bytes what tensor cores want of it.
+"""The layout of Marlin's codes and scales, with which a thread loads its tensor-core operands in 16 bytes.
 
-Codes lie in tiles of 64 rows of b (columns of the product) by 16 of K. A warp's thread holds, of each of the four 16
+Codes are in tiles of 64 rows of b (columns of the product) by 16 of K. A warp's thread holds, of each of the four 16
 rows of a tile, eight codes: rows c and c + 8, of each columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, where the thread is
 4 c + t. They are four bytes: bits are taken so that two codes, 16 bits apart, become two numbers of 16 bits at once.
 
-Scales lie in fours of K's groups one after the other, 64 rows of b together, the eight of a thread beside each other.
+Scales are in consecutive fours of K's groups, 64 rows of b together, the eight of a thread beside each other.
 """
 
 from __future__ import annotations

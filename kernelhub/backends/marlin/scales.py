@@ -6,7 +6,7 @@ bfloat16 the kernel puts the top bit to the top of bfloat16's exponent and the o
 the same numbers as long as the top bit is set: those from 2 to 1.875 * 2^16, 16 powers of two, while e4m3 has 18 with
 its subnormals. So scales are first multiplied by the power of two that brings the largest to the top. Codes are
 taken as 2^-14 (float16) or 2^-126 (bfloat16) of themselves; all that is left of these powers goes into the
-global scale, by which float32 sums are multiplied.
+global scale, a factor of the float32 sums.
 
 **MXFP4.** A byte is the exponent of a bfloat16: 0 is zero, not 2^-127; 255 infinite, not NaN. The kernel multiplies
 code by scale in bfloat16: from 2 to 252 every product is a normal bfloat16.
@@ -48,7 +48,7 @@ _TO_E4M3 = {value: byte for byte, value in enumerate(_OF_E4M3)}
 
 
 def nvfp4_scales(scale: Tensor, used: Tensor, dtype: str) -> tuple[Tensor, int]:
-    """Scales of e4m3 as bytes of Marlin's format, and the power of two by which they have been multiplied beyond 2^7.
+    """Scales of e4m3 as bytes of Marlin's format, and the power of two that multiplies them beyond 2^7.
 
     Args:
         scale: float8_e4m3fn.
@@ -87,7 +87,7 @@ def e4m3_scales(made: Tensor, shift: int) -> Tensor:
 
 
 def exponent_left(dtype: str, shift: int) -> int:
-    """The power of two by which sums of NVFP4 are to be multiplied."""
+    """The power of two that multiplies sums of NVFP4."""
     return CODES_EXPONENT[dtype] - 7 - shift
 
 

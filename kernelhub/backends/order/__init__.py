@@ -1,6 +1,6 @@
 """Which kernel is expected fastest: for each op, device family x regime -> kernels in order; a file per family of ops.
 
-These are the only files that name kernels of several backends. Each line says on what evidence it stands.
+These are the only files that name kernels of several backends. Each line states its evidence.
 """
 
 from kernelhub.backends.order import (

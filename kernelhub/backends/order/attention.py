@@ -3,7 +3,7 @@
 from kernelhub.dispatch.order import Line, first
 
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/attention_h200.json)"
-# On an H200 FlashAttention-4 is compiled for seconds at the first call of a class, so nobody gets it who does not ask
+# On an H200 FlashAttention-4 is compiled for seconds at the first call of a class, so it is opt-in
 # for it: Llama 3.1 8B, 16 x 1024, 4 x 4096 and 1 x 16384 tokens 0.392, 0.982 and 3.32 ms, triton.prefill 0.441, 1.38
 # and 5.18; gpt-oss 2 x 4096 0.179 and 0.125. vLLM's FlashAttention-2 is compiled by the driver. xformers takes 2 and 4
 # times what torch.sdpa does. flashinfer.cudnn_ragged runs what cudnn.sdpa does, with copies: 4 x 2048 0.427 and 0.301.

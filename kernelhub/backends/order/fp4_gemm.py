@@ -23,8 +23,9 @@ FP4_GEMM = (
         _ALL,
         "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.json)",
     ),
-    # cuDNN makes a plan for each number of rows, and TensorRT-LLM's stands in no graph. That one reads weights in
-    # another order than CUTLASS's, so a choice by rows would hold the weight twice, or arrange it in every call.
+    # cuDNN makes a plan for each number of rows, and TensorRT-LLM's cannot be captured in a graph. That one reads
+    # weights in another order than CUTLASS's, so a choice by rows would hold the weight twice, or arrange it in every
+    # call.
     Line(
         "blackwell",
         "*",

@@ -5,7 +5,7 @@ from kernelhub.dispatch.order import Line, first
 _TRITON = "triton.fp8_gemm"
 _LAST = "torch.dequantized"
 _DEEP = "deep_gemm.fp8_blocks"
-# TensorRT-LLM's form of DeepGEMM. It runs nvcc for other numbers of rows, while serving: fast, but only for who asks.
+# TensorRT-LLM's form of DeepGEMM. It runs nvcc for other numbers of rows, while serving: fast, but opt-in.
 _FLASHINFER = "flashinfer.fp8_blocks"
 _VLLM_BLOCKS, _VLLM = "cutlass.vllm_blockwise", "cutlass.vllm_scaled_mm"
 # For Blackwell, and CUTLASS's in SGLang's library, which no torch here loads.

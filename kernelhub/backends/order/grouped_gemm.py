@@ -5,7 +5,7 @@ from kernelhub.dispatch.order import Line, first
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/grouped_gemm_h200.json)"
 _SCALED = "torch.scaled_grouped_mm"
 
-# Rows sorted by group DeepGEMM wants padded to 128 a group, for which they are copied: nothing here pays for that, see
+# DeepGEMM needs sorted groups padded to 128 rows, which costs a copy: no measured size pays for that, see
 # below, and the one in bfloat16 has not run. With rows in places of their own nothing has to be moved.
 _MASKED = ("deep_gemm.fp8_masked", "deep_gemm.bf16_masked")
 _PADDED = ("deep_gemm.fp8_contiguous", "deep_gemm.bf16_contiguous")

@@ -41,7 +41,7 @@ MLA_ATTENTION = (
     # FlashInfer 0.6.18, one call, split_kv, mla_fa2 and mla_fa3: 32 x 8192 tokens with 128 heads 0.348, 0.288 and
     # 0.141 ms (flash_mla.dense 0.150 in another run), with 16 heads 0.160, 0.151 and 0.091; 1 x 32768 with 128 heads
     # 0.074, 0.063 and 0.044; four queries of 16 x 4096 with 16 heads 0.068, 0.055 and 0.042. Its plans on the host are
-    # not in these, and it stands in no graph, which decode lives by: prefer it where none is captured.
+    # not in these, and no graph can capture it, which decode needs: prefer it where none is captured.
     Line(
         "hopper",
         "decode",

@@ -42,9 +42,9 @@ FUSED_MOE = (
         _ALL,
         "measured on an H200, the only GPU so far (benchmarks/results/moe_h200.json)",
     ),
-    # No regime tells few tokens from many: the layouts that TensorRT-LLM's and CUTLASS's kernels pack weights in differ
-    # (but for up_gate_blocks), so a choice by tokens would hold a layer's weights twice. vLLM chooses once, too, when a
-    # model is loaded (moe_backend of its KernelConfig). Few are what a step of decode has.
+    # No regime separates few tokens from many: the layouts that TensorRT-LLM's and CUTLASS's kernels pack weights in
+    # differ (but for up_gate_blocks), so a choice by tokens would hold a layer's weights twice. vLLM chooses once, too,
+    # when a model is loaded (moe_backend of its KernelConfig). Few are what a step of decode has.
     Line(
         "blackwell",
         "*",

@@ -20,7 +20,7 @@ _CUDNN = ("flashinfer.cudnn_decode", "cudnn.sdpa_paged", "flashinfer.cudnn_prefi
 # FlashInfer 0.6.18 on an H200, 64 heads to 8 of 128, pages of 64 tokens; what its plans cost the host is not in it.
 # 64 x 4096: split_kv 0.264 ms, fa2_decode_tc and fa2_prefill 0.262, xqa 0.299; 256 x 1024 0.275, 0.277, 0.302;
 # 1 x 131072 0.147, 0.145, 0.155; 32 heads to 32, 32 x 4096: 0.503, fa2_prefill 0.500, fa2_decode 0.538. So
-# what stands in a full graph and plans nothing goes first.
+# kernels that a full graph can capture and that plan nothing rank first.
 _FLASHINFER_DECODE = (
     "flashinfer.fa2_decode_tc",
     "flashinfer.fa2_prefill",
@@ -77,7 +77,7 @@ PAGED_ATTENTION = (
     Line("*", "decode", _DECODE, _H200),
     Line("*", "speculative", _DECODE, _H200),
     # Memory bounds decode: on an H200 FlashInfer's own takes what split_kv takes, and plans on the host besides. So it
-    # stands behind it on sm_80 and sm_89 too, and only what plans nothing goes first elsewhere.
+    # ranks behind it on sm_80 and sm_89 too, and elsewhere only kernels without planning rank first.
     Line(
         "blackwell",
         "decode",

@@ -1,6 +1,6 @@
-"""Operators of other projects' compiled libraries: loaded once a kernel of one is chosen, held against a schema.
+"""Operators of other projects' compiled libraries: loaded when a kernel of one is selected, checked against a schema.
 
-To register a name twice ends the process, so a library is not loaded where its namespace is another's.
+Registering a name twice terminates the process, so a library is not loaded if another one has its namespace.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def as_numbers(scale: Tensor) -> Tensor:
 def tiled(scale: Tensor) -> Tensor:
     """Scales [R, C] as [R up to whole 128, C up to whole 4], in tiles of 128 rows by 4 groups; of one byte as uint8.
 
-    Row m and group c of a tile lie at 16 (m mod 32) + 4 (m div 32) + c; what fills it up is zero.
+    Row m and group c of a tile are at 16 (m mod 32) + 4 (m div 32) + c; padding is zero.
     """
     raw = scale.view(torch.uint8) if scale.element_size() == 1 else scale
     rows, groups = raw.shape

@@ -1,6 +1,6 @@
 """Launching a variant of a kernel that is already compiled, without having Triton find it again.
 
-`kernel[grid](...)` looks at each of some sixty arguments to tell which compiled variant they need; that is most
+`kernel[grid](...)` inspects each of some sixty arguments to find the compiled variant; that is most
 of what a launch costs the host. What a variant depends on is known here: the static arguments, which are fixed
 per launcher, and the dtypes, strides and alignment of the operands, which the caller names as `variant`. Sizes
 are not specialised on. So the first launch of a variant goes through Triton, and later ones to what it compiled.
@@ -21,7 +21,7 @@ _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change wit
 
 
 class Launcher:
-    """A jitted kernel with its static arguments, which stand last in its signature."""
+    """A jitted kernel with its static arguments, which are last in its signature."""
 
     def __init__(self, kernel: Any, static: Mapping[str, Any], num_warps: int, num_stages: int = 3) -> None:
         names = [name for name in kernel.arg_names if name in static]

@@ -91,7 +91,7 @@ class DecodedPlanes:
 
 
 def wide(codes: Tensor) -> bool:
-    """Whether rows of bytes, of whole words, lie on end, and begin at multiples of 16 bytes."""
+    """Whether rows of bytes, of whole words, are contiguous and begin at multiples of 16 bytes."""
     *strides, last = codes.stride()
     if last != 1 or codes.shape[-1] % 2:
         return False
@@ -99,5 +99,5 @@ def wide(codes: Tensor) -> bool:
 
 
 def words(codes: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Wide codes as int16, and strides in pieces of 16 bytes, which tells the compiler that they are whole ones."""
+    """Wide codes as int16, and strides in units of 16 bytes, which shows the compiler that they are multiples."""
     return codes.view(torch.int16), (*(stride // 16 for stride in codes.stride()[:-1]), 1)

@@ -31,7 +31,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class WritableCache:
-    """Triton must be able to keep what it compiles."""
+    """Triton must have a writable cache."""
 
     fields = ("device",)
 

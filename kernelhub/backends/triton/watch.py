@@ -1,7 +1,7 @@
 """Telling of what Triton compiles, loads and tunes, by its own functions that a cached launch never enters.
 
 `triton.compiler.compile` is what a jitted function calls on its first launch of a variant, whether it then compiles
-or reads its cache on disk, of which Triton tells a listener; 3.4 to 3.9 look it up there.
+or reads its cache on disk, which Triton reports to a listener; 3.4 to 3.9 look it up there.
 `knobs.runtime.jit_cache_hook` would be the public place, but having it set makes Triton turn all constants into JSON
 first, which fails for kernels that take others as arguments (3.4). Loading onto the device has a public hook in 3.6
 and later, none in 3.4, where it goes untold.
@@ -52,7 +52,7 @@ def _told(compile: Any, journal: Journal) -> Any:
 
 
 class _Cache(threading.local):
-    """Whether what this thread had compiled last lay in Triton's cache on disk; False where Triton does not tell."""
+    """Whether this thread's last compilation came from Triton's cache on disk; False if Triton does not report it."""
 
     hit = False
 

@@ -1,5 +1,5 @@
-"""xformers' operators of memory-efficient attention, each asked for by its class, never by xformers' own choice.
+"""xformers' operators of memory-efficient attention, each requested by its class, never selected by xformers.
 
-Files: `requirements` (what is asked of the machine, and the calls), `kernels` (records), `masks` (ragged sequences as
+Files: `requirements` (what they need on the machine, and the calls), `kernels` (records), `masks` (ragged sequences as
 block-diagonal masks), `attention` (adapters).
 """

@@ -38,7 +38,7 @@ def beside(any_version: bool) -> Finding:
     """Look at the files of both.
 
     Args:
-        any_version: xformers is told not to mind the version.
+        any_version: xformers is configured to ignore the version.
     """
     own = folders("flash_attn")
     if not own:
@@ -55,7 +55,7 @@ def beside(any_version: bool) -> Finding:
 
 
 def versions_of_flash_attn() -> str:
-    """Those that this xformers takes; empty where its file does not tell."""
+    """Those that this xformers accepts; empty where its file does not state them."""
     for folder in folders("xformers"):
         file = folder / "ops" / "fmha" / "flash.py"
         if file.is_file():

@@ -20,7 +20,7 @@ _OPERANDS = (
     MultipleOf("head_dim_qk", 8, why="rows must be multiples of 16 bytes"),
     anything("q_len"),
 )
-# Its masks of ragged sequences know a window only together with a causal mask.
+# Its masks of ragged sequences support a window only together with a causal mask.
 _FEATURES = frozenset({"ragged", "causal"})
 
 KERNELS = (

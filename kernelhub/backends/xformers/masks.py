@@ -1,6 +1,6 @@
 """Ragged sequences as xformers' block-diagonal masks, made once for all layers of a step.
 
-Such a mask knows lengths on the host and offsets on the device. Causal, aligned bottom right, it wants at least as many
+Such a mask has lengths on the host and offsets on the device. Causal, aligned bottom right, it needs at least as many
 keys as queries in every sequence, so queries that see no key are left out of it.
 """
 

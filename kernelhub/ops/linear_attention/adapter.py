@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `linear_attention`."""
+"""The adapter interface of `linear_attention`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `merge_attention_states`."""
+"""The adapter interface of `merge_attention_states`."""
 
 from __future__ import annotations
 

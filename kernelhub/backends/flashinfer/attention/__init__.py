@@ -1,7 +1,7 @@
 """Records of FlashInfer's kernels of attention.
 
 Sinks are honoured by XQA and by a wrapper of their own: the others take the argument and drop it. None of the planned
-ones can stand in a CUDA graph here: their tables belong to one step.
+ones can be captured in a CUDA graph here: their tables belong to one step.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _group_of_xqa(problem: PagedAttentionProblem) -> str | None:
 
 
 def _rough_cap(problem: AttentionProblem) -> str | None:
-    """`tanh.approx` is right to 2 ** -11 of a score: too rough for what is told to 2 ** -10, or to 2 ** -12 of one."""
+    """`tanh.approx` is exact to 2 ** -11 of a score: not enough for tolerances of 2 ** -10 or 2 ** -12 of one."""
     if problem.softcap and (problem.lse or problem.q_dtype == "float16"):
         what = "an LSE" if problem.lse else "float16"
         return f"softcap is computed to 2 ** -11 of a score, which is too inexact for {what}"
@@ -322,7 +322,7 @@ _ISSUES = "https://github.com/flashinfer-ai/flashinfer"
 
 # What the library takes and drops, sinks given to the planned wrappers, is no entry here: no record lists the feature.
 KNOWN_BAD = (
-    # So it stands in the scheduler of 0.6.0 to 0.7.2: window_left + a tile of queries, whatever the mask.
+    # As in the scheduler of 0.6.0 to 0.7.2: window_left + a tile of queries, for every mask.
     KnownBad("flashinfer.fa2_prefill", "paged_attention", _OPEN_ENDED, _SPLIT, f"{_ISSUES}/issues/4972"),
     KnownBad("flashinfer.fa2_sinks", "paged_attention", _OPEN_ENDED, _SPLIT, f"{_ISSUES}/issues/4972"),
     KnownBad("flashinfer.fa2_ragged", "attention", _OPEN_ENDED, _SPLIT, f"{_ISSUES}/issues/4972"),

@@ -21,7 +21,7 @@ from kernelhub.ops.attention.problem import PagedAttentionProblem
 class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
     """One query of each sequence; the rows of a group in one tile, keys split among blocks.
 
-    Its semaphores lie in scratch that is zero at first and that each launch leaves zero. Scratch belongs to a stream:
+    Its semaphores are in scratch memory that is zero at first and that each launch leaves zero. It belongs to a stream:
     two graphs captured on one stream may not be replayed at once on two.
     """
 
@@ -30,7 +30,7 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
 
     def __init__(self, problem: PagedAttentionProblem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # a token, by which the module is loaded, or compiled
+        if problem.device.type == "cuda":  # one token, to load or compile the module
             dtype, dims = self._q
             q = torch.zeros(1, *dims, dtype=dtype, device="cuda")
             cache = q.new_zeros(1, *self._k[1])
@@ -90,7 +90,7 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         is not known: metadata that does not begin at 16 bytes is copied for both.
         """
         device = q.device
-        with on_device_of(q):  # it asks for the properties of the device that is current
+        with on_device_of(q):  # it reads the properties of the current device
             self._run(
                 aligned(q.contiguous()),
                 self._caches(k, v),

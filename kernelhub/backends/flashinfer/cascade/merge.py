@@ -1,4 +1,4 @@
-"""`merge_attention_states` by FlashInfer's kernels, which take an LSE [T, H] to base 2 and know no part without keys.
+"""`merge_attention_states` by FlashInfer's kernels, which take a base-2 LSE [T, H] and no parts without keys.
 
 LSE are given less the largest of their row: then exponents of large ones are exact, and what comes back is a log of a
 sum between one and the number of parts. A part without keys is given zeros and a weight that is zero.
@@ -30,7 +30,7 @@ class Merge(MergeAdapter):
     def __init__(self, problem: MergeProblem) -> None:
         super().__init__(problem)
         self._block = heads_of_a_block(problem.num_heads, problem.head_dim)
-        if problem.device.type == "cuda":  # a token, by which the module is loaded, or compiled
+        if problem.device.type == "cuda":  # one token, to load or compile the module
             out = torch.zeros(
                 1, problem.num_heads, problem.head_dim, dtype=getattr(torch, problem.dtype), device="cuda"
             )

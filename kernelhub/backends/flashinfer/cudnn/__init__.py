@@ -14,8 +14,8 @@ from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProble
 _HERE = "kernelhub.backends.flashinfer.cudnn"
 _SOURCE = "cuDNN, scaled dot product attention"
 
-# Without the frontend the same functions run binaries that are downloaded, for Blackwell, and want lengths on the host.
-# They are no kernels of ours: so the frontend is asked for, in the one version that was seen to be right, and adapters
+# Without the frontend the same functions run binaries that are downloaded, for Blackwell, and need lengths on the host.
+# They are not kernels of ours: so the frontend is required, in the one version that was verified, and adapters
 # refuse to run where the library could not import it.
 _FRONTEND = Package(
     "cudnn", ">=1.32,<1.33", distribution="nvidia-cudnn-frontend", install='pip install "kernelhub[cudnn]"'

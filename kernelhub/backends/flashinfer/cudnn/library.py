@@ -1,6 +1,6 @@
 """Whether the library's functions run cuDNN's graphs, when they make one, and what releases differ in.
 
-They keep the process's last 256 graphs, told apart by all that a graph is made from, from 0.7.1 on. Where the frontend
+They keep the process's last 256 graphs, keyed by all that a graph is made from, from 0.7.1 on. Where the frontend
 cannot be imported they would run binaries of another kind without a word, which are downloaded: that is refused here.
 """
 
@@ -46,7 +46,7 @@ class Classes:
         self._met: set[Hashable] = set()
 
     def meet(self, key: Hashable) -> contextlib.AbstractContextManager[Any]:
-        """Run the library's call inside: of a class that is new it is told of, and refused once sealed."""
+        """Run the library's call inside: a new class is reported, and rejected after seal()."""
         if key in self._met:
             return contextlib.nullcontext()
         if len(self._met) >= _MOST_CLASSES:

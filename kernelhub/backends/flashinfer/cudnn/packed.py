@@ -1,6 +1,6 @@
 """What calls of many queries give the library: packed queries, where they are, and room for results.
 
-Offsets count elements, and lengths are read on the device: of sizes the host knows bounds.
+Offsets count elements, and lengths are read on the device: the host has upper bounds of sizes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernelhub.backends.shared.operands import contiguous_copy, positive_scale
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.attention.tables import bound, filled_offsets
 
-WIDE = 1 << 31  # elements from which on an offset asks for 64 bits
+WIDE = 1 << 31  # elements from which on an offset needs 64 bits
 
 
 class Given(NamedTuple):
@@ -126,7 +126,7 @@ class PackedQueries:
         return room.copy_(self._out) if self._out.ndim == 3 else room
 
     def _padded_stats(self, stats: Tensor) -> Tensor:
-        """The memory under the shape that releases before 0.7.1 ask for, of which offsets use the beginning."""
+        """The memory in the shape that releases before 0.7.1 require; offsets use its beginning."""
         return stats[: self.sequences * self.most].view(self.sequences, self.most, self._heads)
 
 

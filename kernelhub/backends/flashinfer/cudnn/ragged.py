@@ -47,7 +47,7 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
                 keys = k.shape[0] if step.max_seqlen_k is None else min(k.shape[0], step.max_seqlen_k)
             most = bound(tokens, FEWEST_TOKENS)
             queries = PackedQueries(self.problem, q, q_at, most, values.scale, out, lse)
-            # A causal mask aligned bottom right asks for no fewer keys than queries.
+            # A causal mask aligned bottom right needs at least as many keys as queries.
             self._run(
                 queries, flat(_some(k)), flat(_some(v)), filled_offsets(k_at, queries.sequences), bound(keys, most)
             )

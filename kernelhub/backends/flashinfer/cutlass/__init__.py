@@ -13,7 +13,7 @@ _HERE = "kernelhub.backends.flashinfer.cutlass"
 _SOURCE = "CUTLASS's example 77, as FlashInfer compiles it"
 _HALVES = ("float16", "bfloat16")
 _COMPILED = "compiled at first use, for minutes, unless built ahead"
-_CUDA = TorchBuilt("12.8")  # the first that knows sm_100; the library refuses a torch of an older
+_CUDA = TorchBuilt("12.8")  # the first that supports sm_100; the library rejects a torch of an older
 
 
 def _widths_not_taken(problem: AttentionProblem) -> str | None:

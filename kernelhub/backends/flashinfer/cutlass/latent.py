@@ -2,7 +2,7 @@
 
 Its factor of scores is fixed, so what a call's differs by is moved into q. And it multiplies all rows of a tile of 128,
 those behind the last token by zero, so that NaN there would reach the result; so the cache is given to it in pages of
-one token, and what lies behind the last of a sequence repeats the first.
+one token, and entries past the last of a sequence repeat the first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Latent(MlaAdapter):
     def __init__(self, problem: MlaProblem) -> None:
         super().__init__(problem)
         self._run = get_mla_module().cutlass_mla_paged_attention
-        if problem.device.type == "cuda":  # a token, by which the kernel is loaded, or said to be missing
+        if problem.device.type == "cuda":  # one token, to load the kernel or to report that it is missing
             dtype, dims = self._q
             q = torch.zeros(1, *dims, dtype=dtype, device="cuda")
             step = PagedStep(torch.zeros(1, 1, dtype=torch.int32, device="cuda"), q.new_ones(1, dtype=torch.int32))
@@ -108,7 +108,7 @@ def factor_of_q(scale: float) -> float:
 def _rows_of(kv_cache: Tensor) -> tuple[Tensor, int]:
     """The cache as pages of one token, [rows, 1, D] without gaps, and how many of them a page takes.
 
-    Pages may lie apart by whole rows. Where they do not, or rows are not aligned, the cache is copied as a whole,
+    Pages may have gaps of whole rows. Where they do not, or rows are not aligned, the cache is copied as a whole,
     which costs more than the attention.
     """
     pages, page_size, width = kv_cache.shape

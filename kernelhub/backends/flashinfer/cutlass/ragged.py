@@ -1,8 +1,8 @@
 """From a call of `attention` to CUTLASS's prefill for Blackwell, as FlashInfer has it.
 
-Its blocks are told by tables which tile of which head and sequence they take. The library makes these of a fixed size
-and fills them without looking at it, so they are made here, as large as the step's tiles. And it stores by an address
-that lies before the result by the rows of the longest sequence, so results lie behind as many rows of ours.
+Tables assign a tile of a head and sequence to each of its blocks. The library allocates them with a fixed size and
+fills them without a bounds check, so they are allocated here, as large as the step's tiles. It stores at an address
+that is before the result by the rows of the longest sequence, so as many rows of ours precede the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernelhub.runtime.host import refuse_in_graph
 
 _TILE = 256  # queries of a tile
 _FEWEST_ROWS = 128  # before the result, however short the sequences are
-_MOST_ELEMENTS = 1 << 31  # by which results may lie behind their first address: an int holds the distance
+_MOST_ELEMENTS = 1 << 31  # offset of results from their first address: an int holds it
 _LIBRARY_BYTES = 32 << 20  # that the library takes once for each device, and does not use
 _MOST_PLANS = 8  # of a step: the batched calls that share it, and the streams that they are on
 
@@ -51,7 +51,7 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)
         self._causal = problem.causal or (problem.q_len == ONE and not problem.ragged)
-        if problem.device.type == "cuda":  # a token, by which the module is loaded, or compiled
+        if problem.device.type == "cuda":  # one token, to load or compile the module
             dtype, dims = self._q
             q = torch.zeros(1, *dims, dtype=dtype, device="cuda")
             k, v = (q.new_zeros(1, *dims) for _, dims in (self._k, self._v))
@@ -186,5 +186,5 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
 
 
 def _blocks(device: torch.device) -> int:
-    """Blocks of a launch: as many as the first device has multiprocessors, which the library asks for them."""
+    """Blocks of a launch: one per multiprocessor of the first device, which the library queries."""
     return torch.cuda.get_device_properties(0).multi_processor_count if device.type == "cuda" else 1

@@ -1,7 +1,7 @@
 """Records of FlashInfer's products of float8 and of float4.
 
 `mm_fp8` runs the same kernels as `fp8_gemm_sm100`, and only in the newest releases; its own kernel, for few rows on
-Blackwell, wants weights rearranged, which `fp8_gemm` has no layouts for.
+Blackwell, needs rearranged weights, which `fp8_gemm` has no layouts for.
 """
 
 from __future__ import annotations

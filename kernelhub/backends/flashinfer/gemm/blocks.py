@@ -14,7 +14,7 @@ from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, Fp8GemmProblem
 
-_SMALLEST = 256  # N and K of the product by which the module is loaded
+_SMALLEST = 256  # N and K of the product that loads the module
 
 
 class _Blocks(Fp8GemmAdapter):
@@ -24,7 +24,7 @@ class _Blocks(Fp8GemmAdapter):
 
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
+        if problem.device.type == "cuda":  # loads or compiles the module: it reports now what it lacks
             a = torch.zeros(4, _SMALLEST, dtype=E4M3, device="cuda")
             b = torch.zeros(_SMALLEST, _SMALLEST, dtype=E4M3, device="cuda")
             scales = torch.zeros(4, 2, device="cuda", dtype=torch.float32)

@@ -22,7 +22,7 @@ from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, MXFP4, NVFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
 
-_SMALLEST = 256  # N and K of the product by which the module is loaded
+_SMALLEST = 256  # N and K of the product that loads the module
 
 
 class Fp4Cutlass(Fp4GemmAdapter, PackingAdapter):
@@ -36,7 +36,7 @@ class Fp4Cutlass(Fp4GemmAdapter, PackingAdapter):
         self._packed = problem.weight_layout != CHECKPOINT
         self._nvfp4 = problem.a_format == NVFP4
         self._group = GROUP[NVFP4 if self._nvfp4 else MXFP4]
-        if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
+        if problem.device.type == "cuda":  # loads or compiles the module: it reports now what it lacks
             codes = torch.zeros(_SMALLEST, _SMALLEST // 2, dtype=torch.uint8, device="cuda")
             dtype = E4M3 if self._nvfp4 else torch.uint8
             scale = torch.zeros(_SMALLEST, _SMALLEST // self._group, dtype=dtype, device="cuda")

@@ -14,17 +14,17 @@ from kernelhub.ops.formats import E4M3
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import GROUP, MX, Fp8GemmProblem
 
-_SMALLEST = 256  # N and K of the product by which the module is loaded
+_SMALLEST = 256  # N and K of the product that loads the module
 
 
 class MxCutlass(Fp8GemmAdapter):
-    """CUTLASS on Blackwell. Scales are brought into tiles, told as one dimension: two would mean another layout."""
+    """CUTLASS on Blackwell. Scales are tiled and passed in one dimension: two would mean another layout."""
 
     runner: ClassVar[str] = "cutlass"
 
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
+        if problem.device.type == "cuda":  # loads or compiles the module: it reports now what it lacks
             codes = torch.zeros(_SMALLEST, _SMALLEST, dtype=E4M3, device="cuda")
             scale = torch.zeros(_SMALLEST, _SMALLEST // GROUP[MX], dtype=torch.uint8, device="cuda")
             out = torch.empty(_SMALLEST, _SMALLEST, dtype=getattr(torch, problem.out_dtype), device="cuda")

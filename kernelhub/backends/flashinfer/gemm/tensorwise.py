@@ -19,7 +19,7 @@ from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.runtime.scratch import scratch
 
 _SCRATCH_BYTES = 32 << 20  # as the library's own entry has it
-_SMALLEST = 64  # of the product by which a module is loaded
+_SMALLEST = 64  # of the product that loads a module
 
 
 def multiply(runner: str, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
@@ -35,7 +35,7 @@ def multiply(runner: str, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor
 
 
 def load(runner: str, problem: Fp8GemmProblem | BmmFp8Problem) -> None:
-    """Load the runner's module, or compile it: what it lacks is told now."""
+    """Load or compile the runner's module, which reports now what it lacks."""
     if problem.device.type == "cuda":
         zeros = torch.zeros(1, _SMALLEST, _SMALLEST, dtype=E4M3, device="cuda")
         one = torch.ones((), device="cuda", dtype=torch.float32)

@@ -51,7 +51,7 @@ def _of_blackwell(problem: Any) -> tuple[str, ...]:
 
 
 def _tiled(rows: str, weights: str) -> tuple[Constraint, ...]:
-    """Limits of products whose scales lie in tiles."""
+    """Limits of products with tiled scales."""
     return (
         OneOf("a_scale", (rows,), why="the kernel supports one pair of formats"),
         OneOf("b_scale", (weights,), why="the kernel supports one pair of formats"),

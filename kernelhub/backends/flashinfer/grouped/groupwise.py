@@ -1,6 +1,6 @@
 """`grouped_gemm` of float8 scaled in blocks: CUTLASS on sm_100 and sm_103.
 
-The library wants groups to begin at multiples of 4 rows. Offsets are known to the device alone, so rows are gathered
+The library requires groups to begin at multiples of 4 rows. Only the device has the offsets, so rows are gathered
 into groups of whole fours, and rows of the result gathered back.
 """
 
@@ -18,7 +18,7 @@ from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperan
 from kernelhub.ops.gemm.grouped.problem import BLOCK, GroupedGemmProblem
 
 _ALIGNMENT = 4  # rows
-_SMALLEST = 256  # N and K of the product by which the module is loaded
+_SMALLEST = 256  # N and K of the product that loads the module
 
 
 class GroupwiseCutlass(GroupedGemmAdapter):
@@ -27,7 +27,7 @@ class GroupwiseCutlass(GroupedGemmAdapter):
     def __init__(self, problem: GroupedGemmProblem) -> None:
         super().__init__(problem)
         self._dtype = getattr(torch, problem.out_dtype)
-        if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
+        if problem.device.type == "cuda":  # loads or compiles the module: it reports now what it lacks
             codes = torch.zeros(_SMALLEST, _SMALLEST, dtype=E4M3, device="cuda")
             scales = torch.ones(_SMALLEST, _SMALLEST // BLOCK, device="cuda", dtype=torch.float32)
             indptr = torch.tensor([0, _SMALLEST], dtype=torch.int32, device="cuda")

@@ -1,6 +1,6 @@
 """`grouped_gemm` of masked quantised rows: CuTe DSL's kernel for sm_100 and sm_103, compiled for each M_max.
 
-The library is given views in the order (rows, columns, groups) of what lies as (groups, rows, columns), and reads
+The library takes views in the order (rows, columns, groups) of memory in the order (groups, rows, columns), and reads
 addresses. It stores whole tiles of 128 rows, so what it writes is its own, and rows of groups are copied out of it.
 """
 

@@ -1,4 +1,4 @@
-"""Groups brought to where the library wants them to begin, told on the device: nothing waits for lengths."""
+"""Groups moved to aligned rows, computed on the device: nothing waits for lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelhub.ops.gemm.grouped.adapter import GroupedOperands, places
 
 
 class Padded(NamedTuple):
-    """Groups one after the other, each with as many rows as the alignment wants.
+    """Consecutive groups, each padded to the alignment.
 
     Attributes:
         indptr: where groups begin and the last one ends, int32 [G + 1].

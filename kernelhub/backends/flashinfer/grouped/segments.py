@@ -72,7 +72,7 @@ class Segments(GroupedGemmAdapter):
         )
 
     def workspace_bytes(self, *, num_tokens: int) -> int:
-        """Scratch, what tells of groups, and operands and a result without gaps."""
+        """Scratch memory, the description of groups, and contiguous operands and result."""
         problem = self.problem
         weights = problem.num_groups * problem.n * problem.k
         return _SCRATCH_BYTES + 128 * problem.num_groups + 2 * (num_tokens * (problem.k + problem.n) + weights)

@@ -1,8 +1,8 @@
 """`grouped_gemm` of quantised rows with scales for 16 or 32 columns: CUTLASS on Blackwell.
 
-The library wants groups to begin at multiples of 4 rows, and scales in tiles of 128 rows by 4 columns, those of a group
-from a whole tile on. Offsets are known to the device alone, so rows and scales are gathered there, and rows of the
-result back.
+The library requires groups to begin at multiples of 4 rows, and scales in tiles of 128 rows by 4 columns, those of a
+group from a whole tile on. Offsets are known to the device alone, so rows and scales are gathered there, and rows of
+the result back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperan
 from kernelhub.ops.gemm.grouped.problem import SPAN, GroupedGemmProblem
 
 _ALIGNMENT = 4  # rows
-_SMALLEST = 256  # N and K of the product by which the module is loaded
+_SMALLEST = 256  # N and K of the product that loads the module
 
 
 class _Tiled(GroupedGemmAdapter):
@@ -32,7 +32,7 @@ class _Tiled(GroupedGemmAdapter):
         self._dtype = getattr(torch, problem.out_dtype)
         assert problem.a_scale is not None
         self._span = SPAN[problem.a_scale]
-        if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
+        if problem.device.type == "cuda":  # loads or compiles the module: it reports now what it lacks
             codes = torch.zeros(_SMALLEST, _SMALLEST // 2, dtype=torch.uint8, device="cuda")
             scales = torch.zeros(_SMALLEST, _SMALLEST // self._span, dtype=torch.uint8, device="cuda")
             indptr = torch.tensor([0, _SMALLEST], dtype=torch.int32, device="cuda")

@@ -12,11 +12,11 @@ from kernelhub.ops.mla.concat.problem import ConcatProblem
 
 
 class Concat(ConcatAdapter):
-    """Both parts in one launch. A part that already stands in `out` is read, and written as it was."""
+    """Both parts in one launch. A part that `out` already contains is read, and written unchanged."""
 
     def __init__(self, problem: ConcatProblem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # a token, by which the module is loaded, or compiled
+        if problem.device.type == "cuda":  # one token, to load or compile the module
             whole = problem.nope_dim + problem.rope_dim
             k = torch.zeros(1, problem.num_heads, whole, dtype=getattr(torch, problem.dtype), device="cuda")
             self.launch(None, k[:, 0, problem.nope_dim :].contiguous(), k)
@@ -32,7 +32,7 @@ class Concat(ConcatAdapter):
 
 
 def aligned_already(tensor: Tensor) -> bool:
-    """Rows lie side by side and begin at multiples of 16 bytes."""
+    """Rows are contiguous and begin at multiples of 16 bytes."""
     size = tensor.element_size()
     wrong = tensor.data_ptr() | tensor.stride(0) * size | tensor.stride(1) * size
     return tensor.stride(2) == 1 and not wrong & 15

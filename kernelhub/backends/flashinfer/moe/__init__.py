@@ -1,6 +1,6 @@
 """Records of FlashInfer's mixtures of experts.
 
-Those that quantise more than `fused_moe` does by default are asked for by a format, or are no kernels here:
+Those that quantise more than `fused_moe` does by default are opt-in by a format, or have no record here:
 `tests/backends/test_flashinfer_experts_refused.py` has what each rounds, and how far off that is. Those of sm_90 for
 float8 weights with a scale for each expert sum in 14 bits throughout, which is not exact enough.
 """

@@ -1,4 +1,4 @@
-"""`fused_moe` of float8 weights in blocks of 128 x 128, in formats of activations that are asked for by name.
+"""`fused_moe` of float8 weights in blocks of 128 x 128, in opt-in formats of activations.
 
 Weights and scales have up before gate, scales are float32. CUTLASS's kernels for sm_90 (`fp8_block`) quantise bfloat16
 tokens themselves, by reciprocals, and round gate, up and what joins them to bfloat16. TensorRT-LLM's

@@ -18,7 +18,7 @@ def choices_of(ids: Tensor, weights: Tensor, num_experts: int, expert_map: Tenso
 
 
 def each_once(ids: Tensor, weights: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Choices of a token with no expert twice: the first bears the weight of all, others are outside of the experts."""
+    """The top-k of a token without duplicates: the first one has the weight of all, the others name no expert."""
     same = ids.unsqueeze(2) == ids.unsqueeze(1)
     summed = torch.where(same, weights.unsqueeze(1), 0.0).sum(2)
     again = same.tril(-1).any(2)

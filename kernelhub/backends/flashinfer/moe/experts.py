@@ -23,7 +23,7 @@ from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.ops.packed import PackedWeight, Tensors
 
-_SMALLEST = 128  # width of the layer by which the module is loaded
+_SMALLEST = 128  # width of the layer that loads the module
 
 
 class Experts(ExpertsAdapter, PackingExperts):
@@ -34,7 +34,7 @@ class Experts(ExpertsAdapter, PackingExperts):
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
-        if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
+        if problem.device.type == "cuda":  # loads or compiles the module: it reports now what it lacks
             self._load()
 
     def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:

@@ -1,6 +1,6 @@
 """`fused_moe` of MXFP4 weights by bfloat16 tokens on sm_90, by the library's CUTLASS kernels.
 
-They want widths of whole 128: packing fills weights up with zeros, tokens are filled up and results cut at each call.
+They need widths that are multiples of 128: packing pads weights with zeros, each call pads tokens and cuts results.
 Biases are added as bfloat16, so a float32 bias that is no bfloat16 is refused as it is packed.
 """
 
@@ -25,7 +25,7 @@ from kernelhub.ops.moe.experts.weights import FP4_GROUP, Matrix, matrix
 from kernelhub.ops.packed import PackedWeight, Tensors
 
 WIDE = 128
-_FEW = 4  # experts of the layer by which the module is loaded
+_FEW = 4  # experts of the layer that loads the module
 
 
 class ExpertsMxfp4(Experts):

@@ -1,4 +1,4 @@
-"""How TensorRT-LLM's kernels want experts' weights to lie, and the way back.
+"""The layout of experts' weights for TensorRT-LLM's kernels, and its inverse.
 
 Rows of a product are what a thread of the epilogue holds, so they change places within 32: rows 0 to 3, 4 to 7, ...
 become columns of a table, of which the rows come one after the other. Gate and up, which the epilogue joins, must be
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm import operands
 
-BLOCK_BYTES = 128  # of a row that lie together where K is blocked
+BLOCK_BYTES = 128  # of a row that are contiguous where K is blocked
 
 
 def each(move: Callable[[Tensor], Tensor], experts: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""How CUTLASS's products of float4 by bfloat16 for sm_90 want weights and scales to lie, and the way back.
+"""The layout of weights and scales for CUTLASS's products of float4 by bfloat16 on sm_90, and its inverse.
 
-Of 16 rows by 32 bytes, four bytes that an MMA needs at once lie together: those of two rows 8 apart and two columns 4
+Of 16 rows by 32 bytes, four bytes that an MMA needs at once are adjacent: those of two rows 8 apart and two columns 4
 apart. Of these eight codes, signs and the bits behind them change places, so that a few masks and shifts make bfloat16
-pairs. Scales lie in blocks of 64 rows by 4 groups, each block of 16 rows by 16 bytes.
+pairs. Scales are in blocks of 64 rows by 4 groups, each block of 16 rows by 16 bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def unfolded(blocks: Tensor) -> Tensor:
 
 
 def _moved(fours: Tensor, moves: tuple[tuple[int, int], ...]) -> Tensor:
-    """Each four bytes that lie together, as a little-endian number, with its bits moved."""
+    """Each four adjacent bytes, as a little-endian number, with its bits moved."""
     numbers = fours.flatten().view(torch.int32).long() & 0xFFFFFFFF
     made = torch.zeros_like(numbers)
     for bits, far in moves:

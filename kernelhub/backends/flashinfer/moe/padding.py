@@ -1,4 +1,4 @@
-"""MXFP4 experts with zeros at their edges, so that they are as wide as a kernel wants them.
+"""MXFP4 experts padded with zeros to the width that a kernel needs.
 
 A code of zero is zero whatever its scale; a gate and an up of zero join to zero in every activation of `fused_moe`; and
 what comes out past the width of a token is cut off. So nothing changes.

@@ -83,7 +83,7 @@ ANY_WIDTH = anything("hidden_size", "intermediate_size")  # packing fills them u
 
 
 def asked(form: str, why: str) -> Constraint:
-    """Loses more than is allowed unless it is asked for."""
+    """Its error exceeds the tolerance, so it is opt-in."""
     return OneOf(
         "activation_dtype", (form,), "dtype", why, f"opt in, if that accuracy suffices: activation_dtype={form!r}"
     )

@@ -25,7 +25,7 @@ from kernelhub.probes.device import facts_of
 
 RENORMALIZE = 1  # a routing that no kernel runs, as ids are given; but its limits are checked
 _LEAST_BYTES = 128 << 10  # of an intermediate
-SMALLEST, FEW = 256, 8  # width and experts of the layer by which the module is loaded
+SMALLEST, FEW = 256, 8  # width and experts of the layer that loads the module
 
 
 class TrtllmExperts(ExpertsAdapter, PackingExperts):
@@ -39,7 +39,7 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
 
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # loads the module, or compiles it: what it lacks is told now
+        if problem.device.type == "cuda":  # loads or compiles the module: it reports now what it lacks
             self._load()
 
     @abc.abstractmethod

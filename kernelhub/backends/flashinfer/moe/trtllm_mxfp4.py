@@ -1,6 +1,6 @@
 """`fused_moe` of MXFP4 weights by bfloat16 tokens, with biases and clamps (gpt-oss), by TensorRT-LLM's kernels.
 
-They want widths of whole 256. Packing fills weights up with zeros, and tokens are filled up at each call; the library
+They need widths that are multiples of 256. Packing pads weights with zeros, and each call pads tokens; the library
 cuts results to the width of what it is given for them.
 """
 
@@ -71,7 +71,7 @@ class TrtllmMxfp4(TrtllmExperts):
             tokens,
             scale,
             row_major(w13.weight),
-            row_major(w13.scale).view(E4M3),  # bytes of e8m0, which the library knows by their number
+            row_major(w13.scale).view(E4M3),  # bytes of e8m0, which the library recognises by their number
             None if w13.bias is None else row_major(w13.bias),
             *self._clamp(x, w13.weight.shape[0], values),
             row_major(w2.weight),

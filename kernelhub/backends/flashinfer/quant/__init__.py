@@ -1,7 +1,7 @@
 """Records of FlashInfer's quantisation.
 
-Its dequantiser gives the bits of the op. Its quantisers do not give those of theirs, which is told of each: they are
-for who wants the library's own bits, and says `unsafe=True`.
+Its dequantiser returns the bits of the op. Its quantisers do not, for reasons that each record states: they require
+`unsafe=True`, for callers that need the library's bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.ops.quant.problem import FP8_SCALES, GROUP
 
 _HERE = "kernelhub.backends.flashinfer.quant"
-# Older devices get kernels without a body, which write nothing; those of cuTile its first compilers did not know.
+# Older devices get kernels without a body, which write nothing; the first compilers of cuTile did not support them.
 _BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3), (12, 0), (12, 1)))
 _HALVES = dtype_in("dtype", "float16", "bfloat16", why="the library compiles it for these")
 _COMPILED = "compiled at first use unless built ahead"

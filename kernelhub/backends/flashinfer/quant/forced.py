@@ -27,7 +27,7 @@ def check_rounding(op: str, problem: QuantizeMxProblem) -> None:
     """Scales are rounded up.
 
     Raises:
-        InvalidArgument: others are asked for.
+        InvalidArgument: other options are requested.
     """
     if not problem.round_up:
         raise InvalidArgument(op, "scale_rounding", "is 'floor', which FlashInfer does not support", "give 'up'")

@@ -1,6 +1,6 @@
 """`quantize_nvfp4` and `quantize_mxfp4` by FlashInfer's kernel, whose bits are not those of the ops.
 
-What is known to differ stands with the records. Scales come row by row, as the ops have them.
+The records state the known differences. Scales are row-major, as in the ops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class QuantizeNvfp4(QuantizeAdapter):
 
     def __init__(self, problem: QuantizeNvfp4Problem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # a group, by which the module is loaded, or compiled
+        if problem.device.type == "cuda":  # one group, to load or compile the module
             group = torch.zeros(1, NVFP4_GROUP, dtype=getattr(torch, problem.dtype), device="cuda")
             _quantize(group, torch.ones(1, device="cuda", dtype=torch.float32))
 

@@ -1,5 +1,4 @@
-"""`quantize_fp8` of groups by FlashInfer's kernels of cuTile, whose bits are not those of the op; how stands with the
-record.
+"""`quantize_fp8` of groups by FlashInfer's cuTile kernels, whose bits differ from the op's; the record states how.
 
 One kernel writes scales row by row and multiplies by their reciprocals, another column by column and divides; powers
 of two come of the latter alone.
@@ -27,7 +26,7 @@ class QuantizeGroups(QuantizeAdapter):
 
     def __init__(self, problem: QuantizeFp8Problem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # a group, by which the kernel is compiled
+        if problem.device.type == "cuda":  # one group, to compile the kernel
             self._quantize(torch.zeros(1, problem.group_size, dtype=getattr(torch, problem.dtype), device="cuda"))
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""`quantize_mxfp8` by FlashInfer's kernel, whose bits are not those of the op; how stands with the record."""
+"""`quantize_mxfp8` by FlashInfer's kernel, whose bits differ from those of the op; the record states how."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class QuantizeMxfp8(QuantizeAdapter):
 
     def __init__(self, problem: QuantizeMxProblem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # a group, by which the module is loaded, or compiled
+        if problem.device.type == "cuda":  # one group, to load or compile the module
             group = torch.zeros(1, MX_GROUP, dtype=getattr(torch, problem.dtype), device="cuda")
             mxfp8_quantize(group, False, backend="cuda")
 

@@ -45,5 +45,5 @@ class DequantizeNvfp4(DequantizeAdapter):
 
 
 def columns(width: int) -> int:
-    """Of a row as the kernel gets it: groups lie one after the other, so a long row is several short ones."""
+    """Of a row as the kernel gets it: groups are consecutive, so a long row is several short ones."""
     return width if width <= _WIDEST else min(width & -width, _WIDEST)

@@ -1,6 +1,6 @@
-"""`quantize_nvfp4` by the library's kernel for caches, whose bits are not those of the op; how stands with the record.
+"""`quantize_nvfp4` by the library's kernel for caches, whose bits differ from those of the op; the record states how.
 
-Its global scale multiplies, as that of the op does, and it writes where it is told.
+Its global scale multiplies, as that of the op, and it writes to a given destination.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _REMEDY = 'pip install "cuda-tile[tileiras]>=1.4.0"'
 class CompilesTiles:
     """A kernel of cuTile, compiled in the process when a kind of group is first met: never built.
 
-    So it is taken only where it is asked for, and where there is what compiles it.
+    So it is selected only on request, and only if its compiler is installed.
     """
 
     fields = ()
@@ -43,7 +43,7 @@ def tile_compiler() -> Finding:
     place = next((folder for folder in places if folder.is_dir()), None)
     if place is None:
         return lacking(subject, "package_missing", "cuda.tile is not installed", _REMEDY)
-    if not (place / "tune").is_dir():  # by which FlashInfer tells 1.4.0
+    if not (place / "tune").is_dir():  # FlashInfer's test for 1.4.0
         return lacking(subject, "package_version", f"{place} is too old: 1.4.0 or newer is needed", _REMEDY)
     paths = [str(folder / "cu13" / "bin") for folder in folders("nvidia")]
     paths += [os.environ.get("PATH", ""), str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin"))]

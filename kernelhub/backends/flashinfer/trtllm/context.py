@@ -31,9 +31,9 @@ class Context(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         super().__init__(problem)
         # A sole query sees all of its sequence, and causal masks are what windows were written for.
         self._causal = problem.causal or (problem.q_len == ONE and not problem.ragged)
-        # As many queries of each sequence as the last step had, unless a step tells.
+        # The number of queries per sequence of the last step, unless the step has it.
         self._q_len = 1 if problem.ragged or problem.q_len == ONE else 0
-        if problem.device.type == "cuda":  # a token, by which the module is loaded, or said to be missing
+        if problem.device.type == "cuda":  # one token, to load the module or to report that it is missing
             dtype, dims = self._q
             q = torch.zeros(1, *dims, dtype=dtype, device="cuda")
             cache, table = q.new_zeros(1, *self._k[1]), torch.zeros(1, 1, dtype=torch.int32, device="cuda")
@@ -107,5 +107,5 @@ class Context(AttentionAdapter[PagedAttentionProblem, PagedStep]):
                 table = table[
                     torch.tensor(at.sequences, dtype=torch.int64, device="cpu").to(table.device, non_blocking=True)
                 ]
-            known[tokens] = (at, table.clamp(min=0))  # what lies behind a sequence's pages may be anything
+            known[tokens] = (at, table.clamp(min=0))  # entries past a sequence's pages may have any value
         return known[tokens]

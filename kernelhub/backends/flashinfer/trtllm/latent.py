@@ -26,7 +26,7 @@ class DeviceLatent(MlaAdapter):
 
     def __init__(self, problem: MlaProblem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # a token, by which the module is loaded, or compiled, or said to be missing
+        if problem.device.type == "cuda":  # one token, to load or compile the module, or to report that it is missing
             dtype, dims = self._q
             q = torch.zeros(1, 1, *dims, dtype=dtype, device="cuda")
             table = torch.zeros(1, 1, dtype=torch.int32, device="cuda")
@@ -53,7 +53,7 @@ class DeviceLatent(MlaAdapter):
         direct = out.is_contiguous() and not out.data_ptr() & 15
         made = out if direct else out.new_empty(out.shape)
         seq_lens = row_major(step.seq_lens)  # how the binaries load lengths is not known
-        with on_device_of(q):  # the library asks for the properties of the device that is current
+        with on_device_of(q):  # the library reads the properties of the current device
             table = self._pages(step.block_table, seq_lens)
             self._run(aligned(q.contiguous()), aligned(kv_cache), table, seq_lens, sm_scale, made)
         last = torch.arange(1 - tokens, 1, dtype=torch.int32, device=q.device)
@@ -67,7 +67,7 @@ class DeviceLatent(MlaAdapter):
         return RECOMMENDED_BYTES
 
     def _pages(self, block_table: Tensor, seq_lens: Tensor) -> Tensor:
-        """The block table, wide enough, without what stands behind a sequence's pages: its first page stands there."""
+        """The block table, widened; entries past a sequence's pages are replaced by its first page."""
         page = torch.arange(block_table.shape[1], dtype=torch.int32, device=block_table.device)
         first = torch.where(seq_lens[:, None] > 0, block_table[:, :1], 0)
         table = torch.where(page * self.problem.page_size < seq_lens[:, None], block_table, first).contiguous()

@@ -14,7 +14,7 @@ from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
 
-_ENTRIES_AT_ONCE = 128  # of a list; the binaries ask for multiples of 4
+_ENTRIES_AT_ONCE = 128  # of a list; the binaries need multiples of 4
 
 
 class Slots(NamedTuple):
@@ -36,7 +36,7 @@ class Listed(MlaAdapter):
 
     def __init__(self, problem: MlaProblem) -> None:
         super().__init__(problem)
-        if problem.device.type == "cuda":  # a token, by which the module is loaded, or said to be missing
+        if problem.device.type == "cuda":  # one token, to load the module or to report that it is missing
             dtype, dims = self._q
             q = torch.zeros(1, 1, *dims, dtype=dtype, device="cuda")
             lists = torch.zeros(1, 1, _ENTRIES_AT_ONCE, dtype=torch.int32, device="cuda")

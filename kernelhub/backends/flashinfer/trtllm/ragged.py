@@ -22,7 +22,7 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)
         self._causal = problem.causal or (problem.q_len == ONE and not problem.ragged)
-        if problem.device.type == "cuda":  # a token, by which the module is loaded, or said to be missing
+        if problem.device.type == "cuda":  # one token, to load the module or to report that it is missing
             dtype, dims = self._q
             q = torch.zeros(1, *dims, dtype=dtype, device="cuda")
             k, v = (q.new_zeros(1, *dims) for _, dims in (self._k, self._v))

@@ -78,7 +78,7 @@ class _Attend:
             self._block(q[rows], k, v, length - tokens + start, out[rows], None if lse is None else lse[:, rows])
 
     def _block(self, q: Tensor, k: Tensor, v: Tensor, position: int, out: Tensor, lse: Tensor | None) -> None:
-        """Queries q [S, H, D] of which the first stands at `position`, over k and v [KH, L, D]."""
+        """Queries q [S, H, D], the first at `position`, over k and v [KH, L, D]."""
         tokens = q.shape[0]
         kv_heads, length = k.shape[0], k.shape[1]
         low = min(length, max(0, position - self.left)) if self.left >= 0 else 0

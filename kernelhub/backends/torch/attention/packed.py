@@ -1,6 +1,6 @@
 """CPU attention with GQA groups packed as query rows.
 
-ATen's CPU flash attention wants one KV head per query head and copies KV to get it, which makes decode
+ATen's CPU flash attention needs one KV head per query head and copies KV to get it, which makes decode
 read the cache H / KH times over. Here the query heads that share a KV head become rows of one query
 instead, row = (token, head in group), and KV is read once, in place:
 
@@ -150,13 +150,13 @@ class _Attend:
             )
 
     def _first_seeing(self, tokens: int, length: int) -> int:
-        """The first query that sees a key: all before it stand too far left of the first key."""
+        """The first query that sees a key: all before it are too far left of the first key."""
         if length == 0:
             return tokens
         return 0 if self.right < 0 else min(tokens, max(0, tokens - length - self.right))
 
     def _block(self, q: Tensor, k: Tensor, v: Tensor, position: int, out: Tensor, lse: Tensor | None) -> None:
-        """Queries q [B, S, H, D] of which the first stands at `position`, over k and v [B, KH, L, D]."""
+        """Queries q [B, S, H, D], the first at `position`, over k and v [B, KH, L, D]."""
         batch, tokens, heads, width = q.shape
         kv_heads, length = k.shape[1], k.shape[2]
         group = heads // kv_heads

@@ -1,6 +1,6 @@
 """`scaled_dot_product_attention` for batched tensors; torch picks among its own kernels.
 
-torch aligns a causal mask top left. Bottom right is asked for by its `causal_lower_right` bias where there
+torch aligns a causal mask top left. Its `causal_lower_right` bias requests bottom right where there
 are more keys than queries; where there are fewer, the queries that see no key are cut off first, and the others copied:
 on an H200 (d 256, float16, 276 queries, 127 keys) the rows of such a slice came back as NaN.
 

@@ -36,7 +36,7 @@ def dense_sequences(
 def paged_sequences(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, step: PagedStep, window_left: int, out: Tensor, lse: Tensor | None
 ) -> Iterator[Sequence]:
-    """The sequences of a `paged_attention` call over NHD caches; k and v live until the next is asked for.
+    """The sequences of a `paged_attention` call over NHD caches; k and v live until the next is requested.
 
     Keys before the window of a sequence's first query are left out. Masks align with the last key, so that
     changes nothing else.
@@ -71,8 +71,8 @@ def gathered_kv(k_cache: Tensor, v_cache: Tensor, pages: Tensor, keys: slice) ->
 def gathered(tag: str, cache: Tensor, pages: Tensor) -> Tensor:
     """Pages [..., P] of an NHD cache as [..., P * page_size, KH, D]: a view where they are adjacent, else a copy.
 
-    The copy lies head by head, in rows of one head's width, so that products read memory in order: for 8 x 2048 tokens
-    of 8 heads of 128, gathering and flash attention took 9 to 11 ms, with whole pages copied 9 or 18 ms from one
+    The copy is ordered by heads, in rows of one head's width, so that products read memory in order: for 8 x 2048
+    tokens of 8 heads of 128, gathering and flash attention took 9 to 11 ms, with whole pages copied 9 or 18 ms from one
     process to the next (2 cores, torch 2.13, bfloat16).
     """
     page_size, kv_heads, width = cache.shape[1:]
@@ -107,7 +107,7 @@ def nhd(cache: Tensor, kv_layout: str) -> Tensor:
 def widened(tag: str, tensor: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:
     """[..., KH, D] in `dtype`, times its scale: none, one, or one per KV head.
 
-    A tensor that is already so is given back; else the result lies in scratch memory of that tag.
+    A tensor that is already so is returned; else the result is in scratch memory of that tag.
     """
     if tensor.dtype is dtype and scale is None:
         return tensor

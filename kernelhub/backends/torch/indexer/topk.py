@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.ops.indexer.adapter import TopKAdapter
 
-_ELEMENTS = 1 << 22  # of rows at once; a dozen bytes are held for each
+_ELEMENTS = 1 << 22  # of rows at once; each needs a dozen bytes
 _MINUS_INFINITY = -0x7F800001  # as an integer of the order
 _NOWHERE = -0x80000000
 _NAN = 0x7FFFFFFF

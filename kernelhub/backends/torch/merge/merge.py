@@ -62,7 +62,7 @@ def _merge_block(
 
 
 def _weighed(tag: str, part: Tensor, share: Tensor) -> Tensor:
-    """The product in float32; where the share is 0, whatever stands there counts as 0."""
+    """The product in float32; where the share is 0, the value counts as 0."""
     product = torch.mul(part, share, out=scratch(f"merge {tag}", part.shape, torch.float32, part.device))
     nothing = share == 0.0
     if part.device.type != "cpu" or nothing.any():

@@ -14,7 +14,7 @@ class Scatter(MlaCacheAdapter):
     """`write_mla_cache` anywhere; nothing in it waits for the device.
 
     On a GPU tokens that are not to be written would have to be counted to be left out. Instead each repeats the store
-    of the first one that is; where there is none, all store what already stands in the first row.
+    of the first one that is; where there is none, all store what the first row already contains.
     """
 
     @without_autocast

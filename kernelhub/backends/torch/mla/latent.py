@@ -135,7 +135,7 @@ class Gathered(MlaAdapter):
             scores = torch.bmm(rows[some].float() * factor, keys.transpose(1, 2))
             weights, row_lse = _softmax(scores, values, hidden)
             o = torch.bmm(weights.to(self._weights), self._latents(cached, keys))
-            o.masked_fill_(hidden.all(1)[:, None, None], 0.0)  # the row that stands for none may be anything
+            o.masked_fill_(hidden.all(1)[:, None, None], 0.0)  # the row of missing entries may have any value
             kept = None if belongs is None else belongs[some]
             _store(o, row_lse, values, out_rows[some], None if lse_rows is None else lse_rows[:, some], kept)
         if out_rows is not out and not out.is_contiguous():

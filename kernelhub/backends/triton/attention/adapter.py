@@ -317,7 +317,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         return parts * (self.shape["DV_PAD"] + 1) * 4
 
     def _scaled(self, k: Tensor, v: Tensor, values: Values) -> tuple[Tensor, Tensor, float, float]:
-        """k and v as the kernels load them, and the factors of scores and results that the host knows."""
+        """k and v as the kernels load them, and the factors of scores and results that are on the host."""
         score_scale = float(values.scale) if self.problem.softcap else values.scale * _LOG2E
         if not self.fp8:
             return k, v, score_scale, 1.0
@@ -358,7 +358,7 @@ class SplitKVFixed(SplitKV):
 
 
 class Mixed(TritonAttention):
-    """Ragged batches: sequences of one tile of rows by split KV, the rest by prefill, told apart on the device."""
+    """Ragged batches: sequences of one tile of rows by split KV, the rest by prefill, separated on the device."""
 
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """The device code that the attention kernels share: one tile of queries over a range of keys.
 
-Rows of a tile are (query token, query head of the group), flattened: row r stands for token r // GROUP and
+Rows of a tile are (query token, query head of the group), flattened: row r is token r // GROUP and
 head r % GROUP of one KV head. So a tile is full for any ratio of heads, and decode of several query heads is
 one matrix product.
 

@@ -6,7 +6,7 @@
     store logits, -inf where the query does not see the key
 
 Keys stay where they are while queries pass by. float8 is multiplied as it is where tensor cores take it; elsewhere its
-bits are decoded to float16, 256 times too small, which FACTOR mends.
+bits are decoded to float16, 256 times too small, which FACTOR corrects.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from the top, of those elements whose digits above are those of the k-th element
 elements before the k-th and of the first of those equal to it.
 
 A row is split among programs, each with histograms of its own in `counts` [rows, 4, splits, 256]. From them each
-program knows how many elements the parts before it will store, so places come out in ascending order and no program
+program has the number of elements that the parts before it store, so positions are in ascending order and no program
 waits for another. `state` [rows, 4, 2] holds the k-th element's digits so far, and its rank among the elements that
 share them.
 """

@@ -2,7 +2,7 @@
 """The k highest of up to BLOCK elements, exactly, by a search for the k-th in registers.
 
 Floats become integers of the same order, the highest the smallest, NaN first. A program loads a part of a row once and
-narrows the range in which the k-th integer lies, counting those up to a middle of it, until exactly k are or one
+narrows the range of the k-th integer, counting those up to a middle of it, until exactly k are or one
 integer is left: some ten counts of three instructions per element, where a histogram of 8 bits costs some sixty.
 
 A row of more elements is taken in parts. Each part's k highest, in ascending order, are candidates of the next launch,

@@ -6,7 +6,7 @@
 
 With SCALE the result is stored over a scale as float8_e4m3fn bytes: 1 for a number, 2 for one in memory.
 
-A part without keys weighs nothing, and what stands in its place is not let in. Every element is read before any
+A part without keys has weight zero, and its values are masked. Every element is read before any
 is written by the program that reads it, so the result may take the place of a part.
 """
 

@@ -12,7 +12,7 @@ Rows are (query token, head), flattened, so a tile is full for any number of hea
 has keys of its own: a tile holds rows of one token, and its keys are the positions that `topk_indices` lists.
 
 Tiles are counted over the whole batch, so that the parts take no more memory than there are rows: sequence by
-sequence, or with RAGGED in a grid whose size the host knows without the lengths (`sequence_of`). Lengths are read
+sequence, or with RAGGED in a grid whose size does not depend on the lengths (`sequence_of`). Lengths are read
 on the device. e4m3 is computed as in `kernelhub.backends.triton.attention.softmax`: in float16, and so are bfloat16
 queries that meet it (HALF), each row divided by a power of two first. float16 ends at 2^-24, so where values are in it
 weights are multiplied by WEIGHT_UNIT, 2^15, which the factor of the result makes up for: those down to 2^-39 of the

@@ -1,7 +1,7 @@
 """Tiles of `fused_moe` that are worth a try: what `kernelhub tune` and scripts/measure_expert_tiles.py time.
 
 Sums of a thread must fill some registers and not spill (8 to 160 of float32), and operands in flight must fit the
-shared memory of a block; what else fails is told by compiling it.
+shared memory of a block; compilation finds the other failures.
 """
 
 from __future__ import annotations

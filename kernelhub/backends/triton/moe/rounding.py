@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Activations in formats that are asked for by name; `kernelhub.ops.moe.experts.activations` says what each rounds.
+"""Activations in opt-in formats; `kernelhub.ops.moe.experts.activations` states what each rounds.
 
 mxfp8, nvfp4: what codes and scales of groups mean, a second scale left out. bfloat16 holds that exactly, so the
 products of activations as they are run on quantised ones, on every GPU.

@@ -4,7 +4,7 @@
     key = (what an expert is ranked by, as an integer of the same order) << 32 | (the more, the lower its id)
     top_k times: the largest key is the next expert; take it out
 
-Experts stand group by group, each group padded to a power of two, so that a reshape parts them. Keys of groups that
+Experts are ordered by group, each group padded to a power of two, so that a reshape separates them. Keys of groups that
 are not chosen become the lowest integer.
 """
 

@@ -5,8 +5,8 @@
     one program per expert: go over all pairs, and write down those that are its own, in their order
 
 No program waits for another and none adds to what another wrote, so the order is the same every time. A pair is a
-number, token * TOP_K + choice; what pads a tile is the number of pairs, which is none. How many rows there are, which
-the host does not know, is written to `num_rows`, and grids are made for the most there can be.
+number, token * TOP_K + rank; the number of pairs, which is no pair, pads a tile. The number of rows, which is not on
+the host, is written to `num_rows`, and grids are sized for the maximum.
 """
 
 from __future__ import annotations

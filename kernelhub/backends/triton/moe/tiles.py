@@ -1,6 +1,6 @@
 """Tile shapes of the two matrix products: measured ones where there are, else chosen from facts of the device.
 
-Every default is held against the ahead-of-time report (`tests/backends/test_triton_ahead.py`): it compiles, fits
+Every default is checked against the ahead-of-time report (`tests/backends/test_triton_ahead.py`): it compiles, fits
 the shared memory of one block, and spills a few registers at most.
 """
 

@@ -4,10 +4,10 @@
     amax of a group; scale = max(amax / 448, 2^-126), or as the format has it; code = encode(x / scale)
 
 Divisions round to nearest: Triton's `/` of float32 is two units off on a GPU, and `tl.div_rn` branches per element.
-With FUSED a group's reciprocal is rounded once, and each quotient is mended twice by what a fused multiply-add finds
+With FUSED a group's reciprocal is rounded once, and each quotient is corrected twice by what a fused multiply-add finds
 missing (`quotients`). Where the scale is a power of two, a product with its reciprocal is the same.
 
-NaN goes through all of this as NaN, which is 0x7f in float8; float4 has none, so there a group's scale tells it.
+NaN goes through all of this as NaN, which is 0x7f in float8; float4 has none, so there a group's scale carries it.
 
 A program takes GROUPS groups of a row. Without groups (a scale that is known), a group is any stretch of it. Widths are
 specialised on, as strides are: masks of an unknown width make loads and stores of single elements.

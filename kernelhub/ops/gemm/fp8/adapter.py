@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `fp8_gemm`."""
+"""The adapter interface of `fp8_gemm`."""
 
 from __future__ import annotations
 

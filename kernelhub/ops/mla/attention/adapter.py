@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `mla_attention`."""
+"""The adapter interface of `mla_attention`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `write_mla_cache`."""
+"""The adapter interface of `write_mla_cache`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `concat_mla_k`."""
+"""The adapter interface of `concat_mla_k`."""
 
 from __future__ import annotations
 

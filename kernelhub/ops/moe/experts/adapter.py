@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `fused_moe`."""
+"""The adapter interface of `fused_moe`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `route_experts`."""
+"""The adapter interface of `route_experts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of FlashInfer's mixtures of experts by activations in small groups, NVFP4 and MXFP8, asked for by name."""
+"""Records of FlashInfer's mixtures of experts by activations in small groups, NVFP4 and MXFP8, which are opt-in."""
 
 from __future__ import annotations
 

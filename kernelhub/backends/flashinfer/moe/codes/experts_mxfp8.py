@@ -1,4 +1,4 @@
-"""`fused_moe` of MXFP4 weights by MXFP8 activations, which are asked for by name, by the library's CUTLASS kernels.
+"""`fused_moe` of MXFP4 weights by MXFP8 activations (opt-in), by the library's CUTLASS kernels.
 
 Gate, up and what joins them are rounded to bfloat16 before the library quantises them.
 """

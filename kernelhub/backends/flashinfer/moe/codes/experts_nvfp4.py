@@ -1,4 +1,4 @@
-"""`fused_moe` of NVFP4 weights by NVFP4 activations, which are asked for by name, by the library's CUTLASS kernels.
+"""`fused_moe` of NVFP4 weights by NVFP4 activations (opt-in), by the library's CUTLASS kernels.
 
 Gate, up and what joins them are rounded to the dtype of the tokens before the library quantises them.
 """
@@ -22,7 +22,7 @@ from kernelhub.ops.moe.experts.problem import NVFP4
 from kernelhub.ops.moe.experts.weights import FP4_GROUP, Matrix, matrix
 from kernelhub.ops.packed import PackedWeight, Tensors
 
-_WIDE, _FEW = 128, 4  # of the layer by which the module is loaded
+_WIDE, _FEW = 128, 4  # of the layer that loads the module
 
 
 class ExpertsNvfp4(Experts):

@@ -1,7 +1,7 @@
 """Tokens in the codes of formats with small groups, bit for bit as the op's reference has them.
 
 The library's own quantisers multiply by reciprocals that are rounded, which gives other codes now and then; products
-are given codes and scales instead. Scales lie row by row.
+are given codes and scales instead. Scales are row-major.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`fused_moe` of MXFP4 weights by MXFP8 activations, which are asked for by name, by TensorRT-LLM's kernels.
+"""`fused_moe` of MXFP4 weights by MXFP8 activations (opt-in), by TensorRT-LLM's kernels.
 
-Weights lie as for bfloat16 tokens. What joins gate and up is quantised from float32.
+Weights have the layout for bfloat16 tokens. The result of the activation is quantised from float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`fused_moe` of float8 blocks with UE8M0 scales by MXFP8 activations, asked for by name, by TensorRT-LLM's kernels.
+"""`fused_moe` of float8 blocks with UE8M0 scales by MXFP8 activations (opt-in), by TensorRT-LLM's kernels.
 
 They take MXFP8 weights, so a block's scale is packed once for each of its 128 rows and 4 groups of 32 columns. What
 joins gate and up is quantised from float32.

@@ -1,4 +1,4 @@
-"""`fused_moe` of NVFP4 weights by NVFP4 activations, which are asked for by name, by TensorRT-LLM's kernels.
+"""`fused_moe` of NVFP4 weights by NVFP4 activations (opt-in), by TensorRT-LLM's kernels.
 
 Sums are multiplied by a number for each expert: gate by its weights' and the tokens' second scales, up by that over the
 second scale of what joins them, which is quantised from float32; the down projection by its own two.

@@ -1,4 +1,4 @@
-"""torch's operators of scaled products: b is given as a transposed view, which is the layout that they ask for.
+"""torch's operators of scaled products: they require b as a transposed view.
 
 cuBLASLt and CUTLASS read every pointer 16 bytes at a time, those of scales, of the bias and of the result too; torch
 hands them on unchecked, and the call ends in CUBLAS_STATUS_NOT_SUPPORTED. What does not begin so is copied.
@@ -66,7 +66,7 @@ class ScaledMmBlockwise(Fp8GemmAdapter):
         made = out if whole else out.new_empty((rows + more, out.shape[1]))
         if self._missing:
             spread = b_scale.new_empty((b_scale.shape[0], b_scale.shape[1] + self._missing))
-            spread[:, : b_scale.shape[1]] = b_scale  # what lies beyond is of no block
+            spread[:, : b_scale.shape[1]] = b_scale  # columns past it are in no block
             b_scale = spread
         self._multiply(
             *(_rows(a), _rows(b).t()),

@@ -71,7 +71,7 @@ class PerGroup(GroupedGemmAdapter):
         super().__init__(problem)
         self._left = LEFT.get(problem.a_scale or "", 1.0) * LEFT.get(problem.b_scale or "", 1.0)
         self._direct = problem.a_dtype == problem.b_dtype == problem.out_dtype and not problem.bias
-        # cuBLAS may add parts of a half-precision sum in half precision; asked for float32 it does not.
+        # cuBLAS may add parts of a half-precision sum in half precision; with float32 it does not.
         self._wide = problem.device.vendor == "nvidia" and problem.a_dtype == problem.b_dtype in ("float16", "bfloat16")
 
     @at_own_precision
@@ -131,7 +131,7 @@ class PerGroup(GroupedGemmAdapter):
 
 
 def _spans(operands: GroupedOperands) -> list[tuple[int | slice, ...]]:
-    """Where the rows of each group lie in a; never outside of it."""
+    """The range of rows of each group in a; never outside of it."""
     if operands.group_sizes is not None:
         most = operands.a.shape[1]
         sizes = [min(max(size, 0), most) for size in on_host(operands.group_sizes, "group_sizes")]

@@ -9,14 +9,14 @@ Of elements in mxfp4 and mxfp8 a power of two is left for the end: the largest, 
 bfloat16 or float32, and infinity times 0, or minus infinity, would be NaN.
 
 Where a is bfloat16 or float16 it comes as planes, and four products of a quarter of BLOCK_K each take the weight's
-codes as they lie (QUADS; `backends/triton/fp4.py`). Otherwise both operands are decoded and interleaved.
+codes in their memory order (QUADS; `backends/triton/fp4.py`). Otherwise both operands are decoded and interleaved.
 
 float16 does not hold the powers of two of mxfp4. There BLOCK_K is one group, and its scale multiplies the product.
 
 With few rows of a (SWAP) the tile is that of the weight times that of a, so that the weight's rows fill the 64 rows
 of a matrix instruction; K is then split among programs, whose parts another kernel adds up, always in one order.
 
-A packed weight lies tile after tile of TILE_N rows x TILE_K elements, codes and scales: a program reads on end what in
+A packed weight is stored in tiles of TILE_N rows x TILE_K elements, codes and scales: a program reads at once what in
 a checkpoint are pieces of 64 and of 8 bytes, K / 2 and K / 16 bytes apart.
 """
 

@@ -1,4 +1,4 @@
-"""Tiles of float8 products, chosen from facts of the device and held against the ahead-of-time report."""
+"""Tiles of float8 products, selected from facts of the device and checked against the ahead-of-time report."""
 
 from __future__ import annotations
 

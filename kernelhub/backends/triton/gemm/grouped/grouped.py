@@ -6,7 +6,7 @@
         acc = sum over K of a[rows] @ b[group, columns].T, both decoded in registers
         out[rows, columns] = acc * scales + bias
 
-The grid is bounded by sizes that the host knows. Programs take the tiles that there are in turn, so none is started for
+The grid is bounded by sizes on the host. Programs take the tiles that there are in turn, so none is started for
 a tile that is not there. Tiles that follow each other share weights: first along M, GROUP_M of them, then along N.
 
 SWAP computes the product transposed, so that N is the side on which matrix instructions are wide where few rows leave

@@ -1,6 +1,6 @@
 """Tile shapes of grouped products, chosen from facts of the device and from how many rows a group has.
 
-Every choice is held against the ahead-of-time report (`tests/backends/test_triton_ahead.py`): it compiles, fits the
+Every choice is checked against the ahead-of-time report (`tests/backends/test_triton_ahead.py`): it compiles, fits the
 shared memory of one block, and hardly spills.
 """
 
@@ -34,7 +34,7 @@ class Tiles:
 
 def rows_of_a_tile(problem: GroupedGemmProblem, rows: int) -> int:
     """FEW, SOME or MANY, for contiguous rows in all or masked rows at most: the mean of a group is not to fill less
-    than a quarter of a tile. Masked rows are mostly not there, and how many are the host does not know."""
+    than a quarter of a tile. Most padded rows are unused, and their number is not on the host."""
     if problem.masked:
         return FEW if rows <= FEW else SOME
     mean = rows // problem.num_groups

@@ -1,4 +1,4 @@
-"""What a kernel must be to answer `bmm_fp8`."""
+"""The adapter interface of `bmm_fp8`."""
 
 from __future__ import annotations
 
