@@ -131,7 +131,7 @@ def _measure(function: Any) -> dict[str, float]:
             "forget": function.op._forget,
         }
         run = plan.run
-        of_run = {name: value for name, value in given.items() if name not in getattr(plan, "weights", ())}
+        of_run = {name: value for name, value in given.items() if name not in plan.weights}
         if hasattr(plan, "begin"):
             step = plan.begin(**_taken(plan.begin, given))
             run = step.run

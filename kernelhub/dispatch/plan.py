@@ -7,7 +7,7 @@ one engine step, shared by all layers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.hub import HUB
@@ -35,8 +35,10 @@ class Plan:
         run: the call; its arguments are said by the op's plan class.
         adapter: the chosen kernel's adapter, made for the problem.
         bound: the selection made ready.
+        weights: parameters of `run` that keep the values which the plan was prepared with, if a run is given none.
     """
 
+    weights: ClassVar[tuple[str, ...]] = ()
     __slots__ = ("__weakref__", "adapter", "bound", "run", "selection")
 
     def __init__(self, bound: Bound, run: Callable[..., Any]) -> None:

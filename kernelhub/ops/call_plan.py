@@ -32,7 +32,6 @@ class CallPlan(Plan):
     call: ClassVar[str]
     fixed: ClassVar[Fixed] = {}
     kept: ClassVar[tuple[str, ...]] = ()
-    weights: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

@@ -160,7 +160,7 @@ def _run(plan: Any, arguments: Mapping[str, Any]) -> None:
     if hasattr(plan, "begin"):
         step = plan.begin(**_taken(plan.begin, arguments))
         step.run(**_taken(step.run, arguments))
-    plan.run(**_taken(plan.run, arguments))
+    plan.run(**_taken(plan.run, {name: value for name, value in arguments.items() if name not in plan.weights}))
 
 
 def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

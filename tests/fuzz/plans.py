@@ -34,8 +34,9 @@ def through_plan(vary: Vary, kernel: str) -> Vary:
         asked = vary(op, base, random)
         if asked is not None:
             plan = _plan(op, base.arguments if asked.partners else asked.judged, kernel)
-            names = inspect.signature(plan.run).parameters
-            if asked.partners and not {*names} & {*asked.varied}:
+            kept = {*plan.weights} - {*plan.call.split(", ")}
+            names = {*inspect.signature(plan.run).parameters} - kept
+            if asked.partners and not names & {*asked.varied}:
                 return None  # the plan holds what is varied
             asked.call = lambda **given: plan.run(**{name: given[name] for name in given if name in names})
             asked.note = f"plan.run, {asked.note}"

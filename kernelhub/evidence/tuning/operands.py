@@ -81,7 +81,7 @@ class Operands:
         if plan.selection.kernel.needs_packing and (made := self.cases.pack(plan, arguments)) is not None:
             arguments = made[0]
             plan = function.prepare(**arguments, backend=kernel)
-        given = {**arguments, **self.destinations}
+        given = {name: value for name, value in arguments.items() if name not in plan.weights} | dict(self.destinations)
         step = plan if not hasattr(plan, "begin") else plan.begin(**_taken(plan.begin, given))
         return plan, functools.partial(step.run, **_taken(step.run, given))
 
