@@ -1,4 +1,4 @@
-"""What can be called: one folder per family of ops. See docs/design.md for the files of an op."""
+"""The ops: one folder per family. See docs/design.md for the files of an op."""
 
 from __future__ import annotations
 

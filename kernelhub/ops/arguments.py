@@ -60,7 +60,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def usable(tensor: Any, dtype: torch.dtype, device: int) -> bool:
-    """Whether it is an ordinary tensor of this dtype on this device, from which no gradient is wanted.
+    """Whether it is an ordinary tensor of this dtype on this device, that requires no gradient.
 
     With `alike` this is the fast half of a check: plain comparisons that let the usual call through. Where they say
     no, the op's full check looks again, and says what is wrong if something is.
@@ -93,7 +93,7 @@ def alike(tensor: Any, shape: Sequence[int], dtype: torch.dtype, device: int) ->
 
 
 class Forms:
-    """Forms of calls that an op's check let through: what the check looks at, so that it looks once.
+    """Forms of calls that an op's check has accepted, so that each form is checked once.
 
     For ops whose tensors must fit each other in more ways than a few comparisons show. A form contains the number of
     tokens: a new one is checked in full. When there are many, all are forgotten.

@@ -1,6 +1,6 @@
 """Recognises tensors of a form that a check has accepted, with one comparison.
 
-What is compared of each tensor: its type, dtype, device and layout, whether it wants a gradient, the sizes that are
+What is compared of each tensor: its type, dtype, device and layout, whether it requires a gradient, the sizes that are
 fixed and, on request, the strides. Tensors without memory, sparse and nested ones, lazily negated ones and those inside
 a torch.func transform have another form. So have all tensors under autocast, in inference mode and in a trace of
 torch.jit, in each of which a form has to be learned anew.

@@ -247,7 +247,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors share an element's memory, as far as strides tell.
+    """Whether two tensors share an element's memory, according to their strides.
 
     Views that interleave, such as halves of rows of one buffer, share none: their elements differ by their place
     within a common stride.

@@ -265,7 +265,7 @@ def _without_nested(name: str) -> Callable[..., Any]:
 
 
 def _without_gradient(name: str) -> Callable[..., Any]:
-    """The operator where autograd meets it: it refuses by name what wants a gradient, under torch.compile too.
+    """The operator under autograd: it rejects an operand that requires a gradient by its name, under torch.compile too.
 
     Without a formula of its own an operator's result is cut from the graph, and gradients are lost without a word.
     """

@@ -1,4 +1,4 @@
-"""Weights as one kernel wants them, with the tag that says so.
+"""Weights in the layout of one kernel, with a tag that names it.
 
 A checkpoint's layout suits no kernel in particular. A kernel that reads its weights faster in another order says so
 in its record (`layouts`, `packs_to`) and its adapter rearranges them once, when a model is loaded:

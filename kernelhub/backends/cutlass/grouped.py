@@ -1,6 +1,6 @@
 """`grouped_gemm` of float4 by float4: vLLM's products of experts, whose rows begin anywhere.
 
-Scales lie in tiles of 128 rows, those of a group from a whole tile on, so they are gathered on the device. The
+Scales are in tiles of 128 rows, those of a group from a whole tile on, so they are gathered on the device. The
 library writes rows of groups alone, into the result itself.
 """
 

@@ -84,7 +84,7 @@ class StandIn:
         GATE.changed.append(self.tell)
 
     def tell(self, sealed: bool) -> None:
-        """Tell the script whether kernelhub is sealed."""
+        """Pass the seal state to the script."""
         self._flags[_SEALED] = sealed
 
     def around(self, made: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,8 +10,8 @@ An adapter is a subclass of `AttentionAdapter`. To write one:
 
 The op has checked everything its contract says before any of them is called, for calls, plans and steps alike, and
 brought the values of the features into normal form (see `Values`). q, k, v and `out` may have any strides and begin
-anywhere; lengths, offsets, sinks and scales are contiguous, and the entries of a row of the block table lie side by
-side. Entries of the block table past a sequence's pages, and pages and tokens that no sequence uses, may hold anything.
+anywhere; lengths, offsets, sinks and scales are contiguous, and the rows of the block table are contiguous.
+Entries of the block table past a sequence's pages, and pages and tokens that no sequence uses, may have any value.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Check = Callable[[str, list[int]], None]
 
 
 def _read(tensor: Tensor, parameter: str, check: Check | None) -> list[int]:
-    """The values on the host, for kernels that plan there; where they are, a look at them costs next to nothing."""
+    """The values on the host, for kernels that plan there; reading values that are there costs almost nothing."""
     values = on_host(tensor, parameter)
     if check is not None:
         check(parameter, values)
@@ -127,7 +127,7 @@ class DenseStep:
         )
 
     def outlive(self) -> None:
-        """Serve later calls, too, with other values behind the same tensors: what is read on the host is not kept."""
+        """Serve later calls too, with other values in the same tensors: values read on the host are not kept."""
         self.outlives = True
         self.known_q_offsets = self.known_k_offsets = None
 
@@ -214,7 +214,7 @@ class PagedStep:
         )
 
     def outlive(self) -> None:
-        """Serve later calls, too, with other values behind the same tensors: what is read on the host is not kept."""
+        """Serve later calls too, with other values in the same tensors: values read on the host are not kept."""
         self.outlives = True
         self._lengths = self.known_q_offsets = None
 
@@ -267,7 +267,7 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
         """Run into `out` and `lse`. Shapes are those of the op's docstring; q is never empty."""
 
     def compute(self, q: Tensor, k: Tensor, v: Tensor, step: StepT, values: Values) -> Tensor:
-        """Run and return the result, contiguous, where the caller gave no `out` and wants no LSE; q is never empty."""
+        """Run and return the result, contiguous, for a call without `out` and LSE; q is never empty."""
         out = q.new_empty((*q.shape[:-1], self.problem.head_dim_vo))
         self.launch(q, k, v, step, values, out, None)
         return out

@@ -1,7 +1,7 @@
 """The arguments of an attention call: their normal forms, and the checks that name the parameter.
 
-What the key of a table holds is checked when the key is new (`check_*`). What it does not hold, the
-sizes of one call, is checked each time a step's metadata is (`begin`).
+Facts in the key are checked when the key is new (`check_*`). Sizes of a call are not in the key and are checked with
+the metadata of each step (`begin`).
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def extras_of(problem: AttentionProblem) -> tuple[int, ...]:
 
 
 def check_kept(op: str, values: Values, sinks: Any, k_scale: Any, v_scale: Any) -> None:
-    """A plan keeps its values: a copy of one that is not contiguous would not follow the tensor that was given."""
+    """A plan keeps its values: a contiguous copy would not follow changes of the given tensor."""
     given = (("sinks", sinks, values.sinks), ("k_scale", k_scale, values.k_scale), ("v_scale", v_scale, values.v_scale))
     for name, tensor, kept in given:
         if kept is not tensor:
@@ -349,7 +349,7 @@ def check_offsets(
     num_tokens: int | None,
     longest: int | None,
 ) -> None:
-    """Host values of cu_seqlens: from 0 up, never falling, within the tokens and the bound that are given."""
+    """Host values of cu_seqlens: from 0 up, not decreasing, within the given tokens and bound."""
     if len(offsets) != num_seqs + 1:
         refuse(op, parameter, f"has {len(offsets)} offsets for {num_seqs} sequences", f"give {num_seqs + 1}")
     if offsets[0] != 0:

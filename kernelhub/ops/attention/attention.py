@@ -77,7 +77,7 @@ class AttentionStep:
 
 
 class AttentionPlan(CallPlan):
-    """A kernel chosen for one layer configuration: dtypes, heads, features and their values.
+    """A kernel selected for one layer configuration: dtypes, heads, features and their values.
 
     ``run(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
     out=None)`` is a whole call. `begin` makes a step whose `run` is the launch alone.

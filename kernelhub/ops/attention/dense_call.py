@@ -174,7 +174,7 @@ def begin(
 
 
 def _check_of_host_values(num_seqs: int, max_seqlen_q: int | None, max_seqlen_k: int | None) -> Check:
-    """A look at offsets that a kernel reads on the host, whatever KERNELHUB_CHECK says."""
+    """Check offsets that a kernel reads on the host, for every value of KERNELHUB_CHECK."""
 
     def check(parameter: str, values: list[int]) -> None:
         longest = max_seqlen_q if parameter == "cu_seqlens_q" else max_seqlen_k
@@ -221,7 +221,7 @@ def bind(
         values: Values | None = None,
         checked: bool = False,
     ) -> Any:
-        """`checked`: the call was checked, and this function made for it; the next one's form is learned."""
+        """`checked`: the call was checked and this function was built for it; its form is remembered."""
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             sizes = (max_seqlen_q, max_seqlen_k)

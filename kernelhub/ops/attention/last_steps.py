@@ -1,8 +1,7 @@
-"""The step that direct calls made last, for each thread: the layers of an engine step share its metadata.
+"""The last step of direct calls, per thread: the layers of an engine step share its metadata.
 
-A thread that is alone reads one attribute. Threads that take turns on one kernel with block tables of their own find
-their own step again, where a single one would be begun anew at every turn. No more than one step is kept for each
-thread, and none once its thread has ended.
+A single thread reads one attribute. Threads that alternate on one kernel with separate block tables find their own step
+again; with one shared step each turn would begin a new one. Each thread keeps at most one step, until it ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the launch of an attention op asks of q, k, v and `out`, where their form is new.
+"""Checks of q, k, v and `out` before the launch of an attention op, once per form.
 
 A call's key and a step's `begin` check most of it; a plan's `run` has no key. So this module checks all of it, once per
 form of tensors, and `KnownForm` recognises later tensors of that form.
@@ -28,7 +28,7 @@ def check_run(op: str, problem: AttentionProblem, q: Any, k: Any, v: Any) -> Non
     """q, k and v are what the kernel was selected for, and fit one another.
 
     Raises:
-        InvalidArgument: one is of another type, dtype, layout, device or shape, or wants a gradient.
+        InvalidArgument: one is of another type, dtype, layout, device or shape, or requires a gradient.
     """
     names = problem.operand_names
     kv_dims, ragged = problem.kv_dims, problem.ragged
@@ -104,7 +104,7 @@ def check_out(op: str, out: Any, shape: Sequence[int], q: Tensor, operands: Mapp
 def accept_call(
     op: str, problem: AttentionProblem, known: KnownForm, known_out: KnownForm, q: Any, k: Any, v: Any, out: Any
 ) -> None:
-    """Check tensors of a direct call whose form is new, and learn it.
+    """Check tensors of a direct call of a new form, and remember it.
 
     Args:
         known: of q, k and v.
@@ -140,7 +140,7 @@ class StepOperands:
         self.known_out = KnownForm()
 
     def for_step(self, step: DenseStep | PagedStep) -> StepOperands:
-        """These, if what they let through fits the step, too, or new ones."""
+        """These, if the tensors that they accept also fit the step, or new ones."""
         keys = step.num_pages if isinstance(step, PagedStep) else _last(step.known_k_offsets)
         serves = step.num_seqs, _last(step.known_q_offsets), keys
         if serves == self._serves:
@@ -150,7 +150,7 @@ class StepOperands:
         return made
 
     def accept(self, step: DenseStep | PagedStep, q: Any, k: Any, v: Any, out: Any) -> bool:
-        """Check tensors of a form that is new, and learn it, unless KERNELHUB_CHECK has each run checked whole.
+        """Check tensors of a new form and remember it, unless KERNELHUB_CHECK requires a full check of each run.
 
         Returns:
             Whether there is anything to launch: not for no queries, or no sequences.
@@ -179,7 +179,7 @@ class StepOperands:
         return True
 
     def blame(self, error: Exception, q: Any, k: Any, v: Any, out: Any) -> None:
-        """Raise what is wrong with operands that made a run raise; nothing if the error is ours or they are right."""
+        """Raise the problem of operands that made a run raise; nothing if they are valid or the error is ours."""
         if isinstance(error, KernelhubError):
             return
         problem = self._problem

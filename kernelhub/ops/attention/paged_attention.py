@@ -62,7 +62,7 @@ _contexts = HUB.contexts.get
 
 
 class PagedAttentionPlan(PagedPlan):
-    """A kernel chosen for one layer configuration: dtypes, heads, page layout, features and their values.
+    """A kernel selected for one layer configuration: dtypes, heads, page layout, features and their values.
 
     ``run(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q=None, max_seqlen_q=None, out=None)``
     is a whole call. `begin` makes a step whose ``run(q, k_cache, v_cache, *, out=None)`` is the launch alone.

@@ -214,7 +214,7 @@ def bind(
         values: Values | None = None,
         checked: bool = False,
     ) -> Any:
-        """`checked`: the call was checked, and this function made for it; the next one's form is learned."""
+        """`checked`: the call was checked and this function was built for it; its form is remembered."""
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             return run_there(

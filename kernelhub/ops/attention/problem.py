@@ -1,4 +1,4 @@
-"""What selection may look at for an attention call."""
+"""Facets and constraints of attention calls."""
 
 from __future__ import annotations
 

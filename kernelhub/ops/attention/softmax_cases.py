@@ -1,4 +1,4 @@
-"""What the cases of all softmax attention have in common: how a result is judged, and tokens of no sequence."""
+"""Shared by the cases of all softmax attention: comparison of results, and tokens of no sequence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Values of a step's metadata: lengths within the block table, pages within the cache, offsets within the tokens.
 
-`begin` looks at them once. With KERNELHUB_CHECK=1 each run of a step looks again, since an engine may have written
+`begin` checks them once. With KERNELHUB_CHECK=1 each run of a step checks them again, since an engine may have written
 other values to the same tensors: a CUDA graph's are filled anew for every replay.
 """
 
@@ -49,7 +49,7 @@ def check_step_values(
 
 
 def check_of_host_values(op: str, num_seqs: int, max_seqlen_q: int | None, max_pages: int, page_size: int) -> Check:
-    """A look at lengths and offsets that a kernel reads on the host, whatever KERNELHUB_CHECK says.
+    """Check lengths and offsets that a kernel reads on the host, for every value of KERNELHUB_CHECK.
 
     Rows of q are not compared with them: a step may serve later calls with more rows.
     """

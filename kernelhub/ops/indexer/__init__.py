@@ -9,8 +9,8 @@ indexer scores highest:
 * `paged_mqa_logits` scores the keys of a paged cache, as in decode, causally among the last tokens of a sequence;
 * `topk_indices` finds the keys with the highest scores.
 
-A score outside a query's range is -inf, and -inf is never chosen, so logits can be passed on as they are. A scale of q
-goes into `weights`. Scales are positive, so it does not matter whether they are applied inside the relu.
+A score outside a query's range is -inf, and -inf is never selected, so logits can be passed on as they are. A scale of
+q goes into `weights`. Scales are positive, so it does not matter whether they are applied inside the relu.
 
 Files: `problem` (facets), one file per op (checks, launch, public function), `adapter` (the interface of kernels),
 `reference`, `tolerance`, `inputs`, `cases`.

@@ -1,4 +1,4 @@
-"""What a kernel must be to answer the ops of the indexer."""
+"""The adapter interface of the indexer's ops."""
 
 from __future__ import annotations
 

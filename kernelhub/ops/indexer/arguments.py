@@ -1,4 +1,4 @@
-"""Checks of tensors that the ops of the indexer share: each refusal names the parameter."""
+"""Checks of tensors that the ops of the indexer share: each error names the parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_tensor(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> None:
-    """A tensor of this shape, on this device, of one of these dtypes, that wants no gradient."""
+    """A tensor of this shape, on this device, of one of these dtypes, that requires no gradient."""
     check_operand(op, parameter, given)
     if given.dtype not in dtypes:
         allowed = " or ".join(map(dtype_name, dtypes))

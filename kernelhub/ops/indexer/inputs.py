@@ -17,7 +17,7 @@ from kernelhub.ops.indexer.layout import fuse_cache
 class IndexerModel:
     """The indexer of a published model; figures are index_n_heads, index_head_dim, index_topk of its config.json.
 
-    tests/ops/test_model_figures.py holds them against transformers' configurations of both.
+    tests/ops/test_model_figures.py compares them with transformers' configurations of both.
     """
 
     name: str

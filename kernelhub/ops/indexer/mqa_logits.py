@@ -91,7 +91,7 @@ def bind(
         cu_seqlen_ke: Tensor,
         out: Tensor | None,
     ) -> bool:
-        """Nothing that `check` would refuse, and what the kernel was made for."""
+        """Whether `check` would accept the operands and they fit the kernel."""
         if not usable(q, dtype, device) or not usable(k, dtype, device) or q.ndim != 3 or k.ndim != 2:
             return False
         tokens, heads, width = q.shape
@@ -170,7 +170,7 @@ _contexts = HUB.contexts.get
 
 
 class LogitsPlan(CallPlan):
-    """A kernel chosen for queries like these: ``run`` takes the arguments of `mqa_logits` but ``backend``."""
+    """A kernel selected for queries like these: ``run`` takes the arguments of `mqa_logits` but ``backend``."""
 
     __slots__ = ()
     call = "q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out"

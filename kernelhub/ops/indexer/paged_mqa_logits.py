@@ -187,7 +187,7 @@ def bind(
         max_seq_len: int,
         out: Tensor | None,
     ) -> bool:
-        """Nothing that `check` would refuse, and what the kernel was made for."""
+        """Whether `check` would accept the operands and they fit the kernel."""
         if not usable(q, dtype, device) or q.ndim != 4 or not usable(block_table, int32, device):
             return False
         batch, next_n, heads, width = q.shape
@@ -314,7 +314,7 @@ _contexts = HUB.contexts.get
 
 
 class PagedLogitsPlan(CallPlan):
-    """A kernel chosen for queries like these: ``run`` takes the arguments of `paged_mqa_logits` but ``backend``."""
+    """A kernel selected for queries like these: ``run`` takes the arguments of `paged_mqa_logits` but ``backend``."""
 
     __slots__ = ()
     call = "q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out"

@@ -1,4 +1,4 @@
-"""What selection may look at for the ops of the indexer."""
+"""Facets and constraints of the indexer's ops."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def bind(
     wanted, float32, int32 = problem.k, torch.float32, torch.int32
 
     def known(logits: Tensor, k: int, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor | None) -> bool:
-        """Nothing that `check` would refuse, and what the kernel was made for."""
+        """Whether `check` would accept the operands and they fit the kernel."""
         if type(k) is not int or k != wanted or not usable(logits, float32, device) or logits.ndim != 2:
             return False
         rows, columns = logits.shape
@@ -148,7 +148,7 @@ _contexts = HUB.contexts.get
 
 
 class TopKPlan(CallPlan):
-    """A kernel chosen for rows like these: ``run(logits, k, row_starts=None, row_ends=None, out=None)``."""
+    """A kernel selected for rows like these: ``run(logits, k, row_starts=None, row_ends=None, out=None)``."""
 
     __slots__ = ()
     call = "logits, k, row_starts, row_ends, out"

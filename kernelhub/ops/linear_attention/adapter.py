@@ -11,7 +11,7 @@ from kernelhub.ops.linear_attention.problem import LinearProblem
 
 
 class States(NamedTuple):
-    """Where sequences go on from, and where they leave their state.
+    """The initial states of sequences, and the destinations of their final states.
 
     Attributes:
         before: float32 [slots, H, D, Dv], or None where all start from zero.

@@ -120,7 +120,7 @@ def _check_destinations(
     out: Any,
     out_state: Any,
 ) -> None:
-    """They share memory with nothing that is read; out_state may be state itself, to go on in place."""
+    """They overlap no operand, except that out_state may be state itself, to update in place."""
     read: dict[str, Any] = {"q": q, "k": k, "v": v, "decay": decay}
     read |= {"cu_seqlens": cu_seqlens, "state_indices": state_indices}
     if out is not None:
@@ -231,7 +231,7 @@ def bind(
     def memory_is_plain(
         reads: tuple[Tensor | None, ...], state: Tensor | None, out: Tensor | None, out_state: Tensor | None
     ) -> bool:
-        """What a form does not hold: elements where they are read, and destinations apart from all else."""
+        """Checks that the form does not cover: values that are read, and destinations that must not overlap."""
         for tensor in (*reads, state):
             if tensor is not None and not (tensor.is_contiguous() or is_plain_view(tensor)):
                 return False
@@ -322,7 +322,7 @@ _contexts = HUB.contexts.get
 
 
 class LinearPlan(CallPlan):
-    """A kernel chosen for calls like this: ``run`` takes the op's arguments but ``return_state`` and ``backend``."""
+    """A kernel selected for calls like this: ``run`` takes the op's arguments but ``return_state`` and ``backend``."""
 
     __slots__ = ()
     call = "q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state"

@@ -1,4 +1,4 @@
-"""What selection may look at for `linear_attention`."""
+"""Facets and constraints of `linear_attention`."""
 
 from __future__ import annotations
 

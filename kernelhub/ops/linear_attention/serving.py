@@ -10,7 +10,7 @@ from kernelhub.ops.serving import Arguments, Batch, Calls, Sizes, Values
 
 
 def linear_attention_calls(problem: LinearProblem, sizes: Sizes, values: Values) -> Calls:
-    """New tokens of sequences that go on from their states, if the problem has any."""
+    """New tokens of sequences that continue from their states, if the problem has any."""
     heads, width = problem.num_heads, problem.head_dim
     decay = slopes(heads).to(values.device)
 

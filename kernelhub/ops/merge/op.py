@@ -251,7 +251,7 @@ _contexts = HUB.contexts.get
 
 
 class MergePlan(CallPlan):
-    """A kernel chosen for states like these: ``run(outs, lses, out=None, out_lse=None)`` is a whole call.
+    """A kernel selected for states like these: ``run(outs, lses, out=None, out_lse=None)`` is a whole call.
 
     `out_scale` is the one that the plan was prepared with; a tensor is read at each run.
     """

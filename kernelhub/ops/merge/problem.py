@@ -1,4 +1,4 @@
-"""What selection may look at for a merge."""
+"""Facets and constraints of `merge_attention_states`."""
 
 from __future__ import annotations
 

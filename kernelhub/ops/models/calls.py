@@ -149,7 +149,7 @@ def calls_of(
     problem = need.problem(where)
     if getattr(problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT:
         raise ConfigurationError(
-            f"{need.op}: weights in layout {problem.weight_layout} are made by the plan that packs them; ask for "
+            f"{need.op}: weights in layout {problem.weight_layout} are made by the plan that packs them; request "
             f"weight_layout={CHECKPOINT!r} and pack"
         )
     if need.op not in MAKERS:

@@ -1,7 +1,7 @@
 """A model's description from its Hugging Face config.json.
 
 Names of fields are those that transformers and the modeling code beside the checkpoints read. An architecture that is
-not listed here is an error, since a guess would list problems that nobody needs and miss those that somebody does.
+not listed here is an error, since a guess would list wrong problems and miss needed ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which features of its ops a model can ask for, so that an error can say whether a model's warm-up covers a call.
+"""The features of ops that a model can use, so that an error can say whether a model's warm-up covers a call.
 
-tests/warming/test_warmup.py holds the table against all published models.
+tests/warming/test_warmup.py compares the table with all published models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each part of a decoder asks of the ops on one rank."""
+"""The problems of each part of a decoder on one rank."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Asked:
-    """One question of a part of the model; `sizes` are figures of its calls that no facet holds."""
+    """One problem of a part of the model; `sizes` are sizes of its calls that no facet contains."""
 
     op: str
     phases: tuple[str, ...]
@@ -259,6 +259,6 @@ def _experts(experts: Experts, model: Description, setting: Setting) -> Iterator
 
 
 def _padded(width: int, weights: str, whole_blocks: bool = False) -> int:
-    """A rank's share of a width, padded as its format wants: to whole groups, and of experts to whole blocks."""
+    """A rank's share of a width, padded to whole groups of its format, and for experts to whole blocks."""
     multiple = 128 if weights == FP8_BLOCK and whole_blocks else _GROUPS.get(weights, 1)
     return -(-width // multiple) * multiple

@@ -1,4 +1,4 @@
-"""`problems_of`: what a model will ask of the ops on one rank, per phase."""
+"""`problems_of`: the problems of a model on one rank, per phase."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def problems_of(
     quantization: str | None = None,
     phases: Sequence[str] = PHASES,
 ) -> tuple[Need, ...]:
-    """What one rank asks of the ops when it serves a model: each problem class once.
+    """The problems of one rank that serves a model: each problem class once.
 
     torch multiplies weights in bfloat16, so these products are not listed. Experts run in `fused_moe`, with the
     routing before it. Prefill attends to packed sequences (`attention`) and to pages (`paged_attention`, for chunks and

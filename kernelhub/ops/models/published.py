@@ -1,6 +1,6 @@
 """Published models by name: the fields of their config.json that matter to kernels.
 
-tests/ops/test_problems_of.py holds them against the inputs of the ops and against transformers' configurations.
+tests/ops/test_problems_of.py compares them with the inputs of the ops and with transformers' configurations.
 """
 
 from __future__ import annotations

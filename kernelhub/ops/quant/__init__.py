@@ -16,7 +16,7 @@ mxfp8     ``2^(floor(log2 amax) - 8)``, over 32                                 
 `global_scale` is ``max(amax of the tensor / 2688, 2^-117)`` where none is given. Divisions are true ones, as in
 DeepSeek's and vLLM's quantisers; a product with the reciprocal would differ in the last bit.
 
-The scale of MX is that of the specification (OCP Microscaling Formats 1.0, section 6.3): amax may lie above the
+The scale of MX is that of the specification (OCP Microscaling Formats 1.0, section 6.3): amax may be above the
 largest code (by up to a third for fp4, a seventh for fp8) and is then saturated. ``scale_rounding="up"`` takes the
 least power of two that saturates nothing, as cuDNN, Transformer Engine and NVIDIA's recipe for pre-training with
 MXFP8 (Mishra et al. 2025) do. The specification's is the default, since it is what "MX" names; reading a tensor back

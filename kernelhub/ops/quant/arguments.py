@@ -22,7 +22,7 @@ _COLUMN_BYTES = 16  # the stride of column-major scales, as TMA wants it
 
 
 def check_tensor(op: str, parameter: str, tensor: Any, dtypes: Sequence[torch.dtype], like: Tensor | None) -> None:
-    """A tensor of one of these dtypes, where `like` is, that wants no gradient."""
+    """A tensor of one of these dtypes, on the device of `like`, that requires no gradient."""
     check_operand(op, parameter, tensor)
     if tensor.dtype not in dtypes:
         refuse(op, parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give {' or '.join(map(dtype_name, dtypes))}")

@@ -197,7 +197,7 @@ _contexts = HUB.contexts.get
 
 
 class QuantizeFp8Plan(CallPlan):
-    """A kernel chosen for tensors like this: ``run(x, scale=None, out=None, out_scale=None)`` is a whole call."""
+    """A kernel selected for tensors like this: ``run(x, scale=None, out=None, out_scale=None)`` is a whole call."""
 
     __slots__ = ()
     call = "x, scale, out, out_scale"
@@ -211,7 +211,7 @@ class QuantizeFp8Plan(CallPlan):
 
 
 class DequantizeFp8Plan(CallPlan):
-    """A kernel chosen for codes like these: ``run(x, scale, out=None)`` is a whole call."""
+    """A kernel selected for codes like these: ``run(x, scale, out=None)`` is a whole call."""
 
     __slots__ = ()
     call = "x, scale, None, out"

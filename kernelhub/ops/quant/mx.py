@@ -138,7 +138,7 @@ def dequantizer(record: OpRecord[DequantizeProblem], reference: Callable[..., An
 
 
 class QuantizeMxPlan(CallPlan):
-    """A kernel chosen for tensors like this: ``run(x, out=None, out_scale=None)`` is a whole call."""
+    """A kernel selected for tensors like this: ``run(x, out=None, out_scale=None)`` is a whole call."""
 
     __slots__ = ()
     call = "x, out, out_scale"
@@ -146,7 +146,7 @@ class QuantizeMxPlan(CallPlan):
 
 
 class DequantizeMxPlan(CallPlan):
-    """A kernel chosen for codes like these: ``run(x, scale, out=None)`` is a whole call."""
+    """A kernel selected for codes like these: ``run(x, scale, out=None)`` is a whole call."""
 
     __slots__ = ()
     call = "x, scale, None, out"

@@ -144,7 +144,7 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 
 class QuantizeNvfp4Plan(CallPlan):
-    """A kernel chosen for tensors like this.
+    """A kernel selected for tensors like this.
 
     ``run(x, global_scale=None, out=None, out_scale=None, out_global_scale=None)`` is a whole call.
     """
@@ -154,7 +154,7 @@ class QuantizeNvfp4Plan(CallPlan):
 
 
 class DequantizeNvfp4Plan(CallPlan):
-    """A kernel chosen for codes like these: ``run(x, scale, global_scale, out=None)`` is a whole call."""
+    """A kernel selected for codes like these: ``run(x, scale, global_scale, out=None)`` is a whole call."""
 
     __slots__ = ()
     call = "x, scale, global_scale, out"

@@ -84,7 +84,7 @@ class Xqa(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         sinks: Tensor | None,
         out: Tensor,
     ) -> None:
-        """The library's call: q and the metadata lie without gaps, k and v alike.
+        """The library's call: q and the metadata are contiguous, k and v have equal strides.
 
         XQA loads lengths and pages one by one (csrc/xqa/mhaUtils.cuh). How trtllm-gen does, which comes as binaries,
         is not known: metadata that does not begin at 16 bytes is copied for both.

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """The indexer's logits: a tile of keys per program, against queries one after the other.
 
-    scores = k q^T                     [keys, heads]: heads lie in the registers of few threads, which sum them
+    scores = k q^T                     [keys, heads]: heads are in the registers of few threads, which sum them
     logits = k_scale * (relu(scores) weights)
     store logits, -inf where the query does not see the key
 

@@ -12,7 +12,7 @@ from kernelhub.ops.mla.concat.problem import DTYPES
 
 
 def _rotary_part_too_wide(problem: MlaProblem) -> str | None:
-    """Queries of both parts lie in shared memory beside the keys of a tile."""
+    """Queries of both parts are in shared memory beside the keys of a tile."""
     rope_dim = problem.head_dim - problem.value_dim
     return (
         f"the rotary part is {rope_dim} wide; a program holds up to 128 beside the latent" if rope_dim > 128 else None

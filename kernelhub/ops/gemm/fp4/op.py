@@ -72,7 +72,7 @@ def problem_of(key: Any, device: int) -> Fp4GemmProblem:
 
 
 def _check_tensor(parameter: str, tensor: Any, dtypes: Sequence[torch.dtype], like: Tensor | None) -> None:
-    """A tensor of one of these dtypes, where `like` is, that wants no gradient."""
+    """A tensor of one of these dtypes, on the device of `like`, that requires no gradient."""
     check_operand(NAME, parameter, tensor)
     if tensor.dtype not in dtypes:
         refuse(parameter, f"has dtype {dtype_name(tensor.dtype)}", f"give {' or '.join(map(dtype_name, dtypes))}")
@@ -323,11 +323,11 @@ _contexts = HUB.contexts.get
 
 
 class Fp4GemmPlan(CallPlan, PackingPlan):
-    """A kernel chosen for operands like these.
+    """A kernel selected for operands like these.
 
     ``run(a, b=None, a_scale=None, b_scale=None, a_global_scale=None, b_global_scale=None, bias=None, out=None)`` is a
     whole call. Without b, its scales and bias it takes those that the plan was prepared with, which it keeps alive.
-    `pack` gives the weight as the kernel wants it; a plan prepared with that runs it.
+    `pack` returns the weight in the kernel's layout; a plan prepared with that runs it.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""What selection may look at for `fp4_gemm`."""
+"""Facets and constraints of `fp4_gemm`."""
 
 from __future__ import annotations
 

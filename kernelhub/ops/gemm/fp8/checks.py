@@ -1,4 +1,4 @@
-"""What the contract of `fp8_gemm` says of a call, and of the operands of a plan."""
+"""Checks of the contract of `fp8_gemm`, for calls and for operands of plans."""
 
 from __future__ import annotations
 

@@ -227,10 +227,10 @@ _contexts = HUB.contexts.get
 
 
 class Fp8GemmPlan(CallPlan, PackingPlan):
-    """A kernel chosen for weights like these: ``run(a, b=None, a_scale=None, b_scale=None, bias=None, out=None)``.
+    """A kernel selected for weights like these: ``run(a, b=None, a_scale=None, b_scale=None, bias=None, out=None)``.
 
     A run is a whole call. Without b, b_scale and bias it takes those that the plan was prepared with, which it keeps
-    alive. Beside activations that are not quantised `pack` gives the weight as the kernel wants it.
+    alive. Beside activations that are not quantised `pack` returns the weight in the kernel's layout.
     """
 
     __slots__ = ()

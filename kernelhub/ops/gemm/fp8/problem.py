@@ -1,4 +1,4 @@
-"""What selection may look at for `fp8_gemm`."""
+"""Facets and constraints of `fp8_gemm`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ terms of random sign.
   their random part is half of that. 2^-9 spread bounds the root mean square, 2^-10 mass the largest.
 
 * **16-bit matrix instructions**, of activations that are not quantised, add 16 products and the sum so far and cut off
-  what lies 2^-23 below it: K/16 cuts, of 2^-24 of the sum so far in the mean and towards zero. (8 + K/8) 2^-24 mass
+  what is 2^-23 below it: K/16 cuts, of 2^-24 of the sum so far in the mean and towards zero. (8 + K/8) 2^-24 mass
   bounds the largest; the sum growing as a root does, the mean is K/24 2^-24 spread, for which 2^-12.5 spread serves
   up to K = 65536, and 2^-12 is allowed.
 
@@ -27,7 +27,7 @@ Two scales may have a product that is no number of float32, 2^127 x 2^127, where
 multiplied into the sum one after the other, in an order in which nothing leaves float32 that the result does not. Those
 of blocks are multiplied over 2^20 in Triton, and sums by 2^20 at the end, which takes no instruction more in a step. No
 sum but 0 is below 2^-18, so a product that is too large yet makes a result infinite. So no result is NaN while the mass
-is below 2^128. What is lost lies at the other end: products of scales are rounded to multiples of 2^-129, and sums of a
+is below 2^128. The loss is at the other end: products of scales are rounded to multiples of 2^-129, and sums of a
 block to multiples of 2^-129, or 2^-113 where bytes are multiplied as float16 (before sm_89): results above 1e-29 do not
 see it.
 """

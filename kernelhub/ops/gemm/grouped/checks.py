@@ -1,4 +1,4 @@
-"""What the contract of `grouped_gemm` says of a call, and of the operands of a plan."""
+"""Checks of the contract of `grouped_gemm`, for calls and for operands of plans."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ _contexts = HUB.contexts.get
 
 
 class GroupedGemmPlan(CallPlan):
-    """A kernel chosen for weights like these: `run`, with the arguments of `grouped_gemm`, is a whole call."""
+    """A kernel selected for weights like these: `run`, with the arguments of `grouped_gemm`, is a whole call."""
 
     __slots__ = ()
     call = "(a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias), None, out"

@@ -1,4 +1,4 @@
-"""What selection may look at for `grouped_gemm`."""
+"""Facets and constraints of `grouped_gemm`."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def check(
     seq_lens: Any,
     cu_seqlens_q: Any,
 ) -> None:
-    """All that a key holds, and the tensors beside it, checked when the key is new; `begin` checks metadata."""
+    """The facts of a key and the tensors beside it, checked when the key is new; `begin` checks metadata."""
     check_operand(NAME, "q", q)
     check_operand(NAME, "kv_cache", kv_cache)
     if q.ndim not in ((3,) if ragged else (3, 4)):
@@ -295,7 +295,7 @@ def destination_of(problem: MlaProblem, device: int) -> Callable[..., Tensor]:
 
 
 def with_plain_sinks(values: MlaValues) -> MlaValues:
-    """Sinks side by side, as kernels read them; a copy is made by every launch, so that it is never an old one."""
+    """Contiguous sinks, as kernels read them; every launch makes the copy, so that it is never stale."""
     sinks = values.sinks
     return values if sinks is None or sinks.is_contiguous() else values._replace(sinks=sinks.contiguous())
 

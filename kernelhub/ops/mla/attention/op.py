@@ -1,7 +1,7 @@
 """`mla_attention`: latent attention with absorbed projections over a paged cache.
 
-One function serves decode, speculative decode with as many queries for every sequence, and ragged batches, each
-over all tokens of a sequence or over those that an indexer chose.
+One function serves decode, speculative decode with the same number of queries for every sequence, and ragged batches,
+each over all tokens of a sequence or over those that an indexer selected.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _contexts = HUB.contexts.get
 
 
 class MlaAttentionPlan(PagedPlan):
-    """A kernel chosen for one layer configuration: dtypes, heads, page layout, features and their values.
+    """A kernel selected for one layer configuration: dtypes, heads, page layout, features and their values.
 
     ``run(q, kv_cache, block_table, seq_lens, cu_seqlens_q=None, max_seqlen_q=None, topk_indices=None, out=None)``
     is a whole call. `begin` makes a step whose ``run(q, kv_cache, topk_indices=None, *, out=None)`` is the launch
@@ -179,7 +179,7 @@ class _StepOperands:
         self.known_listed_out = KnownForm()
 
     def for_step(self, step: PagedStep) -> _StepOperands:
-        """These, if what they let through fits the step, too, or new ones."""
+        """These, if the tensors that they accept also fit the step, or new ones."""
         serves = step.num_seqs, self._rows(step)
         if serves == self._serves:
             return self
@@ -188,7 +188,7 @@ class _StepOperands:
         return made
 
     def accept(self, step: PagedStep, q: Any, kv_cache: Any, topk_indices: Any, out: Any) -> bool:
-        """Check tensors of a form that is new, and learn it, unless KERNELHUB_CHECK has each run checked whole.
+        """Check tensors of a new form and remember it, unless KERNELHUB_CHECK requires a full check of each run.
 
         Returns:
             Whether there is anything to launch: not for no queries.
@@ -212,7 +212,7 @@ class _StepOperands:
         return True
 
     def blame(self, error: Exception, step: PagedStep, q: Any, kv_cache: Any, topk_indices: Any, out: Any) -> None:
-        """Raise what is wrong with operands that made a run raise; nothing if the error is ours or they are right."""
+        """Raise the problem of operands that made a run raise; nothing if they are valid or the error is ours."""
         if not isinstance(error, KernelhubError):
             try:
                 self._check(step, q, kv_cache, topk_indices, out)

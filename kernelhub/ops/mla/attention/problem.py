@@ -1,4 +1,4 @@
-"""What selection may look at for `mla_attention`."""
+"""Facets and constraints of `mla_attention`."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def bind(
     width, looks = latent_dim + rope_dim, problem.device.type == "cpu" or checks_devices()
 
     def known(kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Any) -> bool:
-        """Nothing that `check` would refuse but slots, and what the kernel was made for."""
+        """Whether `check` would accept the operands, slots aside, and they fit the kernel."""
         if not usable(kv_c, dtype, device) or not usable(kv_cache, kv_dtype, device) or kv_c.ndim != 2:
             return False
         if not isinstance(k_rope, Tensor):
@@ -247,7 +247,7 @@ _contexts = HUB.contexts.get
 
 
 class MlaCachePlan(CallPlan):
-    """A kernel chosen for tokens and a cache like these.
+    """A kernel selected for tokens and a cache like these.
 
     ``run(kv_c, k_rope, kv_cache, slot_mapping, kv_scale=None)`` is a whole call.
     """
@@ -265,7 +265,7 @@ def write_mla_cache(
     kv_scale: float | Tensor | None = None,
     backend: Backend = None,
 ) -> Tensor:
-    """Write the write latents and rotary parts of new tokens into the pages of a latent cache.
+    """Write the write write latents and rotary parts of new tokens into the pages of a latent cache.
 
     Args:
         kv_c: ``[T, V]``, float32, float16 or bfloat16: the normalised latents.

@@ -1,4 +1,4 @@
-"""What selection may look at for `write_mla_cache`."""
+"""Facets and constraints of `write_mla_cache`."""
 
 from __future__ import annotations
 

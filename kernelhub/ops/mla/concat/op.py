@@ -1,4 +1,4 @@
-"""`concat_mla_k`: the two parts of latent attention's keys side by side, for every head."""
+"""`concat_mla_k`: concatenates the two parts of latent attention's keys, for every head."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def bind(
     width = nope_dim + rope_dim
 
     def known(k_nope: Tensor, k_rope: Tensor, out: Tensor | None) -> bool:
-        """Nothing that `check` would refuse, and what the kernel was made for."""
+        """Whether `check` would accept the operands and they fit the kernel."""
         if not usable(k_nope, dtype, device) or k_nope.ndim != 3 or type(k_rope) is not Tensor:
             return False
         tokens, heads, columns = k_nope.shape
@@ -156,7 +156,7 @@ _contexts = HUB.contexts.get
 
 
 class ConcatPlan(CallPlan):
-    """A kernel chosen for keys like these: ``run(k_nope, k_rope, out=None)`` is a whole call."""
+    """A kernel selected for keys like these: ``run(k_nope, k_rope, out=None)`` is a whole call."""
 
     __slots__ = ()
     call = "k_nope, k_rope, out"

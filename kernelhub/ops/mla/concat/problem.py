@@ -1,4 +1,4 @@
-"""What selection may look at for `concat_mla_k`."""
+"""Facets and constraints of `concat_mla_k`."""
 
 from __future__ import annotations
 

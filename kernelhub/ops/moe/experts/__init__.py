@@ -1,1 +1,1 @@
-"""`fused_moe`: tokens through the experts they were routed to; see `kernelhub.ops.moe`."""
+"""`fused_moe`: runs each token through its experts; see `kernelhub.ops.moe`."""

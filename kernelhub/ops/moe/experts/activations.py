@@ -1,19 +1,19 @@
-"""What activations are rounded to before weights multiply them.
+"""The formats to which activations are rounded before the products.
 
 =================  ==================================================================================================
-float8_e4m3fn      e4m3: x by rows, or by 1 x 128 for weights in blocks; activation that combines gate and up, as the
-dtype of x, so
-                   too. A scale is the largest magnitude, at least 1e-10, over 448.
-fp8_block          the same by 1 x 128, but gate and up may be rounded to the dtype of x first, scales may be smaller
-                   where 1e-10 is the largest magnitude, and quotients found through reciprocals, which give the code
-                   beside it where two are equally near.
-fp8_block_gate_up  gate and up are each e4m3 by 1 x 128 before they are joined, and what joins them again, at once.
+float8_e4m3fn      e4m3 for x and for the result of the activation, by rows, or by 1 x 128 for weights in blocks. The
+                   result is first rounded to the dtype of x. A scale is the largest magnitude, at least 1e-10,
+                   over 448.
+fp8_block          the same by 1 x 128, with three differences: gate and up may first be rounded to the dtype of x;
+                   scales may be smaller where 1e-10 is the largest magnitude; division may use reciprocals, which
+                   give the neighbouring code where two are equally near.
+fp8_block_gate_up  gate and up are each rounded to e4m3 by 1 x 128 before the activation, and its result again after it.
 mxfp8              e4m3 with a power of two for 1 x 32: the largest magnitude over 448, rounded up.
-nvfp4              e2m1 with an e4m3 scale for 1 x 16, the largest magnitude over 6 and over a second scale, that of x
-                   (`a1_scale`) or of activation that combines gate and up (`a2_scale`), which is known beforehand.
+nvfp4              e2m1 with an e4m3 scale for 1 x 16: the largest magnitude over 6 and over a second, static scale,
+                   that of x (`a1_scale`) or of the result of the activation (`a2_scale`).
 =================  ==================================================================================================
 
-For mxfp8 and nvfp4, gate, up and what joins them are either not rounded before, or all to the dtype of x.
+For mxfp8 and nvfp4, either gate, up and the result of the activation are all rounded to the dtype of x first, or none.
 
 Source: DeepSeek-V3 (2024), section 3.3; OCP Microscaling Formats 1.0; the kernels of TensorRT-LLM and CUTLASS as
 FlashInfer 0.6.18 has them.

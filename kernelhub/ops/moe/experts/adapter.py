@@ -52,7 +52,7 @@ class ExpertsAdapter(abc.ABC):
         self.problem = problem
 
     def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
-        """The weights as `launch` wants them. A plan asks once and keeps them; a call without a plan asks each time."""
+        """The weights in the layout for `launch`. A plan calls this once and keeps them, a direct call each time."""
         return w13, w2
 
     @abc.abstractmethod
@@ -66,7 +66,7 @@ class ExpertsAdapter(abc.ABC):
         return 0
 
     def tiles(self, num_tokens: int) -> str:
-        """The sizes that a call of so many tokens takes and where they are from, in words; "" if there is no choice."""
+        """The tile sizes of a call of so many tokens and their source, in words; "" if the kernel has one size."""
         return ""
 
 

@@ -320,7 +320,7 @@ _PARAMETER_OF = {
 
 
 def _form_of_layer(given: Operands, device: int, start: int, size: int) -> tuple[Any, ...] | None:
-    """All that a check looks at but the tensors of tokens; None if only the check can tell.
+    """All that a check reads except the tensors of tokens; None if only the full check can decide.
 
     Args:
         given: the call.

@@ -1,4 +1,4 @@
-"""What a call of `fused_moe` is given, and everything that the contract says of it."""
+"""The arguments of a call of `fused_moe`, and the checks of its contract."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def _check_places(given: Operands) -> None:
 
 
 def _apart_from_out(given: Operands) -> dict[str, Any]:
-    """What the destination may share no memory with; x and residual are read before it is written in their place."""
+    """The tensors that the destination must not overlap; it may replace x and residual, which are read first."""
     operands: dict[str, Any] = {}
     for parameter, value in zip(Operands._fields, given, strict=True):
         if isinstance(value, PackedWeight):

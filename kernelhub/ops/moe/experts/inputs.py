@@ -22,7 +22,7 @@ from kernelhub.ops.moe.experts.problem import (
 from kernelhub.ops.moe.experts.weights import BLOCK, GROUP
 from kernelhub.ops.moe.models import MODELS, MoeModel
 
-# Magnitudes that random tokens, and activation that combines gate and up, hardly exceed.
+# Magnitudes that random tokens, and the results of the activation, hardly exceed.
 _LARGEST_X, _LARGEST_INNER = 6.0, 16.0
 
 

@@ -1,4 +1,4 @@
-"""`fused_moe`: tokens through the experts they were routed to."""
+"""`fused_moe`: runs each token through its experts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OF_LAYER = {
 
 
 class ExpertsPlan(CallPlan, PackingPlan):
-    """A kernel chosen for a layer: ``run(x, topk_weights, topk_ids, residual=None, out=None)`` is a whole call.
+    """A kernel selected for a layer: ``run(x, topk_weights, topk_ids, residual=None, out=None)`` is a whole call.
 
     Weights with their scales and biases, the map and everything else are those it was prepared with, which it keeps
     alive; where the kernel needs them packed and they were not, it keeps them packed instead. The weights of another
@@ -107,7 +107,7 @@ class ExpertsPlan(CallPlan, PackingPlan):
         return _packed(self.selection, self.adapter, layer)
 
     def tiles(self, num_tokens: int) -> str:
-        """The sizes that a call of so many tokens takes and where they are from; "" if the kernel has no choice."""
+        """The tile sizes of a call of so many tokens and their source; "" if the kernel has one size."""
         words: str = self.adapter.tiles(num_tokens)
         return words
 

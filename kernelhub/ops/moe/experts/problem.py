@@ -1,4 +1,4 @@
-"""What selection may look at for `fused_moe`."""
+"""Facets and constraints of `fused_moe`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ExpertsProblem:
 
 
 def asked_formats_fit(problem: ExpertsProblem) -> str | None:
-    """What every kernel that takes formats by name refuses: those that the op has not for such weights."""
+    """Constraint of all kernels with opt-in formats: the op must have the format for such weights."""
     fitting = ASKED_FORMATS.get(problem.activation_dtype)
     if fitting is not None and problem.weights not in fitting:
         return f"activation_dtype is {problem.activation_dtype}, which multiplies {' and '.join(fitting)} alone"

@@ -128,7 +128,7 @@ def parts_of(
     out: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Part]:
-    """What each expert adds, in the order of experts; one that has no token gives nothing."""
+    """The output of each expert, in order; experts without tokens give nothing."""
     layer = layer_of(w13, w2, w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias)
     activations = activations_of(layer.weights, activation_dtype, x.dtype)
     least, first = inner_least(activations.form), layer.w13
@@ -192,7 +192,7 @@ def activations_of(weights: str, asked: torch.dtype | str | None, dtype: torch.d
 
 
 def local_ids(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> Tensor:
-    """int64 ids of experts that are here; -1 where a choice is left out."""
+    """int64 ids of local experts; -1 for skipped ids."""
     ids = topk_ids.long()
     if expert_map is not None:
         known = (ids >= 0) & (ids < expert_map.shape[0])

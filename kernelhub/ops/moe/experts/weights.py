@@ -64,7 +64,7 @@ class Matrix(NamedTuple):
 def format_of(
     weight_dtype: torch.dtype, rows: int, scale_dtype: torch.dtype | None, scale_shape: tuple[int, ...]
 ) -> str:
-    """The format's name, as far as these tell; whether the scale has the shape it then should is for `check.check`.
+    """The format's name, from these alone; `check.check` then checks the shape of the scale.
 
     Args:
         weight_dtype: of the weights.

@@ -278,7 +278,7 @@ _contexts = HUB.contexts.get
 
 
 class RoutingPlan(CallPlan):
-    """A kernel chosen for logits like these: ``run(logits, correction_bias=None, ...)`` is a whole call.
+    """A kernel selected for logits like these: ``run(logits, correction_bias=None, ...)`` is a whole call.
 
     Everything but tensors is as it was prepared.
     """

@@ -1,4 +1,4 @@
-"""What selection may look at for `route_experts`."""
+"""Facets and constraints of `route_experts`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Grouped products: tiles of all groups, found on the device.
 
-    tiles of group g = ceil(rows of g / BLOCK_M); their running sum tells which group a tile belongs to
+    tiles of group g = ceil(rows of g / BLOCK_M); their running sum gives the group of a tile
     for each tile of this program:
         acc = sum over K of a[rows] @ b[group, columns].T, both decoded in registers
         out[rows, columns] = acc * scales + bias

@@ -192,7 +192,7 @@ _contexts = HUB.contexts.get
 
 
 class BmmFp8Plan(CallPlan):
-    """A kernel chosen for operands like these: ``run(a, b, a_scale, b_scale, out=None)`` is a whole call."""
+    """A kernel selected for operands like these: ``run(a, b, a_scale, b_scale, out=None)`` is a whole call."""
 
     __slots__ = ()
     call = "a, b, a_scale, b_scale, out"

@@ -1,4 +1,4 @@
-"""What selection may look at for `bmm_fp8`."""
+"""Facets and constraints of `bmm_fp8`."""
 
 from __future__ import annotations
 
