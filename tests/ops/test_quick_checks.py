@@ -17,7 +17,7 @@ from kernelhub.ops.indexer.inputs import paged_logits_inputs
 from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
-from kernelhub.ops.moe.experts.check import Operands
+from kernelhub.ops.moe.experts.checks import Operands
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 
 FLOAT32, CPU = torch.float32, -1

@@ -9,5 +9,5 @@ Conventions of both:
 
 Files: `models` (shapes of published models); `routing/` and `experts/`, in each of which `problem` (facets),
 `op` (the public function), `adapter` (the interface of kernels), `reference`, `tolerance`, `inputs`, `cases`; beside
-the op of experts `call` (launch), `check` (checks) and `weights` (formats of weights, by their scales).
+the op of experts `call` (launch), `checks` and `weights` (formats of weights, by their scales).
 """

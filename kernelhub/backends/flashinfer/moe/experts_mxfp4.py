@@ -19,7 +19,7 @@ from kernelhub.backends.flashinfer.moe.mixed import deinterleaved, folded, inter
 from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0, Padded, cut, padded, up_to
 from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.moe.experts.adapter import W2, W13, Values
-from kernelhub.ops.moe.experts.check import refuse
+from kernelhub.ops.moe.experts.checks import refuse
 from kernelhub.ops.moe.experts.problem import SWIGLU_OAI
 from kernelhub.ops.moe.experts.weights import FP4_GROUP, Matrix, matrix
 from kernelhub.ops.packed import PackedWeight, Tensors

@@ -16,7 +16,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
-from kernelhub.ops.moe.experts.check import WEIGHTS, Operands, check, refuse
+from kernelhub.ops.moe.experts.checks import WEIGHTS, Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, given_matrix
 from kernelhub.ops.operands import is_plain_view, may_overlap, span_of, tracing_state

@@ -18,7 +18,7 @@ from kernelhub.ops.arguments import check_is_tensor
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.moe.experts.adapter import W2, W13, ExpertsAdapter
 from kernelhub.ops.moe.experts.call import asked_by, bind, key_of, problem_of, step_of, with_layout
-from kernelhub.ops.moe.experts.check import NAME, WEIGHTS, Operands, check, refuse
+from kernelhub.ops.moe.experts.checks import NAME, WEIGHTS, Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import FUSED_MOE, ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fused_moe_reference
 from kernelhub.ops.moe.experts.weights import PACKED_PARTS
