@@ -30,7 +30,7 @@ class BuildError(Exception):
 
 @functools.cache
 def library(source: str) -> ctypes.CDLL:
-    """The library made of a source, which is named relative to this folder.
+    """The library compiled from a source, whose path is relative to this folder.
 
     Raises:
         BuildError: there is no compiler, or it fails.
@@ -70,7 +70,7 @@ def flags() -> tuple[str, ...]:
 
 
 def made_for(source: Path, command: list[str]) -> Fingerprint:
-    """Everything that decides what comes out: sources, flags, the compiler's file, the CPU, the C library."""
+    """Everything that determines the compiled code: sources, flags, the compiler's file, the CPU, the C library."""
     return fingerprint(
         f"cpu-{platform.machine()}",
         sources=(source, *_HERE.glob("*.h")),

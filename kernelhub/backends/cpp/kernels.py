@@ -1,4 +1,4 @@
-"""The cpp backend: what it is, and the records of every family of ops."""
+"""The cpp backend and its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every C++ kernel asks of the machine. Looked up, not run: compiling waits until a kernel is prepared."""
+"""What every C++ kernel needs on the machine. The compiler is looked up, not run, until a kernel is prepared."""
 
 from __future__ import annotations
 

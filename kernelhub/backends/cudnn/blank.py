@@ -1,4 +1,4 @@
-"""Results of queries whose sequence has no keys, where cuDNN 9.19 gives NaN or whatever it finds: zeros, and -inf.
+"""Results of queries whose sequence has no keys, where cuDNN 9.19 gives NaN or undefined values: zeros, and -inf.
 
 One program per sequence, which mostly has nothing to do.
 """

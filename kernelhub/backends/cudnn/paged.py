@@ -1,6 +1,6 @@
 """From a call of `paged_attention` to cuDNN. Lengths and pages are read on the device: nothing waits for them.
 
-The graph is that of many queries for one query, too: those for one leave most of an LSE unwritten.
+One query also uses the graph of many queries: graphs for one query leave most of an LSE unwritten.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What cuDNN's kernels ask of the machine.
+"""What cuDNN's kernels need on the machine.
 
 The frontend makes `sdpa` at run time, so its parameters cannot be read from source: versions are those whose results
 were seen. The other functions that we call are checked against their source.

@@ -1,4 +1,4 @@
-"""What the kernels ask of the machine, and the limits that several of them share."""
+"""What the kernels need on the machine, and the limits that several of them share."""
 
 from __future__ import annotations
 

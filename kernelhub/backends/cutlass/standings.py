@@ -1,4 +1,4 @@
-"""Where CUTLASS's kernels of vLLM and SGLang ran, and which devices both projects say that they are for.
+"""Where CUTLASS's kernels of vLLM and SGLang ran, and the devices that both projects state.
 
 SGLang's library was built for other versions of torch than the GPU had, so none of its kernels ran.
 """

@@ -1,7 +1,7 @@
 """`grouped_gemm`: contiguous rows, padded to the library's blocks on the device, and masked ones.
 
 In the contiguous form the library takes a group's index per row, and every group must start at a multiple of its
-alignment (128). Offsets are known to the device alone, so rows are gathered into as many blocks as there can be at
+alignment (128). Only the device has the offsets, so rows are gathered into as many blocks as there can be at
 most, those without a row marked by -1, which the library skips; and rows of the result are gathered back. Nothing waits
 for the device.
 """

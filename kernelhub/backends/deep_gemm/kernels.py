@@ -1,4 +1,4 @@
-"""DeepGEMM: what it is, and its records.
+"""The deep_gemm backend and its records.
 
 Its own code asserts little of N and K; limits are those of the engines that use it (N % 64, K % 128), stricter than
 TMA's 16 bytes. Every kernel is compiled by nvcc at the first call of its shape class (N, K, groups, and a tile chosen

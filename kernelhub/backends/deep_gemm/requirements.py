@@ -1,4 +1,4 @@
-"""What DeepGEMM's kernels ask of the machine: a whole copy, functions that take our calls, a toolkit, a cache.
+"""What DeepGEMM's kernels need on the machine: a complete copy, functions that support our calls, a toolkit, a cache.
 
 All facts come from files. Only `loaded` imports the library, once one of its kernels has been selected.
 """
@@ -147,7 +147,7 @@ class WritableCache:
 
 
 def machine_for(*calls: str) -> tuple[Constraint, ...]:
-    """What a kernel asks of the machine that makes these calls of `CALLS`."""
+    """What a kernel that makes these calls of `CALLS` needs on the machine."""
     return (_INSTALLED, Whole(), Offers(calls), Toolkit(), WritableCache())
 
 

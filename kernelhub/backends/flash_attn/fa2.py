@@ -1,4 +1,4 @@
-"""FlashAttention-2, through its public functions. They give a result of their own, which `compute` passes on."""
+"""FlashAttention-2, through its public functions. They allocate the result, which `compute` returns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """FlashAttention-3, called as the torch operator that its library registers.
 
-Its Python functions are passed by: each call of theirs goes through an autograd function and a custom operator, which
+Its Python functions are not used: each call goes through an autograd function and a custom operator, which
 cost more than a decode launch, and none of them takes a destination.
 """
 

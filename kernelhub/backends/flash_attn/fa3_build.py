@@ -1,4 +1,4 @@
-"""What a build of FlashAttention-3 holds, read from its files. Parts are left out at will when it is compiled.
+"""The parts of a build of FlashAttention-3, read from its files. A build may leave out any part.
 
 Its `flash_attn_config` lists the parts that were left out. A part that it does not mention counts as left out.
 """

@@ -1,4 +1,4 @@
-"""FlashAttention-4, through its public functions, compiled for a configuration when it first comes.
+"""FlashAttention-4, through its public functions, compiled at the first call of a configuration.
 
 A window without a limit is None: a -1 on one side alone is a limit like any other, and a causal call with it gave zeros
 (NVIDIA/TransformerEngine#3528).

@@ -1,6 +1,7 @@
-"""The flash_attn backend: what it is, and its records.
+"""The flash_attn backend and its records.
 
-None takes an fp8 cache: the libraries multiply fp8 keys with fp8 queries only, and ours are not rounded to that.
+No kernel supports an fp8 cache: the libraries multiply fp8 keys with fp8 queries only, and ours are not rounded to
+that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the libraries have in common: the operands that they read, and what is made of their results.
+"""Shared by the adapters: the operands that the libraries read, and the conversion of their results.
 
 All of them read 16 bytes of q, k and v at once. Lengths, offsets and pages they load one by one, so those may begin
 anywhere: FlashAttention-2 in block_info.h, -3 in seqlen.h and paged_kv.h, -4 as tensors of `assumed_align=4`. All take

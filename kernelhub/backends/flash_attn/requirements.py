@@ -1,4 +1,4 @@
-"""What the kernels ask of the machine, and the calls they make of the libraries' Python functions.
+"""What the kernels need on the machine, and their calls of the libraries' Python functions.
 
 FlashAttention-3 is called as the torch operator that its library registers, whose schema the adapter checks; `FA3` is
 the library's own wrapper of that operator, which has the same parameters and can be read beforehand.

@@ -1,4 +1,4 @@
-"""Where FlashAttention's kernels ran, and which devices their authors say that they are for."""
+"""Where FlashAttention's kernels ran, and the devices that their authors state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling of what CUTLASS' DSL compiles, in which FlashAttention-4 and others write their kernels (4.6 to 4.8).
+"""Reports what CUTLASS' DSL compiles, the language of FlashAttention-4 and other kernels (4.6 to 4.8).
 
 `cute.compile`, with or without options in brackets, ends in `CompileCallable._compile`, which compiles anew each time:
 FlashAttention keeps what comes out, so that a call it has compiled for never enters it. A function that is decorated

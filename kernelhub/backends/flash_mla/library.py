@@ -1,4 +1,4 @@
-"""Importing FlashMLA, once a kernel of it has been chosen."""
+"""Imports FlashMLA, once one of its kernels is selected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kernel asks of the machine: a copy of FlashMLA whose functions take our calls.
+"""What every kernel needs on the machine: a copy of FlashMLA whose functions support our calls.
 
 Several distributions bring the import name ``flash_mla``, and their versions cannot be compared, so their functions are
 distinguished by their parameters, read from the source:
@@ -8,7 +8,7 @@ distinguished by their parameters, read from the source:
 * legacy: the same with `use_legacy`, which reaches the kernels that upstream dropped in September 2026 (sgl-flash-mla).
 
 Upstream since then has neither dense decode nor sm_90 nor rows of 576: its mark is `enable_batch_invariant` without
-`use_legacy`, and refused.
+`use_legacy`, and it is rejected.
 """
 
 from __future__ import annotations

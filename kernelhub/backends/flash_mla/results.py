@@ -1,4 +1,4 @@
-"""What both adapters do around FlashMLA's calls: operands it can read, results in our form."""
+"""Shared by both adapters: operands that FlashMLA can read, results in our form."""
 
 from __future__ import annotations
 

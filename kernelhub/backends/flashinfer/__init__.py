@@ -1,6 +1,6 @@
 """FlashInfer's kernels: each of its concrete backends is a kernel of ours, and ``backend="auto"`` is never passed on.
 
-requirements   what a kernel asks of the machine: the package, the module it runs (built ahead, or a compiler)
+requirements   what a kernel needs on the machine: the package, the module it runs (built ahead, or a compiler)
 calls          the calls that adapters make of the library, checked against its source before it is imported
 steps          attention: where queries and keys are, wrappers lent to one engine step, and running their plans
 attention/     `paged_attention` and `attention`

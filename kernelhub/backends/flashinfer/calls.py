@@ -1,4 +1,4 @@
-"""The calls that adapters make of FlashInfer. A record holds its own against the library's source.
+"""The calls that adapters make of FlashInfer. A record checks its calls against the library's source.
 
 Where a release defines a function elsewhere, there are several calls, and the first that is defined is checked: so
 `BatchDecodeWithPagedKVCacheWrapper.plan`, which takes any keyword from 0.6.15 on and passes them to `_plan_impl`.

@@ -1,4 +1,4 @@
-"""The flashinfer backend: what it is, and the records of every family of ops."""
+"""The flashinfer backend and its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kernel of FlashInfer asks of the machine. Files are looked at; nothing is imported, run or downloaded."""
+"""What every kernel of FlashInfer needs on the machine. Only files are read; nothing is imported, run or downloaded."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def requirements(device: OnDevice, *calls: Call | tuple[Call, ...]) -> tuple[Con
 
 
 def takes_one(calls: tuple[Call, ...], *, root: Path | None = None) -> Finding:
-    """What is found of the first call whose function the library defines."""
+    """The finding of the first call whose function the library defines."""
     findings = [takes(call, root=root, remedy=INSTALL) for call in calls]
     return next((finding for finding in findings if finding.code != "symbol_missing"), findings[0])
 

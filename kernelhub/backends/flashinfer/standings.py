@@ -1,4 +1,4 @@
-"""Where FlashInfer's kernels ran, and which devices the library says that they are for.
+"""Where FlashInfer's kernels ran, and the devices that the library states.
 
 What of a library is for which devices follows from the checks of its functions, as read in 0.7.2; its README lists the
 devices that it is for at all.
@@ -27,7 +27,7 @@ _EXPERTS = f"{_ON}, flashinfer-python 0.6.18.post1, part of the experts' module 
 
 
 def _stated(*families: str, what: str, link: str, figure: str = "", seconds: float = 20.0) -> Standing:
-    """A statement of the library; where it has to be compiled first, verifying takes minutes."""
+    """A statement of the library; verification takes minutes if the kernel has to be compiled first."""
     return published(*families, evidence=f"{what}: {link}", figure=figure, seconds=seconds)
 
 

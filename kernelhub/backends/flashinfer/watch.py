@@ -1,4 +1,4 @@
-"""Telling of what FlashInfer compiles, loads, downloads and tunes: its functions for these are wrapped (0.6 and 0.7).
+"""Reports what FlashInfer compiles, loads, downloads and tunes, by wrapping its functions for these (0.6 and 0.7).
 
 A module of FlashInfer's is built and loaded once, by `JitSpec.build_and_load`; what it loads once loaded is kept in its
 own caches and comes here no more. Binaries are downloaded by `download_file`, often out of a callback of compiled code,

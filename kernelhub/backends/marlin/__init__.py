@@ -1,8 +1,8 @@
 """Marlin: bfloat16 and float16 times float4 weights, decoded in registers, from vLLM's compiled library.
 
-It reads weights in an order of its own, with scales in an unsigned format that does not hold every number. So its
-kernels take packed weights only, and what a weight holds is looked at once, when it is packed: a weight that Marlin
-would multiply as something else is refused there.
+It has its own weight layout, with scales in an unsigned format that does not represent every number. So its kernels
+support packed weights only, and packing checks the values once: it rejects a weight that Marlin would multiply as
+something else.
 
 The library registers operators with torch when it is loaded; the package `vllm` itself is never imported.
 

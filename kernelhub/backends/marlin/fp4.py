@@ -69,7 +69,7 @@ class MarlinFp4(Fp4GemmAdapter, PackingAdapter):
             out.copy_(made[:, :n])
 
     def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
-        """Codes and scales in Marlin's order, once it is known that its format holds them."""
+        """Codes and scales in Marlin's order, after a check that its format represents them."""
         codes, _, global_scale = weight
         assert codes is not None
         raw = codes.view(torch.uint8).contiguous()

@@ -85,7 +85,7 @@ class MarlinFp8(Fp8GemmAdapter, WeightOnlyAdapter, PackingAdapter):
         return num_tokens * (2 * self._rows_of_b + 2 * self.problem.k) + 4 * 64 * 256 * self.problem.device.num_sms
 
     def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
-        """Codes and scales in Marlin's order, once it is known that the dtype of the activations holds the scales."""
+        """Codes and scales in Marlin's order, after a check that the dtype of the activations represents the scales."""
         codes, scale = weight
         assert codes is not None
         assert scale is not None

@@ -1,4 +1,4 @@
-"""What Marlin's scales mean, and which numbers they hold.
+"""The meaning of Marlin's scales, and the numbers that they represent.
 
 **NVFP4.** A byte has five bits of exponent, four below the top one, and three of mantissa, no sign. For float16 it is
 the upper byte of a float16 without its sign: all numbers of e4m3 that are not negative, times 2^7, are among them. For

@@ -1,1 +1,1 @@
-"""What the adapters of several backends share: operands as libraries read them, scales in tiles, compiled operators."""
+"""Shared by the adapters of several backends: operands as libraries read them, scales in tiles, compiled operators."""

@@ -1,6 +1,6 @@
 """Records of FlashInfer's kernels of attention.
 
-Sinks are honoured by XQA and by a wrapper of their own: the others take the argument and drop it. None of the planned
+XQA and a separate wrapper apply sinks: the others accept the argument and ignore it. None of the planned
 ones can be captured in a CUDA graph here: their tables belong to one step.
 """
 

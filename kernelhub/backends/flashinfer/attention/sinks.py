@@ -1,4 +1,4 @@
-"""From a call of `paged_attention` with sinks to FlashInfer's one planned wrapper that honours them."""
+"""From a call of `paged_attention` with sinks to FlashInfer's only planned wrapper that applies them."""
 
 from __future__ import annotations
 

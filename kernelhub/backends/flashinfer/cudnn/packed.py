@@ -1,4 +1,4 @@
-"""What calls of many queries give the library: packed queries, where they are, and room for results.
+"""Arguments of the library for many queries: packed queries, their offsets, and memory for results.
 
 Offsets count elements, and lengths are read on the device: the host has upper bounds of sizes.
 """

@@ -1,8 +1,8 @@
 """From a call of `mla_attention` to CUTLASS's latent attention for Blackwell, as FlashInfer has it.
 
-Its factor of scores is fixed, so what a call's differs by is moved into q. And it multiplies all rows of a tile of 128,
-those behind the last token by zero, so that NaN there would reach the result; so the cache is given to it in pages of
-one token, and entries past the last of a sequence repeat the first.
+Its factor of scores is fixed, so the ratio to a call's factor is moved into q. And it multiplies all rows of a tile of
+128, those behind the last token by zero, so that NaN there would reach the result; so the cache is given to it in pages
+of one token, and entries past the last of a sequence repeat the first.
 """
 
 from __future__ import annotations

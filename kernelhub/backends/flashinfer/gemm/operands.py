@@ -1,4 +1,4 @@
-"""What FlashInfer's products ask of tensors: pointers are read, strides hardly ever."""
+"""What FlashInfer's products require of tensors: they read pointers, and strides hardly ever."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`grouped_gemm` of quantised rows with scales for 16 or 32 columns: CUTLASS on Blackwell.
 
 The library requires groups to begin at multiples of 4 rows, and scales in tiles of 128 rows by 4 columns, those of a
-group from a whole tile on. Offsets are known to the device alone, so rows and scales are gathered there, and rows of
+group from a whole tile on. Only the device has the offsets, so rows and scales are gathered there, and rows of
 the result back.
 """
 

@@ -1,6 +1,6 @@
-"""A routing as FlashInfer's mixtures of experts take it: ids of experts that are here, each once for a token.
+"""A routing for FlashInfer's mixtures of experts: ids of local experts, each at most once per token.
 
-Of two choices of one expert by one token they lose one.
+If a token has an expert twice, they lose one of the two.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def choices_of(ids: Tensor, weights: Tensor, num_experts: int, expert_map: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Choices among the experts that are here; what is left out has an id outside of them."""
+    """Ids of local experts; skipped ids are outside their range."""
     if expert_map is not None:
         known = (ids >= 0) & (ids < expert_map.shape[0])
         ids = torch.where(known, expert_map[torch.where(known, ids, 0)], -1)

@@ -1,7 +1,7 @@
 """`fused_moe` of MXFP4 weights by bfloat16 tokens on sm_90, by the library's CUTLASS kernels.
 
 They need widths that are multiples of 128: packing pads weights with zeros, each call pads tokens and cuts results.
-Biases are added as bfloat16, so a float32 bias that is no bfloat16 is refused as it is packed.
+Biases are added as bfloat16, so packing rejects a float32 bias that bfloat16 cannot represent.
 """
 
 from __future__ import annotations

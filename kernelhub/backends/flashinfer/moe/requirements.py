@@ -1,4 +1,4 @@
-"""What the records of FlashInfer's mixtures of experts say alike."""
+"""Shared by the records of FlashInfer's mixtures of experts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _more_than_chosen(problem: ExpertsProblem) -> str | None:
 
 
 def trtllm(call: Call, *more: Constraint) -> tuple[Constraint, ...]:
-    """What every kernel of TensorRT-LLM asks: of the machine, and of the routing, which is laid out by its kernels."""
+    """What every kernel of TensorRT-LLM needs: on the machine, and of the routing, which its kernels sort."""
     return (
         *requirements(DATACENTRE_BLACKWELL, calls.CHOICES, call),
         _BINARIES,

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's experts have in common, which come as binaries for sm_100 and sm_103.
+"""Shared by the adapters of TensorRT-LLM's experts, which are distributed as binaries for sm_100 and sm_103.
 
 They are given the routing's result as it is, ids and float32 weights, by the library's entry points for a routing that
 was made elsewhere (with MXINT4 weights as one number, the weight in bfloat16). Weights are shuffled when a plan packs

@@ -1,6 +1,6 @@
 """`fused_moe` of float8 weights with a scale for each expert, by tokens with a known scale, by TensorRT-LLM's kernels.
 
-What the activation gives is quantised from the float32 sums, with the scale that `fused_moe` is given for it.
+The result of the activation is quantised from the float32 sums, with the scale that `fused_moe` is given for it.
 """
 
 from __future__ import annotations

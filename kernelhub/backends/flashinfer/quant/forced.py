@@ -1,4 +1,4 @@
-"""What a quantiser may not be forced to: `unsafe=True`, without which none of them runs, would let it past these, too.
+"""What a quantiser must reject even if forced: none of them runs without `unsafe=True`, which bypasses the constraints.
 
 Their bits are then those of the library, but still of what was asked.
 """

@@ -1,4 +1,4 @@
-"""`quantize_nvfp4` and `quantize_mxfp4` by FlashInfer's kernel, whose bits are not those of the ops.
+"""`quantize_nvfp4` and `quantize_mxfp4` by FlashInfer's kernel, whose bits differ from those of the ops.
 
 The records state the known differences. Scales are row-major, as in the ops.
 """

@@ -1,4 +1,4 @@
-"""What FlashInfer's quantisers ask of the machine beside what all of its kernels do. Files are looked at, no more."""
+"""What FlashInfer's quantisers need on the machine in addition to all of its kernels. Only files are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REMEDY = 'pip install "cuda-tile[tileiras]>=1.4.0"'
 
 @dataclass(frozen=True)
 class CompilesTiles:
-    """A kernel of cuTile, compiled in the process when a kind of group is first met: never built.
+    """A kernel of cuTile, compiled in the process at the first call of a kind of group: never built ahead.
 
     So it is selected only on request, and only if its compiler is installed.
     """

@@ -1,6 +1,7 @@
 """Records of TensorRT-LLM's attention for Blackwell.
 
-Their LSE is not offered: how exactly it is summed cannot be read, and the library's own tests allow more than we do.
+Their LSE is unsupported: its accuracy cannot be read from the binaries, and the library's own tests allow more than we
+do.
 """
 
 from __future__ import annotations

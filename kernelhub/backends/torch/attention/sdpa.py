@@ -4,7 +4,7 @@ torch aligns a causal mask top left. Its `causal_lower_right` bias requests bott
 are more keys than queries; where there are fewer, the queries that see no key are cut off first, and the others copied:
 on an H200 (d 256, float16, 276 queries, 127 keys) the rows of such a slice came back as NaN.
 
-torch chooses among its kernels by sizes, not by addresses. A tensor that begins off 16 bytes, or has a stride that is
+torch selects among its kernels by sizes, not by addresses. A tensor that begins off 16 bytes, or has a stride that is
 no multiple of them, ends in "misaligned address", which loses the device, or in "no kernel found to launch". Such
 operands are copied.
 """

@@ -265,7 +265,7 @@ def write_mla_cache(
     kv_scale: float | Tensor | None = None,
     backend: Backend = None,
 ) -> Tensor:
-    """Write the write write latents and rotary parts of new tokens into the pages of a latent cache.
+    """Write the latents and rotary parts of new tokens into the pages of a latent cache.
 
     Args:
         kv_c: ``[T, V]``, float32, float16 or bfloat16: the normalised latents.

@@ -1,6 +1,6 @@
 """`fused_moe` of NVFP4 weights by NVFP4 activations (opt-in), by the library's CUTLASS kernels.
 
-Gate, up and what joins them are rounded to the dtype of the tokens before the library quantises them.
+Gate, up and the result of the activation are rounded to the dtype of the tokens before the library quantises them.
 """
 
 from __future__ import annotations

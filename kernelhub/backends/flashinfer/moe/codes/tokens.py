@@ -1,6 +1,6 @@
 """Tokens in the codes of formats with small groups, bit for bit as the op's reference has them.
 
-The library's own quantisers multiply by reciprocals that are rounded, which gives other codes now and then; products
+The library's own quantisers multiply by rounded reciprocals, which sometimes gives other codes; products
 are given codes and scales instead. Scales are row-major.
 """
 

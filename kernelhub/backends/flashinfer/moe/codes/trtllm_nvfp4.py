@@ -81,7 +81,7 @@ class TrtllmNvfp4(TrtllmExperts):
         )
 
     def workspace_bytes(self, num_tokens: int) -> int:
-        """With tokens in float32 and as codes, one after the other, and what joins gate and up."""
+        """With tokens in float32 and as codes, one after the other, and the result of the activation."""
         return super().workspace_bytes(num_tokens) + 24 * num_tokens * self._width
 
     def of_zeros(self, side: str, rows: int) -> Matrix:
