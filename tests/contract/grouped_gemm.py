@@ -250,7 +250,7 @@ class GroupedGemmContract:
             plan.run(**self.inputs(n=64))
         with pytest.raises(InvalidArgument, match="other form"):
             plan.run(**self.inputs(masked=True))
-        with pytest.raises(InvalidArgument, match="prepared otherwise"):
+        with pytest.raises(InvalidArgument, match="prepared with other arguments"):
             plan.run(**self.inputs(bias=True))
 
     def test_a_plan_for_scales_per_row_takes_one_row(self) -> None:

@@ -50,7 +50,7 @@ XQA = (
     _stated(
         "blackwell",
         "blackwell_rtx",
-        what="XQA is for sm_90, sm_100 and sm_120, and what the library's decode runs where there is no trtllm-gen",
+        what="XQA is for sm_90, sm_100 and sm_120; the library's decode uses it where there is no trtllm-gen",
         link=f"{_DOCS}/api/attention.html",
         seconds=60.0,
     ),
@@ -82,14 +82,14 @@ TRTLLM_CONTEXT = (
 TRTLLM = (
     _stated(
         "blackwell",
-        what="TensorRT-LLM's binaries of attention are for sm_100 and sm_103, and vLLM's choice for MLA there",
+        what="TensorRT-LLM's binaries of attention are for sm_100 and sm_103, where vLLM uses them for MLA",
         link="https://docs.vllm.ai/en/latest/design/attention_backends/",
     ),
 )
 CUTLASS_ATTENTION = (
     _stated(
         "blackwell",
-        what="the library's CUTLASS attention is for sm_100, and among vLLM's choices there",
+        what="the library's CUTLASS attention is for sm_100, where vLLM can use it",
         link="https://docs.vllm.ai/en/latest/design/attention_backends/",
         seconds=_MINUTES,
     ),
@@ -97,7 +97,7 @@ CUTLASS_ATTENTION = (
 XQA_LATENT = (
     _stated(
         "blackwell_rtx",
-        what="XQA of latents is for sm_120 and sm_121, and what the library's latent decode runs there",
+        what="XQA of latents is for sm_120 and sm_121, where the library's latent decode uses it",
         link=f"{_DOCS}/api/attention.html",
         seconds=60.0,
     ),

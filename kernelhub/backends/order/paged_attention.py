@@ -84,7 +84,7 @@ PAGED_ATTENTION = (
         first(("flashinfer.trtllm_gen", "flashinfer.xqa"), _DECODE),
         "trtllm-gen takes 0.7 of the time of FlashInfer's own decode with 64 x 1024 tokens "
         "(https://github.com/vllm-project/vllm/pull/19825); vLLM runs it up to 256 tokens a step and SGLang always "
-        "(https://docs.sglang.io/advanced_features/attention_backend.html); else XQA is FlashInfer's choice",
+        "(https://docs.sglang.io/advanced_features/attention_backend.html); otherwise FlashInfer uses XQA",
         expected=True,
     ),
     Line(

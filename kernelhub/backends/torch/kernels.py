@@ -1,4 +1,4 @@
-"""The torch backend: what it is, and the records of every family of ops."""
+"""The torch backend and its records."""
 
 from __future__ import annotations
 

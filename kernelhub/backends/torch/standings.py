@@ -1,4 +1,4 @@
-"""Where the kernels of PyTorch ran, and which devices PyTorch says that its binaries are for."""
+"""Where the kernels of PyTorch ran, and the devices that its binaries support."""
 
 from __future__ import annotations
 

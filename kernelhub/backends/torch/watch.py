@@ -1,4 +1,4 @@
-"""Telling of what torch.compile compiles. It is never on behalf of an op, so it is counted and not refused."""
+"""Reports what torch.compile compiles. No op needs it, so it is counted and not rejected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Weights of four bits on their way to a matrix product: four elements of 16 bits at once, in registers.
+"""Decodes 4-bit weights for a matrix product: four elements at once into 16 bits each, in registers.
 
 A word of 16 bits is four elements of a row, 4 j to 4 j + 3. The four of all words of a tile are four tiles, of columns
 4 j + i, whose products with the columns 4 j + i of the activations add up to the whole:

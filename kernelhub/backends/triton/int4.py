@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Signed integers of four bits on their way to a matrix product, four of a 16-bit word at once (see `fp4.py`).
+"""Decodes signed 4-bit integers for a matrix product, four of a 16-bit word at once (see `fp4.py`).
 
 A nibble with its highest bit flipped is the integer plus 8, and 0x4300 with it in its last bits is the bfloat16 of 136
 plus the integer, since bfloat16 has steps of one from 128 to 256. A fused multiply-add takes 136 off again, exactly.

@@ -1,4 +1,4 @@
-"""Triton's interpreter, made right for bfloat16 and float8.
+"""Corrects Triton's interpreter for bfloat16 and float8.
 
 With TRITON_INTERPRET=1, Triton 3.6 to 3.9 holds bfloat16 and float8 values as raw integer bits and then
 computes on the bits: `tl.dot` of bfloat16 is off by orders of magnitude, fp32 -> bfloat16 truncates, fp32 ->

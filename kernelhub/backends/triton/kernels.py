@@ -1,4 +1,4 @@
-"""The triton backend: what it is, and the records of every family of ops."""
+"""The triton backend and its records."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Launching a variant of a kernel that is already compiled, without having Triton find it again.
+"""Launches an already compiled variant of a kernel without Triton's lookup.
 
 `kernel[grid](...)` inspects each of some sixty arguments to find the compiled variant; that is most
-of what a launch costs the host. What a variant depends on is known here: the static arguments, which are fixed
+of what a launch costs the host. This module has all that a variant depends on: the static arguments, which are fixed
 per launcher, and the dtypes, strides and alignment of the operands, which the caller names as `variant`. Sizes
 are not specialised on. So the first launch of a variant goes through Triton, and later ones to what it compiled.
 """

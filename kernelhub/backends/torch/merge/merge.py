@@ -3,7 +3,7 @@
     weight_i = exp(lse_i - max), 0 where a part has no key
     out = sum_i (weight_i / sum of weights) out_i
 
-On a CPU a block of tokens at a time, so that what is between stays in the cache.
+On a CPU a block of tokens at a time, so that intermediate results stay in the cache.
 """
 
 from __future__ import annotations

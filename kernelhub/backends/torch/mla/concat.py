@@ -1,4 +1,4 @@
-"""The two parts of latent attention's keys, copied side by side."""
+"""The two parts of latent attention's keys, copied into one tensor."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 With `topk_indices` the rows that each query names are gathered for itself, and a block of queries is one batched
 product. All heads of a block are rows of one product.
 
-Scores are in float32 whatever the operands are: rounded to bfloat16 they would be off by 2^-9 of themselves. The
+Scores are in float32 for every dtype of operands: rounded to bfloat16 they would be off by 2^-9 of themselves. The
 weights may be rounded to the dtype of the values (`kernelhub.ops.attention.tolerance`), and on a CPU the second
 product of bfloat16 operands is one in bfloat16, which takes a quarter of the time (torch 2.13). An fp8 latent is exact
 in bfloat16, and its scale multiplies scores and results.
@@ -168,7 +168,7 @@ class Gathered(MlaAdapter):
 
 
 def _score_factor(values: MlaValues) -> float | Tensor:
-    """What queries are multiplied with, fewer numbers than scores are."""
+    """Queries times the factor of scores: they are fewer than the scores."""
     return values.scale if values.kv_scale is None else values.scale * values.kv_scale
 
 

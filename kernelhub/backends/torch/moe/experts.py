@@ -1,4 +1,4 @@
-"""Experts one after the other: the rows of each, sorted together on the host, by matrix products of torch.
+"""One expert at a time: its rows, grouped on the host, through matrix products of torch.
 
     for each expert that has rows: y[rows] = act(a[rows] w13^T) w2^T      a: tokens, quantised if they are to be
     out = sum over a token's choices of y, in their order

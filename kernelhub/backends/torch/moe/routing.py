@@ -1,4 +1,4 @@
-"""Routing with torch's own topk, which breaks ties as it likes, over keys of which no two are equal.
+"""Routing with torch's topk, which breaks ties arbitrarily, over keys that are all distinct.
 
 key = (what an expert is ranked by, as an integer of the same order) << 32 | (the more, the lower its id)
 """
@@ -48,7 +48,7 @@ class Routing(RoutingAdapter):
         ids.copy_(chosen)
 
     def _within_groups(self, keys: Tensor, ranked: Tensor) -> Tensor:
-        """Keys, those of groups that are not chosen the lowest there are."""
+        """Keys, the lowest value for groups that are not selected."""
         problem = self.problem
         by_group = ranked.unflatten(1, (problem.num_groups, -1))
         if problem.correction_bias:

@@ -1,4 +1,4 @@
-"""Quantisation a block of rows at a time, so that what is between stays in the cache of a CPU."""
+"""Quantisation a block of rows at a time, so that intermediate results stay in the cache of a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an attention call to its Triton launches: what is static is fixed per problem, the rest is passed."""
+"""From an attention call to its Triton launches: static arguments are fixed per problem, the others are passed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Geometry(NamedTuple):
 
 
 class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
-    """What the Triton kernels of both ops share. A subclass says which kernels run."""
+    """Shared by the Triton kernels of both ops. A subclass selects the kernels."""
 
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)

@@ -1,4 +1,4 @@
-"""How many parts keep every multiprocessor at work."""
+"""The number of parts that occupies every multiprocessor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tile shapes, chosen from facts of the device: generation, shared memory, widths and element size.
+"""Tile shapes, selected from facts of the device: generation, shared memory, widths and element size.
 
 Every choice is checked against the ahead-of-time report (`tests/backends/test_triton_ahead.py`): it compiles,
 fits the shared memory of one block, and spills a few registers at most.

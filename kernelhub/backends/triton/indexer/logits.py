@@ -5,8 +5,8 @@
     logits = k_scale * (relu(scores) weights)
     store logits, -inf where the query does not see the key
 
-Keys stay where they are while queries pass by. float8 is multiplied as it is where tensor cores take it; elsewhere its
-bits are decoded to float16, 256 times too small, which FACTOR corrects.
+Keys stay in registers while the program loops over queries. Tensor cores multiply float8 if they support it; otherwise
+its bits are decoded to float16, 256 times too small, which FACTOR corrects.
 """
 
 from __future__ import annotations

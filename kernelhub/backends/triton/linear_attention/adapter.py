@@ -60,7 +60,7 @@ def _recurrent_tiles(problem: LinearProblem) -> _Tiles:
 
 
 class TritonLinear(LinearAdapter):
-    """What both kernels share. A subclass says which kernel runs, and its static arguments."""
+    """Shared by both kernels. A subclass selects the kernel and its static arguments."""
 
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)

@@ -207,6 +207,6 @@ def check_form(operands: Operands, out: Tensor | None, problem: GroupedGemmProbl
         ("bias", bias, problem.bias),
     ):
         if (tensor is not None) != has:
-            refuse(parameter, f"is {'given' if not has else 'missing'}", "the plan was prepared otherwise")
+            refuse(parameter, f"is {'given' if not has else 'missing'}", "the plan was prepared with other arguments")
     if out is not None and dtype_name(out.dtype) != problem.out_dtype:
         refuse("out", f"has dtype {dtype_name(out.dtype)}", f"the plan is for {problem.out_dtype}")

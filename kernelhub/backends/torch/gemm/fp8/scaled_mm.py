@@ -1,7 +1,7 @@
 """torch's operators of scaled products: they require b as a transposed view.
 
 cuBLASLt and CUTLASS read every pointer 16 bytes at a time, those of scales, of the bias and of the result too; torch
-hands them on unchecked, and the call ends in CUBLAS_STATUS_NOT_SUPPORTED. What does not begin so is copied.
+hands them on unchecked, and the call ends in CUBLAS_STATUS_NOT_SUPPORTED. Operands that are not aligned are copied.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from kernelhub.ops.gemm.grouped.problem import A_SCALES, B_SCALES, FLOATS, FP4, 
 
 @dataclass(frozen=True)
 class NewerTorchOnBlackwell:
-    """torch 2.8 has the kernel for sm_90 alone; from 2.9 on it has it for sm_10x too."""
+    """torch 2.8 has the kernel for sm_90 only; from 2.9 on also for sm_10x."""
 
     fields = ("device",)
 

@@ -1,4 +1,4 @@
-"""torch's own grouped product, which reads where groups end on the device."""
+"""torch's grouped product, which reads the ends of groups on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelhub.runtime.precision import without_autocast
 
 
 class GroupedMm(GroupedGemmAdapter):
-    """`grouped_gemm` of contiguous bfloat16 rows. torch allocates the result; into a given one its rows are copied."""
+    """`grouped_gemm` of contiguous bfloat16 rows. torch allocates the result, which is copied to `out`."""
 
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:
         assert operands.offsets is not None
@@ -52,7 +52,7 @@ class ScaledGroupedMm(GroupedMm):
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """Its last dimension dense, the others apart by multiples of 16 bytes; a copy where it is not so already."""
+    """Its last dimension contiguous, other strides multiples of 16 bytes; a copy if it is not so already."""
     strides = tensor.stride()
     fits = strides[-1] == 1 and strides[-2] >= tensor.shape[-1]
     fits = fits and all(stride * tensor.element_size() % 16 == 0 for stride in strides[:-1])

@@ -1,7 +1,7 @@
-"""One product per group, on any device. Lengths are read on the host, for which a GPU is waited for.
+"""One product per group, on any device. Lengths are read on the host, which synchronises with a GPU.
 
 Operands in one float dtype are multiplied as they are where the result has that dtype and no bias is added, so that it
-is rounded once; all others in float32, a group's weights dequantised when its turn comes. Scales are
+is rounded once; all others in float32, with the weights of one group dequantised at a time. Scales are
 multiplied in but for a factor (`LEFT`): the largest elements are beyond float32. Where a scale is for a span of
 columns, products are taken span by span in place: nothing is spread out to the size of the weights. fp4 is looked up a
 byte at a time, which holds two values.
@@ -28,7 +28,7 @@ LEFT = {"mxfp4": 2.0**3} | dict.fromkeys(("mxfp8", "tensor", "token", "channel",
 
 
 def widened(tag: str, values: Tensor) -> Tensor:
-    """Any float dtype as float32 in memory of its own, which the next call with the tag takes again on a CPU."""
+    """Any float dtype as float32 in scratch memory, which the next call with the tag reuses on a CPU."""
     into = scratch(f"grouped {tag}", values.shape, torch.float32, values.device)
     if values.dtype is E4M3 and values.device.type == "cpu":
         e4m3_values(f"grouped {tag}", values, into)

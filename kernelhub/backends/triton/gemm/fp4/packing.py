@@ -1,4 +1,4 @@
-"""The layout of float4 weights that the Triton kernel reads on end: tile after tile, codes and scales.
+"""The tiled layout of float4 weights and scales that the Triton kernel reads contiguously.
 
     codes [N / 64, K / 128, 64, 64 bytes], scale [N / 64, K / 128, 64, 128 / group], both filled up with zero bytes
 

@@ -1,4 +1,4 @@
-"""From a call of `fp8_gemm` to its Triton launches. Which tiles, and whether K is split, the number of rows decides."""
+"""From a call of `fp8_gemm` to its Triton launches. The number of rows decides the tiles and whether K is split."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
         self._chosen.clear()
 
     def _tile(self, rows: int) -> Tiles:
-        """Tiles for so many rows: measured ones where there are some, else by the rule."""
+        """Tiles for so many rows: measured ones if there are any, else by the rule."""
         problem = self.problem
         if problem.weight_only is not None:
             return tiles_of_weights(problem.device, rows, problem.k)

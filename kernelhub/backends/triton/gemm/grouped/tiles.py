@@ -1,4 +1,4 @@
-"""Tile shapes of grouped products, chosen from facts of the device and from how many rows a group has.
+"""Tile shapes of grouped products, selected from facts of the device and the number of rows per group.
 
 Every choice is checked against the ahead-of-time report (`tests/backends/test_triton_ahead.py`): it compiles, fits the
 shared memory of one block, and hardly spills.
