@@ -61,11 +61,11 @@ def _watch_python(compiler: Any, journal: Journal) -> None:
 
 def _compiling(made: Any, journal: Journal) -> Any:
     @functools.wraps(made)
-    def told(kind: Any, name: str, *arguments: Any, **named: Any) -> Any:
+    def reported(kind: Any, name: str, *arguments: Any, **named: Any) -> Any:
         with journal.doing("compile", name, "deep_gemm"):
             return made(kind, name, *arguments, **named)
 
-    return told
+    return reported
 
 
 class _Subprocess:
@@ -80,12 +80,12 @@ class _Subprocess:
         if name not in ("check_call", "run"):
             return value
 
-        def told(command: Any, *arguments: Any, **named: Any) -> Any:
+        def reported(command: Any, *arguments: Any, **named: Any) -> Any:
             source = next((str(word) for word in command if str(word).endswith(".cu")), str(command[0]))
             with self._journal.doing("compile", "/".join(Path(source).parts[-2:]), "deep_gemm"):
                 return value(command, *arguments, **named)
 
-        return told
+        return reported
 
 
 def _nvcc_of(library: Any) -> str | None:

@@ -47,16 +47,16 @@ def watch_loads(module: str, journal: Journal) -> None:
     load = holder.load_module
 
     @functools.wraps(load)
-    def told(file_path: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(file_path: Any, *arguments: Any, **named: Any) -> Any:
         with journal.doing("load", Path(file_path).name, _BY):
             return load(file_path, *arguments, **named)
 
-    holder.load_module = told
+    holder.load_module = reported
 
 
 def _compiling(compile: Any, journal: Journal, name_of: Callable[..., str]) -> Any:
     @functools.wraps(compile)
-    def told(self: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(self: Any, *arguments: Any, **named: Any) -> Any:
         if _INSIDE.compile:
             return compile(self, *arguments, **named)
         with journal.doing("compile", name_of(*arguments, **named), _BY):
@@ -66,7 +66,7 @@ def _compiling(compile: Any, journal: Journal, name_of: Callable[..., str]) -> A
             finally:
                 _INSIDE.compile = False
 
-    return told
+    return reported
 
 
 def _name_of(function: Any) -> str:

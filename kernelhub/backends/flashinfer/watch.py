@@ -36,10 +36,10 @@ def watch(module: str, journal: Journal) -> None:
 def watch_downloads(module: str, journal: Journal) -> None:
     """Hook what downloads, wherever it was imported to; `module` is the name of the one that defines it."""
     original = getattr(sys.modules[module], "download_file", None)
-    told = None if original is None else _downloading(original, journal)
+    reported = None if original is None else _downloading(original, journal)
     for name, other in list(sys.modules.items()):
         if name.startswith(module.partition(".")[0]) and vars(other).get("download_file") is original is not None:
-            other.download_file = told  # type: ignore[attr-defined]
+            other.download_file = reported  # type: ignore[attr-defined]
 
 
 def watch_tuner(module: str, journal: Journal) -> None:
@@ -50,12 +50,12 @@ def watch_tuner(module: str, journal: Journal) -> None:
         return
 
     @functools.wraps(made)
-    def told(self: Any, runner: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(self: Any, runner: Any, *arguments: Any, **named: Any) -> Any:
         with journal.doing("tune", type(runner).__name__, _BY):
             return made(self, runner, *arguments, **named)
 
-    told._kernelhub = True  # type: ignore[attr-defined]
-    tuner._profile_single_kernel = told
+    reported._kernelhub = True  # type: ignore[attr-defined]
+    tuner._profile_single_kernel = reported
 
 
 def watch_masked(module: str, journal: Journal) -> None:
@@ -67,7 +67,7 @@ def watch_masked(module: str, journal: Journal) -> None:
     known: set[Any] = set()
 
     @functools.wraps(made)
-    def told(*arguments: Any, **named: Any) -> Any:
+    def reported(*arguments: Any, **named: Any) -> Any:
         sizes = (*arguments, *named.items())
         if sizes in known:
             return made(*arguments, **named)
@@ -76,8 +76,8 @@ def watch_masked(module: str, journal: Journal) -> None:
         known.add(sizes)
         return kernel
 
-    told._kernelhub = True  # type: ignore[attr-defined]
-    setattr(sys.modules[module], name, told)
+    reported._kernelhub = True  # type: ignore[attr-defined]
+    setattr(sys.modules[module], name, reported)
 
 
 def watch_tiles(module: str, journal: Journal) -> None:
@@ -90,18 +90,18 @@ def watch_tiles(module: str, journal: Journal) -> None:
         return
 
     @functools.wraps(made)
-    def told(kernel: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(kernel: Any, *arguments: Any, **named: Any) -> Any:
         name = getattr(getattr(kernel, "pyfunc", kernel), "__name__", type(kernel).__name__)
         with journal.doing("compile", name, "cutile"):
             return made(kernel, *arguments, **named)
 
-    told._kernelhub = True  # type: ignore[attr-defined]
-    sys.modules[module].compile_tile = told  # type: ignore[attr-defined]
+    reported._kernelhub = True  # type: ignore[attr-defined]
+    sys.modules[module].compile_tile = reported  # type: ignore[attr-defined]
 
 
 def _building(made: Any, journal: Journal) -> Any:
     @functools.wraps(made)
-    def told(self: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(self: Any, *arguments: Any, **named: Any) -> Any:
         if _INSIDE.spec:
             return made(self, *arguments, **named)
         kind = "load" if getattr(self, "is_aot", False) or self.is_compiled else "compile"
@@ -112,14 +112,14 @@ def _building(made: Any, journal: Journal) -> Any:
         finally:
             _INSIDE.spec = False
 
-    told._kernelhub = True  # type: ignore[attr-defined]
-    return told
+    reported._kernelhub = True  # type: ignore[attr-defined]
+    return reported
 
 
 def _downloading(made: Any, journal: Journal) -> Any:
     @functools.wraps(made)
-    def told(source: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(source: Any, *arguments: Any, **named: Any) -> Any:
         with journal.doing("download", str(source), _BY, swallows=True):
             return made(source, *arguments, **named)
 
-    return told
+    return reported

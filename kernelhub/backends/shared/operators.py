@@ -53,9 +53,9 @@ def mismatch(registered: Any, name: str, schema: str) -> str | None:
     """How a registered schema differs from the one that is called; None if the calls fit it."""
     wanted = torch._C.parse_schema(f"{name}{schema}")
     own, ours = list(registered.arguments), list(wanted.arguments)
-    taken = [_told(item) for item in own]
-    if taken[: len(ours)] != [_told(item) for item in ours]:
-        return f"takes ({', '.join(taken)}), not ({', '.join(map(_told, ours))})"
+    taken = [_described(item) for item in own]
+    if taken[: len(ours)] != [_described(item) for item in ours]:
+        return f"takes ({', '.join(taken)}), not ({', '.join(map(_described, ours))})"
     extra = [item.name for item in own[len(ours) :] if not item.has_default_value()]
     if extra:
         return f"also requires {', '.join(extra)}"
@@ -63,7 +63,7 @@ def mismatch(registered: Any, name: str, schema: str) -> str | None:
     return None if given == awaited else f"gives ({', '.join(given)}), not ({', '.join(awaited)})"
 
 
-def _told(argument: Any) -> str:
+def _described(argument: Any) -> str:
     return f"{argument.type} {argument.name}"
 
 

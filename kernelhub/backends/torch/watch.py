@@ -22,10 +22,10 @@ def watch(module: str, journal: Journal) -> None:
         return  # torch before 2.3
     began = _Began()
 
-    def start(*_told: Any) -> None:
+    def start(*_reported: Any) -> None:
         began.times.append(time.perf_counter())
 
-    def end(*_told: Any) -> None:
+    def end(*_reported: Any) -> None:
         if began.times:
             seconds = time.perf_counter() - began.times.pop()
             journal.note("compile", "a graph", "torch.compile", seconds, journal.caller())

@@ -24,7 +24,7 @@ def watch(module: str, journal: Journal) -> None:
     """Hook Triton; `module` is its name."""
     triton: Any = sys.modules[module]
     compiler: Any = triton.compiler
-    compiler.compile = _told(compiler.compile, journal)
+    compiler.compile = _reported(compiler.compile, journal)
     compilation: Any = getattr(triton.knobs, "compilation", None)
     if hasattr(compilation, "listener"):
         compilation.listener = _listening(compilation.listener)
@@ -38,9 +38,9 @@ def watch(module: str, journal: Journal) -> None:
         tuner._bench = _tuning(tuner._bench, journal)
 
 
-def _told(compile: Any, journal: Journal) -> Any:
+def _reported(compile: Any, journal: Journal) -> Any:
     @functools.wraps(compile)
-    def told(src: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(src: Any, *arguments: Any, **named: Any) -> Any:
         with journal.doing("compile", _name_of(src), _BY) as doing:
             _CACHE.hit = False
             compiled = compile(src, *arguments, **named)
@@ -48,7 +48,7 @@ def _told(compile: Any, journal: Journal) -> Any:
                 doing.kind = "load"
             return compiled
 
-    return told
+    return reported
 
 
 class _Cache(threading.local):
@@ -63,10 +63,10 @@ _CACHE = _Cache()
 def _listening(other: Any) -> Any:
     """A listener of Triton's compiler, before another's."""
 
-    def listen(**told: Any) -> None:
-        _CACHE.hit = bool(told.get("cache_hit"))
+    def listen(**reported: Any) -> None:
+        _CACHE.hit = bool(reported.get("cache_hit"))
         if other is not None:
-            other(**told)
+            other(**reported)
 
     return listen
 
@@ -99,8 +99,8 @@ class _Loads(threading.local):
 
 def _tuning(bench: Any, journal: Journal) -> Any:
     @functools.wraps(bench)
-    def told(self: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(self: Any, *arguments: Any, **named: Any) -> Any:
         with journal.doing("tune", f"{self.base_fn.__module__}.{self.base_fn.__name__}", _BY):
             return bench(self, *arguments, **named)
 
-    return told
+    return reported

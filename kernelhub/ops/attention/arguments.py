@@ -247,8 +247,8 @@ def check_operands(
     if dtype not in _FLOATS:
         refuse(op, "q", f"has dtype {dtype_name(dtype)}", "give float32, float16 or bfloat16")
     if kv_dtype is not dtype and kv_dtype not in _FP8:
-        told = f"give {dtype_name(dtype)} as q, {' or '.join(QUANTISED)}"
-        refuse(op, k_name, f"has dtype {dtype_name(kv_dtype)}", told)
+        fix = f"give {dtype_name(dtype)} as q, {' or '.join(QUANTISED)}"
+        refuse(op, k_name, f"has dtype {dtype_name(kv_dtype)}", fix)
     check_alike(op, q, ((k_name, k), (v_name, v)))
     if kv_dtype in _FP8 and k_scale is None:
         refuse(

@@ -76,8 +76,8 @@ def check_rows(op: str, problem: AttentionProblem, step: DenseStep | PagedStep, 
             refuse(op, "k", f"has {k.shape[0]} tokens", f"cu_seqlens_k ends at {offsets[-1]}; give as many")
     elif step.num_pages > k.shape[0]:
         name = problem.operand_names[1]
-        told = f"the pages of block_table were checked for a cache of {step.num_pages}"
-        refuse(op, name, f"has {k.shape[0]} pages", f"{told}; prepare a plan with this cache")
+        found = f"the pages of block_table were checked for a cache of {step.num_pages}"
+        refuse(op, name, f"has {k.shape[0]} pages", f"{found}; prepare a plan with this cache")
 
 
 def check_step_device(op: str, q: Tensor, metadata: Tensor | None) -> None:

@@ -13,7 +13,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 FP8, E5M2 = "float8_e4m3fn", "float8_e5m2"
 QUANTISED = (FP8, E5M2)  # of keys and values, with scales
 
-# Buckets of query tokens per sequence. A kernel that keeps all query rows of a KV head in one tile wants
+# Buckets of query tokens per sequence. A kernel that keeps all query rows of a KV head in one tile needs
 # few of them; how many a ragged batch has is known only when the caller says so (`max_seqlen_q`).
 ONE, FEW, MANY, ANY = "one", "few", "many", "any"
 Q_LENS = (ONE, FEW, MANY, ANY)

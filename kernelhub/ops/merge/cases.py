@@ -32,7 +32,7 @@ class MergeCases(OpCases):
         yield Case(label="batched", make=_make(batch=3, tokens=5, return_lse=True), quick=True)
         yield Case(label="every row has keys", make=_make(empty=False))
         for label, scale in (("a number", 0.02), ("below zero", -0.3), ("tiny: all saturate", 1e-6)):
-            # Held against another scale, since without one the result is of another dtype.
+            # Compared with another scale, since without one the result has another dtype.
             other = None if scale == 1e-6 else _make(return_lse=True, out_scale=2 * scale)
             make = _make(return_lse=True, out_scale=scale)
             quick = label == "a number"

@@ -18,7 +18,7 @@ FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP4_BYTES = (torch.uint8, torch.float4_e2m1fn_x2)
 E8M0_BYTES = (E8M0, torch.uint8)
 FP8_SCALE_DTYPES = tuple(getattr(torch, name) for name in FP8_SCALES)
-_COLUMN_BYTES = 16  # the stride of column-major scales, as TMA wants it
+_COLUMN_BYTES = 16  # the stride of column-major scales, that TMA requires
 
 
 def check_tensor(op: str, parameter: str, tensor: Any, dtypes: Sequence[torch.dtype], like: Tensor | None) -> None:

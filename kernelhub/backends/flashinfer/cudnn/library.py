@@ -21,7 +21,7 @@ from kernelhub.dispatch.work import JOURNAL
 LOWEST_BACKEND = 91900  # cuDNN 9.19, which torch 2.11 brings
 FEWEST_TOKENS = 128  # a graph for one query leaves most heads' LSE unwritten (NVIDIA/cudnn-frontend#1083)
 _MOST_CLASSES = 256
-# Told the base from 0.7.1 on, where an LSE is to base 2 otherwise; natural before.
+# The base is passed from 0.7.1 on, where the default is base 2; it is natural before.
 TAKES_BASE = "lse_base" in inspect.signature(cudnn_batch_prefill_with_kv_cache).parameters
 NATURAL: dict[str, Any] = {"lse_base": "ln"} if TAKES_BASE else {}
 

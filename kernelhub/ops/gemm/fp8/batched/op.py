@@ -172,8 +172,8 @@ def check_form(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, problem: 
     form = (*b.shape[1:], *(BATCH if per_matrix(scale) else TENSOR for scale in (a_scale, b_scale)))
     wanted = (problem.n, problem.k, problem.a_scaling, problem.b_scaling)
     if form != wanted:
-        told = f"is {describe(b)} with scales {describe(a_scale)} and {describe(b_scale)}"
-        refuse("b", told, f"the plan is for [B, {problem.n}, {problem.k}], scaled by {wanted[2]} and {wanted[3]}")
+        found = f"is {describe(b)} with scales {describe(a_scale)} and {describe(b_scale)}"
+        refuse("b", found, f"the plan is for [B, {problem.n}, {problem.k}], scaled by {wanted[2]} and {wanted[3]}")
 
 
 _op: Op[BmmFp8Problem] = Op(
