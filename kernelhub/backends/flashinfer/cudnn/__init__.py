@@ -66,7 +66,7 @@ KERNELS = (
         name="flashinfer.cudnn_prefill",
         target=f"{_HERE}.paged:Prefill",
         summary="cuDNN's attention over pages for any number of queries, by FlashInfer's graphs; for caches "
-        "without NaN alone",
+        "without NaN",
         band=Band.TUNED,
         constraints=(
             *requirements(HOPPER, calls.CUDNN_PREFILL),
