@@ -7,7 +7,6 @@ kind share are made once; what belongs to one step's tokens is made per batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E4M3, E8M0
+from kernelhub.ops.models.batches import Batch as Batch
 
 Arguments = dict[str, Any]
 Sizes = Mapping[str, int]
@@ -24,32 +24,6 @@ _CODES = 64.0  # size of the numbers that float8 codes hold
 # Significant bits of scales: all, those of bfloat16, none but the power of two. Layouts that kernels pack weights in
 # hold no others, some of them; every kernel is called with the most bits that it supports.
 SCALE_BITS = (None, 8, 1)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The sequences of one engine step.
-
-    Attributes:
-        q_lens: new tokens of each sequence.
-        kv_lens: tokens of each sequence, the new ones among them.
-        max_kv_len: the longest that a sequence may become, which is what block tables have room for.
-        max_q_len: what a ragged call says of its longest sequence; None if it says nothing.
-    """
-
-    q_lens: tuple[int, ...]
-    kv_lens: tuple[int, ...]
-    max_kv_len: int
-    max_q_len: int | None = None
-
-    @property
-    def tokens(self) -> int:
-        """New tokens of all sequences."""
-        return sum(self.q_lens)
-
-    @property
-    def num_seqs(self) -> int:
-        return len(self.q_lens)
 
 
 Calls = Callable[[Batch], Arguments]

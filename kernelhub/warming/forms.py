@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE
-from kernelhub.ops.models.calls import need_of
+from kernelhub.ops.models.batches import need_of
 from kernelhub.ops.models.problems import GRAPH_SIZES, Need
 from kernelhub.warming.defaults import TOKEN_COUNTS, TOKEN_COUNTS_OF_CPU
 

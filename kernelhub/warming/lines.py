@@ -49,11 +49,6 @@ class _NoLine(Exception):
     """What is no part of a line."""
 
 
-def looks_like_a_line(text: str) -> bool:
-    """Whether a text is meant as a line, and is no model's name."""
-    return "kernelhub.warm(" in text
-
-
 def line(text: str) -> Line:
     """The call that a line says.
 

@@ -11,16 +11,14 @@ from typing import Any
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine
-from kernelhub.dispatch.op import Op
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
-from kernelhub.ops.models.calls import counts_of, need_of
+from kernelhub.ops.models.batches import counts_of, need_of
 from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.warming.forms import counts_for, forms_of, whole
-from kernelhub.warming.lines import line, looks_like_a_line
 
 Task = Callable[[], object]
 Piece = str | Path | Description | Need | Selection[Any] | Plan | Task
@@ -82,8 +80,7 @@ class Item:
     def selection(self, device: Any, machine: Machine | None = None) -> Selection[Any]:
         """The selection on the calls of a need."""
         assert self.need is not None
-        op: Op[Any] = HUB.function(self.op).op
-        return op.select(self.need.problem(device), self.backend, machine, packing=self.packing)
+        return HUB.select_as_asked(self.op, self.need.problem(device), self.backend, machine, packing=self.packing)
 
 
 def items_of(
@@ -119,7 +116,9 @@ def items_of(
                 packed.append(need)
             else:
                 needs.append(need)
-        elif isinstance(piece, str) and looks_like_a_line(piece):
+        elif isinstance(piece, str) and _looks_like_a_line(piece):
+            from kernelhub.warming.lines import line  # here, since it needs torch and `warmup --list` does not
+
             tasks.append(Item(None, task=line(piece).run, name=piece.strip()))
         elif isinstance(piece, (str, Path, Description)):
             of_models += problems_of(piece, **setting)
@@ -150,6 +149,11 @@ def _is_packed(selection: Selection[Any]) -> bool:
 def _takes_packed(item: Item) -> bool:
     """Whether an item has weights that can be packed."""
     return item.need is not None and WEIGHT_LAYOUT in dict(item.need.facets)
+
+
+def _looks_like_a_line(text: str) -> bool:
+    """Whether a text is a line of `NotWarmed`, and not a model's name."""
+    return "kernelhub.warm(" in text
 
 
 def _is_piece(what: object) -> bool:

@@ -22,6 +22,7 @@ COMMANDS = (
     "info triton.split_kv",
     "lock --model llama-3.1-8b --device H200 --out -",
     "replay",
+    "warmup --model llama-3.1-8b --device H200 --list",
 )
 # A second on an idle machine; on one that does other things too, a process costs up to twice the CPU.
 MOST_CPU_S = 2.5

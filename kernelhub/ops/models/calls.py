@@ -24,7 +24,7 @@ have as many as are new. Block tables have room for `max_context_len`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,16 +35,14 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.load import load_attribute
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
 from kernelhub.errors import ConfigurationError, InvalidArgument, KernelUnavailable, NoKernel
-from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, MANY, ONE
+from kernelhub.ops.attention.problem import MANY
+from kernelhub.ops.models.batches import batch_of, batches_of_every_size
+from kernelhub.ops.models.batches import counts_of as counts_of
+from kernelhub.ops.models.batches import need_of as need_of
 from kernelhub.ops.models.problems import GRAPH_SIZES as GRAPH_SIZES
-from kernelhub.ops.models.problems import PHASES, Need
-from kernelhub.ops.serving import Arguments, Batch, Calls, Values
+from kernelhub.ops.models.problems import Need
+from kernelhub.ops.serving import Arguments, Calls, Values
 
-_QUERIES = 4  # of a sequence of speculative decode
-_MOST_DECODED = 256  # tokens of a mixed batch that are decoded
-_MOST_FEW_ROWS = 64  # as of `fp8_gemm` and `grouped_gemm`
-_MOST_SEQUENCES = 1024  # of a step, of whose numbers `every_size` makes calls
-_SHORTEST = 128  # a bound of lengths below which kernels compile nothing of their own
 _LOAD_TIMEOUT_S = 60.0
 
 MAKERS = {
@@ -160,28 +158,17 @@ def calls_of(
         values = Values(where, seed=seed, filled=filled, cache_bytes=cache_bytes, scale_bits=scale_bits)
         calls: Calls = make(problem, given, values)
         for count in tokens:
-            batch = _batch(need.op, problem, given, count, context_len, max_context_len or context_len, sequences)
+            batch = batch_of(need.op, problem, given, count, context_len, max_context_len or context_len, sequences)
             if batch is not None:
                 said = "".join(f", {name} {value}" for name, value in sizes)
                 yield Call(need.op, batch.tokens, f"{need.op}, {batch.tokens} tokens{said}", calls(batch))
         if every_size and getattr(problem, "ragged", False):
             says = getattr(problem, "q_len", None) == MANY
-            for batch in _every_size(max(tokens, default=0), says, context_len, max_context_len or context_len):
+            for batch in batches_of_every_size(
+                max(tokens, default=0), says, context_len, max_context_len or context_len
+            ):
                 label = f"{need.op}, {batch.num_seqs} sequences, {batch.tokens} tokens, at most {batch.max_q_len}"
                 yield Call(need.op, batch.tokens, label, calls(batch))
-
-
-def counts_of(need: Need, tokens: Sequence[int]) -> tuple[int, ...]:
-    """Those numbers of new tokens that the class has calls of, for at least one kind of its sizes."""
-    problem, kinds = need.problem("cpu"), [dict(sizes) for sizes in need.sizes or ((),)]
-    return tuple(n for n in tokens if any(_batch(need.op, problem, kind, n, n, n, None) is not None for kind in kinds))
-
-
-def need_of(op: str, problem: Any) -> Need:
-    """The need of a problem of an op, in every phase, with the usual sizes where no facet gives them."""
-    facets = HUB.function(op).op.contract.schema.facets
-    said = tuple(sorted((name, getattr(problem, name)) for name in facets if name != "device"))
-    return Need(op, said, PHASES, ())
 
 
 def holds(kernel: Kernel, call: Call) -> bool:
@@ -193,73 +180,3 @@ def holds(kernel: Kernel, call: Call) -> bool:
     except (NoKernel, KernelUnavailable):
         return True
     return True
-
-
-def _batch(
-    op: str, problem: Any, sizes: Mapping[str, int], tokens: int, context_len: int, longest: int, sequences: int | None
-) -> Batch | None:
-    """The sequences of a call with so many new tokens; None if the class has no such call."""
-    if tokens < 1 or not _has_rows(op, problem, tokens):
-        return None
-    q_len = getattr(problem, "q_len", None)
-    max_q_len: int | None = None
-    several = min(tokens, sequences or -(-tokens // max(context_len, 1)))
-    if q_len == ONE or op == "paged_mqa_logits" or (op == "topk_indices" and not problem.row_starts):
-        q_lens, max_q_len = (1,) * tokens, 1
-    elif q_len == FEW:
-        queries = min(sizes.get("queries", _QUERIES), FEW_TOKENS)
-        q_lens, max_q_len = (queries,) * (tokens // queries), queries
-        if not q_lens and problem.ragged:
-            q_lens = (tokens,)
-        if not q_lens:
-            return None
-    elif q_len == MANY or (q_len is None and op in _OF_SEQUENCES):
-        q_lens = _shared_out(tokens, several)
-        max_q_len = max(FEW_TOKENS + 1, *q_lens)
-        if not getattr(problem, "ragged", True):
-            least = 2 if op == "linear_attention" else FEW_TOKENS + 1
-            if tokens < least:
-                return None
-            several = min(several, tokens // least)
-            q_lens = (tokens // several,) * several
-    elif q_len is not None:
-        decoded = min(tokens // 2, _MOST_DECODED)
-        q_lens = (*(1,) * decoded, tokens - decoded)
-    else:
-        q_lens = (tokens,)
-    fresh = op in ("attention", "linear_attention") and q_len not in (ONE, FEW)
-    kv_lens = tuple(length if fresh else max(length, context_len) for length in q_lens)
-    return Batch(q_lens, kv_lens, max(longest, *kv_lens), max_q_len)
-
-
-_OF_SEQUENCES = ("mqa_logits", "topk_indices", "merge_attention_states")
-
-
-def _every_size(tokens: int, says: bool, context_len: int, longest: int) -> Iterator[Batch]:
-    """Batches of up to so many new tokens, one for each number of sequences and longest sequence in powers of two.
-
-    A call that does not say (`says`) how long its longest sequence is has that bound by the number of its tokens.
-    """
-    sequences = 1
-    while sequences <= min(tokens, _MOST_SEQUENCES):
-        length = _SHORTEST
-        while length < 2 * max(tokens, _SHORTEST):
-            if says or sequences <= length:
-                q_lens = _shared_out(min(tokens, sequences * length if says else length), sequences)
-                yield Batch(q_lens, q_lens, max(longest, context_len, *q_lens), length if says else None)
-            length *= 2
-        sequences *= 2
-
-
-def _has_rows(op: str, problem: Any, tokens: int) -> bool:
-    """Whether so many rows are those that a class of few or of many means."""
-    rows = getattr(problem, "rows", None)
-    if rows is None:
-        return True
-    most = _MOST_FEW_ROWS * (problem.num_groups if op == "grouped_gemm" else 1)
-    return bool((tokens <= most) == (rows == FEW))
-
-
-def _shared_out(tokens: int, sequences: int) -> tuple[int, ...]:
-    """So many tokens in sequences that are as equal as can be."""
-    return tuple(tokens * (place + 1) // sequences - tokens * place // sequences for place in range(sequences))
