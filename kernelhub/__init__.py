@@ -5,7 +5,7 @@
 >>> kernelhub.attention(q, k, v, causal=True).shape
 torch.Size([1, 64, 8, 64])
 
-Every name is loaded at its first use; importing kernelhub imports nothing else.
+Every name is loaded at its first use. Importing kernelhub imports the table of their modules, `homes`, and no more.
 """
 
 from __future__ import annotations
@@ -14,66 +14,15 @@ import importlib
 import sys
 from typing import Any
 
+from kernelhub.homes import HOMES
+
 __version__ = "0.1.0"
 
-# Every op and the module of its public function; the module `problem` beside that has its record.
-_OPS = {
-    "attention": "kernelhub.ops.attention.attention",
-    "paged_attention": "kernelhub.ops.attention.paged_attention",
-    "merge_attention_states": "kernelhub.ops.merge.op",
-    "mla_attention": "kernelhub.ops.mla.attention.op",
-    "write_mla_cache": "kernelhub.ops.mla.cache.op",
-    "concat_mla_k": "kernelhub.ops.mla.concat.op",
-    "mqa_logits": "kernelhub.ops.indexer.mqa_logits",
-    "paged_mqa_logits": "kernelhub.ops.indexer.paged_mqa_logits",
-    "topk_indices": "kernelhub.ops.indexer.topk_indices",
-    "linear_attention": "kernelhub.ops.linear_attention.op",
-    "quantize_fp8": "kernelhub.ops.quant.fp8",
-    "dequantize_fp8": "kernelhub.ops.quant.fp8",
-    "quantize_mxfp4": "kernelhub.ops.quant.mx",
-    "dequantize_mxfp4": "kernelhub.ops.quant.mx",
-    "quantize_mxfp8": "kernelhub.ops.quant.mx",
-    "dequantize_mxfp8": "kernelhub.ops.quant.mx",
-    "quantize_nvfp4": "kernelhub.ops.quant.nvfp4",
-    "dequantize_nvfp4": "kernelhub.ops.quant.nvfp4",
-    "fp4_gemm": "kernelhub.ops.gemm.fp4.op",
-    "bmm_fp8": "kernelhub.ops.gemm.fp8.batched.op",
-    "fp8_gemm": "kernelhub.ops.gemm.fp8.op",
-    "grouped_gemm": "kernelhub.ops.gemm.grouped.op",
-    "fused_moe": "kernelhub.ops.moe.experts.op",
-    "route_experts": "kernelhub.ops.moe.routing.op",
-}
-_HOMES = {
-    **_OPS,
-    "explain": "kernelhub.dispatch.explain",
-    "report": "kernelhub.dispatch.process",
-    "use": "kernelhub.dispatch.context",
-    "strict": "kernelhub.dispatch.context",
-    "configure": "kernelhub.dispatch.context",
-    "reload": "kernelhub.dispatch.process",
-    "register_backend": "kernelhub.dispatch.process",
-    "verify": "kernelhub.evidence.verify",
-    "tune": "kernelhub.evidence.tuning.tune",
-    "PackedWeight": "kernelhub.ops.packed",
-    "Selection": "kernelhub.dispatch.selection",
-    "DeviceFacts": "kernelhub.probes.device",
-    "SimulatedMachine": "kernelhub.dispatch.machine",
-    "cache_notices": "kernelhub.runtime.caches.notices",
-    "set_cache_variables": "kernelhub.runtime.caches.variables",
-    "health": "kernelhub.runtime.health",
-    "seal": "kernelhub.runtime.seal",
-    "unseal": "kernelhub.runtime.seal",
-    "warm": "kernelhub.runtime.warm",
-    "warmup": "kernelhub.warming.warmup",
-    "problems_of": "kernelhub.ops.models.problems",
-    "agree": "kernelhub.runtime.ranks.agree",
-}
-
-__all__ = ["__version__", "errors", *_HOMES]
+__all__ = ["__version__", "errors", *HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "errors" and name not in _HOMES:
+    if name != "errors" and name not in HOMES:
         from difflib import get_close_matches
 
         close = [] if name.startswith("_") else get_close_matches(name, __all__, n=1)
@@ -83,7 +32,7 @@ def __getattr__(name: str) -> Any:
         if name == "errors":
             value: Any = importlib.import_module("kernelhub.errors")
         else:
-            value = getattr(importlib.import_module(_HOMES[name]), name)
+            value = getattr(importlib.import_module(HOMES[name]), name)
     except (ImportError, AttributeError) as error:
         raise _still_loading(name) or error from error
     globals()[name] = value

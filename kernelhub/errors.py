@@ -5,10 +5,7 @@ Each message says what was asked, what is wrong with it, what would be right and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from kernelhub.dispatch.selection import Selection
+from typing import Any, Protocol
 
 
 class KernelhubError(Exception):
@@ -28,6 +25,29 @@ class InvalidArgument(KernelhubError, ValueError):
         super().__init__(f"{op}: {parameter} {problem}; {fix}")
 
 
+class Explained(Protocol):
+    """What an error gives of a `kernelhub.Selection`."""
+
+    @property
+    def op(self) -> str:
+        """Name of the op."""
+
+    @property
+    def problem(self) -> Any:
+        """The problem: every facet of the call."""
+
+    @property
+    def selected(self) -> str | None:
+        """Name of the selected kernel; None if there is none."""
+
+    @property
+    def decisions(self) -> tuple[Any, ...]:
+        """One `Decision` for each kernel of the op: its name, and why it was rejected, with a remedy."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values for JSON."""
+
+
 class NoKernel(KernelhubError, RuntimeError):
     """No registered kernel may answer the call, or none of those that were asked for.
 
@@ -35,7 +55,7 @@ class NoKernel(KernelhubError, RuntimeError):
         selection: the selection on every kernel of the op, with reasons and remedies.
     """
 
-    def __init__(self, message: str, selection: Selection[Any]) -> None:
+    def __init__(self, message: str, selection: Explained) -> None:
         self.selection = selection
         super().__init__(f"{message}\n{selection}")
 

@@ -20,11 +20,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from generate_docs import kernels, results, table  # noqa: E402
 
-import kernelhub  # noqa: E402
 from kernelhub.cli import main as command_line  # noqa: E402
 from kernelhub.cli import matrix  # noqa: E402
 from kernelhub.dispatch.hub import HUB  # noqa: E402
 from kernelhub.dispatch.problem import shown  # noqa: E402
+from kernelhub.homes import HOMES  # noqa: E402
 from kernelhub.ops import functions  # noqa: E402
 
 GUIDES = ROOT / "docs"
@@ -54,7 +54,7 @@ def op_page(op: str) -> str:
     """Signature, features, kernels, what each kernel takes, and measured times of one op."""
     contract = ops()[op].op.contract
     guide = guide_of(op)
-    home = kernelhub._HOMES[op]
+    home = HOMES[op]
     parts = [
         f"# {op}\n\n{_sentence(contract.summary)} Conventions, examples and tolerances: "
         f"[{_title(guide)}](../{guide.name}).",
@@ -122,7 +122,7 @@ def python_page() -> str:
     """Every public name that is not an op, with its signature from the source."""
     known = ops()
     parts = ["# Python reference\n\nThese public names are not ops. Each op has [its own page](../ops/index.md)."]
-    for name, home in sorted(kernelhub._HOMES.items()):
+    for name, home in sorted(HOMES.items()):
         if name not in known:
             parts.append(f"::: {home}.{name}\n    options:\n      heading: kernelhub.{name}\n      members: false")
     parts.append(

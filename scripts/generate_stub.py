@@ -1,6 +1,6 @@
 """Write kernelhub/__init__.pyi, from which type checkers read the public names; ``--check`` only compares.
 
-Names come from `kernelhub._HOMES`. An op that can also return the log-sum-exp gets one overload for each value of
+Names come from `HOMES`. An op that can also return the log-sum-exp gets one overload for each value of
 `return_lse`, of the op, its `prepare`, and the `run` of plans and steps, all made from the op's own signature.
 """
 
@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import kernelhub  # noqa: E402
+from kernelhub.homes import HOMES  # noqa: E402
 from kernelhub.ops import functions  # noqa: E402
 
 STUB = ROOT / "kernelhub" / "__init__.pyi"
@@ -43,12 +44,8 @@ def text() -> str:
         for function in functions()
         if "return_lse" in _signature(function).parameters
     }
-    lines = [f"from {home} import {name} as {name}" for name, home in kernelhub._HOMES.items() if name not in with_lse]
-    head = (
-        _HEAD
-        + "\n".join(sorted(lines))
-        + f"\n\n__version__: str\n_OPS: dict[str, str]\n__all__ = {kernelhub.__all__!r}\n\n"
-    )
+    lines = [f"from {home} import {name} as {name}" for name, home in HOMES.items() if name not in with_lse]
+    head = _HEAD + "\n".join(sorted(lines)) + f"\n\n__version__: str\n__all__ = {kernelhub.__all__!r}\n\n"
     ops = "".join(_of_op(name, with_lse[name]) for name in sorted(with_lse))
     return head + '_R = typing.TypeVar("_R")\n' + ops.rstrip() + "\n"
 

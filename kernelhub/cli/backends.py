@@ -18,8 +18,8 @@ from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.lineup import OF_DEVICES
 from kernelhub.dispatch.problem import Schema
+from kernelhub.dispatch.reasons import OF_DEVICES
 from kernelhub.dispatch.registry import Registered
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding

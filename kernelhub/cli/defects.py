@@ -12,7 +12,7 @@ from kernelhub.dispatch.constraint import Constraint, Package
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel, KnownBad
-from kernelhub.dispatch.lineup import said_by
+from kernelhub.dispatch.reasons import evaluate
 from kernelhub.dispatch.registry import Registered
 from kernelhub.probes.device import DeviceFacts
 
@@ -60,7 +60,7 @@ def _parts(entry: KnownBad) -> tuple[list[Constraint], list[Constraint]]:
 
 def _holds(conditions: Iterable[Constraint], kernel: Kernel, device: DeviceFacts) -> bool:
     problem: Any = ops()[kernel.op].problem(device=device)
-    return all(said_by(condition, problem, HUB.machine) is None for condition in conditions)
+    return all(evaluate(condition, problem, HUB.machine) is None for condition in conditions)
 
 
 def _runs(record: OpRecord[Any], kernel: Kernel, device: DeviceFacts) -> bool:

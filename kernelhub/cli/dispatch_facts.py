@@ -16,8 +16,8 @@ from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.lineup import OF_DEVICES
 from kernelhub.dispatch.order import line_for, ranked
+from kernelhub.dispatch.reasons import OF_DEVICES
 from kernelhub.dispatch.registry import Registered
 from kernelhub.dispatch.selection import Selection
 from kernelhub.evidence.quarantine import all_kept, remedy

@@ -17,8 +17,8 @@ from kernelhub.cli.console import Console, Table
 from kernelhub.cli.lock_decisions import NEW, VERSIONS, Difference, differences, lock_for
 from kernelhub.cli.options import USUAL, add_machine, add_model, add_packing, machine_of, served
 from kernelhub.dispatch.explain import device_facts
-from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.lock_file import Lock, Locked, lock_text, read_lock
+from kernelhub.dispatch.problem_class import device_key
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.probes.device import SIMULATED, DeviceFacts

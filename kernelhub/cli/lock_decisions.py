@@ -9,11 +9,11 @@ from typing import Any
 
 from kernelhub.dispatch.explain import problem_from
 from kernelhub.dispatch.fingerprint import own_version
-from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.lock_file import Lock, Locked, order, whole_problem
 from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.problem_class import device_key
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.validity import digest_of
@@ -73,7 +73,7 @@ def decide(
     """
     contract = HUB.record(op)
     problem = problem_from(contract, device, dict(facets))
-    policy = dataclasses.replace(HUB.policy(op), held=(), packing=packing)
+    policy = dataclasses.replace(HUB.policy(op), pins=(), packing=packing)
     selection = HUB.select(op, problem, policy, machine)
     others = selection.decisions[1 if selection.kernel else 0 :]
     return Locked(

@@ -14,7 +14,6 @@ from kernelhub.dispatch.constraint import (
     Constraint,
     MultipleOf,
     OneOf,
-    Package,
     Rule,
     SameValue,
 )
@@ -22,12 +21,13 @@ from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.fingerprint import packages_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.lineup import said_by
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
+from kernelhub.dispatch.reasons import evaluate
 from kernelhub.dispatch.standing import Standing
 from kernelhub.probes.device import SIMULATED, DeviceFacts
 from kernelhub.probes.finding import Finding, found
+from kernelhub.probes.package import Wanted
 from kernelhub.probes.torch_build import TorchBuild, torch_build_of
 
 ALL, SOME, NONE = "yes", "some", "-"
@@ -36,7 +36,7 @@ ALL, SOME, NONE = "yes", "some", "-"
 class Furnished(Machine):
     """A machine that has every package in a version that fits, and of which every probe finds what it looks for."""
 
-    def package(self, wanted: Package) -> Finding:
+    def package(self, wanted: Wanted) -> Finding:
         return found(wanted.name, None, f"{wanted.name} is taken to be installed")
 
     def variable(self, name: str) -> str:
@@ -118,7 +118,7 @@ def _takes(kernel: Kernel, problem: Problem) -> str:
     for constraint in kernel.constraints:
         if "device" not in constraint.fields:
             continue
-        if said_by(constraint, problem, machine) is not None:
+        if evaluate(constraint, problem, machine) is not None:
             if constraint.fields == ("device",):
                 return NONE
             answer = SOME

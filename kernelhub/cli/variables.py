@@ -128,13 +128,13 @@ def _registry(environ: Mapping[str, str]) -> tuple[Registry, str]:
         _ = HUB.settings
         return HUB.registry, ""
     except ConfigurationError:
-        registry = Registry()
-    contracts = list(ops().values())
+        registry = Registry(HUB.part("order"))
+    contracts, backends = list(ops().values()), HUB.part("backends")()
     plugins, timeout_s = _value(_PLUGINS, environ), _value(_TIMEOUT, environ)
     try:
-        registry.load(contracts, plugins, timeout_s)
+        registry.load(contracts, backends, plugins, timeout_s)
     except ConfigurationError as error:
-        registry.load(contracts, VARIABLES[_PLUGINS].default, timeout_s)
+        registry.load(contracts, backends, VARIABLES[_PLUGINS].default, timeout_s)
         return registry, str(error)
     return registry, ""
 

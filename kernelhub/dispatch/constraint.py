@@ -7,35 +7,22 @@ past the problem: equal problems on equal facts get equal answers, whenever they
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.problem import Problem
+from kernelhub.probes.finding import Rejection as Rejection
+from kernelhub.probes.package import Library, Wanted, find_library, fits
 from kernelhub.probes.signature import Call, takes
-
-if TYPE_CHECKING:
-    from kernelhub.dispatch.machine import Machine
-    from kernelhub.dispatch.problem import Problem
-
+from kernelhub.probes.torch_build import TorchBuild
 
 # The code of what would first be compiled for minutes. It holds only of kernels that nobody asks for or prefers: who
 # does is taken at his word, and nobody else waits.
 NOT_BUILT = "not_built"
-
-
-class Rejection(NamedTuple):
-    """Why a kernel cannot run a problem.
-
-    Attributes:
-        code: stable identifier, e.g. ``"capability"``; part of the public interface.
-        reason: one sentence with the value that is wrong.
-        remedy: what the user can do; empty when nothing can be done on this machine.
-    """
-
-    code: str
-    reason: str
-    remedy: str = ""
 
 
 class Constraint(Protocol):
@@ -266,19 +253,13 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Package:
+class Package(Wanted):
     """A package that must be installed in a fitting version (see `probes.package`)."""
-
-    name: str
-    versions: str = ""
-    distribution: str | None = None
-    install: str = ""
 
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.package(self)
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.package(self).rejection
 
 
 @dataclass(frozen=True)
@@ -291,8 +272,44 @@ class Takes:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask(self, lambda: takes(self.call, remedy=self.remedy))
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask(self, lambda: takes(self.call, remedy=self.remedy)).rejection
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The file of a compiled library, for the problem's device; `Package` rejects if its package is missing."""
+
+    library: Library
+
+    fields = ("device",)
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        capability = problem.device.capability
+        key = ("library", self.library, self.library.patterns(capability))
+        finding = machine.ask(key, lambda: find_library(self.library, capability))
+        return None if finding.code == "package_missing" else finding.rejection
+
+
+@dataclass(frozen=True)
+class TorchBuilt:
+    """A torch that is built for this CUDA or a newer one, and of this version or a newer one if one is given."""
+
+    cuda: str
+    at_least: str = ""
+
+    fields = ("device",)
+
+    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
+        return _torch_rejection(machine.torch_for(problem.device), self.cuda, self.at_least)
+
+
+@functools.lru_cache(maxsize=256)
+def _torch_rejection(build: TorchBuild, cuda: str, at_least: str) -> Rejection | None:
+    if build.cuda is not None and fits(build.cuda, f">={cuda}") and fits(build.version, f">={at_least or 0}"):
+        return None
+    needed = f"{at_least} for CUDA {cuda}" if at_least else f"CUDA {cuda}"
+    release = f'pip install "torch>={at_least}"' if at_least else "install a torch"
+    return Rejection("package_version", f"{build}, {needed} is needed", f"{release}, built for CUDA {cuda} or newer")
 
 
 def _because(fact: str, why: str) -> str:

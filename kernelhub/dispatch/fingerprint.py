@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kernelhub.dispatch.configuration import Configuration
 from kernelhub.dispatch.constraint import AnyOf, Constraint, Package
-from kernelhub.dispatch.held import Facets, facets_of
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT
+from kernelhub.dispatch.problem_class import Facets, facets_of
 from kernelhub.dispatch.selection import Selection
-from kernelhub.dispatch.tuned import sizes_of
 
 if TYPE_CHECKING:
     from kernelhub.dispatch.kernel import Backend, Kernel
@@ -79,6 +79,14 @@ def fingerprint_of(
         getattr(selection.problem, WEIGHT_LAYOUT, ""),
         tuned,
     )
+
+
+def sizes_of(machine: Machine, kernel: Kernel, problem: Any) -> Mapping[int, Configuration]:
+    """Sizes of a kernel that were measured for a problem, by number of tokens; empty if it takes its own."""
+    if not kernel.configurable:
+        return {}
+    tuned = machine.tuned(problem.device).find(kernel.op, problem)
+    return {} if tuned is None else tuned.configurations.get(kernel.name, {})
 
 
 def versions_of(kernel: Kernel, backend: Backend | None, machine: Machine) -> dict[str, str]:

@@ -11,8 +11,10 @@ made by (`HUB.generation`) serves the call that it was made for, and is not reme
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -24,29 +26,26 @@ from kernelhub.dispatch.audits import AUDITS, OFF, AuditSettings
 from kernelhub.dispatch.bound import Bound, configure, make_adapter, watch_imported
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract, OpRecord
-from kernelhub.dispatch.events import fallback_log, selection_log
-from kernelhub.dispatch.fingerprint import Fingerprint, fingerprint_of, versions_of
+from kernelhub.dispatch.events import fallback_log, print_events, selection_log
+from kernelhub.dispatch.fingerprint import Fingerprint, fingerprint_of, sizes_of, versions_of
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.kernel import Kernel, Watch
 from kernelhub.dispatch.ledger import Ledger, caller_on_stack
-from kernelhub.dispatch.lineup import lineup_of
 from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
+from kernelhub.dispatch.lock_file import check_lock
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.making import Making, at_fork, check_not_importing, drop_half_imported, loading_registry
-from kernelhub.dispatch.policy import Layer, Names, Policy, names_asked_for
-from kernelhub.dispatch.refusal import no_kernel, unavailable
+from kernelhub.dispatch.policy import Agreed, Layer, Layers, Names, Pins, Policy, combine, names_asked_for
+from kernelhub.dispatch.reasons import kernels_on
 from kernelhub.dispatch.registry import Registered, Registry
 from kernelhub.dispatch.report import Report
-from kernelhub.dispatch.select import as_preferred, select
+from kernelhub.dispatch.select import as_preferred, no_kernel, select, unavailable
 from kernelhub.dispatch.selection import Selection
-from kernelhub.dispatch.settings import Settings, did_you_mean
-from kernelhub.dispatch.setup import op_records, ops, set_up
-from kernelhub.dispatch.tuned import sizes_of
-from kernelhub.dispatch.words import Agreed, Layers, policy_for
+from kernelhub.dispatch.settings import Settings, did_you_mean, read_settings
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import ConfigurationError
+from kernelhub.homes import PARTS
 
-_AUDITED = "kernelhub.evidence.audit.watching:watch"  # loaded where a share of calls is audited
 _KEPT = 2048  # entries of a table that grows with what users write, not with what they compute
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -59,6 +58,9 @@ class Outdated(Exception):
 class Hub:
     """State of the library in one process.
 
+    Args:
+        parts: what the hub needs of ops, backends and evidence, by role, as ``"module:attribute"``; see `kernelhub`.
+
     Attributes:
         lock: for tables.
         making: locks for what is loaded and bound.
@@ -66,12 +68,13 @@ class Hub:
         generation: how often what choices are made by has changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Mapping[str, str]) -> None:
+        self._parts = parts
         self.lock = threading.RLock()
         self.making = Making(lambda: self.lock._is_owned())  # type: ignore[attr-defined]
         self.patience_s = 0.0
         self.generation = 0
-        self.registry = Registry()
+        self.registry = Registry({})
         self.machine = Machine()
         self.contexts: ContextVar[Layers] = ContextVar("kernelhub contexts", default=())
         # Filled when the first context is entered, and never emptied, since a task started inside one keeps
@@ -105,7 +108,7 @@ class Hub:
         _ = self.settings
         if not self._functions:
             with loading_registry(), self.lock:
-                self._functions = self._functions or ops()
+                self._functions = self._functions or {item.op.contract.name: item for item in self.part("functions")()}
         if op not in self._functions:
             known = ", ".join(self._functions)
             raise ConfigurationError(f"{op!r} is no op{did_you_mean(op, self._functions)}; there are {known}")
@@ -124,8 +127,14 @@ class Hub:
         key = (contexts, backend, op)
         policy = self._policies.get(key)
         if policy is None:
-            generation, settings = self.generation, self.settings
-            policy = policy_for(op, backend, contexts, self.configured, settings, self.agreed, self.registry)
+            generation, settings, registry = self.generation, self.settings, self.registry
+            layers = (settings.force, *reversed(contexts), self.configured, settings.environment, settings.file)
+            policy = combine(layers, registry.known_part(settings.foreign), op)
+            if backend is not None:
+                registry.check_names(backend, "backend=")
+                policy = policy.asking(op, backend)
+            pins = self._pins(op, settings, registry)
+            policy = replace(policy, pins=pins) if pins else policy
             with self.lock:
                 if generation == self.generation:
                     keep(self._policies, key, policy)
@@ -167,8 +176,8 @@ class Hub:
     def ranked(self, op: str, problem: Any, policy: Policy) -> Sequence[Kernel]:
         """The kernels that the policy leaves, in the order in which they are tried, whether or not they can run."""
         _ = self.settings
-        lineup = lineup_of(self.registry.candidates(op), problem, self.machine)
-        _, kernels = lineup.ranking(self.registry.contracts[op].regime(problem))
+        on_device = kernels_on(self.registry.candidates(op), problem, self.machine)
+        _, kernels = on_device.ranking(self.registry.contracts[op].regime(problem))
         tuned = self.machine.tuned(problem.device).find(op, problem)
         if tuned is not None:
             kernels = tuned.ranked(kernels)
@@ -221,7 +230,7 @@ class Hub:
                     self._note_failure(selection, kernel, failure, policy, generation)
                     continue
                 if self.audit.share:
-                    load_attribute(_AUDITED, self.patience_s)(adapter, selection, device, self.audit)
+                    self.part("audit")(adapter, selection, device, self.audit)
                 counter = itertools.count()
                 run = contract.bind(adapter, problem, device, counter.__next__, elsewhere)
                 bound = Bound(selection, adapter, run, counter, device)
@@ -338,7 +347,7 @@ class Hub:
             self.machine.forget()
             self._settings = None
             self.agreed = {}
-            self.registry = Registry()
+            self.registry = Registry({})
             self._added.clear()
             self.forget_choices()
 
@@ -390,9 +399,20 @@ class Hub:
             self.ledger.forget_report()
 
     def _load(self) -> None:
-        registry = Registry()
-        settings = set_up(registry, op_records(), self._added.values())
-        self.machine.heeds_evidence = settings["KERNELHUB_EVIDENCE"]
+        """Read the settings, and register everything that they may name."""
+        settings, registry = read_settings(), Registry(self.part("order"))
+        plugins, timeout_s = settings["KERNELHUB_PLUGINS"], settings["KERNELHUB_LOAD_TIMEOUT_S"]
+        registry.load(self.part("records"), self.part("backends")(), plugins, timeout_s)
+        for module in self._added.values():
+            registry.add(module)
+        for layer in (settings.force, settings.environment, settings.file):
+            registry.check_layer(layer)
+        if settings.lock is not None:
+            check_lock(settings.lock, registry.contracts)
+        print_events(settings["KERNELHUB_LOG"])
+        if not settings["KERNELHUB_IGNORE_VLLM_ENV"]:
+            settings = self._with_engine_variables(settings, registry)
+        self.machine.evidence = self.part("evidence") if settings["KERNELHUB_EVIDENCE"] else None
         self.machine.tables = settings["KERNELHUB_TUNED"]
         self.machine.load()
         JOURNAL.compile_timeout_s = settings["KERNELHUB_COMPILE_TIMEOUT_S"]
@@ -400,6 +420,29 @@ class Hub:
         self._missing_said = False
         self.registry, self._settings = registry, settings
         registry.tell_left_out()
+
+    def _with_engine_variables(self, settings: Settings, registry: Registry) -> Settings:
+        """The settings with what other projects' variables ask for; a variable that names no kernel here is logged."""
+        settings = replace(settings, foreign=self.part("engine_variables")(os.environ))
+        known = {override.origin for override in registry.known_part(settings.foreign).requests}
+        for origin in dict.fromkeys(override.origin for override in settings.foreign.requests):
+            if origin not in known:
+                fallback_log.warning("%s is not obeyed: none of the kernels it names is registered", origin)
+        return settings
+
+    def _pins(self, op: str, settings: Settings, registry: Registry) -> tuple[Pins, ...]:
+        """The pins of an op, strongest first."""
+        pins = [self.agreed[op].pins] if op in self.agreed else []
+        if settings.lock is not None:
+            closed = settings["KERNELHUB_LOCK_MISSING"] == "error"
+            layouts = {kernel.name: kernel.layouts for kernel in registry.candidates(op).kernels}
+            pins.append(settings.lock.pins(registry.contracts[op], layouts, closed))
+        return tuple(pins)
+
+    def part(self, role: str) -> Any:
+        """What the hub gets from another part of kernelhub, imported at its first use."""
+        module, _, attribute = self._parts[role].partition(":")
+        return getattr(importlib.import_module(module), attribute)
 
     def _say_what_the_lock_lacks(self, selection: Selection[Any]) -> None:
         """Tell once that a problem was chosen for freely beside a lock file."""
@@ -452,5 +495,5 @@ def keep(table: dict[_Key, _Value], key: _Key, value: _Value) -> None:
     table[key] = value
 
 
-HUB = Hub()
+HUB: Hub = Hub(PARTS)
 at_fork(HUB.renew)

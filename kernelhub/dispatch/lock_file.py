@@ -15,18 +15,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import OpRecord
-from kernelhub.dispatch.held import LOCK, DeviceKey, Facets, Held, Key, as_packed, facets_of
-from kernelhub.dispatch.policy import Override
+from kernelhub.dispatch.policy import LOCK, Override, Pins
+from kernelhub.dispatch.problem_class import DeviceKey, Facets, ProblemClass, as_packed, facets_of
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes import document
 from kernelhub.probes.document import SCALAR, DocumentError
-
-if TYPE_CHECKING:
-    from kernelhub.dispatch.selection import Selection
 
 FORMAT = "kernelhub lock, version 1"
 _KERNEL = re.compile(r"[\w-]+\.[\w-]+", re.ASCII)
@@ -101,7 +99,7 @@ class Lock:
     path: str = ""
     digest: str = ""
 
-    def held(self, contract: OpRecord[Any], layouts: Mapping[str, tuple[str, ...]], closed: bool) -> Held:
+    def pins(self, contract: OpRecord[Any], layouts: Mapping[str, tuple[str, ...]], closed: bool) -> Pins:
         """What the file says of one op.
 
         Where it says that no kernel could run, none may: another choice would be as free as without the file.
@@ -113,27 +111,26 @@ class Lock:
             layouts: of weights that its kernels read, by kernel.
             closed: whether a problem that is not in the file may not run.
         """
-        overrides: dict[Key, Override] = {}
-        implied: dict[Key, Override] = {}
-        none: dict[Key, dict[str, Rejection]] = {}
+        overrides: dict[ProblemClass, Override] = {}
+        implied: dict[ProblemClass, Override] = {}
+        none: dict[ProblemClass, dict[str, Rejection]] = {}
         for item in self.decisions:
             if item.op == contract.name and not item.kernel:
                 reason = f"{self.path}:{item.line} says that no kernel could run this problem"
                 said = Rejection("not_locked", reason, f"write the file anew: {self.command}")
-                none[self.device, whole_problem(contract, item.problem)] = {"*": said}
+                none[ProblemClass(self.device, whole_problem(contract, item.problem))] = {"*": said}
             elif item.op == contract.name:
                 undo = f"unset KERNELHUB_LOCK, or write the file anew: {self.command}"
                 override = Override(item.op, (item.kernel,), LOCK, f"{self.path}:{item.line}", undo=undo)
                 facets = whole_problem(contract, item.problem)
-                overrides[self.device, facets] = override
-                implied.update(
-                    {(self.device, packed): override for packed in as_packed(facets, layouts.get(item.kernel, ()))}
-                )
+                overrides[ProblemClass(self.device, facets)] = override
+                for packed in as_packed(facets, layouts.get(item.kernel, ())):
+                    implied[ProblemClass(self.device, packed)] = override
         otherwise = None
         if closed:
             reason = f"{self.path} holds no decision for this problem, and KERNELHUB_LOCK_MISSING is error"
             otherwise = Rejection("not_locked", reason, f"write the file anew: {self.command}")
-        return Held({**implied, **overrides}, none, otherwise=otherwise)
+        return Pins({**implied, **overrides}, none, otherwise=otherwise)
 
     def lacks(self, selection: Selection[Any]) -> str:
         """That a problem is not in the file, and what follows."""

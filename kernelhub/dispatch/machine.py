@@ -8,20 +8,16 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import os
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from kernelhub.dispatch.constraint import Package, Rejection
 from kernelhub.dispatch.tuned import TUNED, Tuned, TunedTable
 from kernelhub.errors import ConfigurationError
-from kernelhub.probes.finding import Finding, found, lacking
-from kernelhub.probes.package import fits, package
+from kernelhub.probes.device import DeviceFacts
+from kernelhub.probes.finding import Finding, Rejection, found, lacking
+from kernelhub.probes.package import Wanted, fits, package
 from kernelhub.probes.torch_build import TorchBuild, torch_build, torch_build_of
-
-if TYPE_CHECKING:
-    from kernelhub.probes.device import DeviceFacts
-
 
 # What a machine may be said to lack: the code of such a finding, what is said of it, and what to do.
 ABSENT: dict[str, tuple[str, str, str]] = {
@@ -32,21 +28,30 @@ ABSENT: dict[str, tuple[str, str, str]] = {
 }
 
 
-# Gives, for the facts of a device, the problem classes that each (op, kernel) was verified for. Imported likewise.
-_TRUSTED = "kernelhub.evidence.trust:classes"
-# Gives, for the facts of a device, what speaks against each (op, kernel) that was found wrong on it. Imported with the
-# first decision about a device that is here, and only where evidence is asked for.
-_QUARANTINE = "kernelhub.evidence.quarantine:quarantined"
 _READ_WITH = ("packaging.specifiers", "packaging.version", "kernelhub.probes.distributions")
-_QUARANTINED = "quarantined"  # where `Machine.on` keeps them
-_ASSUMED = "assumed"  # and what `Machine.assumed` says
+# Under which keys `Machine.on` keeps what was read of a device.
+_QUARANTINED, _EARNED, _ASSUMED = "quarantined", "earned", "assumed"
 _NOBODY: Mapping[tuple[str, str], Rejection] = MappingProxyType({})
-_EARNED = "earned"
 _NOTHING: Mapping[tuple[str, str], Collection[Any]] = MappingProxyType({})
-# Give, for the facts of a device, what was measured on it: here, or on the first rank of a group. Imported likewise.
-_MEASURED = "kernelhub.evidence.tuning.lookup:table_of"
-_GIVEN = "kernelhub.evidence.tuning.lookup:table_from"
-_CHECK = "kernelhub.evidence.tuning.lookup:check_table"
+
+
+class Evidence(Protocol):
+    """What is known about the kernels of a device, from the store of evidence; asked once for each device."""
+
+    def quarantined(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
+        """By (op, kernel), what `kernelhub verify` or an audit found wrong."""
+
+    def verified(self, device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Any]]:
+        """By (op, kernel), the problem classes that the kernel was verified for."""
+
+    def measured(self, device: DeviceFacts, files: Sequence[str]) -> TunedTable:
+        """What `kernelhub tune` measured here, and what these table files and folders say."""
+
+    def measured_by(self, document: Mapping[str, Any], device: DeviceFacts) -> TunedTable:
+        """What another rank measured, as it sent it."""
+
+    def check(self, document: Mapping[str, Any]) -> None:
+        """Raise ConfigurationError if `measured_by` could not read a document."""
 
 
 class _NoTable:
@@ -64,12 +69,11 @@ class Machine:
 
     Attributes:
         load_failures: (op, kernel) whose adapter could not be imported or prepared here, and why.
-        heeds_evidence: whether kernels that `kernelhub verify` found wrong here are quarantined, and those that
-            `kernelhub tune` found faster are ranked first.
+        evidence: which kernels are quarantined, verified and fastest here; None if KERNELHUB_EVIDENCE is off.
         tables: table files, and folders of them, that are read beside what was measured here.
     """
 
-    heeds_evidence = False
+    evidence: Evidence | None = None
     tables: tuple[str, ...] = ()
 
     def __init__(self) -> None:
@@ -80,12 +84,9 @@ class Machine:
         self._of_first_rank: Mapping[str, Any] | None = None
 
     def load(self) -> None:
-        """Import all that answers of this machine are read with, so that no decision begins by importing it."""
+        """Import all that answers of this machine are read with, so that no selection begins by importing it."""
         for name in _READ_WITH:
             importlib.import_module(name)
-        if self.heeds_evidence:
-            for target in (_QUARANTINE, _TRUSTED, _MEASURED):
-                importlib.import_module(target.partition(":")[0])
 
     def as_it_is(self) -> Machine:
         """The same facts, which neither `forget` nor a failure to load changes later.
@@ -113,7 +114,7 @@ class Machine:
         return found
 
     def earned(self, device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Any]]:
-        """By (op, kernel), the problem classes (`held.facets_of`) that it was verified for on a device; read once."""
+        """By (op, kernel), the problem classes that it was verified for on a device; read once until `forget`."""
         kept = self.on(device)
         found: Mapping[tuple[str, str], Collection[Any]] | None = kept.get(_EARNED)
         if found is None:
@@ -134,8 +135,8 @@ class Machine:
         Raises:
             ConfigurationError: naming what is wrong.
         """
-        if document.get("entries"):
-            _imported(_CHECK)(document)
+        if self.evidence is not None and document.get("entries"):
+            self.evidence.check(document)
 
     def give_tuned(self, document: Mapping[str, Any]) -> None:
         """Heed a table of another rank, in place of what is on disk, until `forget`."""
@@ -150,26 +151,21 @@ class Machine:
             kept.pop(TUNED, None)
 
     def _read_quarantine(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
-        if device.simulated or not self.heeds_evidence:
+        if device.simulated or self.evidence is None:
             return _NOBODY
-        found: Mapping[tuple[str, str], Rejection] = _imported(_QUARANTINE)(device)
-        return found
+        return self.evidence.quarantined(device)
 
     def _read_earned(self, device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Any]]:
-        if device.simulated or not self.heeds_evidence:
+        if device.simulated or self.evidence is None:
             return _NOTHING
-        found: Mapping[tuple[str, str], Collection[Any]] = _imported(_TRUSTED)(device)
-        return found
+        return self.evidence.verified(device)
 
     def _read_tuned(self, device: DeviceFacts) -> TunedTable:
-        if device.simulated or not self.heeds_evidence:
+        if device.simulated or self.evidence is None:
             return _NoTable()
-        found: TunedTable
         if self._of_first_rank is not None:
-            found = _imported(_GIVEN)(self._of_first_rank, device)
-        else:
-            found = _imported(_MEASURED)(device, self.tables)
-        return found
+            return self.evidence.measured_by(self._of_first_rank, device)
+        return self.evidence.measured(device, self.tables)
 
     def on(self, device: DeviceFacts) -> dict[Any, Any]:
         """Where the selector keeps what only depends on this machine and a device, until `forget`."""
@@ -178,7 +174,7 @@ class Machine:
             kept = self._on_devices[device] = {}
         return kept
 
-    def package(self, wanted: Package) -> Finding:
+    def package(self, wanted: Wanted) -> Finding:
         """Is the package here, in a version that fits?"""
         return self.ask(
             wanted,
@@ -240,7 +236,7 @@ class SimulatedMachine(Machine):
         lacks: which of ``"nvcc"`` (a CUDA toolkit), ``"c++"`` (a compiler), ``"modules"`` (libraries' own, built ahead)
             and ``"cubins"`` (libraries' own binaries) are not there.
         verified: kernels, backends or globs that `kernelhub verify` passed there, for every problem class; or a mapping
-            of a kernel's name to its classes, as of ``kernelhub.dispatch.held.facets_of``.
+            of a kernel's name to its classes, as of ``kernelhub.dispatch.problem_class.facets_of``.
         wrong: kernels, backends or globs that it found wrong there.
 
     Example:
@@ -270,7 +266,7 @@ class SimulatedMachine(Machine):
         self._verified = verified if isinstance(verified, Mapping) else dict.fromkeys(verified, _EVERY)
         self._wrong = tuple(wrong)
 
-    def package(self, wanted: Package) -> Finding:
+    def package(self, wanted: Wanted) -> Finding:
         version = self._packages.get(wanted.name)
         remedy = wanted.install or f'pip install "{wanted.distribution or wanted.name}{wanted.versions}"'
         if version is None:
@@ -343,9 +339,3 @@ class _Named(Mapping[tuple[str, str], Any]):
 
     def __len__(self) -> int:
         return len(self._table)
-
-
-def _imported(target: str) -> Callable[..., Any]:
-    module, _, attribute = target.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return function

@@ -27,12 +27,11 @@ from kernelhub.dispatch.forms import written
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.hub import HUB, Outdated, keep
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.policy import Names, Policy, names_asked_for
+from kernelhub.dispatch.policy import Layers, Names, Policy, names_asked_for
 from kernelhub.dispatch.problem import ProblemT
-from kernelhub.dispatch.refusal import no_kernel
+from kernelhub.dispatch.select import no_kernel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.shapes import standing_in
-from kernelhub.dispatch.words import Layers
 from kernelhub.errors import InvalidArgument, NoKernel
 
 P = ParamSpec("P")

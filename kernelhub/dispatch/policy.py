@@ -7,10 +7,10 @@ Order of decision, from the strongest:
 3. ``backend=`` of the call
 4. ``use(...)``, innermost first
 5. ``configure(...)``
-6. what stands fixed for the problem (see `dispatch.held`): what ranks agreed on, then ``KERNELHUB_LOCK``
+6. pins of the problem class: what ranks agreed on, then ``KERNELHUB_LOCK``
 7. ``prefer``: of contexts (innermost first), of `configure`, ``KERNELHUB_PREFER``, of the config file
-8. variables of other projects, if they are obeyed (see `dispatch.foreign`): their requests, where nothing above
-   speaks of the op, then what they prefer
+8. variables of other projects, unless KERNELHUB_IGNORE_VLLM_ENV is set: their requests, if nothing above concerns the
+   op, then their preferences
 9. tuned evidence, then the order line of the device, then the band, then the name
 
 1 to 6 are explicit: the kernel asked for runs, or the call fails with every reason. 7 and 9 only rank. So does a
@@ -23,16 +23,15 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from kernelhub.dispatch.constraint import Constraint, Rejection
+from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.problem_class import ProblemClass, device_key, facets_of
+from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.standing import HERE
 from kernelhub.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from kernelhub.dispatch.constraint import Constraint, Rejection
-    from kernelhub.dispatch.held import Held
-    from kernelhub.dispatch.kernel import Kernel
-    from kernelhub.dispatch.machine import Machine
 
 Names = tuple[str, ...]
 
@@ -61,8 +60,9 @@ def names_of(said: Any, where: str) -> Names:
 
 
 FOREIGN = "engine"
-_OWN_VARIABLES = ("force", "environment", "file", "lock")
-_FIXED = ("ranks", "lock")
+LOCK, RANKS = "lock", "ranks"  # the sources of pins
+_OWN_VARIABLES = ("force", "environment", "file", LOCK)
+_NO_REFUSALS: Mapping[str, Rejection] = {}
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Override:
     undo: str = ""
 
     @property
-    def fixed(self) -> bool:
-        """It holds an earlier choice, and nobody wrote it for this run."""
-        return self.source in _FIXED
+    def pinned(self) -> bool:
+        """It repeats an earlier selection; no user wrote it for this run."""
+        return self.source in (LOCK, RANKS)
 
     def concerns(self, op: str) -> bool:
         return self.ops == "*" or self.ops == op or fnmatch.fnmatchcase(op, self.ops)
@@ -97,6 +97,37 @@ class Override:
     def means(self, kernel: Kernel) -> bool:
         """Does it name this kernel?"""
         return any(kernel.matches(name) for name in self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class Pins:
+    """Kernels that a lock file, or an agreement of ranks, pins for the problem classes of one op.
+
+    Attributes:
+        overrides: the kernels that run, by problem class.
+        refusals: kernels that may not run, by problem class, each with the reason.
+        of_device: whether a class belongs to one device; else it holds on any.
+        otherwise: what rejects every kernel of a class that is not in `overrides`, or None.
+    """
+
+    overrides: Mapping[ProblemClass, Override]
+    refusals: Mapping[ProblemClass, Mapping[str, Rejection]] = field(default_factory=dict)
+    of_device: bool = True
+    otherwise: Rejection | None = None
+
+    def key(self, problem: Any) -> ProblemClass:
+        """The class of a problem."""
+        return ProblemClass(device_key(problem.device) if self.of_device else None, facets_of(problem))
+
+
+class Agreed(Protocol):
+    """What ranks agreed on for one op."""
+
+    @property
+    def pins(self) -> Pins: ...
+
+    def check(self, selection: Selection[Any]) -> None:
+        """Raise if this rank selected another kernel than was agreed on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +151,9 @@ class Layer:
     audit_action: str | None = None
 
 
+Layers = tuple[Layer, ...]
+
+
 @dataclass(frozen=True)
 class Policy:
     """All layers put together for one call; what the selector reads.
@@ -131,9 +165,9 @@ class Policy:
         trust: on whose word a kernel may be chosen: ``"here"``, ``"vendor"`` or ``"measured"``; ``"any"`` asks nothing,
             for those who look for what could be verified.
         packing: weights that are as in a checkpoint will be packed for whichever kernel is chosen, before it runs.
-        held: what stands fixed for problems of the op, strongest first.
-        barred: kernels that what is fixed speaks against, once the policy is about one problem; under ``"*"`` what
-            speaks against every kernel.
+        pins: of the op's problem classes, strongest first.
+        barred: kernels that the pins reject, once the policy is about one problem; under ``"*"`` what rejects every
+            kernel.
     """
 
     requests: tuple[Override, ...] = ()
@@ -145,7 +179,7 @@ class Policy:
     unsafe: bool = False
     trust: str = HERE
     packing: bool = False
-    held: tuple[Held, ...] = ()
+    pins: tuple[Pins, ...] = ()
     barred: Mapping[str, tuple[Rejection, ...]] = field(default_factory=dict)
 
     def request_for(self, op: str) -> Override | None:
@@ -157,15 +191,15 @@ class Policy:
         return tuple([override for override in self.prefers if override.concerns(op)]) if self.prefers else ()
 
     def names(self, op: str, kernel: Kernel) -> bool:
-        """Does anybody ask for the kernel or prefer it, by its name or its backend's, or does it stand fixed?"""
+        """Is the kernel requested, preferred or pinned, by its name or its backend's?"""
         request = self.request_for(op)
         return (request is not None and request.means(kernel)) or any(
             override.means(kernel) for override in self.preferences_for(op)
         )
 
-    def fixes(self) -> bool:
-        """Does something stand fixed for the problem that this policy is about?"""
-        return bool(self.requests) and any(override.fixed for override in self.requests)
+    def has_pinned(self) -> bool:
+        """Is a kernel pinned for the problem that this policy is about?"""
+        return bool(self.requests) and any(override.pinned for override in self.requests)
 
     def removing(self, op: str, kernel: Kernel) -> list[Override]:
         """The overrides by which a kernel of `op` may not run."""
@@ -181,9 +215,9 @@ class Policy:
         )
 
     def about(self, problem: Any, machine: Machine) -> Policy:
-        """The same policy without overrides that are about other problems, and with what stands fixed for this one."""
-        if self.held:
-            return self.fixing(problem).about(problem, machine)
+        """The same policy without overrides that are about other problems, and with the pins of this one."""
+        if self.pins:
+            return self.pinning(problem).about(problem, machine)
         said = (*self.requests, *self.prefers, *self.disables)
         if not said or not any(override.where for override in said):
             return self
@@ -197,16 +231,16 @@ class Policy:
 
         return replace(self, requests=kept(self.requests), prefers=kept(self.prefers), disables=kept(self.disables))
 
-    def fixing(self, problem: Any) -> Policy:
-        """The same policy with what is held for a problem: weaker than what users asked for, stronger than the rest.
+    def pinning(self, problem: Any) -> Policy:
+        """The same policy with the pins of a problem: weaker than users' requests, stronger than the rest.
 
-        What speaks against a problem that nobody fixed does so only where no user asked for a kernel.
+        `Pins.otherwise` rejects a problem that is not pinned only if no user requested a kernel.
         """
         overrides, barred = [], dict(self.barred)
         own = [override for override in self.requests if override.source != FOREIGN]
-        for one in self.held:
+        for one in self.pins:
             key = one.key(problem)
-            for kernel, rejection in one.refusals.get(key, {}).items():
+            for kernel, rejection in one.refusals.get(key, _NO_REFUSALS).items():
                 barred[kernel] = (*barred.get(kernel, ()), rejection)
             override = one.overrides.get(key)
             if override is not None:
@@ -214,7 +248,7 @@ class Policy:
             elif one.otherwise is not None and not own:
                 barred["*"] = (*barred.get("*", ()), one.otherwise)
         foreign = self.requests[len(own) :]
-        return replace(self, requests=(*own, *overrides, *foreign), held=(), barred=barred)
+        return replace(self, requests=(*own, *overrides, *foreign), pins=(), barred=barred)
 
     def asking(self, op: str, names: Names) -> Policy:
         """The same policy with ``backend=names`` on the call."""

@@ -1,7 +1,8 @@
-"""Every reason against a kernel, one after the other: who only wants to know whether there is one stops at the first.
+"""Every reason against a kernel, one after the other, so that selection stops at the first.
 
-A `Question` holds all that reasons are made from, as it was when the question was asked. So a choice asks no more than
-it needs, and what it did not ask for can be told later, and is the same.
+Many reasons do not depend on the problem: the kernel is for other devices, or its library is not installed.
+`DeviceKernels` evaluates those once for each device. `Inputs` holds everything else that a selection depends on, as it
+was at that moment, so that the full explanation can be made later and is the same.
 """
 
 from __future__ import annotations
@@ -9,27 +10,123 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kernelhub.dispatch.candidates import Candidates
-from kernelhub.dispatch.constraint import NOT_BUILT, Rejection
-from kernelhub.dispatch.held import Facets, facets_of
+from kernelhub.dispatch.constraint import NOT_BUILT, Anything, Constraint, Rejection
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.lineup import CONSTRAINT_ERROR, Lineup, said_by
 from kernelhub.dispatch.machine import Machine
+from kernelhub.dispatch.order import Candidates, Line, line_for, ranked
 from kernelhub.dispatch.policy import Policy
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema, flag_of
-from kernelhub.dispatch.standing import ANY, KNOWN_BAD, MEASURED, OPT_IN, PUBLISHED, UNTRUSTED, VENDOR, VERIFIED
+from kernelhub.dispatch.problem_class import unpacked_facets
+from kernelhub.dispatch.standing import (
+    ANY,
+    KNOWN_BAD,
+    MEASURED,
+    OPT_IN,
+    PUBLISHED,
+    UNTRUSTED,
+    VENDOR,
+    VERIFIED,
+    Standing,
+)
+
+OF_DEVICES = ("vendor", "capability")  # codes of rejections that hold for a device, whatever the problem
+CONSTRAINT_ERROR = "constraint_error"  # code of a constraint that raises, or returns no Rejection
+_DEVICE = frozenset({"device"})
+_FIX = "fix the backend that the kernel is from, or disable it"
 
 
-class Question(NamedTuple):
-    """Which kernel runs a problem: everything the answer depends on.
+class OnDevice(NamedTuple):
+    """A record's constraints, evaluated for one device as far as they do not depend on the problem.
+
+    Attributes:
+        parts: in the order of the constraints: rejections of those that read the device alone, and the constraints
+            that still need the problem. A kernel for other devices has no constraints here.
+        refused: whether a rejection in `parts` holds even for a user who requests the kernel.
+        standing: of the kernel on the device's family.
+    """
+
+    parts: tuple[Rejection | Constraint, ...]
+    refused: bool
+    standing: Standing
+
+
+class DeviceKernels:
+    """An op's kernels on one device of a machine.
+
+    Attributes:
+        by_kernel: each kernel's constraints, evaluated for the device.
+    """
+
+    def __init__(self, candidates: Candidates, problem: Any, machine: Machine) -> None:
+        self.by_kernel = {kernel: _on_device(kernel, problem, machine) for kernel in candidates.kernels}
+        self._candidates = candidates
+        self._device = problem.device
+        self._rankings: dict[str, tuple[Line | None, tuple[Kernel, ...]]] = {}
+
+    def ranking(self, regime: str) -> tuple[Line | None, tuple[Kernel, ...]]:
+        """The order line that holds in a phase, if there is one, and all kernels, best first."""
+        known = self._rankings.get(regime)
+        if known is None:
+            line = line_for(self._candidates.lines, self._device, regime)
+            known = self._rankings[regime] = line, ranked(self._candidates.kernels, line)
+        return known
+
+
+def kernels_on(candidates: Candidates, problem: Any, machine: Machine) -> DeviceKernels:
+    """The kernels on the problem's device; nothing else of the problem is read."""
+    kept = machine.on(problem.device)
+    kernels: DeviceKernels | None = kept.get(candidates)
+    if kernels is None:
+        kernels = kept[candidates] = DeviceKernels(candidates, problem, machine)
+    return kernels
+
+
+def evaluate(constraint: Constraint, problem: Any, machine: Machine) -> Rejection | None:
+    """The rejection of a constraint; one that raises rejects its own kernel and affects no other."""
+    try:
+        rejection = constraint.reject(problem, machine)
+        if rejection is None or (isinstance(rejection, Rejection) and all(type(text) is str for text in rejection)):
+            return rejection
+        error = f"returned {_text(rejection)}, which is neither None nor a Rejection of three strings"
+    except (Exception, SystemExit) as raised:  # constraints may be foreign
+        error = f"raised {type(raised).__name__}: {_text(raised)}"
+    return Rejection(CONSTRAINT_ERROR, f"{_text(constraint)} {error}", _FIX)
+
+
+def _text(value: object) -> str:
+    """A foreign value as text; its type if it cannot be written."""
+    try:
+        return repr(value) if not isinstance(value, BaseException) else str(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def _on_device(kernel: Kernel, problem: Any, machine: Machine) -> OnDevice:
+    parts: dict[Rejection | int, Rejection | Constraint] = {}  # several probes of one library give one rejection
+    for place, constraint in enumerate(kernel.constraints):
+        if isinstance(constraint, Anything):
+            continue
+        if not set(constraint.fields) <= _DEVICE:
+            parts[place] = constraint
+        elif (rejection := evaluate(constraint, problem, machine)) is not None:
+            parts.setdefault(rejection, rejection)
+    against = [part for part in parts.values() if isinstance(part, Rejection)]
+    elsewhere = any(rejection.code in OF_DEVICES for rejection in against)
+    refused = any(rejection.code != NOT_BUILT for rejection in against)
+    kept = tuple(against) if elsewhere else tuple(parts.values())
+    return OnDevice(kept, refused, kernel.standing_on(problem.device.family))
+
+
+class Inputs(NamedTuple):
+    """Everything that a selection depends on.
 
     Attributes:
         op: name of the op.
         schema: its facets.
-        problem: what is asked.
+        problem: the problem.
         features: those that the problem uses.
         candidates: the kernels there are, and their known defects.
-        lineup: the same as they stand on the problem's device.
+        on_device: the same kernels, evaluated for the problem's device.
         machine: facts of the machine, as they were at the time.
         quarantined: by (op, kernel), what was found wrong on the device, as it was at the time.
         earned: by (op, kernel), the problem classes that it was verified for on the device, as they were at the time.
@@ -41,46 +138,46 @@ class Question(NamedTuple):
     problem: Any
     features: Sequence[str]
     candidates: Candidates
-    lineup: Lineup
+    on_device: DeviceKernels
     machine: Machine
     quarantined: Mapping[tuple[str, str], Rejection]
     earned: Mapping[tuple[str, str], Collection[Any]]
     policy: Policy
 
 
-def can_run(asked: Question, kernel: Kernel) -> bool:
+def can_run(inputs: Inputs, kernel: Kernel) -> bool:
     """Is there no reason against a kernel?"""
-    if asked.lineup.on_device[kernel].refused and not forced_past_limits(asked, kernel):
+    if inputs.on_device.by_kernel[kernel].refused and not forced_past_limits(inputs, kernel):
         return False
-    if _distrusts(asked, kernel):  # asked first, since the reason names a command that takes a while to write
+    if _distrusts(inputs, kernel):  # first, since composing the rejection's command takes a while
         return False
-    return next(reasons(asked, kernel, trusted=True), None) is None
+    return next(reasons(inputs, kernel, trusted=True), None) is None
 
 
-def reasons(asked: Question, kernel: Kernel, *, trusted: bool = False) -> Iterator[Rejection]:
-    """Every reason against one kernel, but that one for other devices is not asked about the problem.
+def reasons(inputs: Inputs, kernel: Kernel, *, trusted: bool = False) -> Iterator[Rejection]:
+    """Every reason against one kernel; for a kernel of other devices, only that.
 
-    `trusted` says that trust was asked already, and speaks not against the kernel.
+    `trusted` says that the policy of trust was evaluated before and accepts the kernel.
     """
-    policy, machine = asked.policy, asked.machine
+    policy, machine = inputs.policy, inputs.machine
     if policy.disables:
-        for override in policy.removing(asked.op, kernel):
+        for override in policy.removing(inputs.op, kernel):
             yield Rejection(
                 "disabled", f"disabled by {override.origin}", override.undo or f"remove it from {override.origin}"
             )
     if policy.barred:
         yield from policy.barred.get("*", ())
         yield from policy.barred.get(kernel.name, ())
-    failure = machine.load_failures.get((asked.op, kernel.name)) if machine.load_failures else None
-    if forced_past_limits(asked, kernel):
-        if failure is not None:  # what cannot be loaded cannot be run past anything
+    failure = machine.load_failures.get((inputs.op, kernel.name)) if machine.load_failures else None
+    if forced_past_limits(inputs, kernel):
+        if failure is not None:  # `unsafe` cannot run what cannot be loaded
             yield failure
         return
-    for part in asked.lineup.on_device[kernel].parts:
-        rejection = part if isinstance(part, Rejection) else said_by(part, asked.problem, machine)
-        if rejection is not None and (rejection.code != NOT_BUILT or not _named(asked, kernel)):
+    for part in inputs.on_device.by_kernel[kernel].parts:
+        rejection = part if isinstance(part, Rejection) else evaluate(part, inputs.problem, machine)
+        if rejection is not None and (rejection.code != NOT_BUILT or not _named(inputs, kernel)):
             yield rejection
-    for name in asked.features:
+    for name in inputs.features:
         if name not in kernel.features:
             yield Rejection("feature", f"does not support {name}")
     if failure is not None:
@@ -89,119 +186,108 @@ def reasons(asked: Question, kernel: Kernel, *, trusted: bool = False) -> Iterat
         yield Rejection("nondeterministic", "may give other bits from run to run")
     if policy.batch_invariant and not kernel.batch_invariant:
         yield Rejection("batch_variant", "a row's bits may depend on the rest of the batch")
-    for entry in asked.candidates.known_bad_of(kernel):
+    for entry in inputs.candidates.known_bad_of(kernel):
         for condition in entry.where:
-            said = said_by(condition, asked.problem, machine)
+            said = evaluate(condition, inputs.problem, machine)
             if said is not None:
-                if said.code == CONSTRAINT_ERROR:  # whether the defect is met cannot be told
+                if said.code == CONSTRAINT_ERROR:  # whether the defect applies is unknown
                     yield said
                 break
         else:
             yield Rejection("known_bad", f"{entry.symptom} ({entry.issue})", entry.remedy)
-    if asked.quarantined and (found := asked.quarantined.get((asked.op, kernel.name))) is not None:
+    if inputs.quarantined and (found := inputs.quarantined.get((inputs.op, kernel.name))) is not None:
         yield found
-    if not trusted and (distrust := distrusted(asked, kernel)) is not None:
+    if not trusted and (distrust := distrusted(inputs, kernel)) is not None:
         yield distrust
-    layout = getattr(asked.problem, WEIGHT_LAYOUT, CHECKPOINT)
-    if layout not in kernel.layouts and not (layout == CHECKPOINT and asked.policy.packing and kernel.packs_to):
-        yield _layout_rejection(kernel, layout, asked.candidates.kernels)
+    layout = getattr(inputs.problem, WEIGHT_LAYOUT, CHECKPOINT)
+    if layout not in kernel.layouts and not (layout == CHECKPOINT and inputs.policy.packing and kernel.packs_to):
+        yield _layout_rejection(kernel, layout, inputs.candidates.kernels)
 
 
-def distrusted(asked: Question, kernel: Kernel) -> Rejection | None:
-    """What the policy of trust says against a kernel on this family of devices."""
-    if not _distrusts(asked, kernel):
+def distrusted(inputs: Inputs, kernel: Kernel) -> Rejection | None:
+    """The rejection by the policy of trust on this family of devices, if there is one."""
+    if not _distrusts(inputs, kernel):
         return None
-    standing = asked.lineup.on_device[kernel].standing
+    standing = inputs.on_device.by_kernel[kernel].standing
     if standing.word == KNOWN_BAD:
         return Rejection(KNOWN_BAD, standing.evidence, "use(unsafe=True) with backend= runs it as it is")
     if standing.word == OPT_IN:
         return Rejection(OPT_IN, f"runs only where it is asked for: {standing.evidence}", f"backend={kernel.name!r}")
     known = f" (published: {standing.figure or standing.evidence})" if standing.word == PUBLISHED else ""
-    reason = f"untested on {asked.problem.device.arch}{known}"
-    if asked.policy.trust == MEASURED:
+    reason = f"untested on {inputs.problem.device.arch}{known}"
+    if inputs.policy.trust == MEASURED:
         return Rejection(UNTRUSTED, reason, "KERNELHUB_TRUST=here, then `kernelhub verify`")
     command = " ".join(
-        ["kernelhub verify", asked.op, f"--backend {kernel.name}", *flags_of(asked.schema, asked.problem)]
+        ["kernelhub verify", inputs.op, f"--backend {kernel.name}", *flags_of(inputs.schema, inputs.problem)]
     )
     return Rejection(UNTRUSTED, reason, f"{command} (about {standing.seconds:.0f} s)")
 
 
-def _distrusts(asked: Question, kernel: Kernel) -> bool:
-    """Whether the policy of trust speaks against a kernel, unless it is forced past its limits.
+def _distrusts(inputs: Inputs, kernel: Kernel) -> bool:
+    """Whether the policy of trust rejects a kernel that is not forced past its limits.
 
-    Portable kernels need no evidence: something must run where nothing else is trusted. Nor do weights that are packed
-    for a kernel: who packed them had it chosen, or named it. Where several kernels read one layout, and one of them is
-    trusted, it was packed for that one.
+    Portable kernels need no evidence: something must run if nothing else is trusted. Nor does a kernel that weights are
+    packed for: it was selected or requested when they were packed. If several kernels read one layout, and one of them
+    is trusted, the weights were packed for that one.
     """
-    doubts = _doubts(asked, kernel)
-    layout = getattr(asked.problem, WEIGHT_LAYOUT, CHECKPOINT)
-    if not doubts or layout == CHECKPOINT or asked.lineup.on_device[kernel].standing.word == KNOWN_BAD:
+    doubts = _doubts(inputs, kernel)
+    layout = getattr(inputs.problem, WEIGHT_LAYOUT, CHECKPOINT)
+    if not doubts or layout == CHECKPOINT or inputs.on_device.by_kernel[kernel].standing.word == KNOWN_BAD:
         return doubts
     return any(
-        not _doubts(asked, other) and next(reasons(asked, other), None) is None
-        for other in asked.candidates.kernels
+        not _doubts(inputs, other) and next(reasons(inputs, other), None) is None
+        for other in inputs.candidates.kernels
         if other is not kernel and layout in other.layouts
     )
 
 
-def _doubts(asked: Question, kernel: Kernel) -> bool:
-    """Whether the policy of trust speaks against a kernel, whoever packed the weights."""
-    word, trust = asked.lineup.on_device[kernel].standing.word, asked.policy.trust
+def _doubts(inputs: Inputs, kernel: Kernel) -> bool:
+    """Whether the policy of trust rejects a kernel, however the weights lie."""
+    word, trust = inputs.on_device.by_kernel[kernel].standing.word, inputs.policy.trust
     if word == VERIFIED:
         return False
     if word == KNOWN_BAD:
-        return not forced_past_limits(asked, kernel)
+        return not forced_past_limits(inputs, kernel)
     if word != OPT_IN:
-        if kernel in asked.candidates.portable or trust == ANY or (trust == VENDOR and word == PUBLISHED):
+        if kernel in inputs.candidates.portable or trust == ANY or (trust == VENDOR and word == PUBLISHED):
             return False
-        if trust != MEASURED and _has_earned(asked, kernel):
+        if trust != MEASURED and _has_earned(inputs, kernel):
             return False
-    return not asked.policy.names(asked.op, kernel)
+    return not inputs.policy.names(inputs.op, kernel)
 
 
-def _has_earned(asked: Question, kernel: Kernel) -> bool:
+def _has_earned(inputs: Inputs, kernel: Kernel) -> bool:
     """Whether the kernel was verified on this device for exactly this problem class, weights as in a checkpoint."""
-    classes = asked.earned.get((asked.op, kernel.name)) if asked.earned else None
-    return classes is not None and class_of(asked.problem) in classes
-
-
-def class_of(problem: Any) -> Facets:
-    """The problem class that a verification covers: every facet but the device, weights as they lie in a checkpoint.
-
-    Packed weights are the arrangement of one kernel, made from a checkpoint's, and are verified with it.
-    """
-    facets = facets_of(problem)
-    if getattr(problem, WEIGHT_LAYOUT, CHECKPOINT) == CHECKPOINT:
-        return facets
-    return tuple((name, CHECKPOINT if name == WEIGHT_LAYOUT else value) for name, value in facets)
+    classes = inputs.earned.get((inputs.op, kernel.name)) if inputs.earned else None
+    return classes is not None and unpacked_facets(inputs.problem) in classes
 
 
 def flags_of(schema: Schema, problem: Any) -> list[str]:
-    """A problem class as flags of the commands: at least one, since a command without any is about no class."""
-    facets = dict(class_of(problem))
+    """A problem class as flags of the commands: at least one, since a command without flags names no class."""
+    facets = dict(unpacked_facets(problem))
     first = next(iter(facets))
     return schema.flags(facets) or [flag_of(schema.facets[first], facets[first])]
 
 
-def forced_past_limits(asked: Question, kernel: Kernel) -> bool:
-    """Does the user ask for the kernel whatever speaks against it?"""
-    return asked.policy.unsafe and _asked_for(asked, kernel)
+def forced_past_limits(inputs: Inputs, kernel: Kernel) -> bool:
+    """Does the user request the kernel with `unsafe`, against every reason?"""
+    return inputs.policy.unsafe and _requested(inputs, kernel)
 
 
-def _asked_for(asked: Question, kernel: Kernel) -> bool:
-    request = asked.policy.request_for(asked.op)
-    return request is not None and not request.fixed and request.means(kernel)
+def _requested(inputs: Inputs, kernel: Kernel) -> bool:
+    request = inputs.policy.request_for(inputs.op)
+    return request is not None and not request.pinned and request.means(kernel)
 
 
-def _named(asked: Question, kernel: Kernel) -> bool:
-    """Whether the user asks for the kernel or prefers it, by its name or its backend's."""
-    return _asked_for(asked, kernel) or any(
-        override.means(kernel) for override in asked.policy.preferences_for(asked.op)
+def _named(inputs: Inputs, kernel: Kernel) -> bool:
+    """Whether the user requests or prefers the kernel, by its name or its backend's."""
+    return _requested(inputs, kernel) or any(
+        override.means(kernel) for override in inputs.policy.preferences_for(inputs.op)
     )
 
 
 def _layout_rejection(kernel: Kernel, layout: str, kernels: Sequence[Kernel]) -> Rejection:
-    """Why a kernel cannot read these weights, and who can."""
+    """Why a kernel cannot read these weights, and which kernels can."""
     reason = f"reads weights as {' or '.join(kernel.layouts)}; these are {layout}"
     if layout == CHECKPOINT:
         return Rejection(

@@ -8,19 +8,16 @@ go through the same `add`, which refuses a record that contradicts its op's sche
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import logging
-import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from kernelhub.dispatch.candidates import Candidates
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.kernel import Backend, Kernel, KnownBad, Watch
 from kernelhub.dispatch.load import LoadFailure, load_module
-from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.order import Candidates, Line
 from kernelhub.dispatch.policy import Layer, Override
 from kernelhub.dispatch.records import records_of
 from kernelhub.dispatch.settings import did_you_mean
@@ -29,8 +26,6 @@ from kernelhub.probes.distributions import EntryPoint, entry_points
 from kernelhub.probes.finding import Finding
 
 ENTRY_POINT_GROUP = "kernelhub.backends"
-_BACKENDS = "kernelhub.backends"
-_ORDER = "kernelhub.backends.order"
 
 logger = logging.getLogger("kernelhub.plugins")
 
@@ -67,21 +62,29 @@ class Registry:
     """The registered ops and backends. The only registry there is; it lives in the hub.
 
     Attributes:
+        order: the order lines of each op, by its name.
         left_out: plugins that are not registered, each with the reason.
     """
 
+    order: Mapping[str, tuple[Line, ...]]
     contracts: dict[str, OpRecord[Any]] = field(default_factory=dict)
     backends: dict[str, Registered] = field(default_factory=dict)
     watches: tuple[Watch, ...] = ()
     left_out: list[Registered] = field(default_factory=list)
     _candidates: dict[str, Candidates] = field(default_factory=dict)
 
-    def load(self, contracts: Iterable[OpRecord[Any]], plugins: tuple[str, ...], timeout_s: float) -> None:
+    def load(
+        self,
+        contracts: Iterable[OpRecord[Any]],
+        backends: Iterable[ModuleType],
+        plugins: tuple[str, ...],
+        timeout_s: float,
+    ) -> None:
         """Register every op, every built-in backend, and the plugins that `plugins` allows."""
         self.contracts = {contract.name: contract for contract in contracts}
         self.backends = {}
-        for name in _builtin_names():
-            self.add(importlib.import_module(f"{_BACKENDS}.{name}.kernels"), builtin=True)
+        for module in backends:
+            self.add(module, builtin=True)
         entries, wrong = _allowed_entry_points(plugins)
         self.left_out = []
         for finding in wrong:
@@ -131,7 +134,7 @@ class Registry:
             known_bad = tuple(entry for item in self.backends.values() for entry in item.known_bad)
             everywhere = {name for name, item in self.backends.items() if item.backend and item.backend.portable}
             portable = frozenset(kernel for kernel in kernels if kernel.backend in everywhere)
-            lines = order_lines(self.contracts[op], kernels)
+            lines = order_lines(self.contracts[op], self.order.get(op, ()), kernels)
             found = self._candidates[op] = Candidates(kernels, lines, known_bad, portable)
         return found
 
@@ -205,13 +208,16 @@ class Registry:
         self.left_out.append(broken)
 
 
-def order_lines(contract: OpRecord[Any], kernels: Iterable[Kernel]) -> tuple[Line, ...]:
-    """The lines of `backends/order` for an op, checked against ops and kernels; none if it has none."""
-    lines: tuple[Line, ...] = importlib.import_module(_ORDER).ORDER.get(contract.name, ())
+def order_lines(contract: OpRecord[Any], lines: tuple[Line, ...], kernels: Iterable[Kernel]) -> tuple[Line, ...]:
+    """The order lines of an op, checked against its regimes and kernels.
+
+    Raises:
+        RegistrationError: a line names no regime or kernel of the op, or has no evidence.
+    """
     known = {kernel.name for kernel in kernels}
     seen: set[tuple[str, str]] = set()
     for line in lines:
-        where = f"{_ORDER}, {contract.name}: {line.family}/{line.regime}"
+        where = f"order of {contract.name}: {line.family}/{line.regime}"
         if line.regime not in (*contract.regimes, "*"):
             raise RegistrationError(f"{where}: {contract.name} has no such regime; it has {contract.regimes}")
         if (line.family, line.regime) in seen:
@@ -223,12 +229,6 @@ def order_lines(contract: OpRecord[Any], kernels: Iterable[Kernel]) -> tuple[Lin
         if not line.evidence:
             raise RegistrationError(f"{where}: a line needs its evidence")
     return lines
-
-
-def _builtin_names() -> list[str]:
-    package = importlib.import_module(_BACKENDS)
-    folders = {item.name for item in pkgutil.iter_modules(package.__path__) if item.ispkg}
-    return sorted(folders - {"order", "shared"})
 
 
 def _allowed_entry_points(plugins: tuple[str, ...]) -> tuple[list[EntryPoint], list[Finding]]:

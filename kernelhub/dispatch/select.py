@@ -1,27 +1,28 @@
-"""The choice: a pure function of problem, kernels, machine and policy.
+"""The selection: a pure function of problem, kernels, machine and policy.
 
-Kernels are tried in the order in which they would run, and the first that nothing speaks against is chosen. The
-`Selection` keeps the question, and tells what speaks against every other kernel once it is asked for that. `explain`
-returns the same object by the same call, so the two cannot drift apart.
+Kernels are tried in the order of their ranking, and the first without a reason against it is selected. The `Selection`
+keeps its inputs, and evaluates the reasons against every other kernel when they are first read. `explain` returns the
+same object by the same call, so the two cannot differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from kernelhub.dispatch.candidates import Candidates
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.dispatch.lineup import lineup_of
+from kernelhub.dispatch.load import LoadFailure
 from kernelhub.dispatch.machine import Machine
-from kernelhub.dispatch.order import Line
-from kernelhub.dispatch.policy import Override, Policy
+from kernelhub.dispatch.order import Candidates, Line
+from kernelhub.dispatch.policy import LOCK, Override, Policy
 from kernelhub.dispatch.problem import ProblemT, Schema
-from kernelhub.dispatch.reasons import Question, can_run, reasons
+from kernelhub.dispatch.reasons import Inputs, can_run, kernels_on, reasons
 from kernelhub.dispatch.selection import Decision, Selection
 from kernelhub.dispatch.standing import UNTRUSTED
 from kernelhub.dispatch.tuned import TUNED, Tuned
+from kernelhub.errors import KernelUnavailable, NoKernel
 
 _OF_BAND = {band: f"highest band: {band.name.lower()}" for band in Band}
 
@@ -35,12 +36,12 @@ def select(
     machine: Machine,
     policy: Policy,
 ) -> Selection[ProblemT]:
-    """Choose a kernel; read nothing but the arguments.
+    """Select a kernel; read nothing but the arguments.
 
     Args:
         op: name of the op.
         schema: its facets, for the features that the problem uses.
-        problem: what is asked.
+        problem: the problem.
         regime: the op's name for the phase, by which order lines are found.
         candidates: the kernels there are, their order lines and known defects.
         machine: facts of the machine.
@@ -48,19 +49,19 @@ def select(
     """
     machine = machine.as_it_is()
     policy = policy.about(problem, machine)
-    lineup = lineup_of(candidates, problem, machine)
+    on_device = kernels_on(candidates, problem, machine)
     quarantined = machine.quarantined(problem.device)
     features = tuple(schema.features_used(problem))
     earned = machine.earned(problem.device)
-    asked = Question(op, schema, problem, features, candidates, lineup, machine, quarantined, earned, policy)
-    line, ranking = lineup.ranking(regime)
+    inputs = Inputs(op, schema, problem, features, candidates, on_device, machine, quarantined, earned, policy)
+    line, ranking = on_device.ranking(regime)
     tuned = machine.tuned(problem.device).find(op, problem)
     if tuned is not None:
         ranking = tuned.ranked(ranking)
     order = as_preferred(op, ranking, policy)
     chosen = None
     for kernel in order:
-        if can_run(asked, kernel):
+        if can_run(inputs, kernel):
             chosen = kernel
             break
     request = policy.request_for(op)
@@ -68,16 +69,16 @@ def select(
         source, because = request.source, request.origin
     else:
         source, because = _soft_source(chosen, policy.preferences_for(op), tuned, line)
-    tell = partial(_decisions, asked, ranking, chosen, because)
+    tell = partial(_decisions, inputs, ranking, chosen, because)
     if chosen is None:
         because = f"none of those asked for by {because} can run" if request else "none can run"
-    overruled = _overruled(op, request, chosen, policy) if policy.fixes() else ()
+    overruled = _overruled(op, request, chosen, policy) if policy.has_pinned() else ()
     assumed = machine.assumed(problem.device)
     return Selection(op, problem, chosen, source, because, request is not None, overruled, tell, assumed)
 
 
 def as_preferred(op: str, kernels: Sequence[Kernel], policy: Policy) -> Sequence[Kernel]:
-    """Those of some ranked kernels that the user's words leave, in the order in which they are tried."""
+    """The ranked kernels that the user's requests leave, in the order in which they are tried."""
     request = policy.request_for(op)
     if request is not None:
         return _in_order_of(kernels, request.names)
@@ -96,14 +97,14 @@ def _in_order_of(kernels: Sequence[Kernel], names: Sequence[str]) -> list[Kernel
 
 
 def _position(override: Override, kernel: Kernel) -> int:
-    """Place of the kernel in an override; behind all of it if it is not meant."""
+    """Place of the kernel in an override; after the last name if the override does not name it."""
     return next((place for place, name in enumerate(override.names) if kernel.matches(name)), len(override.names))
 
 
 def _soft_source(
     chosen: Kernel | None, overrides: Sequence[Override], tuned: Tuned | None, line: Line | None
 ) -> tuple[str, str]:
-    """What decided without a request: the strongest override that names the winner, times, or the heuristic."""
+    """Source and reason without a request: the strongest preference for the kernel, measured times, or the order."""
     if chosen is None:
         return "band", "no kernel can run"
     override = next((override for override in overrides if override.means(chosen)), None) if overrides else None
@@ -117,7 +118,7 @@ def _soft_source(
 
 
 def _order_of(line: Line, chosen: Kernel) -> str:
-    """An order line with its evidence; what is expected of its first kernel says nothing of another."""
+    """An order line with its evidence; an expectation about its first kernel is not repeated for another."""
     where = f"the order for {line.family}/{line.regime}"
     if not line.expected:
         return f"{where}: {line.evidence}"
@@ -126,12 +127,12 @@ def _order_of(line: Line, chosen: Kernel) -> str:
 
 
 def _overruled(op: str, request: Override | None, chosen: Kernel | None, policy: Policy) -> tuple[str, ...]:
-    """What named other kernels than the chosen one and was weaker: a lock or agreement, or what one of these beat."""
+    """Weaker requests for other kernels: of a lock file or an agreement, or those that one of these overrules."""
     if request is None or chosen is None:
         return ()
-    weaker = [override for override in policy.requests if override.fixed and override is not request]
-    if request.fixed:
-        weaker += [override for override in (*policy.requests, *policy.preferences_for(op)) if not override.fixed]
+    weaker = [override for override in policy.requests if override.pinned and override is not request]
+    if request.pinned:
+        weaker += [override for override in (*policy.requests, *policy.preferences_for(op)) if not override.pinned]
     return tuple(
         f"{override.origin} names {' or '.join(override.names)}, but {request.origin} is stronger"
         for override in weaker
@@ -139,12 +140,12 @@ def _overruled(op: str, request: Override | None, chosen: Kernel | None, policy:
     )
 
 
-def _decisions(asked: Question, ranking: Sequence[Kernel], chosen: Kernel | None, because: str) -> tuple[Decision, ...]:
-    """What is decided about every kernel, once one was chosen."""
-    against = {kernel: tuple(dict.fromkeys(reasons(asked, kernel))) for kernel in asked.candidates.kernels}
+def _decisions(inputs: Inputs, ranking: Sequence[Kernel], chosen: Kernel | None, because: str) -> tuple[Decision, ...]:
+    """The decision about every kernel, after one was selected."""
+    against = {kernel: tuple(dict.fromkeys(reasons(inputs, kernel))) for kernel in inputs.candidates.kernels}
     supported = [kernel for kernel in ranking if not against[kernel]]
-    order = as_preferred(asked.op, supported, asked.policy)
-    request = asked.policy.request_for(asked.op)
+    order = as_preferred(inputs.op, supported, inputs.policy)
+    request = inputs.policy.request_for(inputs.op)
     result = []
     if chosen is not None:
         result.append(Decision(chosen.name, True, "selected", because))
@@ -152,8 +153,8 @@ def _decisions(asked: Question, ranking: Sequence[Kernel], chosen: Kernel | None
             Decision(kernel.name, True, "supported", f"supported, ranked below {order[index].name}")
             for index, kernel in enumerate(order[1:])
         ]
-    faster = _distrusted_before(asked, ranking, against, chosen)
-    requested = [] if request is None else _in_order_of(asked.candidates.kernels, request.names)
+    faster = _distrusted_before(inputs, ranking, against, chosen)
+    requested = [] if request is None else _in_order_of(inputs.candidates.kernels, request.names)
     result += [_rejected(kernel, against[kernel], kernel in faster) for kernel in requested if against[kernel]]
     for kernel in supported:
         if kernel not in order and request is not None:
@@ -176,13 +177,45 @@ def _rejected(kernel: Kernel, rejections: tuple[Rejection, ...], ahead: bool) ->
 
 
 def _distrusted_before(
-    asked: Question, ranking: Sequence[Kernel], against: Mapping[Kernel, Sequence[Rejection]], chosen: Kernel | None
+    inputs: Inputs, ranking: Sequence[Kernel], against: Mapping[Kernel, Sequence[Rejection]], chosen: Kernel | None
 ) -> list[Kernel]:
-    """Kernels that only trust keeps from being chosen in place of the one that is, best first."""
+    """Kernels that would be selected instead if the policy of trust accepted them, best first."""
     result: list[Kernel] = []
-    for kernel in as_preferred(asked.op, ranking, asked.policy):
+    for kernel in as_preferred(inputs.op, ranking, inputs.policy):
         if kernel is chosen:
             break
         if [rejection.code for rejection in against[kernel]] == [UNTRUSTED]:
             result.append(kernel)
     return result
+
+
+def no_kernel(selection: Selection[Any], policy: Policy) -> NoKernel:
+    """The error of a selection that found no kernel.
+
+    Args:
+        selection: the selection.
+        policy: what the user said about its problem.
+    """
+    return NoKernel(_no_kernel_message(selection, policy), selection)
+
+
+def unavailable(selection: Selection[Any], failure: LoadFailure, strict: bool) -> KernelUnavailable:
+    """The error of a selected kernel that cannot be loaded while `strict` is on or kernelhub is sealed."""
+    why = "strict is on" if strict else "kernelhub is sealed"
+    return KernelUnavailable(
+        f"{selection.op}: {selection.selected} was chosen ({selection.because}) but {failure.reason}, and {why}; "
+        f"{failure.remedy}"
+    )
+
+
+def _no_kernel_message(selection: Selection[Any], policy: Policy) -> str:
+    request = policy.request_for(selection.op)
+    if request is None:
+        return f"{selection.op}: no registered kernel can run this."
+    if request.source == LOCK and not any(item.kernel in request.names for item in selection.decisions):
+        return (
+            f"{selection.op}: {request.origin} pins {request.names[0]}, and no kernel of that name is registered in "
+            f"this version. To take that back, {request.undo}."
+        )
+    message = f"{selection.op}: {request.origin} asks for {' or '.join(request.names)}, which cannot run this."
+    return f"{message} To take that back, {request.undo}." if request.undo else message

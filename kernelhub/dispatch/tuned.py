@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kernelhub.dispatch.configuration import Configuration
-from kernelhub.dispatch.kernel import Kernel
-
-if TYPE_CHECKING:
-    from kernelhub.dispatch.machine import Machine
 
 TUNED = "tuned"  # the source of a choice that measurements made
+
+
+class Named(Protocol):
+    """What measurements rank: kernel records, by their names."""
+
+    @property
+    def name(self) -> str: ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
 
 
 @dataclass(frozen=True)
@@ -32,18 +38,10 @@ class Tuned:
     because: Mapping[str, str] = field(default_factory=dict)
     configurations: Mapping[str, Mapping[int, Configuration]] = field(default_factory=dict)
 
-    def ranked(self, kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    def ranked(self, kernels: Iterable[NamedT]) -> tuple[NamedT, ...]:
         """Kernels as measured, then those that were not measured, in the order in which they are given."""
         place = {name: index for index, name in enumerate(self.kernels)}
         return tuple(sorted(kernels, key=lambda kernel: place.get(kernel.name, len(place))))
-
-
-def sizes_of(machine: Machine, kernel: Kernel, problem: Any) -> Mapping[int, Configuration]:
-    """Sizes of a kernel that were measured for a problem, by number of tokens; empty if it takes its own."""
-    if not kernel.configurable:
-        return {}
-    tuned = machine.tuned(problem.device).find(kernel.op, problem)
-    return {} if tuned is None else tuned.configurations.get(kernel.name, {})
 
 
 class TunedTable(Protocol):

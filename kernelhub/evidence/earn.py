@@ -14,7 +14,8 @@ import torch
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.reasons import class_of, flags_of
+from kernelhub.dispatch.problem_class import unpacked_facets
+from kernelhub.dispatch.reasons import flags_of
 from kernelhub.evidence import trust
 from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
 from kernelhub.evidence.call import OutOfMemory, Unavailable
@@ -93,7 +94,7 @@ def earn(
                 with changing:
                     unwritten = _keep(kernel, need, device, result)
                 if earned.ok:
-                    covered = class_of(need.problem(device))
+                    covered = unpacked_facets(need.problem(device))
                     unwritten = trust.keep(kernel, facts(device), covered, asking.passed, seconds) or unwritten
                 earned = Earned(result, unwritten)
     finally:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from kernelhub.dispatch.held import Facets
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.problem_class import Facets
 from kernelhub.evidence.quarantine import say
 from kernelhub.evidence.store import Miss
 from kernelhub.evidence.validity import difference, key_of, made_for, name_of

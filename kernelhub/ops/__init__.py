@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kernelhub import _OPS
+from kernelhub.homes import OPS
 
 if TYPE_CHECKING:
     from kernelhub.dispatch.op import OpFunction
@@ -13,4 +13,4 @@ if TYPE_CHECKING:
 
 def functions() -> tuple[OpFunction[Any, Any, Any], ...]:
     """The public function of every op."""
-    return tuple(getattr(importlib.import_module(home), name) for name, home in _OPS.items())
+    return tuple(getattr(importlib.import_module(home), name) for name, home in OPS.items())

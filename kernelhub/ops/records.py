@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from kernelhub import _OPS
+from kernelhub import homes
 from kernelhub.dispatch.contract import OpRecord
 
 
@@ -15,4 +15,4 @@ def _record(name: str, home: str) -> OpRecord[Any]:
     return record
 
 
-OPS: tuple[OpRecord[Any], ...] = tuple(_record(name, home) for name, home in _OPS.items())
+OPS: tuple[OpRecord[Any], ...] = tuple(_record(name, home) for name, home in homes.OPS.items())

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Rejection(NamedTuple):
+    """Why a kernel cannot run a problem.
+
+    Attributes:
+        code: stable identifier, e.g. ``"capability"``; part of the public interface.
+        reason: one sentence with the value that is wrong.
+        remedy: what the user can do; empty when nothing can be done on this machine.
+    """
+
+    code: str
+    reason: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -24,6 +39,11 @@ class Finding:
     code: str
     reason: str
     remedy: str = ""
+
+    @property
+    def rejection(self) -> Rejection | None:
+        """What a bad answer says against a kernel; None for a good one."""
+        return None if self.ok else Rejection(self.code, self.reason, self.remedy)
 
 
 def found(subject: str, value: str | None, reason: str) -> Finding:

@@ -10,6 +10,16 @@ from pathlib import Path
 from kernelhub.probes.finding import Finding, found, lacking
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A package to look for; arguments as of `package`."""
+
+    name: str
+    versions: str = ""
+    distribution: str | None = None
+    install: str = ""
+
+
 def package(name: str, versions: str = "", *, distribution: str | None = None, install: str = "") -> Finding:
     """Look for the top-level package `name`.
 

@@ -11,7 +11,7 @@ import torch
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.reasons import class_of
+from kernelhub.dispatch.problem_class import unpacked_facets
 from kernelhub.evidence.apart import Child, can_go_apart
 from kernelhub.evidence.quarantine import kept_of
 from kernelhub.evidence.results import NOT_RUN, WRONG, Result
@@ -48,7 +48,7 @@ class Proof:
         earned = {key: {one.facets for one in ones} for key, ones in covered(facts(device)).items()}
         for kernel, problem in chosen(items, device):
             key = (kernel.op, kernel.name)
-            if key in self.asked or key in found or class_of(problem) in earned.get(key, ()):
+            if key in self.asked or key in found or unpacked_facets(problem) in earned.get(key, ()):
                 continue
             kept = kept_of(kernel, facts(device))
             if kept is not None and not kept.result.failures:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.reasons import class_of
+from kernelhub.dispatch.problem_class import unpacked_facets
 from kernelhub.dispatch.selection import Decision
 from kernelhub.evidence.apart import Child, goes_apart
 from kernelhub.evidence.earn import BUDGET_S, earn
@@ -83,7 +83,7 @@ class Trusting:
 
     def key_of(self, one: _Class, decision: Decision, device: torch.device) -> tuple[str, str, Any]:
         """A try, as `tried` has it."""
-        return one.need.op, decision.kernel, class_of(one.need.problem(device))
+        return one.need.op, decision.kernel, unpacked_facets(one.need.problem(device))
 
 
 class _Earning:

@@ -18,8 +18,7 @@ import kernelhub
 from kernelhub.backends.cutlass import kernels as records
 from kernelhub.backends.cutlass.libraries import SGL
 from kernelhub.backends.shared import operators
-from kernelhub.dispatch.compiled import Compiled
-from kernelhub.dispatch.constraint import AnyOf, OnDevice, Package, anything
+from kernelhub.dispatch.constraint import AnyOf, Compiled, OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.ops.formats import from_e2m1, from_e8m0
 from tests.backends.fake.addresses import check_small

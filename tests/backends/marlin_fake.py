@@ -16,8 +16,7 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.backends.marlin import kernels as records
-from kernelhub.dispatch.compiled import Compiled
-from kernelhub.dispatch.constraint import OnDevice, Package, anything
+from kernelhub.dispatch.constraint import Compiled, OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.dispatch.standing import Standing
 from tests.backends.cutlass_fakes import packed, registered

@@ -14,7 +14,7 @@ import kernelhub
 from kernelhub.backends.cutlass import libraries
 from kernelhub.backends.cutlass.libraries import SCHEMAS, SGL, VLLM
 from kernelhub.backends.shared import operators
-from kernelhub.dispatch.compiled import Compiled
+from kernelhub.dispatch.constraint import Compiled
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
 from kernelhub.errors import NoKernel
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs

@@ -10,8 +10,8 @@ import torch
 
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
+from kernelhub.dispatch.constraint import TorchBuilt
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.probes.device import simulated
 from tests.backends.test_flashinfer import OnFake

@@ -9,8 +9,8 @@ import torch
 
 import kernelhub
 from kernelhub.backends.torch.gemm.fp8.scaled_mm import ScaledMm, ScaledMmBlockwise, ScaledMmRowwise
+from kernelhub.dispatch.constraint import TorchBuilt
 from kernelhub.dispatch.machine import Machine
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.tolerance import compare

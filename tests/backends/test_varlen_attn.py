@@ -14,10 +14,9 @@ import kernelhub
 from kernelhub.backends.shared.operators import mismatch
 from kernelhub.backends.torch import attention as records
 from kernelhub.backends.torch.attention.varlen import SCHEMA
-from kernelhub.dispatch.constraint import OnDevice, anything
+from kernelhub.dispatch.constraint import OnDevice, TorchBuilt, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.dispatch.machine import SimulatedMachine
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.errors import NoKernel
 from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out

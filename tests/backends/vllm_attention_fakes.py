@@ -12,8 +12,7 @@ from typing import Any
 import kernelhub
 from kernelhub.backends.flash_attn import kernels as records
 from kernelhub.backends.shared import operators
-from kernelhub.dispatch.compiled import Compiled
-from kernelhub.dispatch.constraint import OnDevice, Package, anything
+from kernelhub.dispatch.constraint import Compiled, OnDevice, Package, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from tests.backends.cutlass_fakes import register
 from tests.backends.flash_attn_numbers import (

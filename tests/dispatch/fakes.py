@@ -6,11 +6,10 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from kernelhub.dispatch.candidates import Candidates
 from kernelhub.dispatch.constraint import Constraint, anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
-from kernelhub.dispatch.order import Line
+from kernelhub.dispatch.order import Candidates, Line
 from kernelhub.dispatch.policy import Policy
 from kernelhub.dispatch.problem import Schema, facet, feature
 from kernelhub.dispatch.select import select

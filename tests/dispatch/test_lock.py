@@ -12,10 +12,10 @@ import torch
 import kernelhub
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.fingerprint import own_version
-from kernelhub.dispatch.held import device_key
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.lock_file import FORMAT, Lock, Locked, lock_text, read_lock
+from kernelhub.dispatch.problem_class import device_key
 from kernelhub.errors import ConfigurationError, NoKernel
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.probes.device import facts
@@ -246,7 +246,7 @@ class TestFails:
 
     def test_a_kernel_that_is_no_more_is_told(self, lock):
         lock("oldlib.kernel")
-        with pytest.raises(NoKernel, match=r"holds oldlib\.kernel, and no kernel of that name is registered"):
+        with pytest.raises(NoKernel, match=r"pins oldlib\.kernel, and no kernel of that name is registered"):
             call()
 
     def test_what_is_asked_of_all_kernels_is_asked_of_the_locked_one(self, lock):

@@ -12,7 +12,8 @@ import kernelhub
 from kernelhub.dispatch.explain import problem_from
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
-from kernelhub.dispatch.reasons import class_of, flags_of
+from kernelhub.dispatch.problem_class import unpacked_facets
+from kernelhub.dispatch.reasons import flags_of
 from kernelhub.dispatch.standing import OPT_IN, PUBLISHED, TRUSTS, VERIFIED
 from kernelhub.ops import functions
 from kernelhub.ops.models.problems import problems_of
@@ -92,11 +93,11 @@ def test_evidence_for_another_class_changes_nothing(problem, device, data) -> No
     if not others or not before.faster:
         return
     other = choose(data.draw(st.sampled_from(others)), device, "here").problem
-    if class_of(other) == class_of(before.problem):
+    if unpacked_facets(other) == unpacked_facets(before.problem):
         return
-    evidence = {before.faster[0].kernel: {class_of(other)}}
+    evidence = {before.faster[0].kernel: {unpacked_facets(other)}}
     assert choose(problem, device, "here", verified=evidence).selected == before.selected
-    evidence = {before.faster[0].kernel: {class_of(before.problem)}}
+    evidence = {before.faster[0].kernel: {unpacked_facets(before.problem)}}
     assert choose(problem, device, "here", verified=evidence).selected == before.faster[0].kernel
 
 
@@ -106,7 +107,7 @@ def test_the_flags_of_a_hint_are_the_problem_class(model) -> None:
     for need in problems_of(model, tp=8):
         contract = HUB.function(need.op).op.contract
         problem = need.problem("B200")
-        assert parsed(contract, flags_of(contract.schema, problem)) == class_of(problem)
+        assert parsed(contract, flags_of(contract.schema, problem)) == unpacked_facets(problem)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -116,7 +117,7 @@ def test_a_class_of_usual_facets_has_a_flag_too(op: str) -> None:
     problem = kernelhub.explain(op, device="B200").problem
     flags = flags_of(contract.schema, problem)
     assert flags
-    assert parsed(contract, flags) == class_of(problem)
+    assert parsed(contract, flags) == unpacked_facets(problem)
 
 
 def parsed(contract: Any, flags: list[str]) -> Any:
@@ -128,4 +129,4 @@ def parsed(contract: Any, flags: list[str]) -> Any:
     parser = argparse.ArgumentParser()
     add_facets(parser, contract)
     words = [word for flag in flags for word in flag.split(" ")]
-    return class_of(problem_from(contract, SIMULATED["B200"], given(parser.parse_args(words), contract)))
+    return unpacked_facets(problem_from(contract, SIMULATED["B200"], given(parser.parse_args(words), contract)))

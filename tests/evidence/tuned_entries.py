@@ -9,8 +9,8 @@ import torch
 
 import kernelhub
 from kernelhub.dispatch.fingerprint import record_digest
-from kernelhub.dispatch.held import facets_of
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.problem_class import facets_of
 from kernelhub.evidence.tuning import tables
 from kernelhub.evidence.tuning.entry import Entry, Kind, Measured, Size
 from kernelhub.probes.device import facts

@@ -68,7 +68,7 @@ def test_importing_touches_nothing_and_loads_nothing_heavy() -> None:
     assert heavy(seen) == []
     assert not seen["environment_changed"]
     assert seen["threads"] == 1
-    assert [name for name in seen["modules"] if name.startswith("kernelhub")] == ["kernelhub"]
+    assert [name for name in seen["modules"] if name.startswith("kernelhub")] == ["kernelhub", "kernelhub.homes"]
 
 
 def test_looking_at_every_public_name_is_as_harmless() -> None:

@@ -97,7 +97,7 @@ class TestExpertsOfAB200:
             assert "layout" in [rejection.code for rejection in decision.rejections]
 
     def test_evidence_is_of_one_class(self, layer, best, next_best) -> None:
-        mine = kernelhub.dispatch.reasons.class_of(experts(layer).problem)
+        mine = kernelhub.dispatch.problem_class.unpacked_facets(experts(layer).problem)
         assert experts(layer, verified={best: [mine]}).selected == best
         assert experts({**layer, "top_k": 4}, verified={best: [mine]}).selected == "triton.experts"
 

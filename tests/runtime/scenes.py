@@ -19,7 +19,7 @@ import kernelhub
 from kernelhub.dispatch.constraint import Package, Rule, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
-from kernelhub.dispatch.reasons import class_of
+from kernelhub.dispatch.problem_class import unpacked_facets
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.ops.models.problems import Need
 from tests.dispatch.backends import EVERYWHERE
@@ -133,7 +133,7 @@ def _verified_on(this: int, rank: int) -> Any:
     """Agree where one rank alone has evidence that the kernel is right."""
     plugin(standings=(), target=PACKED)
     if rank == this:
-        evidence = {("paged_attention", "extra.kernel"): {class_of(NEED.problem("cpu"))}}
+        evidence = {("paged_attention", "extra.kernel"): {unpacked_facets(NEED.problem("cpu"))}}
         HUB.machine._read_earned = lambda device: evidence  # type: ignore[method-assign]
     return agreed()
 

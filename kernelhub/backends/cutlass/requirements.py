@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelhub.backends.cutlass.libraries import SGL, SGL_OLD, VLLM
-from kernelhub.dispatch.compiled import Compiled
-from kernelhub.dispatch.constraint import AnyOf, Constraint, OnDevice, Package, Rule
+from kernelhub.dispatch.constraint import AnyOf, Compiled, Constraint, OnDevice, Package, Rule
 
 # Here the running sum is kept in the 14 bits of the tensor cores over all of K (`FastAccum` in the libraries' tables of
 # tiles). Each of K / 32 instructions cuts it off by 2^-14 of itself in the mean, and it grows evenly: together K 2^-20.

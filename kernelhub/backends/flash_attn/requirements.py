@@ -12,8 +12,7 @@ from typing import Any
 
 from kernelhub.backends.flash_attn import vllm_libraries
 from kernelhub.backends.flash_attn.fa3_build import compiled_with, library
-from kernelhub.dispatch.compiled import Compiled
-from kernelhub.dispatch.constraint import Constraint, OnDevice, Package, Rejection, Takes
+from kernelhub.dispatch.constraint import Compiled, Constraint, OnDevice, Package, Rejection, Takes
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
 from kernelhub.probes.finding import Finding

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernelhub.backends.shared.operands import aligned
 from kernelhub.ops.attention.adapter import PagedStep
-from kernelhub.runtime.host import refuse_in_graph
+from kernelhub.ops.host import refuse_in_graph
 
 
 class Pages(NamedTuple):

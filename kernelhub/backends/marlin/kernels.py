@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from kernelhub.dispatch.compiled import Compiled
-from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
+from kernelhub.dispatch.constraint import (
+    Compiled,
+    Constraint,
+    MultipleOf,
+    OnDevice,
+    OneOf,
+    Package,
+    Rule,
+    anything,
+    dtype_in,
+)
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import published, verified
 from kernelhub.ops.gemm.fp4.problem import MXFP4, NVFP4

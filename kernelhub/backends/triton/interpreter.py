@@ -23,7 +23,7 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 _TORCH_DTYPES = {
     tl.bfloat16: torch.bfloat16,

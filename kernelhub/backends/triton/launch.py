@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.runtime.precision import own_precision
+from kernelhub.ops.precision import own_precision
 
 _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
 

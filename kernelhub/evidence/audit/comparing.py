@@ -24,7 +24,7 @@ from kernelhub.evidence.poison import kind_of_error
 from kernelhub.evidence.quarantine import kept_of
 from kernelhub.evidence.results import RIGHT
 from kernelhub.ops.case import Arguments, Judgement, OpCases
-from kernelhub.runtime.precision import without_autocast
+from kernelhub.ops.precision import without_autocast
 
 RIGHT_NUMBERS, WRONG_NUMBERS, DISPUTED, NO_NUMBERS = "right", "wrong", "disputed", "no_numbers"
 

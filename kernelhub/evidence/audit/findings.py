@@ -41,12 +41,12 @@ def found_wrong(found: Found, settings: AuditSettings) -> None:
     told.append(f"`kernelhub replay {path}` runs it again" if path else f"the case is not kept: {why_not}")
     told.append(_what_becomes_of_it(kernel, settings) + (f" ({unwritten})" if unwritten else ""))
     log.error("; ".join(told))
-    if settings.action == QUARANTINE and not _why_not_at_once() and HUB.machine.heeds_evidence:
+    if settings.action == QUARANTINE and not _why_not_at_once() and HUB.machine.evidence is not None:
         HUB.forget_evidence()
 
 
 def _what_becomes_of_it(kernel: Kernel, settings: AuditSettings) -> str:
-    if not HUB.machine.heeds_evidence:
+    if HUB.machine.evidence is None:
         return "it stays in use: KERNELHUB_EVIDENCE is 0"
     if settings.action != QUARANTINE:
         return "it is quarantined for the next process, and KERNELHUB_AUDIT_ACTION=quarantine would do so at once"

@@ -17,7 +17,7 @@ from kernelhub.dispatch.context import use
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT, as_dict
-from kernelhub.dispatch.refusal import no_kernel
+from kernelhub.dispatch.select import no_kernel
 from kernelhub.errors import CacheError
 from kernelhub.evidence.audit.found import Found, lift
 from kernelhub.evidence.call import Call, Failed

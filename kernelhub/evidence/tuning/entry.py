@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelhub.dispatch.configuration import Configuration
-from kernelhub.dispatch.held import Facets
+from kernelhub.dispatch.problem_class import Facets
 from kernelhub.dispatch.tuned import Tuned
 from kernelhub.evidence.tuning.decide import ALONE, WORDS, Regret, Time, regret
 from kernelhub.probes.document import SCALAR, difference

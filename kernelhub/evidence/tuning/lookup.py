@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelhub.dispatch.fingerprint import record_digest
-from kernelhub.dispatch.held import device_key, facets_of
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.problem_class import device_key, facets_of
 from kernelhub.dispatch.tuned import Tuned
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.quarantine import say

@@ -14,11 +14,11 @@ import torch
 from kernelhub.dispatch.audits import unaudited
 from kernelhub.dispatch.fingerprint import record_digest
 from kernelhub.dispatch.gate import GATE
-from kernelhub.dispatch.held import facets_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.order import line_for, ranked
 from kernelhub.dispatch.plan import Plan
+from kernelhub.dispatch.problem_class import facets_of
 from kernelhub.dispatch.selection import Decision, Selection
 from kernelhub.dispatch.standing import UNTRUSTED
 from kernelhub.errors import ConfigurationError
@@ -220,7 +220,7 @@ class _Run:
         """What is decided about each kernel, whatever users ask for or prefer."""
         policy = dataclasses.replace(
             HUB.policy(need.op, None, HUB.contexts.get()),
-            requests=(), prefers=(), held=(), deterministic=False, batch_invariant=False, unsafe=False,
+            requests=(), prefers=(), pins=(), deterministic=False, batch_invariant=False, unsafe=False,
             packing=self._packing,
         )  # fmt: skip
         return HUB.select(need.op, need.problem(self._device), policy).decisions

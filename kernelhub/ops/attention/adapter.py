@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.runtime.host import on_host
+from kernelhub.ops.host import on_host
 
 
 class _Lent(threading.local):

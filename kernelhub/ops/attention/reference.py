@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.attention.arguments import Scale, Window, window_pair
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 _AT_A_TIME = 1 << 25  # scores: 256 MB of float64
 

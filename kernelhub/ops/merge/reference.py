@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E4M3_MAX
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 
 @at_own_precision

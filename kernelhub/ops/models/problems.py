@@ -18,7 +18,7 @@ from kernelhub.ops.models.published import CONFIGS
 from kernelhub.probes import document
 
 PHASES = (PREFILL, DECODE)
-GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # batches that engines capture CUDA graphs of
+GRAPH_SIZES: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # batches that engines capture CUDA graphs of
 Model = str | Path | Description
 
 

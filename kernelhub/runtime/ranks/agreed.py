@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from kernelhub.dispatch import tuned as measured
+from kernelhub.dispatch import fingerprint
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.fingerprint import Fingerprint
-from kernelhub.dispatch.held import RANKS, Facets, Held, as_packed, as_read, facets_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.plan import Plan
-from kernelhub.dispatch.policy import Override
+from kernelhub.dispatch.policy import RANKS, Override, Pins
+from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT
+from kernelhub.dispatch.problem_class import Facets, ProblemClass, as_packed, facets_of
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import RanksDisagree
 from kernelhub.runtime.ranks.settle import Outcome, Refusal
@@ -62,11 +63,11 @@ class AgreedOp:
     """What ranks agreed on for one op; the hub asks it at every choice.
 
     Attributes:
-        held: kernels and refusals by problem class.
+        pins: kernels and refusals by problem class.
         rank, size: of this process in the group.
     """
 
-    held: Held
+    pins: Pins
     rank: int
     size: int
 
@@ -76,7 +77,7 @@ class AgreedOp:
         Raises:
             RanksDisagree: with both kernels.
         """
-        override = self.held.overrides.get(self.held.key(selection.problem))
+        override = self.pins.overrides.get(self.pins.key(selection.problem))
         if override is None or selection.selected in override.names:
             return
         raise RanksDisagree(
@@ -97,7 +98,7 @@ def try_all(stated: Stated, outcome: Outcome) -> dict[str, tuple[str, str, str, 
         ):
             continue
         kernel = _record(selection.op, settled.kernel)
-        failure = HUB.try_load(selection.op, kernel, as_read(kernel, selection.problem))
+        failure = HUB.try_load(selection.op, kernel, _as_read(kernel, selection.problem))
         if failure is not None:
             lacking[key] = (settled.kernel, *failure)
     return lacking
@@ -120,17 +121,17 @@ def agreed_on(
         op, facets = selection.op, facets_of(selection.problem)
         if op not in by_op:
             known = HUB.agreed.get(op)
-            held = known.held if known is not None else Held({})
-            by_op[op] = AgreedOp(Held(dict(held.overrides), dict(held.refusals), of_device=False), rank, size)
-        overrides, refusals = _open(by_op[op].held)
+            pins = known.pins if known is not None else Pins({})
+            by_op[op] = AgreedOp(Pins(dict(pins.overrides), dict(pins.refusals), of_device=False), rank, size)
+        overrides, refusals = _open(by_op[op].pins)
         told = {
             name: Rejection("refused_by_rank", f"rank {item.rank} refuses it: {item.code}: {item.reason}", _there(item))
             for name, item in settled.refused.items()
             if item.rank != rank
         }
         for same in (facets, *as_packed(facets, _record(op, settled.kernel).layouts)):
-            overrides[None, same] = Override(op, (settled.kernel,), RANKS, who, undo=_UNDO)
-            refusals[None, same] = told
+            overrides[ProblemClass(None, same)] = Override(op, (settled.kernel,), RANKS, who, undo=_UNDO)
+            refusals[ProblemClass(None, same)] = told
         mark = str(_fingerprint(selection, settled.kernel, tuned))
         choices.append(Choice(op, facets, settled.kernel, settled.because, settled.refused, mark))
     return by_op, tuple(choices)
@@ -154,7 +155,7 @@ def stop(stated: Stated, outcome: Outcome, size: int) -> tuple[Plan, ...]:
 def sizes_of(stated: Stated) -> dict[Plan, Mapping[int, Any]]:
     """The measured sizes, such as tiles, that each plan's kernel takes if it is made now."""
     return {
-        plan: measured.sizes_of(HUB.machine, _record(plan.selection.op, plan.kernel), plan.selection.problem)
+        plan: fingerprint.sizes_of(HUB.machine, _record(plan.selection.op, plan.kernel), plan.selection.problem)
         for plans in stated.plans.values()
         for plan in plans
         if not isinstance(plan.adapter, _Stopped)
@@ -194,11 +195,18 @@ def _refusing(message: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _open(held: Held) -> tuple[dict[Any, Override], dict[Any, Mapping[str, Rejection]]]:
+def _open(pins: Pins) -> tuple[dict[Any, Override], dict[Any, Mapping[str, Rejection]]]:
     """The tables of one that is being made."""
-    assert isinstance(held.overrides, dict)
-    assert isinstance(held.refusals, dict)
-    return held.overrides, held.refusals
+    assert isinstance(pins.overrides, dict)
+    assert isinstance(pins.refusals, dict)
+    return pins.overrides, pins.refusals
+
+
+def _as_read(kernel: Kernel, problem: Any) -> Any:
+    """The problem that a kernel runs: with weights in its own layout, if it reads none as in a checkpoint."""
+    if not kernel.needs_packing or getattr(problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT:
+        return problem
+    return replace(problem, **{WEIGHT_LAYOUT: kernel.packs_to})
 
 
 def _there(refusal: Refusal) -> str:

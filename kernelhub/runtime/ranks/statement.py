@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelhub.dispatch.fingerprint import digest, own_version, record_digest
-from kernelhub.dispatch.held import facets_of
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.policy import Layer
+from kernelhub.dispatch.problem_class import facets_of
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import Setting
 from kernelhub.errors import ConfigurationError

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from kernelhub.backends.flashinfer import calls, standings
 from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, Module, requirements
-from kernelhub.dispatch.constraint import Between, OneOf, Rule, SameValue, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, OneOf, Rule, SameValue, TorchBuilt, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem
 
 _HERE = "kernelhub.backends.flashinfer.cutlass"

@@ -20,7 +20,7 @@ from kernelhub.ops.arguments import refuse
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
-from kernelhub.runtime.host import refuse_in_graph
+from kernelhub.ops.host import refuse_in_graph
 
 _TILE = 256  # queries of a tile
 _FEWEST_ROWS = 128  # before the result, however short the sequences are

@@ -18,10 +18,19 @@ from kernelhub.backends.flashinfer.requirements import (
     RunsNvcc,
     requirements,
 )
-from kernelhub.dispatch.constraint import Constraint, MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
+from kernelhub.dispatch.constraint import (
+    Constraint,
+    MultipleOf,
+    OnDevice,
+    OneOf,
+    Package,
+    Rule,
+    TorchBuilt,
+    anything,
+    dtype_in,
+)
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.fp4.problem import MXFP4, NVFP4, Fp4GemmProblem
 from kernelhub.ops.gemm.fp8.batched.problem import TENSOR as WHOLE
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FEW, FLOAT, MX, TENSOR

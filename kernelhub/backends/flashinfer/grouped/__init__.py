@@ -23,11 +23,11 @@ from kernelhub.dispatch.constraint import (
     OneOf,
     Package,
     Rule,
+    TorchBuilt,
     anything,
     dtype_in,
 )
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.grouped.problem import BLOCKS, FLOATS, FP4, FP8, GROUPS
 
 _HERE = "kernelhub.backends.flashinfer.grouped"

@@ -26,10 +26,9 @@ from kernelhub.backends.flashinfer.moe.requirements import (
     widths,
 )
 from kernelhub.backends.flashinfer.requirements import DATACENTRE_BLACKWELL, HOPPER, RunsNvcc, requirements
-from kernelhub.dispatch.constraint import OnDevice, OneOf, Package, SameValue, dtype_in
+from kernelhub.dispatch.constraint import OnDevice, OneOf, Package, SameValue, TorchBuilt, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel, KnownBad
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
     FP8,

@@ -16,9 +16,18 @@ from kernelhub.backends.flashinfer.requirements import (
     Module,
     requirements,
 )
-from kernelhub.dispatch.constraint import Between, OnDevice, OneOf, Package, Rule, SameValue, anything, dtype_in
+from kernelhub.dispatch.constraint import (
+    Between,
+    OnDevice,
+    OneOf,
+    Package,
+    Rule,
+    SameValue,
+    TorchBuilt,
+    anything,
+    dtype_in,
+)
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem, PagedAttentionProblem
 from kernelhub.ops.mla.attention.problem import MlaProblem
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE, CPU
-from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, SameValue, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, SameValue, TorchBuilt, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 
 _ANY_KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, *QUANTISED))

@@ -16,7 +16,7 @@ from kernelhub.backends.torch.attention.sequences import dense_sequences, nhd, p
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 _SCORES_PER_BLOCK = 1 << 24  # 64 MB of float32
 

@@ -32,7 +32,7 @@ from kernelhub.backends.torch.attention.sequences import (
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 # Query tokens per block: 128 to 512 are within 10 % of each other for prefill of 512 and 2048 tokens with
 # 32/8 heads of 128 in bfloat16 and float32; 32 is 25 % slower (2 cores, torch 2.13).

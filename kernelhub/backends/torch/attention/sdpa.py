@@ -19,7 +19,7 @@ from kernelhub.backends.shared.operands import aligned, is_row_major, positive_s
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.runtime.precision import without_autocast
+from kernelhub.ops.precision import without_autocast
 
 
 class Sdpa(AttentionAdapter[AttentionProblem, DenseStep]):

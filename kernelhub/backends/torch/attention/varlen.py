@@ -20,7 +20,7 @@ from kernelhub.backends.shared.operators import mismatch
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
-from kernelhub.runtime.precision import without_autocast
+from kernelhub.ops.precision import without_autocast
 
 _NAME = "_flash_attention_forward"
 # As torch 2.11, 2.13 and 2.14 declare it, up to what is passed.

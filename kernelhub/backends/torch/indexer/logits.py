@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from kernelhub.ops.indexer.adapter import LogitsAdapter, PagedLogitsAdapter
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 _SCORES = 1 << 20  # of a block, 4 MB in float32, which a cache may hold: those of all keys may be gigabytes

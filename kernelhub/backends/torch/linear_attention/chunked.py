@@ -13,9 +13,9 @@ import itertools
 import torch
 from torch import Tensor
 
+from kernelhub.ops.host import on_host
 from kernelhub.ops.linear_attention.adapter import LinearAdapter, States
-from kernelhub.runtime.host import on_host
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 _CHUNK = 64
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernelhub.ops.formats import E4M3, to_e4m3
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
-from kernelhub.runtime.precision import without_autocast
+from kernelhub.ops.precision import without_autocast
 
 
 class Scatter(MlaCacheAdapter):

@@ -22,7 +22,7 @@ from kernelhub.backends.torch.attention.sequences import gathered, widened
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 _SCORES_PER_BLOCK = 1 << 24  # 64 MB of float32
 _GATHERED_PER_BLOCK = 1 << 24  # elements of rows that queries name for themselves

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E4M3, from_e2m1, from_e8m0, from_int4
+from kernelhub.ops.host import on_host
 from kernelhub.ops.moe.experts.activations import SMALLEST_AMAX, Activations, inner_least
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import (
@@ -29,8 +30,7 @@ from kernelhub.ops.moe.experts.problem import (
 )
 from kernelhub.ops.moe.experts.reference import ROUNDED_FIRST, joined, local_ids
 from kernelhub.ops.moe.experts.weights import BLOCK, GROUP, Matrix
-from kernelhub.runtime.host import on_host
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 _MOST_ADDED = 1 << 26  # elements of what experts add, 256 MB; more tokens than that come in several rounds

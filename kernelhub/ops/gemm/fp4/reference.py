@@ -9,7 +9,7 @@ from kernelhub.ops.arguments import dtype_name
 from kernelhub.ops.formats import E4M3, E8M0, from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4
 from kernelhub.ops.packed import PackedWeight
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 BYTES = (torch.uint8, torch.float4_e2m1fn_x2)
 EXPONENTS = (E8M0, torch.uint8)

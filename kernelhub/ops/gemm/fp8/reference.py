@@ -9,7 +9,7 @@ from kernelhub.ops.gemm.fp8.checks import form_of_a
 from kernelhub.ops.gemm.fp8.problem import BLOCK
 from kernelhub.ops.gemm.fp8.scaling import by_rows, dequantised, of_rows, scaling_of_form
 from kernelhub.ops.packed import PackedWeight
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 
 @at_own_precision

@@ -8,7 +8,7 @@ from torch import Tensor
 from kernelhub.ops import formats
 from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, GROUPS, SMALL, SPAN
 from kernelhub.ops.gemm.grouped.scales import E8M0_DTYPES, PACKED, geometry_of_a, geometry_of_b
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 
 @at_own_precision

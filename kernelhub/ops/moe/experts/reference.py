@@ -25,7 +25,7 @@ from kernelhub.ops.moe.experts.problem import (
     SWIGLU_STEP,
 )
 from kernelhub.ops.moe.experts.weights import Matrix, dequantized, format_of, matrix
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 # What joins gate and up is rounded to the dtype of the tokens before it is quantised.
 ROUNDED_FIRST = (*FLOATS, FP8, FP8_BLOCK)

@@ -15,7 +15,7 @@ from kernelhub.backends.torch.gemm.two_scales import multiply_by_both
 from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 # Of a block in float32, 4 MB; on a GPU 256 MB.
 _ELEMENTS = {"cpu": 1 << 20}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE
-from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Package, Rule, anything, dtype_in
+from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Package, Rule, TorchBuilt, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
-from kernelhub.dispatch.torch_built import TorchBuilt
 from kernelhub.ops.gemm.fp8.batched.problem import SCALINGS as BATCH_SCALINGS
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, FLOATS, HALVES, ROW, SCALINGS, TENSOR, Fp8GemmProblem
 

@@ -15,7 +15,7 @@ from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, ROW, TENSOR
 from kernelhub.ops.gemm.fp8.scaling import blocks, values_of
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 # Weights at a time: 1 MB and 4 MB in float32 on a CPU, 256 MB on a GPU. A multiple of 128 rows is taken.

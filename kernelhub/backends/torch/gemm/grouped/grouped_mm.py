@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernelhub.backends.shared.operands import row_major
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
-from kernelhub.runtime.precision import without_autocast
+from kernelhub.ops.precision import without_autocast
 
 
 class GroupedMm(GroupedGemmAdapter):

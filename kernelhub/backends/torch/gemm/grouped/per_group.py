@@ -17,8 +17,8 @@ from kernelhub.backends.torch.gemm.two_scales import LEFT_OF_CODES, multiply_by_
 from kernelhub.ops import formats
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4, GROUPS, SMALL, SPAN, GroupedGemmProblem
-from kernelhub.runtime.host import on_host
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.host import on_host
+from kernelhub.ops.precision import at_own_precision
 from kernelhub.runtime.scratch import scratch
 
 E4M3 = torch.float8_e4m3fn

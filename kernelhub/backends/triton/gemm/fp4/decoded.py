@@ -16,7 +16,7 @@ from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, NVFP4, Fp4GemmProblem
-from kernelhub.runtime.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision
 
 _BLOCK_N, _BLOCK_K = 16, 256
 _FINISH_BLOCK = 1024

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernelhub.runtime.precision import at_own_precision, own_precision, without_autocast
+from kernelhub.ops.precision import at_own_precision, own_precision, without_autocast
 
 SET_BY_BACKEND = hasattr(torch._C, "_get_fp32_precision_getter")  # from torch 2.9 on
 

@@ -1,4 +1,4 @@
-"""Reading values of a tensor on the host, which waits for the device and is refused once sealed."""
+"""Read a tensor's values on the host. That waits for the device, so a sealed process refuses it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kernelhub.errors import KernelUnavailable
 
 
 def refuse_in_graph(device: torch.device, why: str) -> None:
-    """Refuse what a CUDA graph cannot hold while one is captured on the device's current stream.
+    """Raise if the device's current stream is capturing a CUDA graph.
 
     Raises:
-        KernelUnavailable: with the reason and what to do.
+        KernelUnavailable: `why`, and what to do.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise KernelUnavailable(
-            f"{why}; for calls in graphs choose a kernel that can be captured, e.g. `backend='triton'` "
-            "(`plan.graph` and `kernelhub backends` tell which)"
+            f"{why}; choose a capture-safe kernel for calls in CUDA graphs (`plan.graph` and `kernelhub backends` say "
+            "which kernels are)"
         )
 
 
@@ -30,10 +30,10 @@ def on_host(tensor: Tensor, parameter: str) -> list[Any]:
 
     Args:
         tensor: on any device.
-        parameter: what it is to the op, for the message.
+        parameter: its name in the op's signature, for the message.
 
     Raises:
-        NotWarmed: the tensor is on a device, and kernelhub is sealed.
+        NotWarmed: the tensor is on a GPU, and kernelhub is sealed.
         KernelUnavailable: a CUDA graph is being captured, in which nothing can be read on the host.
     """
     if GATE.refuse is not None and not tensor.is_cpu:

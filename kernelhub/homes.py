@@ -1,0 +1,67 @@
+"""The modules of public names, ops and parts: the one place where strings name modules of kernelhub."""
+
+from __future__ import annotations
+
+# Every op and the module of its public function; the module `problem` beside that has its record.
+OPS: dict[str, str] = {
+    "attention": "kernelhub.ops.attention.attention",
+    "paged_attention": "kernelhub.ops.attention.paged_attention",
+    "merge_attention_states": "kernelhub.ops.merge.op",
+    "mla_attention": "kernelhub.ops.mla.attention.op",
+    "write_mla_cache": "kernelhub.ops.mla.cache.op",
+    "concat_mla_k": "kernelhub.ops.mla.concat.op",
+    "mqa_logits": "kernelhub.ops.indexer.mqa_logits",
+    "paged_mqa_logits": "kernelhub.ops.indexer.paged_mqa_logits",
+    "topk_indices": "kernelhub.ops.indexer.topk_indices",
+    "linear_attention": "kernelhub.ops.linear_attention.op",
+    "quantize_fp8": "kernelhub.ops.quant.fp8",
+    "dequantize_fp8": "kernelhub.ops.quant.fp8",
+    "quantize_mxfp4": "kernelhub.ops.quant.mx",
+    "dequantize_mxfp4": "kernelhub.ops.quant.mx",
+    "quantize_mxfp8": "kernelhub.ops.quant.mx",
+    "dequantize_mxfp8": "kernelhub.ops.quant.mx",
+    "quantize_nvfp4": "kernelhub.ops.quant.nvfp4",
+    "dequantize_nvfp4": "kernelhub.ops.quant.nvfp4",
+    "fp4_gemm": "kernelhub.ops.gemm.fp4.op",
+    "bmm_fp8": "kernelhub.ops.gemm.fp8.batched.op",
+    "fp8_gemm": "kernelhub.ops.gemm.fp8.op",
+    "grouped_gemm": "kernelhub.ops.gemm.grouped.op",
+    "fused_moe": "kernelhub.ops.moe.experts.op",
+    "route_experts": "kernelhub.ops.moe.routing.op",
+}
+# What the hub gets from other rooms, by role. The hub imports each when it first needs it.
+PARTS: dict[str, str] = {
+    "functions": "kernelhub.ops:functions",
+    "records": "kernelhub.ops.records:OPS",
+    "backends": "kernelhub.backends:builtin",
+    "order": "kernelhub.backends.order:ORDER",
+    "evidence": "kernelhub.evidence.known:KNOWN",
+    "audit": "kernelhub.evidence.audit.watching:watch",
+    "engine_variables": "kernelhub.compat.env:said",
+}
+# Every public name and its module.
+HOMES: dict[str, str] = {
+    **OPS,
+    "explain": "kernelhub.dispatch.explain",
+    "report": "kernelhub.dispatch.process",
+    "use": "kernelhub.dispatch.context",
+    "strict": "kernelhub.dispatch.context",
+    "configure": "kernelhub.dispatch.context",
+    "reload": "kernelhub.dispatch.process",
+    "register_backend": "kernelhub.dispatch.process",
+    "verify": "kernelhub.evidence.verify",
+    "tune": "kernelhub.evidence.tuning.tune",
+    "PackedWeight": "kernelhub.ops.packed",
+    "Selection": "kernelhub.dispatch.selection",
+    "DeviceFacts": "kernelhub.probes.device",
+    "SimulatedMachine": "kernelhub.dispatch.machine",
+    "cache_notices": "kernelhub.runtime.caches.notices",
+    "set_cache_variables": "kernelhub.runtime.caches.variables",
+    "health": "kernelhub.runtime.health",
+    "seal": "kernelhub.runtime.seal",
+    "unseal": "kernelhub.runtime.seal",
+    "warm": "kernelhub.runtime.warm",
+    "warmup": "kernelhub.warming.warmup",
+    "problems_of": "kernelhub.ops.models.problems",
+    "agree": "kernelhub.runtime.ranks.agree",
+}
