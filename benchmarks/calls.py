@@ -174,7 +174,7 @@ class _EverythingInstalled(SimulatedMachine):
 def _slowest_selection(function: Any) -> float:
     """Nanoseconds of the choice for the op's example, on the device where it takes longest."""
     contract = function.op.contract
-    asked = function.op.ask(None, (), _arguments(contract.name, contract.example))
+    asked = function.op.parse(None, (), _arguments(contract.name, contract.example))
     problem = contract.problem_of(asked.key, asked.device)
     names: dict[str, Any] = {
         "select": HUB.select,

@@ -9,14 +9,14 @@ import torch
 
 import kernelhub.dispatch.op
 from kernelhub import errors as errors
-from kernelhub.dispatch.context import configure as configure
-from kernelhub.dispatch.context import strict as strict
-from kernelhub.dispatch.context import use as use
+from kernelhub.dispatch.api import configure as configure
+from kernelhub.dispatch.api import register_backend as register_backend
+from kernelhub.dispatch.api import reload as reload
+from kernelhub.dispatch.api import report as report
+from kernelhub.dispatch.api import strict as strict
+from kernelhub.dispatch.api import use as use
 from kernelhub.dispatch.explain import explain as explain
 from kernelhub.dispatch.machine import SimulatedMachine as SimulatedMachine
-from kernelhub.dispatch.process import register_backend as register_backend
-from kernelhub.dispatch.process import reload as reload
-from kernelhub.dispatch.process import report as report
 from kernelhub.dispatch.selection import Selection as Selection
 from kernelhub.evidence.tuning.tune import tune as tune
 from kernelhub.evidence.verify import verify as verify

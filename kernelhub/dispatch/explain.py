@@ -68,13 +68,13 @@ def explain(
         raise ConfigurationError(f"packing: {record.name} takes no packed weights; leave packing out")
     if args or any(_holds_tensor(value) for value in kwargs.values()):
         function = HUB.function(op) if isinstance(op, str) else op
-        asked = function.op.ask(backend, args, kwargs)
-        problem = function.op.contract.problem_of(asked.key, asked.device)
+        parsed = function.op.parse(backend, args, kwargs)
+        problem = function.op.contract.problem_of(parsed.key, parsed.device)
         if device is not None:
             problem = dataclasses.replace(problem, device=device_facts(device))
     else:
         problem = problem_from(record, device_facts(device), kwargs)
-    return HUB.select_as_asked(record.name, problem, backend, machine, packing=packing)
+    return HUB.select_as_called(record.name, problem, backend, machine, packing=packing)
 
 
 def _holds_tensor(value: object) -> bool:

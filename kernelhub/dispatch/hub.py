@@ -2,7 +2,7 @@
 
 `HUB` is made empty at import. Records are loaded, variables read and probes asked at the first decision.
 Every question about a kernel goes through `HUB.select`; every call that misses its table through
-`HUB.commit`.
+`HUB.bind`.
 
 `HUB.lock` is for tables: nothing is imported, compiled or probed under it, but at the first decision and at a reload.
 What takes time has locks of its own, see `making`. A choice that was begun before something changed what choices are
@@ -86,11 +86,12 @@ class Hub:
         self._missing_said = False  # that a lock file lacks a problem
         self._policies: dict[tuple[Layers, Names | None, str], Policy] = {}
         self._caches: list[Callable[[], None]] = []
+        self._on_loss: list[Callable[[int], None]] = []
         self._functions: dict[str, Any] = {}
         self._added: dict[str, Any] = {}  # backends registered at run time, which outlive a reload
         self.ledger = Ledger()
         self._watched: set[Watch] = set()  # libraries that tell, which they do until the process ends
-        JOURNAL.caller = lambda: caller_on_stack(self.ledger.bound_of, Hub.commit.__code__)
+        JOURNAL.caller = lambda: caller_on_stack(self.ledger.bound_of, Hub.bind.__code__)
 
     @property
     def settings(self) -> Settings:
@@ -148,7 +149,7 @@ class Hub:
         candidates, regime = self.registry.candidates(op), contract.regime(problem)
         return select(op, contract.schema, problem, regime, candidates, machine or self.machine, policy)
 
-    def select_as_asked(
+    def select_as_called(
         self,
         op: str,
         problem: Any,
@@ -183,7 +184,7 @@ class Hub:
             kernels = tuned.ranked(kernels)
         return as_preferred(op, kernels, policy.about(problem, self.machine))
 
-    def commit(
+    def bind(
         self,
         op: str,
         problem: Any,
@@ -365,6 +366,16 @@ class Hub:
     def on_change(self, forget: Callable[[], None]) -> None:
         """Have `forget` called whenever choices made so far no longer hold."""
         self._caches.append(forget)
+
+    def on_loss(self, forget: Callable[[int], None]) -> None:
+        """Have `forget` called with the index of a device whose use a device error ended."""
+        self._on_loss.append(forget)
+
+    def forget_device(self, device: int) -> None:
+        """Have every table drop the functions that run on a device that is lost."""
+        with self.lock:
+            for forget in self._on_loss:
+                forget(device)
 
     def forget_choices(self) -> None:
         """Empty every table of plans."""

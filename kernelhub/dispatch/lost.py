@@ -48,7 +48,6 @@ _ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", ())  # torch 2.8 and lat
 _NOT_OF_DEVICES = (KernelhubError, NotImplementedError, RecursionError, torch.OutOfMemoryError)
 _OUT_OF_MEMORY = ("out of memory", "cudaerrormemoryallocation", "cuda_error_out_of_memory")
 _TOLD = 5  # plans in an error
-_NOWHERE = -2  # index of no device: torch gives -1 for the CPU
 
 
 def is_final(error: BaseException) -> bool:
@@ -124,24 +123,12 @@ def _lose(bound: Bound, error: Exception) -> None:
         told = [bound, *[other for other in reversed(there) if other is not bound]][:_TOLD]
         plans = tuple(f"{one.selection.op} {one.selection.selected}, {one.calls} calls" for one in told)
         GATE.lost[device] = DeviceLost(device, selection.op, str(selection.selected), first, time.time(), plans)
+        HUB.forget_device(device)
         for other in there:
-            _shut(other, device)
+            other.adapter.launch = _raising(device)
         for plan in list(HUB.ledger.plans):
             if plan.bound.device == device:
                 plan.run = _raising(device)
-
-
-def _shut(bound: Bound, device: int) -> None:
-    """Have a call that holds the bound function find that its tensors are elsewhere, where it is refused.
-
-    The function asks first whether its tensors are on its device. Making that say no changes nothing of what a call
-    costs while the device is well.
-    """
-    bound.adapter.launch = _raising(device)
-    names = bound.run.__code__.co_freevars
-    closure = bound.run.__closure__
-    assert closure is not None
-    closure[names.index("device")].cell_contents = _NOWHERE
 
 
 def _raising(device: int) -> Callable[..., Any]:

@@ -12,11 +12,12 @@ device on to the one bound there.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
 
@@ -41,24 +42,42 @@ PlanT = TypeVar("PlanT", covariant=True)
 Backend = str | tuple[str, ...] | list[str] | None
 Key = Hashable
 Run = Callable[..., Any]
-Place = tuple[Names | None, Layers, Key, int]  # ``backend=``, contexts, key, device: what a choice is made for
+
+
+class Request(NamedTuple):
+    """What a kernel is selected for.
+
+    Attributes:
+        backend: the call's ``backend=``.
+        contexts: the layers of the blocks that the call is in.
+        key: the call's key.
+        device: index of the operands' GPU, -1 for the CPU.
+    """
+
+    backend: Names | None
+    contexts: Layers
+    key: Key
+    device: int
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Passed as ``backend=`` it makes an op check its arguments and answer with its key instead of running.
+class DryRun:
+    """Given as ``backend=``, it makes an op check its arguments and return a `ParsedCall` instead of running.
 
-    So `prepare` and `explain` read a call exactly as the call itself would be read.
+    So `prepare` and `explain` parse a call exactly as the call itself does.
     """
 
     backend: Backend
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What an op answers to `Ask`: key, device index, and the arguments as its `run` would get them.
+class ParsedCall:
+    """What an op returns for a `DryRun`.
 
     Attributes:
+        key: the call's key.
+        device: index of the operands' GPU, -1 for the CPU.
+        arguments: as the op passes them to the function that its table holds.
         shapes: parameters that were given as meta tensors; zeros stand for them in `arguments`.
     """
 
@@ -96,12 +115,13 @@ class Op(Generic[ProblemT]):
         self.traced: Callable[..., Any]
         self.table: dict[Key, Run] = {}
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
-        self._bound: dict[Place, Bound] = {}  # where neither the call nor a context says otherwise
-        self._bound_otherwise: dict[Place, Bound] = {}
-        self._asked: dict[Key, dict[str, Any]] = {}  # forms of the arguments that plans were prepared with
+        self._bound: dict[Request, Bound] = {}  # where neither the call nor a context says otherwise
+        self._bound_otherwise: dict[Request, Bound] = {}
+        self._prepared: dict[Key, dict[str, Any]] = {}  # forms of the arguments that plans were prepared with
         HUB.on_change(self._forget)
+        HUB.on_loss(self._forget_device)
 
-    def override(self, key: Key, backend: Backend | Ask) -> Run | None:
+    def override(self, key: Key, backend: Backend | DryRun) -> Run | None:
         """The function to run where the call or a context says what it wants; None if not yet decided."""
         if type(backend) is list:
             backend = tuple(backend)
@@ -111,7 +131,7 @@ class Op(Generic[ProblemT]):
             names_asked_for(cast(Backend, backend))
             raise
 
-    def decide(self, key: Key, device: int, backend: Backend | Ask) -> Run:
+    def decide(self, key: Key, device: int, backend: Backend | DryRun) -> Run:
         """The function to run for a key that is new; the op has checked its arguments.
 
         Args:
@@ -119,14 +139,16 @@ class Op(Generic[ProblemT]):
             device: index of the operands' GPU, -1 for the CPU, as `Tensor.get_device` gives it.
             backend: the call's ``backend=``.
         """
-        if isinstance(backend, Ask):
-            return lambda *arguments: Asked(key, device, arguments)
+        if isinstance(backend, DryRun):
+            return lambda *arguments: ParsedCall(key, device, arguments)
         if type(backend) is list:
             backend = tuple(backend)
         contexts = HUB.contexts.get()
         generation = HUB.generation
         bound = self.bound_for(key, device, backend)
         with HUB.lock:
+            if GATE.lost:
+                GATE.check_device(device)
             if generation == HUB.generation:
                 if backend is None and not contexts:
                     self.table[key] = bound.run
@@ -143,30 +165,18 @@ class Op(Generic[ProblemT]):
         """
         if GATE.lost:
             GATE.check_device(device)
-        contexts = HUB.contexts.get()
-        names = names_asked_for(backend)
-        place = (names, contexts, key, device)
-        table = self._bound if names is None and not contexts else self._bound_otherwise
-        bound = table.get(place)
+        request = Request(names_asked_for(backend), HUB.contexts.get(), key, device)
+        table = self._bound_otherwise if request.backend is not None or request.contexts else self._bound
+        bound = table.get(request)
         if bound is not None:
             return bound
         _ = HUB.settings
-        while True:
-            generation = HUB.generation
-            try:
-                return self._commit(place, table, backend, generation)
-            except Outdated:
-                continue
-
-    def _commit(self, place: Place, table: dict[Place, Bound], backend: Backend, generation: int) -> Bound:
-        names, contexts, key, device = place
         op, problem = self.contract.name, self.contract.problem_of(key, device)
         if GATE.refuse is not None:
-            for said, layers, _, index, other in self._decided():  # another key may mean the same
-                if (said, layers, index) == (names, contexts, device) and other.selection.problem == problem:
-                    return other
+            for other, made in self._requests():  # another key may mean the same
+                if other == request._replace(key=other.key) and made.selection.problem == problem:
+                    return made
             raise GATE.refuse("decide", "which kernel runs", Caller(op, "", problem, key, sys._getframe(1)))
-        policy = HUB.policy(op, names, contexts)
 
         def elsewhere(other: int) -> Run:
             return self.bound_for(key, other, backend).run
@@ -178,25 +188,32 @@ class Op(Generic[ProblemT]):
                 if generation != HUB.generation:
                     return  # it serves this call
                 if table is self._bound:
-                    table[place] = bound
+                    table[request] = bound
                 else:
-                    keep(table, place, bound)
+                    keep(table, request, bound)
 
-        return HUB.commit(op, problem, policy, device, elsewhere, generation, lambda: table.get(place), remember)
+        while True:
+            generation = HUB.generation
+            policy = HUB.policy(op, request.backend, request.contexts)
+            made_elsewhere = functools.partial(table.get, request)
+            try:
+                return HUB.bind(op, problem, policy, device, elsewhere, generation, made_elsewhere, remember)
+            except Outdated:
+                continue
 
     def ready(self) -> tuple[ProblemT, ...]:
         """The problems that were decided and made ready, oldest first."""
-        return tuple(dict.fromkeys(bound.selection.problem for *_, bound in self._decided()))
+        return tuple(dict.fromkeys(bound.selection.problem for _, bound in self._requests()))
 
-    def _decided(self) -> list[tuple[Names | None, Layers, Key, int, Bound]]:
-        return [(*place, bound) for place, bound in (*list(self._bound.items()), *list(self._bound_otherwise.items()))]
+    def _requests(self) -> list[tuple[Request, Bound]]:
+        return [*self._bound.items(), *self._bound_otherwise.items()]
 
     def forms_of(self, key: Key, bound: Bound | None) -> dict[str, Any]:
         """Forms of the arguments that `prepare` was called with for a key, or for one of those that are bound so."""
-        keys = [key] if key is not None else [k for *_, k, _, other in self._decided() if other is bound]
-        return next((self._asked[key] for key in keys if key in self._asked), {})
+        keys = [key] if key is not None else [request.key for request, other in self._requests() if other is bound]
+        return next((self._prepared[key] for key in keys if key in self._prepared), {})
 
-    def ask(self, backend: Backend, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Asked:
+    def parse(self, backend: Backend, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ParsedCall:
         """How the op's function reads these arguments; meta tensors are read as tensors of unknown values."""
         if type(backend) is list:
             backend = tuple(backend)
@@ -204,13 +221,13 @@ class Op(Generic[ProblemT]):
         with standing_in(self.function, args, kwargs) as stand_ins:
             if stand_ins is not None:
                 args, kwargs, shapes = (), stand_ins.arguments, stand_ins.parameters
-            asked: Asked = self.function(*args, **kwargs, backend=Ask(backend))
-        if asked.key not in self._asked:
+            parsed: ParsedCall = self.function(*args, **kwargs, backend=DryRun(backend))
+        if parsed.key not in self._prepared:
             given = inspect.signature(self.function).bind(*args, **kwargs).arguments
             if backend is not None:
                 given["backend"] = backend
-            self._asked[asked.key] = written(given, device_of(asked.device))
-        return replace(asked, shapes=shapes) if shapes else asked
+            self._prepared[parsed.key] = written(given, device_of(parsed.device))
+        return replace(parsed, shapes=shapes) if shapes else parsed
 
     def select(
         self,
@@ -230,7 +247,7 @@ class Op(Generic[ProblemT]):
             packing: weights as in a checkpoint will be packed for whichever kernel is chosen.
             barred: what else speaks against kernels, by name.
         """
-        return HUB.select_as_asked(self.contract.name, problem, backend, machine, packing=packing, barred=barred)
+        return HUB.select_as_called(self.contract.name, problem, backend, machine, packing=packing, barred=barred)
 
     def no_kernel(self, selection: Selection[ProblemT], backend: Backend) -> NoKernel:
         """The error that nothing may run what a selection found no kernel for."""
@@ -254,7 +271,15 @@ class Op(Generic[ProblemT]):
         self._overrides.clear()
         self._bound.clear()
         self._bound_otherwise.clear()
-        self._asked.clear()
+        self._prepared.clear()
+
+    def _forget_device(self, device: int) -> None:
+        """Have the next call on the device come to `bound_for`, which refuses it."""
+        runs = {id(bound.run) for request, bound in self._requests() if request.device == device}
+        for key in [key for key, run in self.table.items() if id(run) in runs]:
+            del self.table[key]
+        for request in [request for request, run in self._overrides.items() if id(run) in runs]:
+            del self._overrides[request]
 
 
 def device_of(index: int) -> torch.device:

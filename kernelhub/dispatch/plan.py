@@ -1,19 +1,27 @@
-"""A plan is a selection bound and ready: `plan.run(...)` is a plain call.
+"""Plans, and the decorator that makes a function a public op.
 
-Selection is static: once per layer configuration. An op's own plan class adds `begin`, the metadata of
-one engine step, shared by all layers.
+A plan is a selection with its adapter made: `plan.run(...)` selects nothing.
+
+An engine prepares one plan for each layer configuration. Plan classes of attention add `begin`, which takes the
+metadata of one engine step for all layers.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 from kernelhub.dispatch.bound import Bound
+from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
+from kernelhub.dispatch.op import Op, OpFunction
 from kernelhub.dispatch.selection import Selection
 
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+PlanT = TypeVar("PlanT", covariant=True)
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
@@ -87,3 +95,36 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.kernel} {self.fingerprint}>"
+
+
+@runtime_checkable
+class Tracing(Protocol):
+    """Derives from a function the one that torch.compile calls instead; see `kernelhub.ops.operators.Traced`."""
+
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
+
+
+def publish(
+    op: Op[Any], prepare: Callable[..., PlanT], traced: Tracing | Callable[..., Any]
+) -> Callable[[Callable[P, R]], OpFunction[P, R, PlanT]]:
+    """A decorator that makes a function an `OpFunction`: it attaches `prepare`, `explain`, `reference`, `kernels`.
+
+    Args:
+        op: the op.
+        prepare: makes plans of it.
+        traced: the function that torch.compile calls instead, of the same signature, or what derives one from it.
+    """
+
+    def decorate(function: Callable[P, R]) -> OpFunction[P, R, PlanT]:
+        stand_in: Callable[..., Any] = traced.of(function) if isinstance(traced, Tracing) else traced
+        public = cast(Any, traced_as(function, stand_in))
+        op.function = function
+        op.traced = stand_in
+        public.op = op
+        public.prepare = prepare
+        public.explain = functools.partial(explain, public)
+        public.reference = op.contract.reference
+        public.kernels = op.kernels
+        return cast("OpFunction[P, R, PlanT]", public)
+
+    return decorate

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.context import use
+from kernelhub.dispatch.api import use
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
@@ -70,7 +70,7 @@ class Subject:
         return _Claim(False, "", why=f"{decision.code}: {decision.reason}")
 
     def check(self, case: Case) -> Check | str:
-        """Ask one case; a sentence if the kernel does not claim it.
+        """DryRun one case; a sentence if the kernel does not claim it.
 
         Raises:
             Unavailable: it cannot be loaded.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from kernelhub.dispatch.bound import Bound
-from kernelhub.dispatch.op import Asked, Backend, Op
+from kernelhub.dispatch.op import Backend, Op, ParsedCall
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.ops.arguments import refuse
 
@@ -37,7 +37,7 @@ class CallPlan(Plan):
         self,
         op: Op[Any],
         bound: Bound,
-        asked: Asked,
+        parsed: ParsedCall,
         *,
         run: Callable[..., Any] | None = None,
         values: Mapping[str, Any] | None = None,
@@ -47,19 +47,19 @@ class CallPlan(Plan):
 
         op: the op.
         bound: the selection made ready.
-        asked: the request that the plan was prepared with.
+        parsed: the request that the plan was prepared with.
         run: what takes the arguments of `call`; by default the bound function.
         values: parameters that `call` does not name, with the values that they keep.
-        weights: values of `weights`; by default those of `asked`.
+        weights: values of `weights`; by default those of `parsed`.
         """
         problem, order, name = bound.selection.problem, self.call.split(", "), op.contract.name
-        asked.check_kept(name, *self.kept)
+        parsed.check_kept(name, *self.kept)
         fixed = {name: of(problem) for name, of in self.fixed.items()}
-        fixed |= {name: asked.arguments[order.index(name)] for name in self.kept} | dict(values or {})
-        if not asked.shapes.isdisjoint(self.weights):
+        fixed |= {name: parsed.arguments[order.index(name)] for name in self.kept} | dict(values or {})
+        if not parsed.shapes.isdisjoint(self.weights):
             kept: tuple[Any, ...] = ()  # a shape has no values
         else:
-            kept = tuple(weights or (asked.arguments[order.index(part)] for part in self.weights))
+            kept = tuple(weights or (parsed.arguments[order.index(part)] for part in self.weights))
         weights_of = _weights_of(name, self.weights, kept)
         make = _written(op.function, self.call, tuple(fixed), self.weights)
         run, traced = make(run or bound.run, op.function, bound.selection.selected, kept, weights_of, **fixed)
@@ -71,8 +71,8 @@ def prepares(op: Op[Any], plan: type[PlanT]) -> Callable[..., PlanT]:
     """The `prepare` of an op whose plans are of this class."""
 
     def prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> PlanT:
-        asked = op.ask(backend, args, kwargs)
-        return plan(op, op.bound_for(asked.key, asked.device, backend), asked)
+        parsed = op.parse(backend, args, kwargs)
+        return plan(op, op.bound_for(parsed.key, parsed.device, backend), parsed)
 
     prepare.__annotations__["return"] = plan
     prepare.__doc__ = f"Select once for arguments like these: arguments as of `{op.contract.name}`."

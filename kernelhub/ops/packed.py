@@ -44,7 +44,7 @@ from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.gate import Caller
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.load import LoadFailure
-from kernelhub.dispatch.op import Asked, Backend, Op
+from kernelhub.dispatch.op import Backend, Op, ParsedCall
 from kernelhub.dispatch.plan import Plan
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.dispatch.selection import Selection
@@ -194,7 +194,7 @@ class _Prepared:
 
 def prepared(
     op: Op[Any],
-    asked: Asked,
+    parsed: ParsedCall,
     backend: Backend,
     packed: Callable[[Any, str], Any],
     packing: bool,
@@ -208,7 +208,7 @@ def prepared(
 
     Args:
         op: the op.
-        asked: how it reads the call.
+        parsed: how it reads the call.
         backend: the call's ``backend=``.
         packed: key and tag -> the key with that layout.
         packing: the caller packs weights as in a checkpoint with the plan's `pack` before it runs.
@@ -220,11 +220,11 @@ def prepared(
     """
     refused: dict[str, tuple[Rejection, ...]] = {}
     while True:
-        found = _key_to_prepare(op, asked, backend, packed, packing, refused)
+        found = _key_to_prepare(op, parsed, backend, packed, packing, refused)
         try:
-            return make(op.bound_for(found.key, asked.device, backend))
+            return make(op.bound_for(found.key, parsed.device, backend))
         except NoKernel:
-            if found.chosen is None or _key_to_prepare(op, asked, backend, packed, packing, refused).key == found.key:
+            if found.chosen is None or _key_to_prepare(op, parsed, backend, packed, packing, refused).key == found.key:
                 raise
             # The kernel could not be loaded, which is known from now on: the next one is chosen.
         except InvalidArgument as error:
@@ -239,15 +239,15 @@ def prepared(
 
 def _key_to_prepare(
     op: Op[Any],
-    asked: Asked,
+    parsed: ParsedCall,
     backend: Backend,
     packed: Callable[[Any, str], Any],
     packing: bool,
     refused: Mapping[str, tuple[Rejection, ...]],
 ) -> _Prepared:
     """The key of a plan: the call's own, or that of the layout of the chosen kernel."""
-    key, problem_of = asked.key, op.contract.problem_of
-    problem = problem_of(key, asked.device)
+    key, problem_of = parsed.key, op.contract.problem_of
+    problem = problem_of(key, parsed.device)
     as_given = _Prepared(key, None)
     if problem.weight_layout != CHECKPOINT or (not packing and op.select(problem, backend).kernel is not None):
         return as_given
@@ -258,7 +258,7 @@ def _key_to_prepare(
     if not kernel.packs_to:
         return as_given
     other = packed(key, kernel.packs_to)
-    if kernel.needs_packing or op.select(problem_of(other, asked.device), backend).kernel is kernel:
+    if kernel.needs_packing or op.select(problem_of(other, parsed.device), backend).kernel is kernel:
         return _Prepared(other, selection)
     return as_given
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from kernelhub.dispatch.forms import written
 from kernelhub.dispatch.gate import Caller
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.op import Ask, device_of
+from kernelhub.dispatch.op import DryRun, device_of
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.models.features import a_model_may_ask
 
@@ -59,7 +59,7 @@ def _forms(caller: Caller, function: Any, device: torch.device) -> dict[str, Any
     met: dict[str, Any] = {}
     while frame is not None:
         said = frame.f_locals
-        if frame.f_code is inspect.unwrap(function).__code__ and not isinstance(said.get("backend"), Ask):
+        if frame.f_code is inspect.unwrap(function).__code__ and not isinstance(said.get("backend"), DryRun):
             return _changed(written({name: said[name] for name in parameters}, device), defaults)
         if str(frame.f_globals.get("__name__", "")).startswith(_OPS):
             met = _tensors(frame, parameters)  # the outermost is the plan's own, whose arguments are called as the op's

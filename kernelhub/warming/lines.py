@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.dispatch.context import use
+from kernelhub.dispatch.api import use
 from kernelhub.errors import ConfigurationError
 from kernelhub.runtime.warm import warm
 

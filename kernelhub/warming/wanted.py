@@ -80,7 +80,7 @@ class Item:
     def selection(self, device: Any, machine: Machine | None = None) -> Selection[Any]:
         """The selection on the calls of a need."""
         assert self.need is not None
-        return HUB.select_as_asked(self.op, self.need.problem(device), self.backend, machine, packing=self.packing)
+        return HUB.select_as_called(self.op, self.need.problem(device), self.backend, machine, packing=self.packing)
 
 
 def items_of(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import kernelhub
+from kernelhub.dispatch.api import BackendHandle
 from kernelhub.dispatch.constraint import Constraint, anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
-from kernelhub.dispatch.process import BackendHandle
 from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem

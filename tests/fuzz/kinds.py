@@ -17,21 +17,21 @@ from tests.fuzz.garbage import garbage
 from tests.fuzz.memory import LAYOUTS, Placed, dense, place, spread
 from tests.fuzz.metadata import metadata
 from tests.fuzz.operands import Arguments, replaced, tensors_of
-from tests.fuzz.outcome import Asked
+from tests.fuzz.outcome import ParsedCall
 from tests.fuzz.plans import other_sizes, packed, through_plan, through_step
 from tests.fuzz.wrong import wrong
 
-Kind = Callable[[str, Base, Random], Asked | None]
+Kind = Callable[[str, Base, Random], ParsedCall | None]
 ThroughKernel = Callable[[Kind, str], Kind]
 
 
-def plain(op: str, base: Base, random: Random) -> Asked | None:
+def plain(op: str, base: Base, random: Random) -> ParsedCall | None:
     """The call as it is."""
-    return Asked(base.arguments, copied(base.arguments), _places(op, base.arguments, random))
+    return ParsedCall(base.arguments, copied(base.arguments), _places(op, base.arguments, random))
 
 
 def _laid_out(kind: str) -> Kind:
-    def varied(op: str, base: Base, random: Random) -> Asked | None:
+    def varied(op: str, base: Base, random: Random) -> ParsedCall | None:
         tensors = tensors_of(base.arguments)
         given, placed = dict(base.arguments), {}
         for name in _some(list(tensors), random):
@@ -46,12 +46,12 @@ def _laid_out(kind: str) -> Kind:
         watched = [part for name, part in placed.items() if name not in CASES[op].written]
         note = f"{kind}: {', '.join(f'{name} {list(part.tensor.stride())}' for name, part in placed.items())}"
         places = _places(op, base.arguments, random)
-        return Asked(base.arguments, given | rest, places, watched, tuple(placed), note)
+        return ParsedCall(base.arguments, given | rest, places, watched, tuple(placed), note)
 
     return varied
 
 
-def expanded(op: str, base: Base, random: Random) -> Asked | None:
+def expanded(op: str, base: Base, random: Random) -> ParsedCall | None:
     """Operands with strides of zero, whose values are those of their first slice."""
     tensors = tensors_of(base.arguments)
     fit = [name for name, tensor in tensors.items() if tensor.is_floating_point() or name in _MAY_REPEAT]
@@ -68,7 +68,7 @@ def expanded(op: str, base: Base, random: Random) -> Asked | None:
     if not placed:
         return None
     note = f"strides of zero: {', '.join(f'{name} {list(part.tensor.stride())}' for name, part in placed.items())}"
-    return Asked(judged, given, _places(op, judged, random), list(placed.values()), tuple(placed), note)
+    return ParsedCall(judged, given, _places(op, judged, random), list(placed.values()), tuple(placed), note)
 
 
 _MAY_REPEAT = ("expert_map",)
@@ -79,7 +79,7 @@ def _has_nan(tensor: Tensor) -> bool:
     return bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any() if tensor.itemsize == 1 else tensor.isnan().any())
 
 
-def destinations(op: str, base: Base, random: Random) -> Asked | None:
+def destinations(op: str, base: Base, random: Random) -> ParsedCall | None:
     """Destinations in odd memory."""
     wanted = CASES[op].destinations(base.arguments)
     if not wanted:
@@ -94,10 +94,10 @@ def destinations(op: str, base: Base, random: Random) -> Asked | None:
         notes.append(f"{name} {kind} {list(places[name].tensor.stride())}")
     if not odd:
         return None
-    return Asked(base.arguments, copied(base.arguments), places, [], tuple(wanted), ", ".join(notes))
+    return ParsedCall(base.arguments, copied(base.arguments), places, [], tuple(wanted), ", ".join(notes))
 
 
-def aliased(op: str, base: Base, random: Random) -> Asked | None:
+def aliased(op: str, base: Base, random: Random) -> ParsedCall | None:
     """A destination that shares memory with an operand, or with itself: refused, or right."""
     wanted = CASES[op].destinations(base.arguments)
     if not wanted:
@@ -110,7 +110,7 @@ def aliased(op: str, base: Base, random: Random) -> Asked | None:
         made = spread(fresh, random) if random.random() < 0.5 else _self_overlapping(fresh)
         if made is None:
             return None
-        asked = Asked(base.arguments, given, {}, [], (target,), f"{target} overlaps itself {made.tensor.stride()}")
+        asked = ParsedCall(base.arguments, given, {}, [], (target,), f"{target} overlaps itself {made.tensor.stride()}")
         asked.given = given | {target: made.tensor}
         asked.must_refuse = bool(fresh.numel())
         return asked
@@ -131,7 +131,7 @@ def aliased(op: str, base: Base, random: Random) -> Asked | None:
     inside.view(torch.uint8).copy_(operand.contiguous().view(torch.uint8)) if operand.ndim else inside.copy_(operand)
     given = replaced(given, name, inside) | {target: out}
     note = f"{target} lies {second - first} bytes past {name}, in its memory"
-    asked = Asked(base.arguments, given, {}, [], (target, name), note)
+    asked = ParsedCall(base.arguments, given, {}, [], (target, name), note)
     asked.written = (target, name.partition("[")[0])
     return asked
 
@@ -147,7 +147,7 @@ def _self_overlapping(fresh: Tensor) -> Placed | None:
     return Placed(memory.view(fresh.dtype).as_strided(fresh.shape, strides), made.memory, made.before)
 
 
-def bits(op: str, base: Base, random: Random) -> Asked | None:
+def bits(op: str, base: Base, random: Random) -> ParsedCall | None:
     """Operands with the negative bit set, as the imaginary part of a conjugate has it."""
     tensors = tensors_of(base.arguments)
     fit = [name for name, tensor in tensors.items() if tensor.dtype in _NEGATED and tensor.numel()]
@@ -162,13 +162,13 @@ def bits(op: str, base: Base, random: Random) -> Asked | None:
         pairs = torch.stack((torch.zeros_like(tensor), -tensor), -1).contiguous()
         given = replaced(given, name, pairs.view(part).squeeze(-1).conj().imag)
     note = f"negative bit: {', '.join(chosen)}"
-    return Asked(base.arguments, given, _places(op, base.arguments, random), [], tuple(chosen), note)
+    return ParsedCall(base.arguments, given, _places(op, base.arguments, random), [], tuple(chosen), note)
 
 
 _NEGATED = (torch.float32, torch.float16)  # there are no complex numbers of bfloat16
 
 
-def context(op: str, base: Base, random: Random) -> Asked | None:
+def context(op: str, base: Base, random: Random) -> ParsedCall | None:
     """Under autocast, another precision, another default dtype; in inference mode; with Parameters."""
     name = random.choice(list(_CONTEXTS))
     given = copied(base.arguments)
@@ -181,7 +181,7 @@ def context(op: str, base: Base, random: Random) -> Asked | None:
         with torch.inference_mode():
             given = copied(base.arguments)
     device = _device(base.arguments).type
-    return Asked(base.arguments, given, places, [], (), name, lambda: _CONTEXTS[name](device))
+    return ParsedCall(base.arguments, given, places, [], (), name, lambda: _CONTEXTS[name](device))
 
 
 @contextlib.contextmanager
@@ -225,13 +225,13 @@ _CONTEXTS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def unused(op: str, base: Base, random: Random) -> Asked | None:
+def unused(op: str, base: Base, random: Random) -> ParsedCall | None:
     """Garbage in all that the contract calls unused."""
     made = garbage(op, base.arguments, random)
     if made is None:
         return None
     judged, given, note = made
-    return Asked(judged, copied(given), _places(op, judged, random), [], (), note)
+    return ParsedCall(judged, copied(given), _places(op, judged, random), [], (), note)
 
 
 def _places(op: str, arguments: Arguments, random: Random) -> dict[str, Placed]:
@@ -281,7 +281,7 @@ THROUGH: dict[str, tuple[tuple[Kind, ...], ThroughKernel]] = {
 NAMES = (*KINDS, *THROUGH)
 
 
-def varied(kind: str, op: str, kernel: str, base: Base, random: Random) -> Asked | None:
+def varied(kind: str, op: str, kernel: str, base: Base, random: Random) -> ParsedCall | None:
     """A call varied so, or None where it cannot be."""
     if kind in KINDS:
         return KINDS[kind](op, base, random)

@@ -11,12 +11,12 @@ from torch import Tensor
 from kernelhub.evidence.poison import copied
 from tests.fuzz.bases import Base
 from tests.fuzz.operands import Arguments
-from tests.fuzz.outcome import Asked
+from tests.fuzz.outcome import ParsedCall
 
 _VALUES = (-1, -2, 0, 1, 77, 10_000, 0x7FFFFFFF, -0x80000000)
 
 
-def metadata(op: str, base: Base, random: Random) -> Asked | None:
+def metadata(op: str, base: Base, random: Random) -> ParsedCall | None:
     """One number of an index is another one."""
     given = {name: _without_nan(value) if name.endswith("_cache") else value for name, value in base.arguments.items()}
     given = copied(given)
@@ -34,7 +34,7 @@ def metadata(op: str, base: Base, random: Random) -> Asked | None:
     if int(index[at]) == value:
         return None
     index[at] = value
-    asked = Asked(given, copied(given), {}, [], (name,), f"{name}{list(at)} is {value}")
+    asked = ParsedCall(given, copied(given), {}, [], (name,), f"{name}{list(at)} is {value}")
     asked.partners = True
     return asked
 

@@ -27,7 +27,7 @@ PASSED, REFUSED, FAILED, SKIPPED = "passed", "refused", "failed", "skipped"
 
 
 @dataclass
-class Asked:
+class ParsedCall:
     """A call that is ready to be made.
 
     Attributes:
@@ -87,7 +87,7 @@ def lost(error: Exception) -> bool:
     return isinstance(error, DeviceLost) or type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
-def outcome_of(op: str, kernel: str, asked: Asked, device: torch.device) -> Outcome:
+def outcome_of(op: str, kernel: str, asked: ParsedCall, device: torch.device) -> Outcome:
     """Make the call, and say what became of it."""
     cases = CASES[op]
     before = _values(asked.given)
@@ -162,7 +162,7 @@ def _values(arguments: Arguments) -> dict[str, Tensor]:
     }
 
 
-def _raised(error: Exception, asked: Asked) -> Outcome:
+def _raised(error: Exception, asked: ParsedCall) -> Outcome:
     first = (str(error).strip().splitlines() or [""])[0][:260]
     if isinstance(error, InvalidArgument):
         named = parameter_of(error.parameter)

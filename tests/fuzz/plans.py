@@ -16,9 +16,9 @@ from kernelhub.evidence.poison import copied
 from tests.fuzz.bases import DEFAULT, Base
 from tests.fuzz.memory import place
 from tests.fuzz.operands import Arguments, tensors_of
-from tests.fuzz.outcome import Asked
+from tests.fuzz.outcome import ParsedCall
 
-Vary = Callable[[str, Base, Random], Asked | None]
+Vary = Callable[[str, Base, Random], ParsedCall | None]
 # Ops with steps, and what their `step.run` takes.
 _OPERANDS = {
     "attention": ("q", "k", "v"),
@@ -30,7 +30,7 @@ _OPERANDS = {
 def through_plan(vary: Vary, kernel: str) -> Vary:
     """A varied call that runs through a plan, which was prepared with the call as it was."""
 
-    def varied(op: str, base: Base, random: Random) -> Asked | None:
+    def varied(op: str, base: Base, random: Random) -> ParsedCall | None:
         asked = vary(op, base, random)
         if asked is not None:
             plan = _plan(op, base.arguments if asked.partners else asked.judged, kernel)
@@ -48,7 +48,7 @@ def through_plan(vary: Vary, kernel: str) -> Vary:
 def through_step(vary: Vary, kernel: str) -> Vary:
     """The same through a step, begun with the metadata as they are in the varied call."""
 
-    def varied(op: str, base: Base, random: Random) -> Asked | None:
+    def varied(op: str, base: Base, random: Random) -> ParsedCall | None:
         asked = vary(op, base, random) if op in _OPERANDS else None
         if asked is not None:
             on_host = random.random() < 0.5
@@ -80,7 +80,7 @@ def _step(op: str, arguments: Arguments, given: Arguments, kernel: str, on_host:
     return step.run(**{name: given[name] for name in given if name in names})
 
 
-def other_sizes(op: str, base: Base, random: Random) -> Asked | None:
+def other_sizes(op: str, base: Base, random: Random) -> ParsedCall | None:
     """An operand or a destination has other rows, another width, dtype or device than those before it."""
     given = copied(base.arguments)
     wanted = CASES[op].destinations(base.arguments)
@@ -95,7 +95,7 @@ def other_sizes(op: str, base: Base, random: Random) -> Asked | None:
     label, other = _otherwise(tensor, random)
     if other is None:
         return None
-    asked = Asked(base.arguments, given | {name: other}, {}, [], (name,), f"{name} {label}")
+    asked = ParsedCall(base.arguments, given | {name: other}, {}, [], (name,), f"{name} {label}")
     if other.device.type != "meta" and other.numel():
         placed = place(other)  # what is written past it is seen
         asked.given[name] = placed.tensor
@@ -131,7 +131,7 @@ def _otherwise(tensor: Tensor, random: Random) -> tuple[str, Tensor | None]:
 def packed(vary: Vary, kernel: str) -> Vary:
     """A varied call whose weight is packed for the kernel beforehand; what of it is varied is packed no more."""
 
-    def varied(op: str, base: Base, random: Random) -> Asked | None:
+    def varied(op: str, base: Base, random: Random) -> ParsedCall | None:
         _ = HUB.settings  # loads the records
         packs = [record.name for record in HUB.registry.candidates(op).kernels if record.packs_to]
         if kernel not in packs:

@@ -19,12 +19,12 @@ from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.poison import copied
 from tests.fuzz.bases import Base
 from tests.fuzz.operands import Arguments
-from tests.fuzz.outcome import Asked
+from tests.fuzz.outcome import ParsedCall
 
 Value = tuple[str, Any, bool]  # what it is, itself, whether no answer can be right
 
 
-def wrong(op: str, base: Base, random: Random) -> Asked | None:
+def wrong(op: str, base: Base, random: Random) -> ParsedCall | None:
     """One argument is wrong, on a first call or after a right one."""
     given = copied(base.arguments)
     destinations = CASES[op].destinations(base.arguments)
@@ -40,7 +40,7 @@ def wrong(op: str, base: Base, random: Random) -> Asked | None:
     label, wrong_value, never = random.choice(values)
     if name == "topk_indices" and isinstance(wrong_value, Tensor) and wrong_value.shape[-1:] > value.shape[-1:]:
         wrong_value[..., -1] = -1  # a position listed twice is found with KERNELHUB_CHECK=1 alone on a GPU
-    asked = Asked(base.arguments, given | {name: wrong_value}, {}, [], (name,), f"{name} is {label}")
+    asked = ParsedCall(base.arguments, given | {name: wrong_value}, {}, [], (name,), f"{name} is {label}")
     asked.judged = base.arguments if name in destinations else given | {name: wrong_value}
     if op == "grouped_gemm" and name == "out" and getattr(wrong_value, "is_floating_point", bool)():
         asked.judged = base.arguments | {

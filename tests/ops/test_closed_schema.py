@@ -264,7 +264,7 @@ def test_equal_keys_are_equal_problems_and_a_call_s_own_facets(
     arguments = {"causal": causal, "window": window, "softcap": softcap, "return_lse": lse}
     arguments["sinks"] = torch.empty(heads[0]) if sinks else None
     op = kernelhub.attention.op
-    key = op.ask(None, (q, k, k), arguments).key
+    key = op.parse(None, (q, k, k), arguments).key
     problem = op.contract.problem_of(key, -1)
     assert problem.head_dim_qk == width
     assert (problem.num_q_heads, problem.num_kv_heads) == heads
@@ -273,7 +273,7 @@ def test_equal_keys_are_equal_problems_and_a_call_s_own_facets(
     assert problem.lse == lse
     other = torch.empty(2, 1 if tokens == 1 else 9 if tokens <= 16 else 40, heads[0], width, dtype=dtype)
     other_k = torch.empty(2, 7, heads[1], width, dtype=dtype)
-    other_key = op.ask(None, (other, other_k, other_k), arguments).key
+    other_key = op.parse(None, (other, other_k, other_k), arguments).key
     assert other_key == key, "a key depends on a length"
     assert op.contract.problem_of(other_key, -1) == problem
 

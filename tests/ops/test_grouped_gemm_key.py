@@ -17,7 +17,7 @@ def test_calls_of_any_number_of_rows_have_one_key(format: str, masked: bool) -> 
     keys = set()
     for sizes in ((0, 1, 0), (5, 0, 9), (0, 0, 0), (40, 50, 60)):
         arguments = grouped_gemm_inputs(sizes=sizes, format=format, n=40, k=96, masked=masked, spare=2)
-        keys.add(OP.ask(None, (), arguments).key)
+        keys.add(OP.parse(None, (), arguments).key)
     assert len(keys) == 1
     problem = OP.contract.problem_of(keys.pop(), -1)
     assert (problem.num_groups, problem.n, problem.k, problem.masked) == (3, 40, 96, masked)
@@ -27,7 +27,7 @@ def test_calls_of_any_number_of_rows_have_one_key(format: str, masked: bool) -> 
 def test_a_scale_of_one_row_is_told_from_its_shape_where_that_says_it() -> None:
     arguments = grouped_gemm_inputs(sizes=(1, 0), format="channel", spare=0)
     arguments["a_scale"] = arguments["a_scale"].unsqueeze(1)
-    assert OP.contract.problem_of(OP.ask(None, (), arguments).key, -1).a_scale == "token"
+    assert OP.contract.problem_of(OP.parse(None, (), arguments).key, -1).a_scale == "token"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ LINEAR = LinearModel("small", 2, 16, 8)
 
 
 def key(op: str, arguments: dict[str, Any]) -> Any:
-    return getattr(kernelhub, op).op.ask(None, (), arguments).key
+    return getattr(kernelhub, op).op.parse(None, (), arguments).key
 
 
 SAME = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -13,7 +12,10 @@ import torch
 from torch import Tensor
 
 import kernelhub
+from kernelhub.dispatch.bound import Bound
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import is_final
+from kernelhub.dispatch.op import Op, Request
 from kernelhub.errors import DeviceLost, InvalidArgument
 from kernelhub.ops import functions
 from kernelhub.ops.attention.adapter import AttentionAdapter
@@ -158,16 +160,13 @@ class TestLost:
         Fails.error = FINAL["torch, illegal access"]
         with pytest.raises(ACCELERATOR_ERROR):
             step.run(*PAGED[:3])
-        for call in (
-            lambda: plan.run(*PAGED),
-            lambda: held(*PAGED),
-            lambda: plan.begin(*PAGED[3:]),
-        ):
+        for call in (lambda: plan.run(*PAGED), lambda: plan.begin(*PAGED[3:])):
             with pytest.raises(DeviceLost, match=r"paged_attention by bad\.k raised"):
                 call()
-        Fails.error = FINAL["torch, illegal access"]  # a lost device goes on failing
-        with pytest.raises(DeviceLost):
-            step.run(*PAGED[:3])
+        for call in (lambda: held(*PAGED), lambda: step.run(*PAGED[:3])):
+            Fails.error = FINAL["torch, illegal access"]  # a lost device fails every launch
+            with pytest.raises(DeviceLost, match=r"paged_attention by bad\.k raised"):
+                call()
 
     def test_an_error_while_a_step_is_planned_counts(self, failing) -> None:
         plan = kernelhub.paged_attention.prepare(*PAGED, backend="bad.begin")
@@ -197,11 +196,15 @@ class TestLost:
         assert plans == ("attention bad.k, 1 calls", "attention torch.blocked, 3 calls", "attention spare.k, 1 calls")
 
     @pytest.mark.parametrize("function", functions(), ids=lambda function: str(function.__name__))
-    def test_every_op_can_be_shut(self, function: Any) -> None:
-        """What shuts a call is the question for its device, which the function that runs asks first."""
-        codes = [item for item in function.op.contract.bind.__code__.co_consts if isinstance(item, CodeType)]
-        runs = [code for code in codes if {"device", "elsewhere"} <= set(code.co_freevars)]
-        assert [code.co_name for code in runs] == ["run"]
+    def test_the_tables_of_every_op_drop_what_runs_there(self, function: Any) -> None:
+        op: Op[Any] = function.op
+        for device in (0, 1):
+            run: Any = object()
+            op._bound[Request(None, (), "key", device)] = Bound(None, None, run, None, device)  # type: ignore[arg-type]
+            op.table[device] = op._overrides["torch", (), device] = run
+        HUB.forget_device(0)
+        assert (list(op.table), list(op._overrides)) == ([1], [("torch", (), 1)])
+        HUB.forget_choices()
 
 
 class TestHealth:

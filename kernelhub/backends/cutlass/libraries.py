@@ -52,7 +52,7 @@ def operator(library: Library, name: str, capability: tuple[int, int]) -> Any:
 
 
 def supports(library: Library, predicate: str, capability: tuple[int, int]) -> None:
-    """Ask the library itself whether it was compiled for the device.
+    """DryRun the library itself whether it was compiled for the device.
 
     Raises:
         ImportError: it says no.

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.api import use
 from kernelhub.dispatch.audits import unaudited
-from kernelhub.dispatch.context import use
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.selection import Selection
@@ -66,7 +66,7 @@ class Others:
         return self._names
 
     def drop(self, name: str) -> None:
-        """Ask this one no more."""
+        """DryRun this one no more."""
         self._names = [other for other in self.names() if other != name]
 
     def _able(self) -> list[Kernel]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.dispatch.context import use
+from kernelhub.dispatch.api import use
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT, as_dict

@@ -13,9 +13,8 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Asked, Backend, Op
-from kernelhub.dispatch.plan import traced_as
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
+from kernelhub.dispatch.plan import publish, traced_as
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, lent
 from kernelhub.ops.attention.arguments import (
@@ -86,9 +85,9 @@ class AttentionPlan(CallPlan):
     __slots__ = ("_device", "_operands", "_values")
     call = "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, out"
 
-    def __init__(self, op: Op[Any], bound: Bound, asked: Asked) -> None:
-        asked.check_kept(NAME, "sinks", "k_scale", "v_scale")
-        arguments, problem = asked.arguments, bound.selection.problem
+    def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall) -> None:
+        parsed.check_kept(NAME, "sinks", "k_scale", "v_scale")
+        arguments, problem = parsed.arguments, bound.selection.problem
         scale, values = arguments[6], arguments[12] if len(arguments) > 12 else None
         width = problem.head_dim_qk
         self._device: torch.device = arguments[0].device
@@ -106,7 +105,7 @@ class AttentionPlan(CallPlan):
                 blame(error, q, k, v, out)
                 raise
 
-        super().__init__(op, bound, asked, run=run, values=arguments_of(problem, self._values))
+        super().__init__(op, bound, parsed, run=run, values=arguments_of(problem, self._values))
 
     def begin(
         self,
@@ -271,7 +270,7 @@ def attention(
         >>> kernelhub.attention(q, k, v, causal=True).shape
         torch.Size([1, 128, 8, 64])
     """
-    if type(q) is not Tensor and not isinstance(backend, Ask):
+    if type(q) is not Tensor and not isinstance(backend, DryRun):
         return _op.traced(**locals())
     try:
         shape = q.shape
@@ -317,7 +316,7 @@ def attention(
                 v_scale,
                 return_lse,
             )
-            if isinstance(backend, Ask):
+            if isinstance(backend, DryRun):
                 check_kept(NAME, values, sinks, k_scale, v_scale)
             rest = (ragged, features)
         key = (

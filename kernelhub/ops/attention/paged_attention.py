@@ -16,9 +16,8 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Asked, Backend, Op
-from kernelhub.dispatch.plan import traced_as
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
+from kernelhub.dispatch.plan import publish, traced_as
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep, lent
 from kernelhub.ops.attention.arguments import (
@@ -71,9 +70,9 @@ class PagedAttentionPlan(PagedPlan):
     __slots__ = ("_operands", "_values")
     call = "q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out"
 
-    def __init__(self, op: Op[Any], bound: Bound, asked: Asked) -> None:
-        asked.check_kept(NAME, "sinks", "k_scale", "v_scale")
-        arguments, problem = asked.arguments, bound.selection.problem
+    def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall) -> None:
+        parsed.check_kept(NAME, "sinks", "k_scale", "v_scale")
+        arguments, problem = parsed.arguments, bound.selection.problem
         scale, values = arguments[6], arguments[10] if len(arguments) > 10 else None
         width = problem.head_dim_qk
         self._values: Values = values or Values(width**-0.5 if scale is None else scale)
@@ -90,7 +89,7 @@ class PagedAttentionPlan(PagedPlan):
                 raise
 
         kept = arguments_of(problem, self._values) | {"kv_layout": problem.kv_layout}
-        super().__init__(op, bound, asked, run=run, values=kept)
+        super().__init__(op, bound, parsed, run=run, values=kept)
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values = self.adapter.launch, self._values
@@ -230,7 +229,7 @@ def paged_attention(
         >>> kernelhub.paged_attention(q, k_cache, v_cache, block_table, seq_lens).shape
         torch.Size([2, 8, 64])
     """
-    if type(q) is not Tensor and not isinstance(backend, Ask):
+    if type(q) is not Tensor and not isinstance(backend, DryRun):
         return _op.traced(**locals())
     try:
         shape = q.shape
@@ -280,7 +279,7 @@ def paged_attention(
                 v_scale,
                 return_lse,
             )
-            if isinstance(backend, Ask):
+            if isinstance(backend, DryRun):
                 check_kept(NAME, values, sinks, k_scale, v_scale)
             if (v_shape != k_shape and (len(v_shape) != 4 or v_shape[:3] != k_shape[:3])) or (
                 kv_layout != NHD and kv_layout != HND

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.gate import GATE
-from kernelhub.dispatch.op import Asked, Op
+from kernelhub.dispatch.op import Op, ParsedCall
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.arguments import host_values
 from kernelhub.ops.attention.paged_call import begin
@@ -44,10 +44,10 @@ class PagedPlan(CallPlan):
     cache: ClassVar[str] = "k_cache"
 
     def __init__(
-        self, op: Op[Any], bound: Bound, asked: Asked, *, run: Callable[..., Any], values: Mapping[str, Any]
+        self, op: Op[Any], bound: Bound, parsed: ParsedCall, *, run: Callable[..., Any], values: Mapping[str, Any]
     ) -> None:
-        super().__init__(op, bound, asked, run=run, values=values)
-        self._num_pages: int = asked.arguments[1].shape[0]
+        super().__init__(op, bound, parsed, run=run, values=values)
+        self._num_pages: int = parsed.arguments[1].shape[0]
 
     def begin(
         self,

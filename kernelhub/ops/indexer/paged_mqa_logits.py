@@ -11,8 +11,8 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, usable
 from kernelhub.ops.call_plan import CallPlan, prepares
@@ -375,7 +375,7 @@ def paged_mqa_logits(
         >>> logits.isfinite().sum(1)
         tensor([20,  3])
     """
-    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
     try:

@@ -11,8 +11,8 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, usable
 from kernelhub.ops.call_plan import CallPlan, prepares
@@ -198,7 +198,7 @@ def topk_indices(
         tensor([[ 0,  2,  3],
                 [ 0,  1, -1]], dtype=torch.int32)
     """
-    if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, Ask):
+    if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
     key = (k, row_starts is not None, row_ends is not None)

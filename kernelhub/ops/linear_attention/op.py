@@ -12,8 +12,8 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.attention.arguments import check_offsets
@@ -397,7 +397,7 @@ def linear_attention(
         >>> torch.allclose(rest, whole[:, 30:], atol=1e-3)
         True
     """
-    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
         return _op.traced(**locals())
     try:
         shape = q.shape

@@ -12,8 +12,8 @@ from torch import Tensor, is_grad_enabled
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, lse_shape
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
@@ -314,7 +314,7 @@ def merge_attention_states(
         True
     """
     try:
-        if type(outs[0]) is not Tensor and isinstance(outs[0], Tensor) and not isinstance(backend, Ask):
+        if type(outs[0]) is not Tensor and isinstance(outs[0], Tensor) and not isinstance(backend, DryRun):
             return _op.traced(**locals())
         first = outs[0]
         shape = first.shape

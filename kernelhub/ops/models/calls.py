@@ -93,8 +93,8 @@ class Call:
     def problem(self) -> Any:
         """What the op takes the call for."""
         function = HUB.function(self.op)
-        asked = function.op.ask(None, (), self.arguments)
-        return function.op.contract.problem_of(asked.key, asked.device)
+        parsed = function.op.parse(None, (), self.arguments)
+        return function.op.contract.problem_of(parsed.key, parsed.device)
 
 
 def calls_of(

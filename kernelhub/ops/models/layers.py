@@ -52,7 +52,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LayerCall:
     """One problem of a part of the model; `sizes` are sizes of its calls that no facet contains."""
 
     op: str
@@ -62,7 +62,7 @@ class Asked:
     sizes: dict[str, int] = field(default_factory=dict)
 
 
-def asked_by(model: Description, setting: Setting) -> Iterator[Asked]:
+def layer_calls(model: Description, setting: Setting) -> Iterator[LayerCall]:
     """Everything that a model asks on one rank."""
     if isinstance(model.attention, LatentAttention):
         yield from _latent_attention(model.attention, model, setting)
@@ -73,7 +73,7 @@ def asked_by(model: Description, setting: Setting) -> Iterator[Asked]:
         yield from _experts(model.experts, model, setting)
 
 
-def _attention(attention: Attention, setting: Setting) -> Iterator[Asked]:
+def _attention(attention: Attention, setting: Setting) -> Iterator[LayerCall]:
     """Prefill over packed sequences and over pages; decode over pages. KV heads that are too few are repeated."""
     heads = setting.share("num_attention_heads", attention.num_q_heads)
     if setting.tp > attention.num_kv_heads and setting.tp % attention.num_kv_heads == 0:
@@ -94,24 +94,24 @@ def _attention(attention: Attention, setting: Setting) -> Iterator[Asked]:
         }
         packed = {**common, "kv_dtype": setting.dtype, "ragged": True, "causal": True}
         sizes = {"window": attention.window} if windowed else {}
-        yield Asked("attention", (PREFILL,), layer, {**packed, "q_len": MANY}, sizes)
+        yield LayerCall("attention", (PREFILL,), layer, {**packed, "q_len": MANY}, sizes)
         paged = {**common, **_cache(setting), "page_size": setting.page_size}
-        yield Asked("paged_attention", (DECODE,), layer, {**paged, "q_len": ONE, "causal": False}, sizes)
+        yield LayerCall("paged_attention", (DECODE,), layer, {**paged, "q_len": ONE, "causal": False}, sizes)
         for q_len in (MANY, ANY):
             ragged = {**paged, "q_len": q_len, "ragged": True, "causal": True}
-            yield Asked("paged_attention", (PREFILL,), layer, ragged, sizes)
+            yield LayerCall("paged_attention", (PREFILL,), layer, ragged, sizes)
 
 
 def _cache(setting: Setting) -> dict[str, Any]:
     return {"kv_dtype": setting.kv_dtype, "kv_scale": "value" if setting.kv_dtype == FP8 else None}
 
 
-def _latent_attention(attention: LatentAttention, model: Description, setting: Setting) -> Iterator[Asked]:
+def _latent_attention(attention: LatentAttention, model: Description, setting: Setting) -> Iterator[LayerCall]:
     """Prefill with keys of each head, or sparsely over latents; decode over latents with absorbed projections."""
     heads = setting.share("num_attention_heads", attention.num_heads)
     dtype, rope, latent = setting.dtype, attention.qk_rope_head_dim, attention.kv_lora_rank
     layer, sparse = "latent attention", attention.indexer is not None
-    yield Asked(
+    yield LayerCall(
         "attention",
         (PREFILL,),
         layer,
@@ -129,9 +129,9 @@ def _latent_attention(attention: LatentAttention, model: Description, setting: S
     )
     widths = {"num_heads": heads, "nope_dim": attention.qk_nope_head_dim, "rope_dim": rope}
     beside = {"v_head_dim": attention.v_head_dim}
-    yield Asked("concat_mla_k", (PREFILL,), layer, {"dtype": dtype, **widths}, beside)
+    yield LayerCall("concat_mla_k", (PREFILL,), layer, {"dtype": dtype, **widths}, beside)
     written = {"dtype": dtype, "latent_dim": latent, "rope_dim": rope, "page_size": setting.page_size}
-    yield Asked("write_mla_cache", BOTH, layer, {**written, **_cache(setting)})
+    yield LayerCall("write_mla_cache", BOTH, layer, {**written, **_cache(setting)})
     absorbed = {
         "q_dtype": dtype,
         "num_heads": heads,
@@ -144,38 +144,38 @@ def _latent_attention(attention: LatentAttention, model: Description, setting: S
     sizes = {"nope_dim": attention.qk_nope_head_dim}
     if attention.indexer is not None:
         sizes["topk"] = attention.indexer.topk
-    yield Asked("mla_attention", (DECODE,), layer, {**absorbed, "q_len": ONE, "causal": False}, sizes)
+    yield LayerCall("mla_attention", (DECODE,), layer, {**absorbed, "q_len": ONE, "causal": False}, sizes)
     ragged = {**absorbed, "q_len": MANY, "ragged": True, "causal": True}
-    yield Asked("mla_attention", (PREFILL,), layer, ragged, sizes)
+    yield LayerCall("mla_attention", (PREFILL,), layer, ragged, sizes)
     if model.linear in _FP8:
         for n, k in ((latent, attention.qk_nope_head_dim), (attention.v_head_dim, latent)):
             shape = {"n": n, "k": k, "out_dtype": dtype}
-            yield Asked("bmm_fp8", BOTH, "absorbed projections", shape, {"batch": heads})
+            yield LayerCall("bmm_fp8", BOTH, "absorbed projections", shape, {"batch": heads})
     if attention.indexer is not None:
         heads_of = {"num_heads": attention.indexer.num_heads, "head_dim": attention.indexer.head_dim, "k_scale": True}
-        yield Asked("mqa_logits", (PREFILL,), "indexer", heads_of)
-        yield Asked("paged_mqa_logits", (DECODE,), "indexer", {**heads_of, "page_size": setting.page_size})
+        yield LayerCall("mqa_logits", (PREFILL,), "indexer", heads_of)
+        yield LayerCall("paged_mqa_logits", (DECODE,), "indexer", {**heads_of, "page_size": setting.page_size})
         top = {"k": attention.indexer.topk, "row_ends": True}
-        yield Asked("topk_indices", (PREFILL,), "indexer", {**top, "row_starts": True})
-        yield Asked("topk_indices", (DECODE,), "indexer", top)
+        yield LayerCall("topk_indices", (PREFILL,), "indexer", {**top, "row_starts": True})
+        yield LayerCall("topk_indices", (DECODE,), "indexer", top)
 
 
-def _linear_layers(model: Description, setting: Setting) -> Iterator[Asked]:
+def _linear_layers(model: Description, setting: Setting) -> Iterator[LayerCall]:
     """Products with quantised weights, and what quantises before them."""
     if model.linear == PLAIN:
         return
     for layer, n, k, bias in _weights(model, setting):
         facets = {"n": n, "k": k, "out_dtype": setting.dtype, "bias": bias}
         if model.linear == NVFP4:
-            yield Asked("quantize_nvfp4", BOTH, layer, {"dtype": setting.dtype, "static": True}, {"width": k})
-            yield Asked("fp4_gemm", BOTH, layer, {**facets, "a_format": NVFP4, "b_format": NVFP4})
+            yield LayerCall("quantize_nvfp4", BOTH, layer, {"dtype": setting.dtype, "static": True}, {"width": k})
+            yield LayerCall("fp4_gemm", BOTH, layer, {**facets, "a_format": NVFP4, "b_format": NVFP4})
             continue
         granularity = _GRANULARITY[model.linear]
         quantized = {"dtype": setting.dtype, "granularity": granularity}
-        yield Asked("quantize_fp8", BOTH, layer, quantized, {"width": k})
+        yield LayerCall("quantize_fp8", BOTH, layer, quantized, {"width": k})
         for phase, rows in ((PREFILL, MANY), (DECODE, "few")):
             scaled = {**facets, "scaling": _SCALING[model.linear], "rows": rows}
-            yield Asked("fp8_gemm", (phase,), layer, scaled)
+            yield LayerCall("fp8_gemm", (phase,), layer, scaled)
 
 
 def _weights(model: Description, setting: Setting) -> Iterator[tuple[str, int, int, bool]]:
@@ -213,9 +213,9 @@ def _weights(model: Description, setting: Setting) -> Iterator[tuple[str, int, i
         yield "shared down", hidden, inner, False
 
 
-def _experts(experts: Experts, model: Description, setting: Setting) -> Iterator[Asked]:
+def _experts(experts: Experts, model: Description, setting: Setting) -> Iterator[LayerCall]:
     """Routing, which every rank does in full, and the experts that one rank has."""
-    yield Asked(
+    yield LayerCall(
         "route_experts",
         BOTH,
         "router",
@@ -237,7 +237,7 @@ def _experts(experts: Experts, model: Description, setting: Setting) -> Iterator
         )
     width = experts.intermediate_size
     width = width if setting.ep > 1 else setting.share("the experts' width", width)
-    yield Asked(
+    yield LayerCall(
         "fused_moe",
         BOTH,
         "experts",

@@ -13,7 +13,7 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.checkpoint import description_of
 from kernelhub.ops.models.description import EXPERTS_ALONE, FORMATS, Description, LatentAttention
-from kernelhub.ops.models.layers import DECODE, PREFILL, Asked, Setting, asked_by
+from kernelhub.ops.models.layers import DECODE, PREFILL, LayerCall, Setting, layer_calls
 from kernelhub.ops.models.published import CONFIGS
 from kernelhub.probes import document
 
@@ -132,10 +132,10 @@ def problems_of(
     latent = isinstance(described.attention, LatentAttention)
     dtype, kv_dtype = dtype_named(dtype), dtype_named(kv_dtype or dtype)
     setting = Setting(tp, ep, dtype, kv_dtype, page_size or (64 if latent else 16))
-    return tuple(_merged(asked_by(described, setting), tuple(phases)))
+    return tuple(_merged(layer_calls(described, setting), tuple(phases)))
 
 
-def _merged(asked: Iterator[Asked], phases: tuple[str, ...]) -> Iterator[Need]:
+def _merged(asked: Iterator[LayerCall], phases: tuple[str, ...]) -> Iterator[Need]:
     """One need for each problem class, with all phases and layers that need it."""
     found: dict[tuple[str, tuple[tuple[str, Any], ...]], Need] = {}
     for item in asked:

@@ -12,8 +12,8 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3, E8M0
@@ -289,7 +289,7 @@ def quantize_fp8(
         >>> codes.dtype, scale.shape
         (torch.float8_e4m3fn, torch.Size([4, 4]))
     """
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
         traced: tuple[Tensor, Tensor] = _quantize.traced(**locals())
         return traced
     try:
@@ -356,7 +356,7 @@ def dequantize_fp8(
         >>> bool((back - weight).abs().max() < weight.abs().max() / 16)
         True
     """
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _dequantize.traced(**locals())
         return traced
     try:

@@ -11,8 +11,8 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract, OpRecord
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.ops.arguments import dtype_name, refuse, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3, E8M0
@@ -183,7 +183,7 @@ def _quantized(
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
     result: tuple[Tensor, Tensor]
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
         result = op.traced(x, scale_rounding, out, out_scale, backend)
         return result
     try:
@@ -210,7 +210,7 @@ def _dequantized(
     backend: Backend,
 ) -> Tensor:
     result: Tensor
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
         result = op.traced(x, scale, out_dtype, out, backend)
         return result
     try:

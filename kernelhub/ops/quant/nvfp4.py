@@ -11,8 +11,8 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.ops.arguments import alike, describe, dtype_name, refuse, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3
@@ -212,7 +212,7 @@ def quantize_nvfp4(
         >>> codes.shape, scale.shape
         (torch.Size([4, 32]), torch.Size([4, 4]))
     """
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
         traced: tuple[Tensor, Tensor, Tensor] = _quantize.traced(**locals())
         return traced
     try:
@@ -264,7 +264,7 @@ def dequantize_nvfp4(
         >>> kernelhub.dequantize_nvfp4(*kernelhub.quantize_nvfp4(x, torch.ones(1))).float().equal(x)
         True
     """
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _dequantize.traced(**locals())
         return traced
     try:

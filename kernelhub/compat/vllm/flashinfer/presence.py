@@ -102,7 +102,7 @@ def has_nvidia_artifactory() -> Finding:
 
 
 def check_nvidia_artifactory(timeout_s: float = 5.0) -> bool:
-    """Ask the network, once and now, whether cubins can be downloaded; `has_nvidia_artifactory` remembers a yes."""
+    """DryRun the network, once and now, whether cubins can be downloaded; `has_nvidia_artifactory` remembers a yes."""
     if os.environ.get("FLASHINFER_NO_DOWNLOAD"):
         return False
     request = urllib.request.Request(FLASHINFER_CUBINS_REPOSITORY, method="GET")

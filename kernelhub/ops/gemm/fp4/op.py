@@ -12,9 +12,9 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.dispatch.publish import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.call_plan import CallPlan, Fixed
@@ -355,15 +355,15 @@ def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwarg
     With `packing` the weight is as in a checkpoint, and the caller packs it with the plan's `pack` before it runs:
     kernels that need that are ranked with the others, and the plan runs what its `pack` gives.
     """
-    asked = _op.ask(backend, args, kwargs)
+    parsed = _op.parse(backend, args, kwargs)
 
     def make(bound: Bound) -> Fp4GemmPlan:
-        plan = Fp4GemmPlan(_op, bound, asked)
-        if packing and isinstance(weight := asked.arguments[1], Tensor) and not asked.shapes & set(plan.weights):
-            plan.check_packs(weight, asked.arguments[3], asked.arguments[5])
+        plan = Fp4GemmPlan(_op, bound, parsed)
+        if packing and isinstance(weight := parsed.arguments[1], Tensor) and not parsed.shapes & set(plan.weights):
+            plan.check_packs(weight, parsed.arguments[3], parsed.arguments[5])
         return plan
 
-    return prepared(_op, asked, backend, with_layout, packing, make)
+    return prepared(_op, parsed, backend, with_layout, packing, make)
 
 
 def _memory(a: Tensor, b: Tensor | PackedWeight, out_dtype: torch.dtype, **others: Any) -> dict[str, Tensor]:
@@ -418,7 +418,7 @@ def fp4_gemm(
         >>> kernelhub.fp4_gemm(a, b, b_scale=scale, b_global_scale=factor).shape
         torch.Size([3, 96])
     """
-    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, Ask):
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
     try:

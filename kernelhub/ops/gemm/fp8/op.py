@@ -12,9 +12,9 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.dispatch.publish import publish
 from kernelhub.ops.arguments import Forms, alike, check_is_tensor, dtype_name, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed
 from kernelhub.ops.formats import E4M3, E5M2
@@ -264,15 +264,15 @@ def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwarg
     kernels that need that are ranked with the others, and the plan runs what its `pack` gives. Only weights beside
     activations that are not quantised can be packed; others are left as they are.
     """
-    asked = _op.ask(backend, args, kwargs)
+    parsed = _op.parse(backend, args, kwargs)
 
     def make(bound: Bound) -> Fp8GemmPlan:
-        plan = Fp8GemmPlan(_op, bound, asked)
-        if packing and isinstance(weight := asked.arguments[1], Tensor) and not asked.shapes & set(plan.weights):
-            plan.check_packs(weight, asked.arguments[3])
+        plan = Fp8GemmPlan(_op, bound, parsed)
+        if packing and isinstance(weight := parsed.arguments[1], Tensor) and not parsed.shapes & set(plan.weights):
+            plan.check_packs(weight, parsed.arguments[3])
         return plan
 
-    return prepared(_op, asked, backend, with_layout, packing, make)
+    return prepared(_op, parsed, backend, with_layout, packing, make)
 
 
 def _memory(a: Tensor, b: Tensor | PackedWeight, out_dtype: torch.dtype, **others: Any) -> dict[str, Tensor]:
@@ -335,7 +335,7 @@ def fp8_gemm(
         >>> kernelhub.fp8_gemm(**call).shape
         torch.Size([3, 256])
     """
-    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, Ask):
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
     try:

@@ -11,8 +11,8 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.ops.arguments import Forms, dtype_name
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
@@ -225,7 +225,7 @@ def grouped_gemm(
         >>> torch.allclose(out[3:], a[3:] @ b[2].T, atol=1e-4)
         True
     """
-    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, Ask):
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
     operands = (a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias)

@@ -16,9 +16,8 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Asked, Backend, Op
-from kernelhub.dispatch.plan import traced_as
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
+from kernelhub.dispatch.plan import publish, traced_as
 from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep, lent
@@ -80,9 +79,9 @@ class MlaAttentionPlan(PagedPlan):
     cache = "kv_cache"
     call = "q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, out"
 
-    def __init__(self, op: Op[Any], bound: Bound, asked: Asked) -> None:
-        asked.check_kept(NAME, "sinks", "kv_scale")
-        arguments, problem = asked.arguments, bound.selection.problem
+    def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall) -> None:
+        parsed.check_kept(NAME, "sinks", "kv_scale")
+        arguments, problem = parsed.arguments, bound.selection.problem
         self._values: MlaValues = arguments[7]
         direct, values, sparse = bound.run, self._values, problem.sparse
         self._operands = _StepOperands(problem, bound.device, values, arguments[1].shape[0])
@@ -93,7 +92,7 @@ class MlaAttentionPlan(PagedPlan):
             return direct(*rest, values, out)
 
         kept = {"causal": problem.causal, "value_dim": problem.value_dim, "return_lse": problem.lse}
-        super().__init__(op, bound, asked, run=run, values=kept | values._asdict())
+        super().__init__(op, bound, parsed, run=run, values=kept | values._asdict())
 
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values, problem = self.adapter.launch, self._values, self.selection.problem
@@ -335,7 +334,7 @@ def mla_attention(
         >>> kernelhub.mla_attention(q, kv_cache, block_table, seq_lens, scale=192**-0.5).shape
         torch.Size([2, 16, 512])
     """
-    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, Ask):
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
         return _op.traced(**locals())
     ragged = cu_seqlens_q is not None
     features = (causal, topk_indices, sinks, kv_scale, return_lse)

@@ -12,8 +12,8 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
 from kernelhub.ops.attention.problem import FLOATS, FP8
@@ -296,7 +296,7 @@ def write_mla_cache(
         >>> kv_cache.sum(2).nonzero().tolist()
         [[0, 0], [2, 2]]
     """
-    if type(kv_c) is not Tensor and isinstance(kv_c, Tensor) and not isinstance(backend, Ask):
+    if type(kv_c) is not Tensor and isinstance(kv_c, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
     try:

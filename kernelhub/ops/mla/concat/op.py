@@ -11,8 +11,8 @@ from torch import Tensor
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
 from kernelhub.ops.call_plan import CallPlan, prepares
@@ -192,7 +192,7 @@ def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, back
         >>> kernelhub.concat_mla_k(torch.randn(10, 16, 128), torch.randn(10, 64)).shape
         torch.Size([10, 16, 192])
     """
-    if type(k_nope) is not Tensor and isinstance(k_nope, Tensor) and not isinstance(backend, Ask):
+    if type(k_nope) is not Tensor and isinstance(k_nope, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
     try:

@@ -10,9 +10,9 @@ from torch import Tensor
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.op import Ask, Asked, Backend, Op
+from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
+from kernelhub.dispatch.plan import publish
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.dispatch.publish import publish
 from kernelhub.dispatch.selection import Selection
 from kernelhub.ops.arguments import check_is_tensor
 from kernelhub.ops.call_plan import CallPlan
@@ -64,12 +64,12 @@ class ExpertsPlan(CallPlan, PackingPlan):
     call = "x, topk_weights, topk_ids, residual, out"
     weights = WEIGHTS
 
-    def __init__(self, bound: Bound, asked: Asked) -> None:
-        problem, given = bound.selection.problem, asked.arguments[0]
-        asked.check_kept(NAME, "a1_scale", "a2_scale", "expert_map")
+    def __init__(self, bound: Bound, parsed: ParsedCall) -> None:
+        problem, given = bound.selection.problem, parsed.arguments[0]
+        parsed.check_kept(NAME, "a1_scale", "a2_scale", "expert_map")
         nothing = given.x.new_empty(0)  # the layer is kept, not the tokens it was prepared with
         layer = given._replace(x=nothing, topk_weights=nothing, topk_ids=nothing, residual=None, out=None)
-        if asked.shapes.isdisjoint(WEIGHTS):
+        if parsed.shapes.isdisjoint(WEIGHTS):
             if problem.weight_layout != layout_of(given.w13):  # the kernel reads no other
                 layer = _with_packed(layer, *_packed(bound.selection, bound.adapter, layer))
         else:
@@ -78,7 +78,7 @@ class ExpertsPlan(CallPlan, PackingPlan):
         values = {"activation": problem.activation, "activation_dtype": asked_by(problem)}
         values |= {"apply_router_weight_on_input": problem.apply_router_weight_on_input}
         values |= {name: getattr(layer, name) for name in ("a1_scale", "a2_scale", "alpha", "limit", "expert_map")}
-        super().__init__(_op, bound, asked, run=step_of(bound, layer), values=values, weights=weights)
+        super().__init__(_op, bound, parsed, run=step_of(bound, layer), values=values, weights=weights)
 
     def pack(
         self,
@@ -206,8 +206,8 @@ def _prepare(*args: Any, backend: Backend = None, packing: bool = False, **kwarg
     With `packing` the weights are given as in a checkpoint, and the caller packs them with the plan's `pack`, or lets
     the plan keep them packed: kernels that need that are ranked with the others.
     """
-    asked = _op.ask(backend, args, kwargs)
-    return prepared(_op, asked, backend, with_layout, packing, lambda bound: ExpertsPlan(bound, asked))
+    parsed = _op.parse(backend, args, kwargs)
+    return prepared(_op, parsed, backend, with_layout, packing, lambda bound: ExpertsPlan(bound, parsed))
 
 
 def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
@@ -312,7 +312,7 @@ def fused_moe(
         >>> kernelhub.fused_moe(x, w13, w2, weights, ids).shape
         torch.Size([5, 32])
     """
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, Ask):
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
     given = Operands(

@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
@@ -357,7 +357,7 @@ def route_experts(
         >>> weights.tolist(), ids.tolist()
         ([[0.5, 0.5]], [[1, 3]])
     """
-    if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, Ask):
+    if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
         return cast(tuple[Tensor, Tensor], _op.traced(**locals()))
     try:
         key = (

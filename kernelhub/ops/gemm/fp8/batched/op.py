@@ -11,8 +11,8 @@ from torch import Tensor, is_grad_enabled
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Ask, Backend, Op
-from kernelhub.dispatch.publish import publish
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
@@ -244,7 +244,7 @@ def bmm_fp8(
         >>> kernelhub.bmm_fp8(**call).shape
         torch.Size([4, 3, 512])
     """
-    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, Ask):
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
     try:

@@ -1,4 +1,4 @@
-"""Saying what should run: for a block of code (`use`, `strict`) or for the process (`configure`)."""
+"""Public functions that change or report the state of a process: preferences, registered backends, the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -16,6 +16,8 @@ from torch.compiler import is_dynamo_compiling
 from kernelhub.dispatch.audits import ACTIONS
 from kernelhub.dispatch.hub import HUB, keep
 from kernelhub.dispatch.policy import Layer, Names, Override, names_of
+from kernelhub.dispatch.registry import Registered
+from kernelhub.dispatch.report import Report
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.dispatch.standing import TRUSTS
 from kernelhub.errors import ConfigurationError
@@ -168,6 +170,51 @@ def configure(
         trust,
     )
     HUB.configure(replace(layer, audit=audit, audit_action=audit_action))
+
+
+def report() -> Report:
+    """What ran in this process, how often, and why; print it, or take `to_dict()`.
+
+    Calls of ops, plans and steps are counted on the host. A call that is made while a CUDA graph is captured counts
+    once, and a replay of that graph not at all: the host makes no call then. Where a graph serves most steps, the
+    numbers tell which kernels are in it, and a profiler how often they ran.
+    """
+    return HUB.report()
+
+
+def reload() -> None:
+    """Read the KERNELHUB_* variables, the config file and the plugins again, and ask every probe again."""
+    HUB.reload()
+
+
+@dataclass(frozen=True)
+class BackendHandle:
+    """A backend registered at run time.
+
+    Attributes:
+        registered: what was registered.
+    """
+
+    registered: Registered
+
+    def remove(self) -> None:
+        """Take the backend out again."""
+        HUB.remove_backend(self.registered.name)
+
+
+def register_backend(module: Any) -> BackendHandle:
+    """Register a backend in this process, as an entry point of `kernelhub.backends` would.
+
+    Args:
+        module: anything with `BACKEND`, `KERNELS` and optionally `KNOWN_BAD`.
+
+    Returns:
+        A handle whose `remove()` takes it out again.
+
+    Raises:
+        RegistrationError: a record contradicts the schema of its op, or a name is taken.
+    """
+    return BackendHandle(HUB.add_backend(module))
 
 
 def _layer(
