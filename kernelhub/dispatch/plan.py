@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
-from kernelhub.dispatch.op import Op, OpFunction
 from kernelhub.dispatch.selection import Selection
+
+if TYPE_CHECKING:
+    from kernelhub.dispatch.op import Op, OpFunction
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
