@@ -1,5 +1,4 @@
-"""WHERE we run: one fact about this machine per probe, found without importing what it asks about.
+"""Facts about this machine: one fact per probe, found without importing the package it is about.
 
-A probe never raises, never initialises CUDA, writes no file and opens no socket. It imports nothing
-else of kernelhub.
+A probe never raises, never initialises CUDA, writes no file, opens no socket, and imports no other part of kernelhub.
 """

@@ -1,4 +1,4 @@
-"""Can a compiler write its cache, and can others? Answered from owners and permissions, without writing."""
+"""Whether a compiler, and whether other users, can write a cache folder. Reads owners and permissions only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def triton_cache_folder() -> Path:
 
 
 def writable(folder: Path, variable: str) -> Finding:
-    """Could `folder` be written, or made and then written?
+    """Whether `folder` can be written, or created and then written.
 
     Args:
         folder: the cache folder, which need not exist.
@@ -30,7 +30,7 @@ def writable(folder: Path, variable: str) -> Finding:
         os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass
-    except OSError as error:  # a name that is too long, links in a circle, a mount that has gone away
+    except OSError as error:  # a name that is too long, circular links, a stale mount
         return lacking(str(folder), "cache_unwritable", f"{folder}: {error.strerror}", remedy)
     existing = folder
     while not os.path.exists(existing) and existing != existing.parent:
@@ -43,13 +43,13 @@ def writable(folder: Path, variable: str) -> Finding:
 
 
 def open_to_others(folder: Path) -> str:
-    """Why other users could put code where a library of this process looks for its own; empty if they cannot."""
+    """Why other users could place code in a folder that a library of this process loads from; empty if they cannot."""
     try:
         info = os.stat(folder)
-    except OSError:  # not there, so that nobody has put anything there
+    except OSError:  # the folder does not exist, so it holds no code
         return ""
     if info.st_uid not in (0, os.geteuid()):
-        return f"{folder} belongs to user {info.st_uid}, who can put code there"
+        return f"{folder} belongs to user {info.st_uid}, who can place code there"
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"other users can put code into {folder} (mode {stat.S_IMODE(info.st_mode):o})"
+        return f"other users can place code in {folder} (mode {stat.S_IMODE(info.st_mode):o})"
     return ""

@@ -1,8 +1,7 @@
-"""What a device is: facts per device, real or simulated.
+"""Device facts, real or simulated.
 
-This is the only place that asks the hardware. Facts of a real device are read once per device index;
-a device that is not there is described by name (``"H200"``), by architecture (``"sm_137"``) or by a
-`DeviceFacts` written out, so that selection can be explained for it.
+Only this module queries the hardware, once per device index. A simulated device is given by name (``"H200"``), by
+architecture (``"sm_137"``) or as a `DeviceFacts`; selection can then be explained without the device.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What selection may know of a device.
+    """What selection may read about a device.
 
     Attributes:
-        name: marketing name, only ever shown, never decided on.
+        name: marketing name, for display; no decision reads it.
         type: torch device type, ``"cuda"`` (also ROCm) or ``"cpu"``.
         vendor: ``"nvidia"``, ``"amd"`` or ``"cpu"``.
         arch: ``"sm_90"``, ``"gfx942"`` or the CPU's instruction set, e.g. ``"avx512"``.
@@ -44,7 +43,7 @@ class DeviceFacts:
     simulated: bool = False
 
     def __hash__(self) -> int:
-        """Reckoned once: every choice asks for it several times."""
+        """Computed once: each selection reads it several times."""
         known: int | None = self.__dict__.get("_hash")
         if known is None:
             known = hash(dataclasses.astuple(self))
@@ -52,12 +51,12 @@ class DeviceFacts:
         return known
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the hash, which another process reckons otherwise."""
+        """Without the hash, which differs between processes."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     @property
     def family(self) -> str:
-        """Generation that order lines and tile tables speak of: ``"hopper"``, ``"cpu"``, ..."""
+        """Device family, as order lines and tile tables name it: ``"hopper"``, ``"cpu"``, ..."""
         if self.vendor == "nvidia":
             return _NVIDIA_FAMILIES.get(self.capability) or _NVIDIA_GENERATIONS.get(self.capability[0], "unknown")
         if self.vendor == "amd":
@@ -107,8 +106,8 @@ _AMD_BY_ARCH = {
     "gfx942": SIMULATED["MI300X"],
     "gfx950": DeviceFacts("a gfx950 GPU", "cuda", "amd", "gfx950", (9, 5), 256, 65536, simulated=True),
 }
-# Compute capabilities that there are ("Compute Capabilities" of the CUDA C++ Programming Guide 13.0). One of a
-# generation to come is taken; one that this list steps over is a mistake.
+# Known compute capabilities ("Compute Capabilities" of the CUDA C++ Programming Guide 13.0). Newer capabilities
+# than all of these are accepted; any other unlisted capability is a mistake.
 _CAPABILITIES = (
     *((7, 0), (7, 2), (7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0)),
     *((10, 0), (10, 1), (10, 3), (11, 0), (12, 0), (12, 1)),
@@ -116,15 +115,15 @@ _CAPABILITIES = (
 
 
 def simulated(device: str) -> DeviceFacts:
-    """Facts of a device that need not be here.
+    """Facts of a device that this machine need not have.
 
     Args:
         device: a key of `SIMULATED` in any case and spacing (``"rtx 5090"``), a full name as drivers write it
-            (``"NVIDIA H100 80GB HBM3"``), or an architecture such as ``"sm_86"``, ``"gfx942"`` or, of a generation to
-            come, ``"sm_137"``.
+            (``"NVIDIA H100 80GB HBM3"``), or an architecture such as ``"sm_86"``, ``"gfx942"`` or, for a future
+            generation, ``"sm_137"``.
 
     Raises:
-        ValueError: when the name is neither; the message lists the known ones.
+        ValueError: the name is none of these; the message lists the known names.
     """
     key = re.sub(r"[\s_-]", "", device).upper()
     product = SIMULATED.get(key) or _by_full_name(device)
@@ -161,7 +160,7 @@ def _by_full_name(device: str) -> DeviceFacts | None:
 
 @functools.cache
 def facts(device: torch.device) -> DeviceFacts:
-    """Facts of the device that tensors are on; a torch device with an index, or the CPU."""
+    """Facts of the device that tensors are on: a torch device with an index, or the CPU."""
     if device.type == "cuda":
         return _cuda_facts(device)
     if device.type == "cpu":
@@ -170,7 +169,7 @@ def facts(device: torch.device) -> DeviceFacts:
 
 
 def facts_of(index: int) -> DeviceFacts:
-    """The same by the index of a GPU, or -1 for the CPU, as `Tensor.get_device` gives it."""
+    """Facts of a GPU by index, or of the CPU by -1, as `Tensor.get_device` returns it."""
     return facts(_device(index))
 
 

@@ -1,7 +1,7 @@
-"""Installed distributions, told from their metadata within bounds, each apart from the others.
+"""Installed distributions, read from their metadata with size limits.
 
-`importlib.metadata` reads whole files and raises at the first distribution that is broken, whoever asks for whatever.
-Here each distribution is read by itself: what is wrong with one is a finding that names it, and no other notices.
+`importlib.metadata` reads whole files, and one broken distribution makes every query raise. Here each distribution is
+read separately: a fault in one is a finding that names it, and the others are unaffected.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Distribution:
     """One installed distribution.
 
     Attributes:
-        key: its name as the name of its folder says it, in the normal form; it needs no reading.
-        files: where its metadata lies, as `importlib.metadata` found it.
+        key: its name in normal form, from the name of its folder; no file is read.
+        files: the location of its metadata, as `importlib.metadata` found it.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Distribution:
 
     @property
     def name(self) -> str:
-        """Its name as its metadata says it, else `key`."""
+        """Its name by its metadata, else `key`."""
         name = self.header("name") or ""
         return name if 0 < len(name) <= _LONGEST_WORD else self.key
 
@@ -73,7 +73,7 @@ class Distribution:
         return {}
 
     def entry_points(self, group: str) -> Iterator[tuple[str, str] | Unreadable]:
-        """Name and value of its entry points of a group, and what is wrong with others of that group.
+        """Name and value of each entry point of a group, or what is wrong with it.
 
         Raises:
             Unreadable: its entry points cannot be read.
@@ -93,10 +93,10 @@ class Distribution:
                     yield Unreadable("unreadable", f"{line[:80]!r} is not 'name = module' or 'name = module:attribute'")
 
     def provides(self, package: str) -> bool:
-        """Whether a top-level package or module is from it, by its own account.
+        """Whether its own file list contains a top-level package or module.
 
         Raises:
-            Unreadable: the account cannot be read.
+            Unreadable: the list cannot be read.
         """
         declared = _content(self.files, "top_level.txt", METADATA_BYTES)
         if declared is not None and declared.strip():
@@ -131,15 +131,15 @@ class EntryPoint:
 
 
 def installed(name: str | None = None) -> list[Distribution]:
-    """The distributions that are installed, or those of one name; of two with one name the first on the path.
+    """All installed distributions, or those of one name; of two with one name, the first on the path.
 
-    A finder of foreign code that raises finds no more than it gave before; `broken` says which.
+    If a third-party finder raises, the distributions that it yielded before that are kept; `broken` names the finder.
     """
     return list(_found(name)[0].values())
 
 
 def _found(name: str | None) -> tuple[dict[str, Distribution], list[Finding]]:
-    """The distributions by name, and of each finder that raised what it raised."""
+    """The distributions by name, and each finder that raised with its error."""
     said: dict[str, Any] = {} if name is None else {"name": name}
     context = metadata.DistributionFinder.Context(**said)
     found: dict[str, Distribution] = {}
@@ -158,8 +158,13 @@ def _found(name: str | None) -> tuple[dict[str, Distribution], list[Finding]]:
 def _raised(finder: Any, error: Exception) -> Finding:
     kind = finder if isinstance(finder, type) else type(finder)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    reason = f"finder {name} of sys.meta_path raised {type(error).__name__}: the distributions it finds are not known"
-    return lacking(name, "metadata_broken", reason, f"update or uninstall what installs {name}, or report it there")
+    reason = f"finder {name} of sys.meta_path raised {type(error).__name__}; its distributions are unknown"
+    return lacking(
+        name,
+        "metadata_broken",
+        reason,
+        f"update or uninstall the package that installs {name}",
+    )
 
 
 def distribution(name: str) -> Distribution | None:
@@ -168,18 +173,18 @@ def distribution(name: str) -> Distribution | None:
 
 
 def version_of(name: str) -> str | None:
-    """The installed version of a distribution; None where it is not here, or its version cannot be told."""
+    """The installed version of a distribution; None if it is not installed, or its version is unknown."""
     found = distribution(name)
     return None if found is None else found.version
 
 
 def distributions_of(package: str) -> list[Distribution]:
-    """The distributions that a top-level package is from, by their own account."""
+    """The distributions whose file lists contain a top-level package."""
     return [item for item in installed() if _provides(item, package)]
 
 
 def entry_points(group: str) -> tuple[list[EntryPoint], list[Finding]]:
-    """The entry points of a group, by name, and what is wrong with others that cannot be told."""
+    """The entry points of a group by name, and what is wrong with those that cannot be read."""
     points, wrong = [], []
     for item in installed():
         try:
@@ -189,12 +194,12 @@ def entry_points(group: str) -> tuple[list[EntryPoint], list[Finding]]:
                 else:
                     points.append(EntryPoint(*entry, item))
         except Unreadable as error:
-            wrong.append(_broken(item, f"its entry points are not known: {error}"))
+            wrong.append(_broken(item, f"its entry points are unknown: {error}"))
     return sorted(points, key=lambda point: point.name), wrong
 
 
 def broken() -> list[Finding]:
-    """What is wrong with the metadata of installed distributions and with those who find them: ``metadata_broken``."""
+    """Faults in the metadata of installed distributions and in their finders: ``metadata_broken``."""
     found, wrong = _found(None)
     return wrong + [finding for item in found.values() if (finding := _wrong_with(item)) is not None]
 
@@ -204,13 +209,13 @@ def _wrong_with(item: Distribution) -> Finding | None:
         headers = item.headers()
         lacks = [name for name in ("name", "version") if not headers.get(name)]
         if lacks:
-            return _broken(item, f"its metadata tells no {' and no '.join(lacks)}")
+            return _broken(item, f"its metadata has no {' and no '.join(lacks)}")
         for file in ("top_level.txt", "entry_points.txt"):
             (_content(item.files, file, METADATA_BYTES) or b"").decode()
     except Unreadable as error:
         return _broken(item, str(error))
     except UnicodeDecodeError:
-        return _broken(item, f"its {file} is not in UTF-8; names in it that are not ASCII are not known")
+        return _broken(item, f"its {file} is not UTF-8; its names outside of ASCII are unknown")
     return None
 
 
@@ -233,10 +238,10 @@ def _key(found: Any) -> str:
 
 
 def _content(found: Any, file: str, most_bytes: int, until: tuple[bytes, ...] = ()) -> bytes | None:
-    """What a file beside a distribution's metadata holds; None if there is none.
+    """The content of a file of a distribution's metadata; None if it does not exist.
 
     Raises:
-        Unreadable: there is one, and it cannot be read within so many bytes.
+        Unreadable: it exists, but cannot be read or exceeds the limit.
     """
     place: Any = getattr(found, "_path", None)
     try:
@@ -255,16 +260,16 @@ def _content(found: Any, file: str, most_bytes: int, until: tuple[bytes, ...] = 
                 return None
     except Unreadable:
         raise
-    except Exception as error:  # what is not in a folder is read by foreign code
+    except Exception as error:  # third-party code reads what is not in a folder
         raise Unreadable("unreadable", f"{file or 'its metadata'}: {error!r}") from None
     ends = [at for mark in until if (at := content.find(mark)) >= 0]
     if not ends and len(content) > most_bytes:
-        raise Unreadable("too_large", f"{file} is longer than {most_bytes >> 20} MB, beyond which none is read")
+        raise Unreadable("too_large", f"{file} is larger than the limit of {most_bytes >> 20} MB")
     return content[: min(ends)] if ends else content
 
 
 def _headers(text: str) -> dict[str, list[str]]:
-    """``Name: value`` lines up to the first empty one; a line that begins with a space goes on the one before it."""
+    """``Name: value`` lines up to the first empty one; a line that begins with a space continues the previous one."""
     found: dict[str, list[str]] = {}
     last: list[str] = []
     for line in text.splitlines():

@@ -1,15 +1,15 @@
-"""One way to read what others may have written: JSON, of a bounded size, of the form that is expected, or refused.
+"""Validated JSON input with a bounded size.
 
-Every JSON document that kernelhub believes comes through here: manifests, evidence, measured tables, lock files, a
-model's configuration. A document is refused, with one code, if its file is no ordinary file, is larger than allowed,
-or is not UTF-8; if it nests deeper than any document of ours; if a number in it is not finite; or if it has another
-form than its `schema`. Nothing else comes out of here than the document or a `DocumentError`.
+Every JSON document that kernelhub trusts is read here: manifests, evidence, measured tables, lock files, a model's
+configuration. A document is refused, with one code, if its file is not a regular file, is too large or is not UTF-8; if
+it nests too deeply; if a number in it is not finite; or if it does not match its `schema`. The result is the document
+or a `DocumentError`.
 
 >>> parsed(b'{"date": "2026-11-20", "checks": []}', {"date": str, "checks": [str], "note?": str})
 {'date': '2026-11-20', 'checks': []}
 >>> parsed(b'{"date": 1e999}', {"date": str})
 Traceback (most recent call last):
-kernelhub.probes.document.DocumentError: is not JSON: 1e999 is no finite number
+kernelhub.probes.document.DocumentError: is not JSON: 1e999 is not a finite number
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCALAR = (None, bool, int, float, str)
 
 
 class DocumentError(ValueError):
-    """A document that is not as it has to be; the text says why.
+    """An invalid document; the text says why.
 
     Attributes:
         code: ``"document_refused"``.
@@ -44,23 +44,23 @@ class DocumentError(ValueError):
 
 
 def read(path: Path, schema: Schema = Any, most_bytes: int = MOST_BYTES, *, finite: bool = True) -> Any:
-    """The document in an ordinary file.
+    """The document in a regular file.
 
     Args:
         path: of the file.
         schema: the form that it must have.
-        most_bytes: what is longer is refused.
-        finite: whether numbers must be; documents of others may hold Infinity.
+        most_bytes: size limit.
+        finite: whether numbers must be finite; third-party documents may hold Infinity.
 
     Raises:
-        DocumentError: it is no document, or not of the form of `schema`.
-        OSError: it is not there, or cannot be read.
+        DocumentError: it is not a document, or does not match `schema`.
+        OSError: it does not exist, or cannot be read.
     """
     return parsed(contents(path, most_bytes), schema, most_bytes, finite=finite)
 
 
 def text(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """The text of an ordinary file in UTF-8, of any format.
+    """The UTF-8 text of a regular file, in any format.
 
     Raises:
         DocumentError, OSError: as of `read`.
@@ -69,18 +69,18 @@ def text(path: Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def contents(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The bytes of an ordinary file.
+    """The bytes of a regular file.
 
     Raises:
         DocumentError, OSError: as of `read`.
     """
     try:
-        descriptor = os.open(path, _AT_ONCE)  # at once: a pipe would keep its reader waiting for ever
+        descriptor = os.open(path, _AT_ONCE)  # does not block: opening a pipe would wait for a writer
     except ValueError as error:  # a zero byte in its name
         raise DocumentError(f"cannot be opened: {error}") from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DocumentError("is no ordinary file")
+            raise DocumentError("is not a regular file")
         with os.fdopen(os.dup(descriptor), "rb") as file:
             raw = file.read(most_bytes + 1)
     finally:
@@ -90,7 +90,7 @@ def contents(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def parsed(raw: bytes, schema: Schema = Any, most_bytes: int = MOST_BYTES, *, finite: bool = True) -> Any:
-    """The document that bytes are.
+    """The document that bytes encode.
 
     Raises:
         DocumentError: as of `read`.
@@ -109,7 +109,7 @@ def parsed(raw: bytes, schema: Schema = Any, most_bytes: int = MOST_BYTES, *, fi
 
 
 def difference(value: Any, schema: Schema, where: str = "it") -> str:
-    """In what a value is not of the form of a schema, as a sentence; empty if it is."""
+    """How a value differs from a schema, as a sentence; empty if it matches."""
     if schema is Any:
         return ""
     if isinstance(schema, list):
@@ -187,7 +187,7 @@ def _decoded(raw: bytes) -> str:
 
 
 def _check_depth(document: Any) -> None:
-    """That it nests no deeper than what goes through it can, and holds no number or text that breaks a reader."""
+    """Check nesting depth, the length of integers, and that all text is valid Unicode."""
     level, depth = [document], 0
     while level:
         depth += 1
@@ -202,21 +202,21 @@ def _check_depth(document: Any) -> None:
             elif kind is list:
                 below.extend(value)
             elif kind is int and value.bit_length() > _MOST_BITS:
-                raise DocumentError("holds an integer of more digits than any of ours")
+                raise DocumentError("holds an integer with too many digits")
             elif kind is str and not value.isascii():
                 try:
                     value.encode()
                 except UnicodeEncodeError:
-                    raise DocumentError("holds half of a character") from None
+                    raise DocumentError("holds an unpaired surrogate") from None
         level = below
 
 
 def _refuse(word: str) -> float:
-    raise DocumentError(f"{word} is no number")
+    raise DocumentError(f"{word} is not a number")
 
 
 def _finite(word: str) -> float:
     number = float(word)
     if not math.isfinite(number):
-        raise DocumentError(f"{word[:60]} is no finite number")
+        raise DocumentError(f"{word[:60]} is not a finite number")
     return number

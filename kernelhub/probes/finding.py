@@ -25,12 +25,12 @@ class Finding:
     """One fact about this machine.
 
     Attributes:
-        subject: what was asked about, e.g. ``"triton"``.
-        ok: whether the answer is good enough to go on.
+        subject: what the probe examined, e.g. ``"triton"``.
+        ok: whether the requirement is met.
         value: the fact itself (a version, a path), or None.
-        code: stable identifier of a bad answer, ``"found"`` for a good one.
-        reason: what was seen, as a sentence.
-        remedy: what to do about it; empty when there is nothing to do.
+        code: stable identifier of a negative finding; ``"found"`` for a positive one.
+        reason: what was found, as a sentence.
+        remedy: what to do about it; empty if nothing is needed.
     """
 
     subject: str
@@ -47,10 +47,10 @@ class Finding:
 
 
 def found(subject: str, value: str | None, reason: str) -> Finding:
-    """A good answer."""
+    """A positive finding."""
     return Finding(subject, True, value, "found", reason)
 
 
 def lacking(subject: str, code: str, reason: str, remedy: str, value: str | None = None) -> Finding:
-    """A bad answer."""
+    """A negative finding."""
     return Finding(subject, False, value, code, reason, remedy)

@@ -1,6 +1,7 @@
-"""The devices of this machine, read without torch while torch is not imported: importing it takes over a second of CPU.
+"""The devices of this machine, read without importing torch, which takes over a second of CPU time.
 
-`/proc/cpuinfo` describes the CPU and the driver's library the GPUs. Where they leave something open, torch answers.
+`/proc/cpuinfo` describes the CPU, and the driver's library describes the GPUs. Where these do not suffice, torch is
+imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is a package here, in a version that fits? Answered from metadata, without importing it."""
+"""Whether a package is installed in a suitable version, by its metadata; the package is not imported."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def package(name: str, versions: str = "", *, distribution: str | None = None, i
         install: the remedy, a command; by default ``pip install`` of the distribution.
 
     Returns:
-        Finding with the version as value. Codes of a bad answer: ``package_missing``,
+        Finding with the version as value. Codes of a negative finding: ``package_missing``,
         ``package_broken`` (a folder without code, or a loader that fails), ``package_version``
-        (another version is needed, or the version cannot be told).
+        (another version is needed, or the version is unknown).
     """
     if "." in name:
         raise ValueError(f"package() takes a top-level name, got {name!r}")
@@ -50,14 +50,14 @@ def package(name: str, versions: str = "", *, distribution: str | None = None, i
     if version is None:
         if not versions:
             return found(name, None, f"{name} of unknown version at {spec.origin}")
-        return lacking(name, "package_version", f"the version of {name} cannot be told from its metadata", remedy)
+        return lacking(name, "package_version", f"the metadata of {name} has no version", remedy)
     if not fits(version, versions):
         return lacking(name, "package_version", f"{name} {version} is installed, {versions} is needed", remedy, version)
     return found(name, version, f"{name} {version}")
 
 
 def spec_of(name: str, *, subject: str = "", remedy: str = "") -> ModuleSpec | Finding | None:
-    """Where a top-level package would be imported from; None if nowhere, a finding if it cannot be looked for."""
+    """Where a top-level package would be imported from; None if nowhere, a finding if the search fails."""
     try:
         return importlib.util.find_spec(name)
     except (Exception, SystemExit) as error:  # a foreign finder or a half-imported module may raise anything
@@ -65,7 +65,7 @@ def spec_of(name: str, *, subject: str = "", remedy: str = "") -> ModuleSpec | F
 
 
 def folders(name: str) -> list[Path]:
-    """The folders of a top-level package; none if it is not installed or cannot be looked for."""
+    """The folders of a top-level package; none if it is not installed or the search fails."""
     spec = spec_of(name)
     if spec is None or isinstance(spec, Finding):
         return []
@@ -73,8 +73,8 @@ def folders(name: str) -> list[Path]:
 
 
 def fits(version: str, versions: str) -> bool:
-    """Does a version meet PEP 440 specifiers? Pre-releases count."""
-    from packaging.specifiers import SpecifierSet  # some milliseconds that an import of kernelhub need not take
+    """Whether a version meets PEP 440 specifiers. Pre-releases count."""
+    from packaging.specifiers import SpecifierSet  # here, since it costs some milliseconds at import
 
     return version in SpecifierSet(versions, prereleases=True)
 
@@ -98,11 +98,11 @@ class Library:
     """A compiled library of a package, which registers operators with torch when it is loaded.
 
     Attributes:
-        package: import name of the package whose folder it lies in.
+        package: import name of the package that contains it.
         namespace: the namespace of its operators in torch.
-        install: what to do where it is missing.
-        files: globs of its file, below the package's folder, in the order in which they are taken.
-        files_on: the same for devices of one compute capability, where a package has several builds.
+        install: the remedy if it is missing.
+        files: globs of its file below the package's folder, in order of preference.
+        files_on: the same for devices of one compute capability, if the package has several builds.
     """
 
     package: str
@@ -131,5 +131,5 @@ def find_library(library: Library, capability: tuple[int, int]) -> Finding:
                     return found(library.package, str(file), f"{library.package} has {file.name}")
     where = ", ".join(map(str, folders)) or "no folder"
     names = " or ".join(library.patterns(capability))
-    reason = f"{library.package} is here without its compiled library: no {names} in {where}"
+    reason = f"{library.package} is installed without its compiled library: no {names} in {where}"
     return lacking(library.package, "package_broken", reason, library.install)

@@ -1,7 +1,7 @@
-"""Files of installed packages, read within bounds: regular files, so many bytes at most, in any encoding.
+"""Bounded reading of files of installed packages: regular files of limited size, in any encoding.
 
-Who wrote them is not known: a file may be a pipe, hundreds of megabytes long, or in no encoding at all. None of that
-may cost a caller more than milliseconds, or end more than the question that was asked.
+Their authors are unknown: a file may be a pipe, hundreds of megabytes long, or have no valid encoding. None of these
+may cost a caller more than milliseconds, or fail more than the one query.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CODING = re.compile(rb"[ \t\f]*#.*?coding[:=]")  # PEP 263, in the first two li
 
 
 class Unreadable(ValueError):
-    """A file that is not read; says which, and why.
+    """A file that cannot or may not be read; the text says which, and why.
 
     Attributes:
         code: ``"too_large"``, ``"not_a_file"`` or ``"unreadable"``.
@@ -32,10 +32,10 @@ class Unreadable(ValueError):
 
 
 def read_source(path: Path) -> str:
-    """The text of a Python file; of one that names another encoding than UTF-8, what is in ASCII.
+    """The text of a Python file; if the file declares another encoding than UTF-8, only its ASCII is reliable.
 
     Raises:
-        Unreadable: it is no regular file, longer than `SOURCE_BYTES`, or in no encoding that it names.
+        Unreadable: it is not a regular file, is longer than `SOURCE_BYTES`, or does not match its encoding.
     """
     content = read_bytes(path, SOURCE_BYTES)
     try:
@@ -47,15 +47,15 @@ def read_source(path: Path) -> str:
 
 
 def read_bytes(path: Path, most_bytes: int, until: tuple[bytes, ...] = ()) -> bytes:
-    """What a file holds.
+    """The content of a file.
 
     Args:
-        path: the file; nothing waits for a pipe or a device of that name.
-        most_bytes: a longer file is refused, before it is read where its length is known.
-        until: reading ends behind the first of these, so that what follows need not fit.
+        path: the file; a pipe or a device of that name does not block.
+        most_bytes: a longer file is refused, before reading if its length is known.
+        until: reading ends after the first of these; the limit covers only what comes before.
 
     Raises:
-        Unreadable: it is no regular file, cannot be read, or is longer.
+        Unreadable: it is not a regular file, cannot be read, or is too long.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -64,7 +64,7 @@ def read_bytes(path: Path, most_bytes: int, until: tuple[bytes, ...] = ()) -> by
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise Unreadable("not_a_file", f"{path} is no regular file")
+            raise Unreadable("not_a_file", f"{path} is not a regular file")
         if about.st_size > most_bytes and not until:
             raise _too_large(path, most_bytes)
         try:
@@ -74,7 +74,7 @@ def read_bytes(path: Path, most_bytes: int, until: tuple[bytes, ...] = ()) -> by
 
 
 def decoded(content: bytes) -> str:
-    """Text of bytes that need be in no encoding: what is not UTF-8 becomes U+FFFD, names in ASCII stay as they are."""
+    """Text of bytes in any encoding: what is not UTF-8 becomes U+FFFD, ASCII is unchanged."""
     return content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").replace("\r\n", "\n")
 
 
@@ -92,4 +92,4 @@ def _read(file: io.RawIOBase, path: Path, most_bytes: int, until: tuple[bytes, .
 
 
 def _too_large(path: Path, most_bytes: int) -> Unreadable:
-    return Unreadable("too_large", f"{path} is longer than {most_bytes >> 20} MB, beyond which no package's is read")
+    return Unreadable("too_large", f"{path} is larger than the limit of {most_bytes >> 20} MB")

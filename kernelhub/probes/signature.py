@@ -1,7 +1,6 @@
-"""Does a library take a call as we make it? Answered by reading its Python source, without importing it.
+"""Whether a library accepts a call as an adapter makes it, by its Python source; the library is not imported.
 
-Of a file only the lines of one header are parsed, so that asking costs a millisecond or so where the file has
-thousands of lines.
+Only the lines of one function header are parsed: about a millisecond, also in a file of thousands of lines.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _MOST_ENDS = 200  # lines that may be its last
 
 @dataclass(frozen=True)
 class Call:
-    """A call that an adapter makes of a library.
+    """A call that an adapter makes to a library.
 
     Attributes:
         target: ``"package.module:function"`` or ``"package.module:Class.method"``.
-        positional: names of the parameters that are given by position, from the first on, `self` left out.
-        keywords: those given by name.
+        positional: names of the parameters that are passed by position, from the first, without `self`.
+        keywords: those passed by name.
     """
 
     target: str
@@ -36,7 +35,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Header:
-    """The parameters of a function, as its source has them; `self` and `cls` are left out."""
+    """The parameters of a function, as its source has them, without `self` and `cls`."""
 
     positional: tuple[str, ...]
     keyword_only: tuple[str, ...]
@@ -46,15 +45,15 @@ class Header:
 
 
 def takes(call: Call, *, root: Path | None = None, remedy: str = "") -> Finding:
-    """Look whether the function that a call names would take it.
+    """Check whether the function that a call names accepts the call.
 
     Args:
         call: the call.
-        root: folder of the top-level package, where it is not the one that an import would find.
-        remedy: what the user can do if it does not.
+        root: folder of the top-level package, if not the one that an import would find.
+        remedy: what the user can do if it does not accept the call.
 
     Returns:
-        Finding. Codes of a bad answer: ``package_missing``, ``package_broken``, ``symbol_missing``,
+        Finding. Codes of a negative finding: ``package_missing``, ``package_broken``, ``symbol_missing``,
         ``symbol_unknown`` (compiled, or made at run time: no source to read) and ``signature_changed``.
     """
     module, _, name = call.target.partition(":")
@@ -77,20 +76,20 @@ def takes(call: Call, *, root: Path | None = None, remedy: str = "") -> Finding:
 
 
 def mismatch(call: Call, header: Header) -> str | None:
-    """What of a call a function would not take, or take for something else."""
+    """Why a function would reject a call or misread an argument; empty if it accepts the call."""
     for place, name in enumerate(call.positional):
         if place >= len(header.positional):
             if not header.takes_more:
                 return f"takes {len(header.positional)} arguments by position, not {name} as number {place + 1}"
         elif header.positional[place] != name:
-            return f"has {header.positional[place]} in place {place + 1}, where {name} was"
+            return f"has {header.positional[place]} as argument {place + 1}, where {name} was"
     known = {*header.positional, *header.keyword_only}
     for name in call.keywords:
         if name not in known and not header.takes_any_keyword:
             return f"has no parameter {name}"
     lacks = header.required - {*call.positional, *call.keywords}
     if lacks:
-        return f"asks for {', '.join(sorted(lacks))}, which we do not give"
+        return f"requires {', '.join(sorted(lacks))}, which the adapter does not pass"
     return None
 
 
@@ -106,7 +105,7 @@ def _header(sources: Sources, root: Path, rest: list[str], path: list[str], hops
     """Parameters of the function or method `path`, looked for in the module `rest` and where it is imported from."""
     where = ".".join([root.stem, *rest])
     if hops == 0:
-        raise _Unknown("symbol_unknown", f"{where} passes {path[0]} on too often to follow")
+        raise _Unknown("symbol_unknown", f"{where} re-exports {path[0]} through too many modules to follow")
     if not sources.first(*rest, *path, str(hops)):
         raise _Unknown("symbol_missing", f"{where} does not define {path[0]}")
     source = file_of(root, rest)
@@ -119,7 +118,7 @@ def _header(sources: Sources, root: Path, rest: list[str], path: list[str], hops
         named = rf"^(?:(?:async )?def {word}[ \t]*[(\[]|{word}(?:: [^=\n]+)? = (\w+)$)"
         for match in re.finditer(named, text, re.MULTILINE):
             if match[1] is None:
-                begins = match.start()  # the last of several counts, as in Python
+                begins = match.start()  # the last definition counts, as in Python
             elif match[1] != "None":
                 return _header(sources, root, rest, [match[1]], hops - 1)
         if begins is not None:
@@ -146,7 +145,7 @@ def _header(sources: Sources, root: Path, rest: list[str], path: list[str], hops
 
 
 def _parsed(text: str, begins: int) -> Header:
-    """The header of a function that begins at a place of a text."""
+    """The header of a function that begins at an offset of a text."""
     lines = text[begins : begins + _LONGEST_HEADER].splitlines()
     header, tries = "", 0
     for line in lines:

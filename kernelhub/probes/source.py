@@ -1,7 +1,7 @@
-"""The Python source of an installed package, found and read without importing anything, and which names it defines.
+"""The Python source of an installed package and the names it defines, read without any import.
 
 Unlike `probes.signature`, `symbol` finds classes and values too, and a submodule counts as a name of its package. A
-name under a condition counts as defined: what the condition depends on has to be checked apart.
+name that is defined under a condition counts as defined; check that condition separately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IMPORT = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\(|[^\n(]+)",
 
 
 class Sources:
-    """The files that are read to answer one question about a package: each once, and not more than a few."""
+    """The files read for one query about a package: each once, and a limited number."""
 
     def __init__(self) -> None:
         self._texts: dict[Path, str] = {}
@@ -32,24 +32,24 @@ class Sources:
         """The source of a module.
 
         Raises:
-            Unreadable: it is no regular file, too long, or one too many.
+            Unreadable: it is not a regular file, is too long, or exceeds the number of files.
         """
         text = self._texts.get(path)
         if text is None:
             if len(self._texts) == _MOST_FILES:
-                raise Unreadable("too_large", f"{path} is one more than the {_MOST_FILES} files that are looked into")
+                raise Unreadable("too_large", f"{path} exceeds the limit of {_MOST_FILES} files per query")
             text = self._texts[path] = read_source(path)
         return text
 
     def first(self, *question: str) -> bool:
-        """Whether this is asked for the first time, so that modules that import all of each other end.
+        """Whether a module and name are new to this query, so that circular imports end.
 
         Raises:
-            Unreadable: it is one question too many.
+            Unreadable: the query exceeds the number of names.
         """
         self._count += 1
         if self._count > _MOST_NAMES:
-            raise Unreadable("too_large", f"more than {_MOST_NAMES} imports lead on from it")
+            raise Unreadable("too_large", f"following its imports exceeds the limit of {_MOST_NAMES} names")
         new = question not in self._asked
         self._asked.add(question)
         return new
@@ -91,13 +91,13 @@ def submodule(root: Path, rest: list[str], source: Path, module: str) -> list[st
 
 
 def imports(text: str, name: str) -> Iterator[tuple[str, str]]:
-    """Modules that the name is imported from, and what it is called there."""
+    """Modules that the name is imported from, and its name there."""
     at = 0
     while (match := _IMPORT.search(text, at)) is not None:
         at, names = match.end(), match[2]
         if names == "(":
             at = text.find(")", match.end()) + 1
-            if not at:  # no list of names ends after this
+            if not at:  # no closing parenthesis follows
                 return
             names = text[match.end() : at - 1]
         for part in re.sub(r"#[^\n]*", "", names).split(","):
@@ -107,16 +107,16 @@ def imports(text: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def defines(target: str, *, root: Path | None = None, remedy: str = "") -> Finding:
-    """Look whether a module has a name.
+    """Check whether a module defines a name.
 
     Args:
         target: ``"package.module:name"``, ``"package.module:Class.member"``, or ``"package.module"`` for the module
             itself.
-        root: folder of the top-level package, where it is not the one that an import would find.
-        remedy: what the user can do if it has not.
+        root: folder of the top-level package, if not the one that an import would find.
+        remedy: what the user can do if it does not.
 
     Returns:
-        Finding. Codes of a bad answer: ``package_missing``, ``package_broken``, ``symbol_missing``.
+        Finding. Codes of a negative finding: ``package_missing``, ``package_broken``, ``symbol_missing``.
     """
     module, _, name = target.partition(":")
     top, *rest = module.split(".")
@@ -154,7 +154,7 @@ def _defined(sources: Sources, root: Path, rest: list[str], name: str, hops: int
             if below is None:
                 if wanted == "*":
                     continue
-                return True  # of another package: its import is that package's matter
+                return True  # imported from another package, which is not checked here
             original = name if wanted == "*" else original
             whole = f"{original}.{member}" if member else original
             if _defined(sources, root, below, whole, hops - 1) or file_of(root, [*below, whole]) is not None:

@@ -1,8 +1,8 @@
-"""Compilers and the NVIDIA driver of this machine, and programs that are run with an end.
+"""Compilers and the NVIDIA driver of this machine, and a way to run programs with a timeout.
 
-A C compiler with Python's headers is what Triton needs at its first launch on a GPU; kernels for CPUs need a C++
-compiler. Of a CUDA toolkit the compiler must answer, the headers must be its own, and the driver must load what it
-makes. `of_files` looks at files only; `answering` runs ``nvcc --version``, which may hang or be killed.
+Triton needs a C compiler and Python's headers at its first launch on a GPU; kernels for CPUs need a C++ compiler. A
+CUDA toolkit is usable if its compiler runs, its headers match it, and the driver loads its output. `of_files` reads
+files only; `answering` runs ``nvcc --version``, which may hang or be killed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from kernelhub.probes.finding import Finding, found, lacking
 def run(
     command: Sequence[str | os.PathLike[str]], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, with no input, and give what it said.
+    """Run a program to its end, without input, and return its output.
 
-    It runs in a session of its own, so that what it started ends with it: a compiler's driver that is killed alone
-    leaves its passes behind, and they hold the pipes open that its answer is read from.
+    It runs in its own session, so that its child processes end with it. If only a compiler's driver is killed, its
+    passes keep running and keep its output pipes open.
 
     Raises:
-        subprocess.TimeoutExpired: it did not end within `timeout_s`, or what it started did not.
+        subprocess.TimeoutExpired: it, or a process that it started, did not end within `timeout_s`.
         OSError: it cannot be run.
     """
     with subprocess.Popen(
@@ -44,38 +44,38 @@ def run(
     ) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
-        except BaseException:  # Ctrl-C too: nobody is left who would end it
+        except BaseException:  # Ctrl-C too: nothing else would end it
             end_group(process.pid)
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def end_group(leader: int) -> None:
-    """End a process that leads a session, and all that it started there."""
+    """End a session leader and all processes of its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def c_compiler() -> Finding:
-    """The C compiler that Triton takes: CC, else gcc, else clang. It is looked up, not run."""
+    """The C compiler that Triton uses: CC, else gcc, else clang. It is looked up, not run."""
     remedy = "install gcc or clang, or set CC; Triton compiles its launcher with it"
     named = os.environ.get("CC")
     candidates = [named] if named is not None else ["gcc", "clang"]
     path = next((path for name in candidates if (path := shutil.which(name))), None)
     if path is None:
-        where = f"CC={named} is no command" if named is not None else "neither gcc nor clang is on PATH"
+        where = f"CC={named} is not a command" if named is not None else "neither gcc nor clang is on PATH"
         return lacking("C compiler", "compiler_missing", where, remedy)
     return found("C compiler", path, f"C compiler {path}")
 
 
 def cxx_compiler() -> Finding:
-    """The C++ compiler that makes kernels for CPUs: CXX, else g++, clang++ or c++. It is looked up, not run."""
+    """The C++ compiler for CPU kernels: CXX, else g++, clang++ or c++. It is looked up, not run."""
     remedy = "install g++ or clang++, or set CXX; kernels for this CPU are compiled with it"
     named = os.environ.get("CXX")
     candidates = [named] if named else ["g++", "clang++", "c++"]
     path = next((path for name in candidates if (path := shutil.which(name))), None)
     if path is None:
-        where = f"CXX={named} is no command" if named else "neither g++ nor clang++ is on PATH"
+        where = f"CXX={named} is not a command" if named else "neither g++ nor clang++ is on PATH"
         return lacking("C++ compiler", "compiler_missing", where, remedy)
     return found("C++ compiler", path, f"C++ compiler {path}")
 
@@ -83,7 +83,7 @@ def cxx_compiler() -> Finding:
 def python_headers() -> Finding:
     """Python.h of the running interpreter."""
     scheme = sysconfig.get_default_scheme()
-    # Debian's own scheme points at a folder for local packages, where there are no headers.
+    # Debian's own scheme names a folder for local packages, which has no headers.
     scheme = "posix_prefix" if scheme == "posix_local" else scheme
     header = Path(sysconfig.get_paths(scheme=scheme)["include"], "Python.h")
     if not header.is_file():
@@ -124,7 +124,7 @@ def nvcc() -> Finding:
 
 
 def nvcc_at(executable: Path) -> Finding:
-    """A CUDA compiler that is there: whether it answers, has its headers, and makes what the driver loads."""
+    """Whether an existing CUDA compiler runs, has matching headers, and makes code that the driver loads."""
     answer = answering(executable)
     if answer.value is None or not answer.ok:
         return answer
@@ -136,25 +136,25 @@ def nvcc_at(executable: Path) -> Finding:
 _ANSWER_TIMEOUT_S = 10.0
 _SUBJECT = "nvcc"
 _SET = "set CUDA_HOME to"
-_KILLED = (-9, 137)  # as the process says it, and as a shell around it does
+_KILLED = (-9, 137)  # as the process reports it, and as a shell does
 # CUDA that a branch of NVIDIA's driver came with, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 _CUDA_OF_BRANCH = (
     *((450, (11, 0)), (455, (11, 1)), (460, (11, 2)), (465, (11, 3)), (470, (11, 4)), (495, (11, 5)), (510, (11, 6))),
     *((515, (11, 7)), (520, (11, 8)), (525, (12, 0)), (530, (12, 1)), (535, (12, 2)), (545, (12, 3)), (550, (12, 4))),
     *((555, (12, 5)), (560, (12, 6)), (565, (12, 7)), (570, (12, 8)), (575, (12, 9)), (580, (13, 0))),
 )
-_BRANCHES_KNOWN = 585  # what newer ones come with is not known here
+_BRANCHES_KNOWN = 585  # the CUDA of newer branches is unknown
 
 Version = tuple[int, int]
 
 
 def answering(nvcc: Path, *, oldest: Version = (0, 0), timeout_s: float = _ANSWER_TIMEOUT_S) -> Finding:
-    """The version of a compiler that answers.
+    """The version that a compiler reports.
 
     Args:
         nvcc: the program.
-        oldest: the oldest release of use.
-        timeout_s: how long its answer is waited for.
+        oldest: the oldest usable release.
+        timeout_s: how long to wait for its output.
     """
     remedy = f"{_SET} another CUDA toolkit; only backends that compile CUDA sources need it"
     try:
@@ -162,36 +162,34 @@ def answering(nvcc: Path, *, oldest: Version = (0, 0), timeout_s: float = _ANSWE
     except subprocess.TimeoutExpired:
         reason = f"{nvcc} --version gave no answer in {timeout_s:g} s"
         return lacking(
-            _SUBJECT, "toolkit_hangs", reason, "see what it waits for: a file system that is gone, a wrapper"
+            _SUBJECT, "toolkit_hangs", reason, "find what blocks it, e.g. a stale file system or a wrapper script"
         )
     except (OSError, ValueError) as error:
         return lacking(_SUBJECT, "toolkit_broken", f"{nvcc} cannot be run: {error}", remedy)
     if answer.returncode in _KILLED:
         reason = f"{nvcc} was killed (exit {answer.returncode})"
-        return lacking(
-            _SUBJECT, "toolkit_killed", reason, "look for the memory limit that ends it: dmesg, the container's"
-        )
+        return lacking(_SUBJECT, "toolkit_killed", reason, "check for a memory limit, in dmesg and of the container")
     version = re.search(r"release (\d+)\.(\d+)", answer.stdout)
     if answer.returncode != 0 or version is None:
         reason = f"{nvcc} --version gives no version (exit {answer.returncode})"
         return lacking(_SUBJECT, "toolkit_broken", reason, remedy)
-    told = int(version[1]), int(version[2])
-    if told < oldest:
-        reason = f"{nvcc} is of CUDA {_text(told)}, {_text(oldest)} is needed"
+    release = int(version[1]), int(version[2])
+    if release < oldest:
+        reason = f"{nvcc} is of CUDA {_text(release)}, {_text(oldest)} is needed"
         return lacking(
-            _SUBJECT, "toolkit_version", reason, f"{_SET} a toolkit of {_text(oldest)} or newer", _text(told)
+            _SUBJECT, "toolkit_version", reason, f"{_SET} a toolkit of {_text(oldest)} or newer", _text(release)
         )
-    return found(_SUBJECT, _text(told), f"nvcc {_text(told)} at {nvcc}")
+    return found(_SUBJECT, _text(release), f"nvcc {_text(release)} at {nvcc}")
 
 
 def of_files(nvcc: Path, version: Version, driver: str | None) -> Finding:
-    """Whether headers and driver go with a compiler; nothing is run.
+    """Whether headers and driver match a compiler; nothing is run.
 
     Args:
-        nvcc: the program, ``<toolkit>/bin/nvcc``; of one that does not lie in a toolkit, such as a script on PATH or
-            that of a system package, headers are not looked for.
-        version: of the compiler.
-        driver: version of the driver of the machine's GPUs, e.g. ``"535.104.05"``; None where there is none.
+        nvcc: the program, ``<toolkit>/bin/nvcc``. If it is outside of a toolkit, such as a script on PATH or a system
+            package's, headers are not checked.
+        version: version of the compiler.
+        driver: version of the machine's NVIDIA driver, e.g. ``"535.104.05"``; None without one.
     """
     root = nvcc.resolve().parent.parent
     is_toolkit = (root / "nvvm").is_dir() or (root / "version.json").is_file()
@@ -208,13 +206,13 @@ def of_files(nvcc: Path, version: Version, driver: str | None) -> Finding:
 
 
 def newest_cuda(driver: str | None) -> Version | None:
-    """The CUDA that a driver came with, whose PTX it can compile; None if that is not known.
+    """The CUDA version that a driver was released with, whose PTX it can compile; None if unknown.
 
     >>> newest_cuda("535.104.05"), newest_cuda("418.40"), newest_cuda(None)
     ((12, 2), None, None)
     """
-    told = re.match(r"\d+", driver or "")
-    branch = int(told[0]) if told else 0
+    match = re.match(r"\d+", driver or "")
+    branch = int(match[0]) if match else 0
     known = [cuda for first, cuda in _CUDA_OF_BRANCH if first <= branch < _BRANCHES_KNOWN]
     return known[-1] if known else None
 
@@ -228,8 +226,8 @@ def _wrong_with_headers(include: Path, version: Version) -> str:
         text = (include / "cuda.h").read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         return f"{include / 'cuda.h'} cannot be read: {error.strerror or error}"
-    told = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", text)
-    of_header = None if told is None else (int(told[1]) // 1000, int(told[1]) % 1000 // 10)
+    match = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", text)
+    of_header = None if match is None else (int(match[1]) // 1000, int(match[1]) % 1000 // 10)
     if of_header is None or of_header == version:
         return ""
     return f"nvcc is of CUDA {_text(version)}, {include / 'cuda.h'} of {_text(of_header)}"

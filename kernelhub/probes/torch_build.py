@@ -1,4 +1,4 @@
-"""What torch is built for: the CUDA or ROCm of its wheel, here or on a machine that is described."""
+"""The CUDA or ROCm version that torch is built for, on this machine or a simulated one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TorchBuild(NamedTuple):
 
     Attributes:
         version: as ``torch.__version__``, e.g. ``"2.11.0+cu130"``.
-        cuda: CUDA toolkit that it is built for, e.g. ``"13.0"``; None for none.
+        cuda: CUDA toolkit that it is built for, e.g. ``"13.0"``; None for a build without CUDA.
         hip: ROCm that it is built for; None for none.
     """
 
@@ -44,7 +44,7 @@ class TorchBuild(NamedTuple):
 
 
 def torch_build() -> TorchBuild:
-    """The build of this process; where torch is not imported yet it is read, since importing it takes over a second."""
+    """The build of this process; read from its files if torch is not imported, since an import takes over a second."""
     if "torch" not in sys.modules:
         build = _read()
         if build is not None:
@@ -55,7 +55,7 @@ def torch_build() -> TorchBuild:
 
 
 def _read() -> TorchBuild | None:
-    """What ``torch/version.py`` of the torch that would be imported says; None where that cannot be told."""
+    """The build in ``torch/version.py`` of the installed torch; None if it cannot be read."""
     try:
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None:
@@ -75,7 +75,7 @@ def _read() -> TorchBuild | None:
 
 
 def torch_build_of(version: str | None) -> TorchBuild:
-    """The build that a version names: ``"2.13.0+cu130"``, ``"2.8.0+cpu"``; without a local part that of the index."""
+    """The build of a version: ``"2.13.0+cu130"``, ``"2.8.0+cpu"``; without a local part, the package index's build."""
     release, _, local = (version or _NEWEST).partition("+")
     cuda = re.fullmatch(r"cu(\d+)(\d)", local)
     if cuda:

@@ -327,7 +327,7 @@ class TestFailures:
         assert "CXX=no-such-compiler" in rejection.reason
         assert "g++" in rejection.remedy
         assert self.call().shape == (2, 64)
-        with pytest.raises(NoKernel, match="CXX=no-such-compiler is no command"):
+        with pytest.raises(NoKernel, match="CXX=no-such-compiler is not a command"):
             self.call(backend="cpp")
 
     def test_without_any_folder_to_write_it_is_refused_with_a_remedy(self, tmp_path: Path, monkeypatch) -> None:

@@ -167,7 +167,7 @@ def test_a_function_whose_parameters_only_the_loaded_library_tells_is_looked_at_
         with kernelhub.use(fp8_gemm=("fake.fp8_blocks", "torch.dequantized")):
             kernelhub.fp8_gemm(**arguments)
         (fallback,) = kernelhub.report().fallbacks
-    assert "fp8_gemm_nt has c in place 3, where d was" in fallback.reason
+    assert "fp8_gemm_nt has c as argument 3, where d was" in fallback.reason
 
 
 def test_a_second_library_of_the_same_operators_is_not_loaded(tmp_path) -> None:

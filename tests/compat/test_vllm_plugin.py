@@ -154,7 +154,11 @@ class TestRegistration:
     @pytest.mark.parametrize(
         ("old", "new", "reason"),
         [
-            ("def register_backend(backend,", "def register_backend(which,", "has which in place 1, where backend was"),
+            (
+                "def register_backend(backend,",
+                "def register_backend(which,",
+                "has which as argument 1, where backend was",
+            ),
             ("kv_cache, attn_metadata, output,", "attn_metadata, kv_cache, output,", "where kv_cache was"),
             ("key_cache, value_cache, slot_mapping", "value_cache, key_cache, slot_mapping", "where key_cache was"),
             ("class MultipleOf", "class Multiple", "does not define MultipleOf"),

@@ -90,9 +90,9 @@ def test_one_in_a_zip_file_is_read(site: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({}, "tells no name and no version"),
-        ({"METADATA": "Version: 1.0\n"}, "tells no name"),
-        ({"METADATA": "Name: x\nVersion: 1\n", "top_level": b"caf\xe9\n"}, "not in UTF-8"),
+        ({}, "has no name and no version"),
+        ({"METADATA": "Version: 1.0\n"}, "has no name"),
+        ({"METADATA": "Name: x\nVersion: 1\n", "top_level": b"caf\xe9\n"}, "is not UTF-8"),
     ],
 )
 def test_a_broken_one_is_named_with_the_reason(site: Path, files: dict, reason: str) -> None:

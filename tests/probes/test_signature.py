@@ -110,7 +110,7 @@ def test_a_call_that_fits_is_taken(library: Path, call: Call) -> None:
         pytest.param(
             Call("fakelib_c.api:run", ("q", "v", "k")),
             "signature_changed",
-            "has k in place 2, where v was",
+            "has k as argument 2, where v was",
             marks=pytest.mark.fault("signature_changed"),
         ),
         pytest.param(
@@ -122,12 +122,12 @@ def test_a_call_that_fits_is_taken(library: Path, call: Call) -> None:
         pytest.param(
             Call("fakelib_c.api:run", ("q",)),
             "signature_changed",
-            "asks for k, v, which we do not give",
+            "requires k, v, which the adapter does not pass",
             marks=pytest.mark.fault("signature_changed"),
         ),
         (Call("fakelib_c.api:run", (*RUN, "scale", "causal")), "signature_changed", "takes 4 arguments by position"),
-        (Call("fakelib_c.api:Wrapper.plan", PLAN), "signature_changed", "asks for device"),
-        (Call("fakelib_c.api:twice", ("a",)), "signature_changed", "asks for b"),
+        (Call("fakelib_c.api:Wrapper.plan", PLAN), "signature_changed", "requires device"),
+        (Call("fakelib_c.api:twice", ("a",)), "signature_changed", "requires b"),
         (Call("fakelib_c.api:Wrapper.begin"), "symbol_missing", "Wrapper without begin"),
         pytest.param(
             Call("fakelib_c.api:absent"),
@@ -138,7 +138,7 @@ def test_a_call_that_fits_is_taken(library: Path, call: Call) -> None:
         (Call("fakelib_c:absent"), "symbol_missing", "does not define absent"),
         (Call("fakelib_c.absent:run"), "symbol_unknown", "no Python source"),
         (Call("fakelib_c.compiled:run"), "symbol_unknown", "no Python source"),
-        (Call("fakelib_c.loop:f"), "symbol_unknown", "too often"),
+        (Call("fakelib_c.loop:f"), "symbol_unknown", "too many modules"),
         (Call("fakelib_c.broken:f", ("a",)), "package_broken", "cannot be read"),
         (Call("no_such_package:f"), "package_missing", "not installed"),
     ],

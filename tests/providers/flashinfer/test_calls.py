@@ -422,5 +422,5 @@ def test_a_real_wheel_with_a_shifted_parameter_keeps_the_kernel_from_being_chose
     assert not told.accepted
     assert {item.code for item in told.rejections} == {*whole, "signature_changed"}
     told = next(item for item in told.rejections if item.code == "signature_changed")
-    assert "has stream in place 1, where k was" in told.reason
+    assert "has stream as argument 1, where k was" in told.reason
     assert "flashinfer" not in sys.modules
