@@ -38,7 +38,6 @@ _PARAMETERS = (
 OverrideLike = NamesLike | Mapping[str, NamesLike]
 T = TypeVar("T")
 
-_interned: dict[tuple[Any, ...], Layer] = {}
 # Who entered each of `HUB.contexts`, in the same order: blocks may end in another order than they began, as those of
 # generators do, and each takes out its own layer. Layers alone do not tell, since equal words are one layer.
 _entered: ContextVar[tuple[use, ...]] = ContextVar("kernelhub contexts entered", default=())
@@ -253,9 +252,9 @@ def _layer(
     HUB.registry.check_layer(layer)
     with HUB.lock:
         key = (*parts, *flags, trust)
-        known = _interned.get(key)
+        known = HUB.layers.get(key)
         if known is None:
-            keep(_interned, key, layer)
+            keep(HUB.layers, key, layer)
         return known or layer
 
 

@@ -80,6 +80,7 @@ class Hub:
         # Filled when the first context is entered, and never emptied, since a task started inside one keeps
         # it after the block ends. Until then a call need not read the ContextVar.
         self.contexts_used: list[bool] = []
+        self.layers: dict[Hashable, Layer] = {}  # those that users gave: equal ones are one object, for keys of tables
         self.configured: Layer = Layer()
         self.agreed: Mapping[str, Agreed] = {}  # what ranks agreed on, by op; it holds until a reload
         self._settings: Settings | None = None

@@ -220,7 +220,7 @@ class Machine:
         return f"{build}{'' if build == here else f' (here: {here})'}; packages, toolkit and variables are those here"
 
     def forget(self) -> None:
-        """DryRun every probe again at its next use."""
+        """Run every probe again at its next use."""
         self._findings, self._on_devices, self.load_failures = {}, {}, {}
         self._of_first_rank = None
 

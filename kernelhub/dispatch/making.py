@@ -27,7 +27,6 @@ from kernelhub.errors import KernelhubError, KernelUnavailable
 
 _inside: ContextVar[tuple[Hashable, ...]] = ContextVar("kernelhub loads", default=())
 _OURS = tuple(f"kernelhub.{room}" for room in ("backends", "dispatch", "evidence", "ops", "probes", "runtime"))
-_NO_LOCKS: dict[str, Any] = {}
 _NESTED = (
     2  # a signal handler may ask once more for what its thread is loading; a load that asks for itself does not end
 )
@@ -124,7 +123,7 @@ def check_not_importing() -> None:
     """
     if _imp.lock_held() and _searches(sys._getframe(1)):
         raise _from_inside("a search for a module")
-    locks: dict[str, Any] = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", _NO_LOCKS)
+    locks: dict[str, Any] = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
     if not locks:
         return
     here = threading.get_ident()

@@ -93,7 +93,7 @@ class Child:
         self.close()
 
     def check(self, subject: Subject, case: Case) -> Check | str:
-        """DryRun one case, as `Subject.check` does.
+        """Check one case, as `Subject.check` does.
 
         Raises:
             Ended: the kernel crashed, hung or left.

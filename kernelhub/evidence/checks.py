@@ -70,7 +70,7 @@ class Subject:
         return _Claim(False, "", why=f"{decision.code}: {decision.reason}")
 
     def check(self, case: Case) -> Check | str:
-        """DryRun one case; a sentence if the kernel does not claim it.
+        """Check one case; a sentence if the kernel does not claim it.
 
         Raises:
             Unavailable: it cannot be loaded.

@@ -36,7 +36,7 @@ class Here:
         self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
     def check(self, subject: Subject, case: Case) -> Check | str:
-        """DryRun one case, as `Subject.check` does, which says what else is raised.
+        """Check one case, as `Subject.check` does, which says what else is raised.
 
         Raises:
             Ended: the kernel hung.

@@ -52,7 +52,7 @@ def operator(library: Library, name: str, capability: tuple[int, int]) -> Any:
 
 
 def supports(library: Library, predicate: str, capability: tuple[int, int]) -> None:
-    """DryRun the library itself whether it was compiled for the device.
+    """Whether the library was compiled for the device, by its own answer.
 
     Raises:
         ImportError: it says no.

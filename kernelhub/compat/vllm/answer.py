@@ -27,7 +27,7 @@ class Answer(Generic[P]):
 
     @staticmethod
     def cache_clear() -> None:
-        """DryRun every probe again, as the function of that name on vLLM's cached ones."""
+        """Run every probe again, as the function of that name on vLLM's cached ones."""
         HUB.machine.forget()
         HUB.forget_choices()
 

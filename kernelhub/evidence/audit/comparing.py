@@ -66,7 +66,7 @@ class Others:
         return self._names
 
     def drop(self, name: str) -> None:
-        """DryRun this one no more."""
+        """Compare with this kernel no more."""
         self._names = [other for other in self.names() if other != name]
 
     def _able(self) -> list[Kernel]:

@@ -102,7 +102,7 @@ def has_nvidia_artifactory() -> Finding:
 
 
 def check_nvidia_artifactory(timeout_s: float = 5.0) -> bool:
-    """DryRun the network, once and now, whether cubins can be downloaded; `has_nvidia_artifactory` remembers a yes."""
+    """Request the page that cubins are downloaded from, once; `has_nvidia_artifactory` remembers success."""
     if os.environ.get("FLASHINFER_NO_DOWNLOAD"):
         return False
     request = urllib.request.Request(FLASHINFER_CUBINS_REPOSITORY, method="GET")
