@@ -81,7 +81,7 @@ def kernels(op: str) -> str:
         promises = [
             *(["deterministic"] if kernel.deterministic else []),
             *(["batch invariant"] if kernel.batch_invariant else []),
-            *(["wants lengths on the host"] if kernel.reads_lengths else []),
+            *(["needs lengths on the host"] if kernel.reads_lengths else []),
             f"CUDA graphs: {kernel.graph.name.lower().replace('_', ' ')}",
         ]
         features = ", ".join(sorted(kernel.features)) or "none"

@@ -7,7 +7,7 @@ from tests.faults.record import NOTHING, Fault
 
 _VERSION = "install a version in the range that is named"
 _ERROR = "write what the message says"
-_LIBRARY = "mend or remove the package, or disable its backend"
+_LIBRARY = "fix or remove the package, or disable its backend"
 
 
 def _all(fixture: str, *rows: tuple[str, str, str, str]) -> tuple[Fault, ...]:
@@ -161,7 +161,7 @@ _RECORDS = _all(
     "FX9",
     ("feature_undeclared", "a feature that the kernel does not claim", "feature", "nothing to do: another kernel runs"),
     ("constraint_raises", "a condition that raises", "constraint_error", "report it to who wrote the record"),
-    ("wrong_record", "a record that contradicts its op", "RegistrationError", "mend the record"),
+    ("wrong_record", "a record that contradicts its op", "RegistrationError", "fix the record"),
     ("known_bad", "a kernel known to be wrong on the device", "known_bad", "install a version without the error"),
 )
 
