@@ -1,4 +1,4 @@
-"""``kernelhub backends``: who provides kernels, and which of them can run here."""
+"""``kernelhub backends``: the backends, and which of their kernels can run here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kernelhub.dispatch.registry import Registered
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding
 
-# Fewer missing features than this are told instead of those that are there.
+# If fewer features than this are missing, the table lists the missing ones.
 _FEW = 4
 
 
@@ -32,12 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     """The command's options."""
     parser.add_argument("--op", metavar="OP", type=op_named, help=f"only kernels of this op: {', '.join(ops())}")
     parser.add_argument("--matrix", action="store_true", help="what each record takes, on any device")
-    parser.add_argument("--all", action="store_true", help="list every kernel of every op with all that is known of it")
+    parser.add_argument("--all", action="store_true", help="list every kernel of every op with all fields")
     parser.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print backends and kernels; always 0, since none of them need be able to run here."""
+    """Print backends and kernels; always 0, also if no kernel can run here."""
     _ = HUB.settings
     records = ops().values() if arguments.op is None else (arguments.op,)
     if arguments.matrix:
@@ -88,7 +88,7 @@ def _summary(backends: Sequence[tuple[Registered, Finding | None]], kernels: Seq
 
 
 def _show_op(record: OpRecord[Any], kernels: Sequence[_Entry], device: DeviceFacts, console: Console) -> None:
-    """The kernels of an op, one a line with the first reason against it; those of a library that share it, together."""
+    """The kernels of an op, one per line with its first reason; kernels of a library with one reason share a line."""
     contract = record
     console.heading(f"kernels of {contract.name} ({contract.summary}) on {device}")
     rows: dict[tuple[str, str, str], list[str]] = {}
@@ -123,7 +123,7 @@ def _show_all(
 
 
 def _matrix(records: Iterable[OpRecord[Any]], as_json: bool, console: Console) -> int:
-    """Print what the records take, every library taken to be installed."""
+    """Print what the records accept, as if every library were installed."""
     if as_json:
         console.json({"kernels": [row.to_dict() for record in records for row in matrix.rows(record)]})
         return 0
@@ -131,16 +131,14 @@ def _matrix(records: Iterable[OpRecord[Any]], as_json: bool, console: Console) -
         console.heading(f"{record.name}: {record.summary}")
         console.table(Table(matrix.COLUMNS, [matrix.text(row) for row in matrix.rows(record)]))
         console.line()
-    console.line(f"{matrix.SOME}: for some problems only; a dash: never. Every library is taken to be installed.")
-    console.line(
-        "verified: the project ran it there. published: its authors say that it is for it. opt-in: by name alone."
-    )
+    console.line(f"{matrix.SOME}: for some problems only; a dash: never. Every library is assumed to be installed.")
+    console.line("verified: run there by the project. published: supported by its authors. opt-in: only by name.")
     return 0
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A kernel, and what speaks against it on this machine whatever the problem."""
+    """A kernel, and its rejections on this machine for any problem."""
 
     kernel: Kernel
     obstacles: tuple[Rejection, ...]

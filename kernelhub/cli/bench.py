@@ -1,4 +1,4 @@
-"""``kernelhub bench``: every supported kernel of one problem timed beside the others, on this machine."""
+"""``kernelhub bench``: time every supported kernel of one problem on this machine."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The problem on a device that is here, and the selection for it."""
+    """The problem on a device of this machine, and the selection for it."""
     from kernelhub.dispatch.explain import device_facts, problem_from
     from kernelhub.evidence.verify import device_here
 
@@ -101,7 +101,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def _measured(arguments: argparse.Namespace, problem: Any, kernels: Sequence[str]) -> list[Row]:
-    """A row for each kernel that ran, by its name in the order of selection; one that failed is left out, and said."""
+    """A row for each kernel that ran, in the order of selection; a kernel that failed is left out with a message."""
     from kernelhub.dispatch.hub import HUB
     from kernelhub.evidence.timing import time_calls
     from kernelhub.evidence.verify import device_here
@@ -115,8 +115,8 @@ def _measured(arguments: argparse.Namespace, problem: Any, kernels: Sequence[str
         shown = ",".join(map(str, arguments.tokens))
         facets = ", ".join(name for name in ("q_len", "rows", "m") if hasattr(problem, name))
         raise ConfigurationError(
-            f"--tokens {shown}: this problem of {op} has no call with so many new tokens; give others, or the facet "
-            f"that says how many there are ({facets})"
+            f"--tokens {shown}: {op} has no call with this number of new tokens for the problem; give another "
+            f"number, or the facet that sets it ({facets})"
         )
     calls = calls_of(need, arguments.tokens, device, context_len=arguments.context_len)
     with steps("timing", len(arguments.tokens), sys.stderr) as step:
@@ -153,7 +153,7 @@ def _show(selection: Any, rows: Sequence[Row], tokens: Sequence[int], console: C
 
     columns = ("kernel", *(f"{count} tokens" for count in measured))
     console.table(Table(columns, [(row.kernel, *(cell(row, count) for count in measured)) for row in rows]))
-    console.line("in brackets: the time over that of the fastest")
+    console.line("in brackets: time relative to the fastest")
 
 
 def _digits(us: float) -> str:
@@ -183,6 +183,6 @@ def _plot(selection: Any, rows: Sequence[Row], path: Path) -> None:
     try:
         figure.savefig(path, dpi=150, bbox_inches="tight")
     except OSError as error:
-        raise ConfigurationError(f"--png {path}: {error.strerror or error}; name a place that can be written") from None
+        raise ConfigurationError(f"--png {path}: {error.strerror or error}; name a writable path") from None
     finally:
         pyplot.close(figure)

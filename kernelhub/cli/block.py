@@ -1,7 +1,7 @@
-"""One decode step of a DeepSeek-like block: latent attention, routing, experts in fp8, each fed by the one before.
+"""One decode step of a DeepSeek-like block: latent attention, then routing, then experts in fp8.
 
-What stands between the ops is plain torch: the projection of the heads' latents back to the hidden size, with a norm,
-and the router's product.
+Between the ops the block runs plain torch: the projection of the heads' latents back to the hidden size, a norm, and
+the router's matrix product.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from kernelhub.ops.moe.routing.tolerance import decided, weights_agree
 
 _HEADS = 16  # of 128, as on one of eight ranks
 _RANKS = 8
-_CHECKED = 8  # tokens whose experts are held against the reference, which is slow
+_CHECKED = 8  # tokens whose experts are checked against the reference, which is slow
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """A result held against the reference, in units of what is allowed.
+    """A result compared with the reference, in units of the tolerance.
 
     Attributes:
         largest: largest error of any element.
         rms_ratio: root mean square of the error.
-        all_finite: whether every element is a number.
+        all_finite: whether every element is finite.
     """
 
     largest: float
@@ -57,13 +57,13 @@ class Agreement:
 
 
 class Block:
-    """Tensors of one step; what an op needs of those before it is computed when it is first asked for.
+    """Tensors of one step; the outputs of earlier ops are computed at their first use.
 
     Args:
         num_seqs: sequences, each with one new token.
         kv_tokens: tokens of each in the latent cache.
         num_experts: routed experts of the layer, those of the model or fewer.
-        device: where.
+        device: device of the tensors.
     """
 
     def __init__(self, num_seqs: int, kv_tokens: int, num_experts: int, device: torch.device) -> None:
@@ -83,13 +83,13 @@ class Block:
 
     @cached_property
     def routing(self) -> dict[str, Any]:
-        """Arguments of `route_experts`: the router's logits of what attention gives."""
+        """Arguments of `route_experts`: the router's logits of the attention output."""
         made = routing_inputs(self.model, tokens=1, device=self.device)
         return {**made, "logits": self._hidden.float() @ self._router}
 
     @cached_property
     def experts(self) -> dict[str, Any]:
-        """Arguments of `fused_moe`: the same rows, where routing sends them."""
+        """Arguments of `fused_moe`: the same rows, with the experts that routing selects."""
         weights, ids = kernelhub.route_experts(**self.routing)
         made = moe_inputs(self.model, tokens=1, tensor_parallel=_RANKS, device=self.device)
         return {**made, "x": self._hidden, "topk_weights": weights, "topk_ids": ids, "residual": self._hidden}
@@ -120,7 +120,7 @@ class Block:
         return compare_out(out, kernelhub.mla_attention.reference(**self.attention), largest)
 
     def check_routing(self, result: tuple[Tensor, Tensor]) -> Agreement:
-        """The same experts wherever rounding cannot change them, with the same weights."""
+        """Checks for the same experts, except where rounding can change them, and the same weights."""
         weights, ids = kernelhub.route_experts.reference(**self.routing, dtype=torch.float64)
         sure = decided(**self.routing)
         same = torch.equal(result[1][sure], ids[sure])
@@ -136,7 +136,7 @@ class Block:
         return Agreement(found.worst, found.overall, found.finite)
 
     def attention_in_torch(self) -> Any:
-        """Attention over latents that lie densely, the heads packed as rows of one KV head."""
+        """Attention over dense latents, the heads packed as rows of one KV head."""
         q = self.attention["q"].unsqueeze(1)
         random = torch.Generator(self.device).manual_seed(0)
         shape = (self.num_seqs, 1, self.kv_tokens, q.shape[-1])

@@ -1,4 +1,4 @@
-"""``kernelhub cache``: what lies in the caches of this machine, what of it is of no use, and where it could lie."""
+"""``kernelhub cache``: the caches of this machine, their entries, which of them can be removed, and their paths."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kernelhub.runtime.caches.inventory import BROKEN, Cache, Item
 
 _ACTIONS = {
     "list": "every cache with its path, size, entries, and what could be removed",
-    "check": "verify every entry of kernelhub's own caches, and look for broken ones in the libraries'",
+    "check": "verify every entry of kernelhub's own caches, and find broken ones in the libraries'",
     "clear": "remove entries; of the named caches, by default of kernelhub's own",
-    "path": "where kernelhub keeps things, and why not elsewhere",
+    "path": "where kernelhub keeps its files, and why not elsewhere",
     "env": "the variables that put the libraries' caches below kernelhub's, for a shell to evaluate",
 }
 _HELP = "; ".join(f"{name}: {what}" for name, what in _ACTIONS.items()) + " (default: list)"
-_SHOWN = 20  # items that are told one by one
+_SHOWN = 20  # items that are listed one by one
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Do one action. 1 if `check` finds something broken, `clear` leaves something, or nothing can be written."""
+    """Run one action; 1 if `check` finds a broken entry, `clear` leaves an entry, or no path is writable."""
     if arguments.action == "path":
         return _path(arguments, console)
     if arguments.action == "env":
@@ -111,7 +111,7 @@ def _clear(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _ask(chosen: Sequence[tuple[Cache, Item]], as_json: bool) -> None:
-    """Return if the user agrees, and raise if not, or if there is nobody to ask."""
+    """Return if the user agrees; raise if not, or if input is not a terminal."""
     what = f"{len(chosen)} entries, {_size(sum(item.num_bytes for _, item in chosen))}"
     folders = ", ".join(dict.fromkeys(str(cache.path) for cache, _ in chosen))
     if as_json or not sys.stdin.isatty():
@@ -148,7 +148,7 @@ def _path(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _env(arguments: argparse.Namespace, console: Console) -> int:
-    """Set them for nobody but the note in each folder; the shell sets them."""
+    """Print the variables for a shell to set, and write the note in each folder."""
     result = variables.set_cache_variables(offline=arguments.offline, environ=dict(os.environ))
     if arguments.json:
         console.json(result.to_dict())
@@ -168,7 +168,7 @@ def _caches(names: Sequence[str], *, thorough: bool = False) -> list[Cache]:
     all_names = ("kernelhub", *(item.name for item in known.KNOWN))
     for name in names:
         if name not in all_names:
-            raise ConfigurationError(f"{name!r} is no cache{did_you_mean(name, all_names)}: {', '.join(all_names)}")
+            raise ConfigurationError(f"{name!r} is not a cache{did_you_mean(name, all_names)}: {', '.join(all_names)}")
     wanted = names or all_names
     found = inventory.caches(thorough=thorough) if "kernelhub" in wanted else []
     others = (item.read() for item in known.KNOWN if item.name in wanted)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 
 def complete(summaries: Mapping[str, str]) -> int:
-    """Answer a shell that asks how a word may go on, which ends the process; 1 where argcomplete is missing."""
+    """Print a word's completions for a shell and end the process; 1 if argcomplete is missing."""
     try:
         import argcomplete
     except ImportError:
@@ -19,7 +19,7 @@ def complete(summaries: Mapping[str, str]) -> int:
 
 
 def parser_for(summaries: Mapping[str, str], words: Sequence[str]) -> argparse.ArgumentParser:
-    """All commands, with the options of the one that is being written."""
+    """All commands, with the options of the one that is being typed."""
     parser = argparse.ArgumentParser(prog="kernelhub")
     commands = parser.add_subparsers(dest="command")
     for name, summary in summaries.items():
@@ -31,12 +31,12 @@ def parser_for(summaries: Mapping[str, str], words: Sequence[str]) -> argparse.A
         for action in one._actions:
             known = _known(action)
             if known:
-                action.type, action.choices = None, known  # this parser completes words, and parses none for a command
+                action.type, action.choices = None, known  # this parser only completes words
     return parser
 
 
 def _known(action: argparse.Action) -> tuple[str, ...]:
-    """What an op, a model or a device may be."""
+    """The values of an op, a model or a device."""
     if action.metavar == "OP":
         from kernelhub.ops.records import OPS
 

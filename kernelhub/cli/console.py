@@ -1,6 +1,6 @@
-"""Output for people: framed and coloured on a terminal if rich is installed, else plain aligned text.
+"""Console output: framed and coloured on a terminal if rich is installed, else plain aligned text.
 
-Plain text is for pipes and logs: no colours, no frames, nothing cut off, a row a line.
+Plain text is for pipes and logs: no colours, no frames, no truncation, one row per line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of words under column names; a column without a word in it is not shown."""
+    """Rows of words under column names; an empty column is not shown."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
@@ -59,7 +59,7 @@ class Console:
         print(" " * indent + text, file=self.stream)
 
     def heading(self, text: str) -> None:
-        """A line that what follows belongs to."""
+        """A heading for the lines that follow."""
         self.line(text)
 
     def table(self, table: Table) -> None:
@@ -75,7 +75,7 @@ class Console:
         print(json.dumps(value, indent=2, default=str), file=self.stream)
 
     def entries(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Labels with a sentence each; on a terminal a long sentence goes on below itself."""
+        """Labels with a sentence each; on a terminal a long sentence wraps in its own column."""
         width = max((len(label) for label, _ in rows), default=0)
         for label, text in rows:
             self._entry(f"{label:<{width}}  ", " ".join(text.split()))
@@ -119,7 +119,7 @@ class TerminalConsole(Console):
         self._terminal.print(framed)
 
     def _stack(self, table: Table) -> None:
-        """A row over several lines: its first cell, and below it each other one with its column's name."""
+        """A row over several lines: its first cell, then each other cell with its column's name."""
         width = max(map(len, table.columns[1:]), default=0)
         for first, *rest in table.rows:
             self.heading(first)
@@ -154,7 +154,7 @@ def fitting(table: Table, width: int) -> list[int] | None:
 
 
 def console_for(stream: IO[str]) -> Console:
-    """The console that fits a stream: framed where it is a terminal and rich is installed."""
+    """The console for a stream: framed if it is a terminal and rich is installed."""
     terminal = _terminal(stream)
     return Console(stream) if terminal is None else TerminalConsole(stream, terminal)
 
@@ -164,7 +164,7 @@ def steps(stage: str, total: int, stream: IO[str]) -> Iterator[Callable[[str], N
     """Progress of a long command with the time left: a bar on a terminal, else a line for each step.
 
     Yields:
-        A function to call as each of the `total` steps begins, with what it does.
+        A function to call with a description as each of the `total` steps begins.
     """
     with bar(stream) as show, Heart(None, show) as heart:
         begun = 0
@@ -200,13 +200,13 @@ def alone_on_stdout() -> Iterator[IO[str]]:
             yield stream
     finally:
         stderr.flush()
-        ctypes.CDLL(None).fflush(None)  # what C holds back would follow the document otherwise
+        ctypes.CDLL(None).fflush(None)  # otherwise C's buffered output would follow the document
         os.dup2(kept, number)
         os.close(kept)
 
 
 def _terminal(stream: IO[str]) -> rich.console.Console | None:
-    """rich's console on a terminal; None for a pipe, a file, or where rich is missing."""
+    """rich's console on a terminal; None for a pipe, a file, or if rich is missing."""
     if not stream.isatty():
         return None
     try:

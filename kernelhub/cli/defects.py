@@ -1,4 +1,4 @@
-"""Known defects: where each holds, in words, and which concern this machine."""
+"""Known defects: their conditions, in words, and which affect this machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _OF_MACHINES = frozenset({"device"})
 
 
 class Defect(NamedTuple):
-    """A known defect that a machine has.
+    """A known defect that affects a machine.
 
     Attributes:
-        kernel: the record that it speaks of.
-        entry: what is known.
-        problems: which problems meet it, in words; empty if all do.
+        kernel: the affected record.
+        entry: the entry of the defect.
+        problems: the affected problems, in words; empty if all are affected.
     """
 
     kernel: Kernel
@@ -34,12 +34,12 @@ class Defect(NamedTuple):
 
 
 def words(conditions: Iterable[Constraint]) -> str:
-    """Conditions that must all hold, as a reader would say them."""
+    """Conditions that must all hold, in words."""
     return "; ".join(_word(one) for one in conditions)
 
 
 def kernels_of(entry: KnownBad, kernels: Iterable[Kernel]) -> list[Kernel]:
-    """The records that an entry speaks of."""
+    """The records that an entry affects."""
     return [kernel for kernel in kernels if entry.op in ("*", kernel.op) and kernel.matches(entry.kernel)]
 
 
@@ -64,7 +64,7 @@ def _holds(conditions: Iterable[Constraint], kernel: Kernel, device: DeviceFacts
 
 
 def _runs(record: OpRecord[Any], kernel: Kernel, device: DeviceFacts) -> bool:
-    """Whether nothing speaks against a kernel on a device here but what is known of its defects."""
+    """Whether known defects are the only rejections of a kernel on a device here."""
     against = obstacles(kernel, plain_selection(record.name, device))
     return all(rejection.code == "known_bad" for rejection in against)
 

@@ -1,4 +1,4 @@
-"""``kernelhub demo``: attention and a block of experts through the hub: which kernel ran, why, how exact, how fast."""
+"""``kernelhub demo``: run attention and a block of experts; print each kernel, why it ran, its error and its speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Run every case and print what came out; 1 if a result is further from the reference than allowed."""
-    from kernelhub.cli.demonstration import demonstrate  # needs torch, which help does not
+    """Run every case and print the results; 1 if an error exceeds its tolerance."""
+    from kernelhub.cli.demonstration import demonstrate  # imports torch, which help does not need
 
     return demonstrate(arguments, console)

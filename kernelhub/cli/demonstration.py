@@ -1,4 +1,4 @@
-"""The run of ``kernelhub demo``: each case drawn, run, checked and timed beside plain torch; and what is printed."""
+"""The run of ``kernelhub demo``: inputs, results, checks and times of each case beside plain torch, and its output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEPS_OF_A_CASE = 3
 
 
 def demonstrate(arguments: argparse.Namespace, console: Console) -> int:
-    """Run every case and print what came out; 1 if a result is further from the reference than allowed."""
+    """Run every case and print the results; 1 if an error exceeds its tolerance."""
     device = _device(arguments.device)
     size = (QUICK if arguments.quick else FULL)[device.type]
     made = cases(size, device)
@@ -41,23 +41,23 @@ def demonstrate(arguments: argparse.Namespace, console: Console) -> int:
                 _show(result, console)
         else:
             _summary(results, console)
-        console.line("next: kernelhub explain paged_attention --device B200    the selection on a GPU that is not here")
-        console.line("      kernelhub doctor                                   what could be better on this machine")
+        console.line("next: kernelhub explain paged_attention --device B200    the selection on another GPU")
+        console.line("      kernelhub doctor                                   what to improve on this machine")
     return 0 if ok else 1
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What came out of one case; its tensors are not held.
+    """The result of one case, without its tensors.
 
     Attributes:
         title: name of the case.
         what, tokens, checked, peer_is: as of the case.
         peer_name: the fastest of the case's peers.
-        selection: what the call ran by.
+        selection: the selection of the call.
         agreement: the result against the reference.
         ours: time of the call.
-        peer: time of that one.
+        peer: time of the peer.
     """
 
     title: str
@@ -85,12 +85,12 @@ class _Result:
 
     @property
     def error(self) -> float:
-        """The largest of the errors, as a share of what is allowed."""
+        """The largest error relative to its tolerance."""
         found = self.agreement
         return max(found.largest / found.largest_allowed, found.rms_ratio / found.rms_ratio_allowed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a number that is none, as of a wrong result, is null."""
+        """Plain values for JSON; NaN and infinity, as in a wrong result, are null."""
         return {
             "title": self.title,
             "what": self.what,
@@ -134,13 +134,13 @@ def _run_case(
 
 
 def _summary(results: Sequence[_Result], console: Console) -> None:
-    """A few lines a case: the kernel, its error, its speed, torch's best at the same, the next best kernels."""
+    """A few lines per case: the kernel, its error, its speed, its ratio to torch, and the next best kernels."""
     console.heading(
         f"kernelhub {kernelhub.__version__} on {results[0].selection.problem.device}, torch {torch.__version__}"
     )
     console.line(
-        "each case: the kernel that ran; its error, of what is allowed; its speed through one layer; and its speed "
-        "over that of the fastest way to call plain torch for the same work (below 1 torch is faster)"
+        "kernel: the kernel that ran; error: relative to the tolerance; tokens/s: through one layer; vs torch: speed "
+        "relative to the fastest plain torch call for the same work (below 1, torch is faster)"
     )
     rows = []
     for result in results:
@@ -164,7 +164,7 @@ def _summary(results: Sequence[_Result], console: Console) -> None:
 
 
 def _next_best(selection: Selection[Any]) -> str:
-    """The two kernels that would run in place of the selected one."""
+    """The next two kernels after the selected one."""
     names = [decision.kernel for decision in selection.decisions if decision.accepted][1:3]
     rejected = sum(not decision.accepted for decision in selection.decisions)
     return f"next best: {', '.join(names) or 'none'}; {rejected} unsupported here"
@@ -182,7 +182,7 @@ def _show(result: _Result, console: Console) -> None:
             ("  checked against", f"the float32 reference, {result.checked}"),
             ("  speed", f"{result.tokens_per_s:,.0f} tokens/s through one layer ({timing})"),
             ("  torch", f"{result.peer_tokens_per_s:,.0f} tokens/s by {result.peer_name} ({result.peer_is})"),
-            ("  ratio", f"kernelhub runs at {result.ratio:.2f} times the speed of that"),
+            ("  ratio", f"kernelhub runs at {result.ratio:.2f} times the speed of torch"),
         ]
     )
     console.table(reasons_table(selection.decisions))

@@ -1,4 +1,4 @@
-"""Facts of `doctor` about dispatch: settings, libraries of backends, plugins, and what each op would run."""
+"""Facts of `doctor` about dispatch: settings, libraries of backends, plugins, and the kernel that each op would run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from kernelhub.probes.distributions import distributions_of
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import folders
 
-_VERIFY_AGAIN = "warm up or verify again; `kernelhub cache clear --stale` removes what is old"
-_TUNE_AGAIN = "`kernelhub tune --model NAME` measures anew; `kernelhub cache clear --stale` removes what is old"
+_VERIFY_AGAIN = "warm up or verify again; `kernelhub cache clear --stale` removes old results"
+_TUNE_AGAIN = "`kernelhub tune --model NAME` measures again; `kernelhub cache clear --stale` removes old results"
 _OF_DEVICES = (*OF_DEVICES, "interpreter_off")
 
 
@@ -41,7 +41,7 @@ def settings(variables: Variables) -> Iterator[Fact]:
     written = [state for state in variables.states if state.text is not None]
     for state in written:
         if state.problem:
-            yield Fact(PROBLEM, state.problem, "every call fails until it is right", f"change or unset {state.name}")
+            yield Fact(PROBLEM, state.problem, "every call fails until it is fixed", f"change or unset {state.name}")
         else:
             yield Fact(OK, f"{state.name}={state.text}", state.meaning)
     if not written:
@@ -49,11 +49,11 @@ def settings(variables: Variables) -> Iterator[Fact]:
     file = variables.config_file()
     if file is not None:
         path, layer = file
-        yield Fact(OK, f"config file {path}", "; ".join(file_words(layer)) or "it says nothing")
+        yield Fact(OK, f"config file {path}", "; ".join(file_words(layer)) or "no settings")
 
 
 def engines(variables: Variables) -> Iterator[Fact]:
-    """Variables of other projects that are set: what follows; for wrong and removed names, the successor."""
+    """Variables of other projects that are set, with their effect; for wrong and removed names, the successor."""
     for item in variables.engines:
         follows = variables.became_of(item)
         what = f"{item.name}={item.text}"
@@ -61,13 +61,13 @@ def engines(variables: Variables) -> Iterator[Fact]:
             yield Fact(NOTE, what, follows, f"write {item.successor}" if item.successor else "change or unset it")
         elif item.successor:
             meaning = f"{follows}; {item.owner} itself reads {item.successor} in its place"
-            yield Fact(NOTE, what, meaning, "say it to both")
+            yield Fact(NOTE, what, meaning, "set both")
         else:
             yield Fact(OK, what, follows)
 
 
 def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
-    """The libraries behind each built-in backend, and what keeps its kernels from running here; torch is told apart."""
+    """The libraries of each built-in backend, and why its kernels cannot run here; torch has facts of its own."""
     here = devices() if can_choose else []
     selections = {name: [plain_selection(record.name, device) for device in here] for name, record in ops().items()}
     for registered in variables.registry.backends.values():
@@ -82,7 +82,7 @@ def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
 
 
 def known_defects(variables: Variables) -> Iterator[Fact]:
-    """Where kernels that could run here give wrong numbers, each once, and what mends it."""
+    """Known defects of kernels that could run here, each once, with its remedy."""
     told = dict.fromkeys(
         defect
         for device in devices()
@@ -95,9 +95,9 @@ def known_defects(variables: Variables) -> Iterator[Fact]:
 
 
 def quarantine() -> Iterator[Fact]:
-    """Kernels that `kernelhub verify` found wrong here, and stored results that do not count."""
+    """Kernels that `kernelhub verify` found wrong here, and stored results that are not valid here."""
     if not HUB.settings["KERNELHUB_EVIDENCE"]:
-        yield Fact(NOTE, "KERNELHUB_EVIDENCE=0", "kernels that were found wrong here may be chosen", "unset it")
+        yield Fact(NOTE, "KERNELHUB_EVIDENCE=0", "kernels that were found wrong here may be selected", "unset it")
         return
     for device in measured_devices():
         kept = all_kept(device)
@@ -107,15 +107,15 @@ def quarantine() -> Iterator[Fact]:
         for (op, kernel), record in kept.records.items():
             if record.result.failures:
                 what = f"{op} {kernel} is quarantined on {device.name}"
-                meaning = f"never chosen by itself: on {record.date[:10]} {record.result.reason}"
+                meaning = f"selected only by name: on {record.date[:10]} {record.result.reason}"
                 yield Fact(NOTE, what, meaning, remedy(record.result))
         for miss in kept.misses:
-            meaning = "what it says does not count here"
+            meaning = "its results are not valid here"
             yield Fact(NOTE, f"{miss.path} {miss.reason}", meaning, "verify again, or remove it")
 
 
 def trust() -> Iterator[Fact]:
-    """Kernels that were verified here for problem classes of the user's, and those that would be first if they were."""
+    """Kernels verified here for the user's problem classes, and unverified kernels that would otherwise rank first."""
     trusts = HUB.policy("attention").trust
     for device in measured_devices():
         misses: list[Miss] = []
@@ -123,53 +123,52 @@ def trust() -> Iterator[Fact]:
         if covered:
             classes = sum(map(len, covered.values()))
             what = f"{len(covered)} kernels verified for {classes} problem classes on {device.name}"
-            yield Fact(OK, what, "they are chosen there, if nothing faster is")
+            yield Fact(OK, what, "they are selected there unless a faster kernel is")
         for miss in misses:
-            yield Fact(NOTE, f"{miss.path} {miss.reason}", "what it says does not count here", _VERIFY_AGAIN)
+            yield Fact(NOTE, f"{miss.path} {miss.reason}", "its results are not valid here", _VERIFY_AGAIN)
         faster = {name: decisions for name in ops() if (decisions := plain_selection(name, device).faster)}
         if faster:
             names = ", ".join(dict.fromkeys(decisions[0].kernel for decisions in faster.values()))
-            what = (
-                f"{names} would be first on {device.name}, and {'is' if len(faster) == 1 else 'are'} not verified there"
-            )
+            verb = "is" if len(faster) == 1 else "are"
+            what = f"{names} would rank first on {device.name} but {verb} not verified there"
             meaning = f"trust is {trusts!r}: for plain calls of {', '.join(faster)} the next best kernel runs"
             first = next(iter(faster.values()))[0]
-            yield Fact(NOTE, what, meaning, f"`kernelhub warmup --model NAME` verifies them; one alone: {first.remedy}")
+            yield Fact(NOTE, what, meaning, f"`kernelhub warmup --model NAME` verifies them; for one: {first.remedy}")
 
 
 def tuned() -> Iterator[Fact]:
-    """What was measured on each device and holds, and measurements that do not count."""
+    """Valid measurements of each device, and measurements that are not valid here."""
     if not HUB.settings["KERNELHUB_EVIDENCE"]:
-        return  # told by `quarantine`
+        return  # `quarantine` reports it
     for device in measured_devices():
         misses: list[Miss] = []
         entries = list(MeasuredTable(device, HUB.settings["KERNELHUB_TUNED"]).entries(misses))
         if entries:
             changed = sum(entry.word == FASTER for entry in entries)
             what = f"{len(entries)} problem classes tuned on {device.name}"
-            yield Fact(OK, what, f"for {changed} of them another kernel than the order's was faster, and is chosen")
+            yield Fact(OK, what, f"for {changed} of them another kernel than the order's is faster and selected")
         for miss in misses:
-            yield Fact(NOTE, f"{miss.path} {miss.reason}", "its times do not count here", _TUNE_AGAIN)
+            yield Fact(NOTE, f"{miss.path} {miss.reason}", "its times are not valid here", _TUNE_AGAIN)
         for folder, differs in other_standings(device):
-            yield Fact(NOTE, f"{folder} was measured for {differs}", "its times do not count here", _TUNE_AGAIN)
+            yield Fact(NOTE, f"{folder} was measured for {differs}", "its times are not valid here", _TUNE_AGAIN)
 
 
 def plugins(variables: Variables) -> Iterator[Fact]:
-    """Backends that are not ours, broken ones with the reason."""
+    """Third-party backends; broken ones with the reason."""
     for registered in variables.registry.backends.values():
         if not registered.builtin:
             yield _plugin(registered)
 
 
 def selections() -> Iterator[Fact]:
-    """For each kind of device here and each op: what would run, and what faster kernel is missing."""
+    """For each kind of device here and each op: the kernel that would run, and faster kernels that are missing."""
     for device in devices():
         for record in ops().values():
             yield _selected(record, device)
 
 
 def _library(registered: Registered, copies: list[Finding], selections: Mapping[str, list[Selection[Any]]]) -> Fact:
-    """One provider: which copies, how many of its kernels can run, and for the others why not, the commonest first."""
+    """One backend: its copies, the number of kernels that can run, and why others cannot run, by frequency."""
     what = "; ".join(_with_place(finding) for finding in copies)
     total = f"{len(registered.kernels)} kernels of backend {registered.name}"
     usable, elsewhere, against, remedies = 0, 0, Counter[str](), dict[str, str]()
@@ -186,14 +185,14 @@ def _library(registered: Registered, copies: list[Finding], selections: Mapping[
                 remedies[item.reason] = remedies.get(item.reason) or item.remedy
     if usable == len(registered.kernels):
         return Fact(OK, what, f"fits {total}")
-    told = [f"of {total} {usable} can run here"]
+    words = [f"{usable} of {total} can run here"]
     if elsewhere:
-        told.append(f"{elsewhere} are for other devices")
+        words.append(f"{elsewhere} are for other devices")
     if _absent(copies):
-        return Fact(ABSENT, what, "; ".join(told), copies[0].remedy if against else "")
-    told += [f"{number} lack this: {reason}" for reason, number in against.most_common() if reason not in what]
+        return Fact(ABSENT, what, "; ".join(words), copies[0].remedy if against else "")
+    words += [f"{number} lack this: {reason}" for reason, number in against.most_common() if reason not in what]
     first = next((remedies[reason] for reason, _ in against.most_common() if remedies[reason]), "")
-    return Fact(NOTE if against else OK, what, "; ".join(told), first)
+    return Fact(NOTE if against else OK, what, "; ".join(words), first)
 
 
 def _absent(copies: list[Finding]) -> bool:
@@ -201,7 +200,7 @@ def _absent(copies: list[Finding]) -> bool:
 
 
 def _with_place(finding: Finding) -> str:
-    """What was found of a package, the distribution that it is from, and its folder; nothing is imported."""
+    """The state of a package, its distribution and its folder; nothing is imported."""
     folder = next(iter(folders(finding.subject)), None)
     if folder is None:
         return finding.reason
@@ -216,8 +215,8 @@ def _plugin(registered: Registered) -> Fact:
     of = f" ({registered.distribution})" if registered.distribution else ""
     what = f"backend {registered.name} from {registered.origin}{of}"
     if registered.error:
-        remedy = "fix or uninstall it, or name the wanted ones in KERNELHUB_PLUGINS"
-        return Fact(NOTE, what, f"none of its kernels can be chosen: {registered.code}: {registered.error}", remedy)
+        remedy = "fix or uninstall it, or list the other plugins in KERNELHUB_PLUGINS"
+        return Fact(NOTE, what, f"none of its kernels can be selected: {registered.code}: {registered.error}", remedy)
     return Fact(OK, what, f"{len(registered.kernels)} kernels registered")
 
 
@@ -231,13 +230,13 @@ def _selected(record: OpRecord[Any], device: DeviceFacts) -> Fact:
         return Fact(PROBLEM, f"{name} on {device.name}: no kernel", selection.because, remedies or more)
     what = f"{name} on {device.name}: {selection.selected}"
     if not missing:
-        return Fact(OK, what, "the first choice for a plain call")
+        return Fact(OK, what, "ranked first for a plain call")
     names = ", ".join(kernel.name for kernel, _ in missing)
-    return Fact(NOTE, what, f"{names} would be chosen before it", remedies)
+    return Fact(NOTE, what, f"{names} would rank above it", remedies)
 
 
 def _missing(record: OpRecord[Any], selection: Selection[Any]) -> Sequence[tuple[Kernel, Rejection]]:
-    """Kernels ranked before the chosen one that could be made to run here, with what to do."""
+    """Kernels ranked above the selected one that could be made to run here, with remedies."""
     contract = record
     candidates = HUB.registry.candidates(contract.name)
     problem = selection.problem
@@ -249,7 +248,7 @@ def _missing(record: OpRecord[Any], selection: Selection[Any]) -> Sequence[tuple
         decision = next(item for item in selection.decisions if item.kernel == kernel.name)
         against = tuple(rejection for rejection in decision.rejections if rejection.code != LAYOUT)
         fits = against == obstacles(kernel, selection)
-        # Without a remedy nothing can be done about it: a kernel for other devices stays one.
+        # Without a remedy, such as a kernel for other devices, the user cannot change it.
         if fits and all(rejection.remedy for rejection in decision.rejections):
             missing += [(kernel, rejection) for rejection in decision.rejections]
     return missing

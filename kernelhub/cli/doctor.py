@@ -1,4 +1,4 @@
-"""``kernelhub doctor``: what is here, what each finding means, and what to do about it."""
+"""``kernelhub doctor``: the state of this machine, what each finding means, and what to do about it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from kernelhub.errors import KernelhubError
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
     parser.add_argument(
-        "--probe-plugins", action="store_true", help="import each plugin in a child first, and none that ends it"
+        "--probe-plugins", action="store_true", help="import each plugin in a child first, skip those that end it"
     )
     parser.add_argument("--all", action="store_true", help="print every finding with what it means")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print what was found; 1 if one finding is a problem, which keeps calls from running."""
+    """Print the findings; 1 if one of them is a problem, which makes calls fail."""
     facts = [*(_of(LIBRARIES, probed()) if arguments.probe_plugins else ()), *_facts()]
     problems = sum(fact.status == PROBLEM for fact in facts)
     if arguments.json:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _show(facts: Sequence[Fact], console: Console) -> None:
-    """What was found, a line for each part of the machine; then each problem and note with what to do about it."""
+    """One line per part of the machine; then each problem and note with its remedy."""
     rows = []
     for part in PARTS:
         fine = [fact for fact in facts if fact.part == part and fact.status == OK]
@@ -72,7 +72,7 @@ def _show(facts: Sequence[Fact], console: Console) -> None:
     useful = [(f"  {name}", remedy) for name, remedy in absent.items() if remedy]
     if useful:
         console.line()
-        console.heading("not installed, and of use here")
+        console.heading("not installed, and useful here")
         console.entries(useful)
     for status in (PROBLEM, NOTE):
         found = [fact for fact in facts if fact.status == status]
@@ -87,7 +87,7 @@ def _show(facts: Sequence[Fact], console: Console) -> None:
 
 
 def _short(fact: Fact) -> str:
-    """A finding without the path of a library and what it means, which ``--all`` prints."""
+    """A finding without library paths and meaning, which ``--all`` prints."""
     if fact.part == LIBRARIES:
         return fact.what.partition(" (")[0]
     return f"{fact.what}, {fact.meaning}" if fact.what.startswith("torch ") else fact.what
@@ -109,12 +109,12 @@ def _facts() -> Iterator[Fact]:
 
 
 def _of(part: str, facts: Iterable[Fact]) -> Iterator[Fact]:
-    """The facts, said to be of a part of the machine."""
+    """The facts, assigned to a part of the machine."""
     return (replace(fact, part=part) for fact in facts)
 
 
 def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
-    """What the library itself says; it can only be imported where torch can."""
+    """Facts from the library itself, which can only be imported if torch can."""
     from kernelhub.cli import dispatch_facts
     from kernelhub.cli.variables import read_variables
 

@@ -1,4 +1,4 @@
-"""``kernelhub env``: every variable that chooses kernels, its value, where that came from and what follows from it."""
+"""``kernelhub env``: every variable that controls selection, its value, its source and its effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print every variable; 2 if one is wrong, as every call would then fail."""
+    """Print every variable; 2 if one is invalid, since every call would then fail."""
     variables = read_variables()
     if arguments.json:
         console.json(_to_dict(variables))
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def file_words(layer: Layer) -> Iterator[str]:
-    """What a config file says, a phrase each."""
+    """The settings of a config file, one phrase each."""
     for key, overrides in (("prefer", layer.prefers), ("disable", layer.disables)):
         for override in overrides:
             yield f"{key} {', '.join(override.names)}" + ("" if override.ops == "*" else f" for {override.ops}")
@@ -51,15 +51,15 @@ def _show(variables: Variables, console: Console, *, everything: bool) -> None:
         console.line("--all adds what to write and what each variable does")
     file = variables.config_file()
     if file is None:
-        console.line("config file: none is read; KERNELHUB_CONFIG names one")
+        console.line("config file: none; KERNELHUB_CONFIG names one")
     else:
         path, layer = file
-        console.line(f"config file: {path} says {'; '.join(file_words(layer)) or 'nothing'}")
+        console.line(f"config file: {path}: {'; '.join(file_words(layer)) or 'no settings'}")
     if variables.engines:
         rows = [
             (item.name, item.text, item.owner, variables.became_of(item), item.successor) for item in variables.engines
         ]
-        console.table(Table(("variable", "value", "of", "what follows from it", "now written as"), rows))
+        console.table(Table(("variable", "value", "of", "effect", "now written as"), rows))
     for state in variables.wrong:
         console.line(f"wrong: {state.problem}")
 

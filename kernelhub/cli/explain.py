@@ -19,13 +19,13 @@ _SAID_FIRST = {"quarantined": "quarantined", "known_bad": "known bad"}  # codes 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's own options, and the facets of the op that `words` name."""
-    parser.add_argument("op", metavar="OP", type=op_named, help=f"what is asked: {', '.join(ops())}")
+    parser.add_argument("op", metavar="OP", type=op_named, help=f"the op: {', '.join(ops())}")
     add_machine(parser)
     parser.add_argument(
         "--backend",
         metavar="NAME[,NAME]",
         type=names,
-        help="as backend= of the call: the first of these that can",
+        help="as backend= of the call: the first of these that supports the problem",
     )
     parser.add_argument("--json", action="store_true", help="print the selection as JSON, and nothing else")
     parser.add_argument("--all", action="store_true", help="list every kernel with all its reasons and remedies")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     add_model_name(parser)
     add_facets(parser, contract)
     if WEIGHT_LAYOUT in contract.schema.facets:
-        help_text = "weights are packed before the kernel runs, so those that need it are ranked with the others"
+        help_text = "assume that weights will be packed, so that kernels for packed weights are ranked too"
         parser.add_argument("--packing", action="store_true", help=help_text)
 
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def show_selection(
     selection: Selection[Any], console: Console, *, every_reason: bool, asked: Sequence[str], model: str
 ) -> None:
-    """The problem, the selected kernel, who decided, and every other kernel with its first reason, or with all."""
+    """The problem, the selected kernel, what decided, and every other kernel with its first reason, or with all."""
     console.heading(f"{selection.op} on {selection.problem.device}: {selection.selected or 'no kernel can run this'}")
     said = [("decided by", f"{selection.source}, {selection.because}")]
     said += [("overruled", sentence) for sentence in selection.overruled]
@@ -74,13 +74,13 @@ def show_selection(
         return
     console.table(Table(("kernel", "selection", "reason"), summary_rows(selection.decisions, asked)))
     if any(not decision.accepted for decision in selection.decisions):
-        console.line("--all lists every kernel with all its reasons and what to do about each")
+        console.line("--all lists every kernel with all its reasons and remedies")
 
 
 def summary_rows(decisions: Sequence[Decision], asked: Sequence[str] = ()) -> list[tuple[str, str, str]]:
     """A row for each kernel with its first reason; kernels of one library rejected for the same reason share a row.
 
-    A kernel that was asked for by its name has a row of its own, with every reason.
+    A kernel that was requested by name has its own row, with every reason.
     """
     rows: dict[tuple[str, str, str], list[str]] = {}
     for decision in decisions:
@@ -106,7 +106,7 @@ def reasons_table(decisions: Sequence[Decision]) -> Table:
 
 def _first_reason(decision: Decision) -> str:
     if decision.state == SELECTED:
-        return decision.reason.partition(": ")[0]  # its evidence stands above the table
+        return decision.reason.partition(": ")[0]  # its evidence is printed above the table
     if decision.code in _SAID_FIRST:
         return f"{_SAID_FIRST[decision.code]}: {decision.reason}"
     return decision.reason.removeprefix("supported, ") if decision.accepted else decision.reason
@@ -123,7 +123,7 @@ def _rows(decision: Decision) -> list[tuple[str, ...]]:
 
 
 def _selection(arguments: argparse.Namespace) -> tuple[Selection[Any], str]:
-    """The selection, and a sentence on the model that its problem is from."""
+    """The selection, and a sentence about the model of its problem."""
     record = arguments.op
     facets = given(arguments, record)
     model = ""
@@ -138,7 +138,7 @@ def _selection(arguments: argparse.Namespace) -> tuple[Selection[Any], str]:
 
 
 def _written(selection: Selection[Any]) -> str:
-    """The facets of the problem; of the features, those that are asked for."""
+    """The facets of the problem; of the features, those that it requires."""
     schema = ops()[selection.op].schema
     facets = as_dict(selection.problem)
     return ", ".join(

@@ -1,4 +1,4 @@
-"""A problem written as flags: one for each facet that the op declares, with the op's own words as help."""
+"""A problem written as flags: one for each facet that the op declares, with the op's text as help."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.records import OPS
 
-_PREFIX = "facet_"  # keeps a facet apart from an option of the same name in argparse's namespace
+_PREFIX = "facet_"  # separates a facet from an option of the same name in argparse's namespace
 
 
 def ops() -> dict[str, OpRecord[Any]]:
-    """The record of every op by its name. Unlike the hub it needs no valid settings."""
+    """The record of every op by name. Unlike the hub, it needs no valid settings."""
     return {record.name: record for record in OPS}
 
 
@@ -25,11 +25,11 @@ def op_named(name: str) -> OpRecord[Any]:
     """The record of the op of that name, for argparse.
 
     Raises:
-        ArgumentTypeError: there is none; the message names the nearest.
+        ArgumentTypeError: no op has this name; the message suggests the nearest.
     """
     known = ops()
     if name not in known:
-        raise argparse.ArgumentTypeError(f"{name!r} is no op{did_you_mean(name, known)}; there are {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"{name!r} is not an op{did_you_mean(name, known)}; ops: {', '.join(known)}")
     return known[name]
 
 
@@ -53,7 +53,7 @@ def add_facets(parser: argparse.ArgumentParser, contract: OpRecord[Any]) -> None
 
 
 def given(arguments: argparse.Namespace, contract: OpRecord[Any]) -> dict[str, Any]:
-    """The facets that were written, by name."""
+    """The given facets, by name."""
     said = vars(arguments)
     return {facet.name: said[_PREFIX + facet.name] for facet in _facets(contract) if _PREFIX + facet.name in said}
 
@@ -62,14 +62,14 @@ def from_words(words: Sequence[str], contract: OpRecord[Any]) -> dict[str, Any]:
     """Facets written as ``name=value``, several of them with commas between.
 
     Raises:
-        ConfigurationError: a name is no facet of the op, or a word is no pair.
+        ConfigurationError: a name is not a facet of the op, or a word is not a pair.
     """
     known, said = {facet.name: facet for facet in _facets(contract)}, {}
     for pair in (part for word in words for part in word.split(",") if part):
         name, equals, text = pair.partition("=")
         if name not in known or not equals:
             raise ConfigurationError(
-                f"--shape: {pair!r} is no FACET=VALUE of {contract.name}{did_you_mean(name, known)}; its facets are "
+                f"--shape: {pair!r} is not a FACET=VALUE of {contract.name}{did_you_mean(name, known)}; its facets are "
                 f"{', '.join(known)}"
             )
         try:
@@ -81,7 +81,7 @@ def from_words(words: Sequence[str], contract: OpRecord[Any]) -> dict[str, Any]:
 
 
 def defaults(contract: OpRecord[Any]) -> dict[str, Any]:
-    """The facets of a problem of which nothing was written; those without a default are not among them."""
+    """The default facets of a problem; facets without a default are left out."""
     fields = dataclasses.fields(contract.problem)
     return {item.name: item.default for item in fields if item.default is not dataclasses.MISSING}
 
@@ -91,7 +91,7 @@ def _facets(contract: OpRecord[Any]) -> list[Facet]:
 
 
 def _parse(facet: Facet) -> Callable[[str], Any]:
-    """Text to value. Whether the op takes it is for `explain` to say."""
+    """Text to value. `explain` checks whether the op accepts it."""
     if facet.semantic:
         words = {shown(value): value for value in (facet.neutral, *facet.values)}
         return lambda text: words.get(text, text)

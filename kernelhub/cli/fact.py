@@ -27,7 +27,7 @@ class Fact:
             calls fail until it is fixed; ``"absent"``, an optional library that is not installed.
         what: what was found.
         meaning: what that means for kernelhub.
-        remedy: what to do; empty when there is nothing to do.
+        remedy: what to do; empty if nothing is needed.
         part: the part of the machine that it is about, one of `PARTS`.
     """
 

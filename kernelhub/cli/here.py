@@ -1,4 +1,4 @@
-"""What this machine can run, whatever the problem: devices, libraries, and what keeps a kernel from running."""
+"""What this machine can run, for any problem: devices, libraries, and why a kernel cannot run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from kernelhub.probes import here
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.finding import Finding
 
-LAYOUT = "layout"  # code of a rejection for how weights lie, which packing mends
+LAYOUT = "layout"  # code of a rejection for the layout of weights, which packing resolves
 
 
 def devices() -> list[DeviceFacts]:
-    """The kinds of GPU that are here, each once; the CPU if there is none."""
+    """The kinds of GPU of this machine, each once; the CPU if there is none."""
     return list(dict.fromkeys(here.gpus())) or [here.cpu()]
 
 
 def measured_devices() -> list[DeviceFacts]:
-    """Those of which results may be kept: `devices`, and the CPU beside them."""
+    """The devices with stored results: `devices`, and the CPU."""
     return list(dict.fromkeys([*devices(), here.cpu()]))
 
 
 def plain_selection(op: str, device: DeviceFacts) -> Selection[Any]:
-    """What would run for a plain call of an op on a device."""
+    """The selection for a plain call of an op on a device."""
     return _plain_selection(HUB.generation, op, device)
 
 
@@ -42,18 +42,18 @@ def _plain_selection(generation: int, op: str, device: DeviceFacts) -> Selection
 
 
 def library(registered: Registered) -> Finding | None:
-    """The library behind a backend, in the versions that its records ask for; None if it has none.
+    """The library of a backend, in the versions that its records require; None if it has none.
 
-    Of a backend that takes its kernels from several, the first that is here.
+    Of several libraries, the first that is installed.
     """
     found = libraries_of(registered)
     return next((finding for finding in found if finding.ok), found[0] if found else None)
 
 
 def libraries_of(registered: Registered) -> list[Finding]:
-    """Every library that a backend takes kernels from and that is here, fit or not; if none is, the one it is named by.
+    """Every installed library that provides a backend's kernels, in any version; if none is, the one that names it.
 
-    What a kernel needs beside its backend's own library is none of them.
+    Other packages that a kernel needs are not included.
     """
     if registered.backend is None or not registered.backend.package:
         return []
@@ -73,11 +73,11 @@ _OF_POLICY = (LAYOUT, UNTRUSTED, OPT_IN)
 
 
 def obstacles(kernel: Kernel, selection: Selection[Any]) -> tuple[Rejection, ...]:
-    """What speaks against a kernel on this machine at all: device, packages, settings, defects.
+    """Rejections of a kernel on this machine for any problem: device, packages, settings, defects.
 
-    Taken from the selection on some problem, less what only that problem is to blame for: its facets, also where a rule
-    holds them against the device, and the layout of its weights, which can be packed; and less what trust says, since
-    a kernel that is not verified here can run, and be verified.
+    They come from the selection on some problem, without rejections that depend on that problem: its facets, also in a
+    rule that compares them with the device, and the layout of its weights, which can be packed. Trust is left out too,
+    since a kernel that is not verified here can run and be verified.
     """
     decision = next(item for item in selection.decisions if item.kernel == kernel.name)
     blame = _of_the_problem_alone(kernel, selection.problem)
@@ -85,11 +85,11 @@ def obstacles(kernel: Kernel, selection: Selection[Any]) -> tuple[Rejection, ...
 
 
 def _of_the_problem_alone(kernel: Kernel, problem: Any) -> list[Rejection]:
-    """Rejections by constraints that read the problem, and in it not the device, or rules on more than the device."""
+    """Rejections by constraints on facets other than the device, or by rules on more than the device."""
     rejections = []
     for constraint in kernel.constraints:
         of_problem = isinstance(constraint, Rule) or "device" not in constraint.fields
         if of_problem and set(constraint.fields) - {"device"}:
-            with contextlib.suppress(Exception):  # what a foreign constraint raises is in the selection
+            with contextlib.suppress(Exception):  # the selection reports what a third party's constraint raises
                 rejections.append(constraint.reject(problem, HUB.machine))
     return [rejection for rejection in rejections if rejection is not None]

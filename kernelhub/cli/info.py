@@ -1,4 +1,4 @@
-"""``kernelhub info``: what the record of a kernel says, for each op that has a kernel of that name."""
+"""``kernelhub info``: the record of a kernel, for each op that has a kernel of that name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the records; a name that means none is an error that names the nearest."""
+    """Print the records; an unknown name is an error that suggests the nearest."""
     rows = _rows(arguments.kernel)
     if arguments.json:
         told = [{**row.to_dict(), "orders": _orders(row), "source": row.kernel.source} for row in rows]
@@ -42,9 +42,9 @@ def _rows(name: str) -> list[matrix.Row]:
     if not found:
         known = dict.fromkeys(row.kernel.name for row in rows)
         if op and not rows:
-            raise ConfigurationError(f"{op!r} is no op{did_you_mean(op, ops())}; there are {', '.join(ops())}")
+            raise ConfigurationError(f"{op!r} is not an op{did_you_mean(op, ops())}; ops: {', '.join(ops())}")
         meant = did_you_mean(kernel, known)
-        raise ConfigurationError(f"{kernel!r} is no kernel{meant}; `kernelhub backends --all` lists them")
+        raise ConfigurationError(f"{kernel!r} is not a kernel{meant}; `kernelhub backends --all` lists them")
     return found
 
 
@@ -55,7 +55,7 @@ def _show(row: matrix.Row, console: Console) -> None:
     for device, standing in row.standings.items():
         some = " (some problems)" if row.devices[device] == matrix.SOME else ""
         by_word.setdefault(standing.word.replace("_", "-"), []).append(device + some)
-    said = [(word, ", ".join(devices)) for word, devices in by_word.items()] or [("devices", "none that is known")]
+    said = [(word, ", ".join(devices)) for word, devices in by_word.items()] or [("devices", "none known")]
     said += [
         ("limits", "; ".join(row.limits) or "none"),
         ("features", ", ".join(sorted(kernel.features)) or "none"),
@@ -73,7 +73,7 @@ def _show(row: matrix.Row, console: Console) -> None:
 
 
 def _orders(row: matrix.Row) -> list[str]:
-    """Its place in each order that names it."""
+    """Its position in each order that names it."""
     lines: Sequence[Any] = HUB.registry.candidates(row.kernel.op).lines
     name = row.kernel.name
     return [

@@ -1,4 +1,4 @@
-"""``kernelhub lock``: write down which kernel is chosen for every problem of a model, and show what would change."""
+"""``kernelhub lock``: write the selection for every problem of a model to a file, and show what would change."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     add_machine(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to write (default: {_USUAL}; - for stdout)")
     parser.add_argument("--check", type=Path, metavar="FILE", help="write nothing; show what a new file would change")
-    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument(
-        "--versions", action="store_true", help="with --check, other versions of the same kernel's libraries count too"
+        "--versions", action="store_true", help="with --check, also report other versions of a kernel's libraries"
     )
     parser.add_argument("--json", action="store_true", help="print what was written, or the differences, as JSON")
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 @contextlib.contextmanager
 def _no_lock_in_force() -> Iterator[None]:
-    """A file that this version can no longer read must not keep the command from writing another."""
+    """Ignore the lock in force: an old file that cannot be read must not prevent writing a new one."""
     held = os.environ.pop("KERNELHUB_LOCK", None)
     try:
         yield
@@ -70,8 +70,7 @@ def _make(arguments: argparse.Namespace, console: Console) -> int:
     path = arguments.out or Path(_USUAL)
     if path != Path("-") and path.exists() and not arguments.force:
         raise ConfigurationError(
-            f"{path} is there already; --force writes over it, --out FILE writes another, --check {path} shows what "
-            "would change"
+            f"{path} exists; --force overwrites it, --out FILE writes another, --check {path} shows what would change"
         )
     lacking = [item for item in lock.decisions if not item.kernel]
     if path == Path("-"):
@@ -98,11 +97,11 @@ def _lacking(item: Locked) -> str:
 def _check(arguments: argparse.Namespace, console: Console) -> int:
     old = read_lock(arguments.check)
     if arguments.out is not None:
-        raise ConfigurationError("--check writes nothing; leave --out away")
+        raise ConfigurationError("--check writes nothing; leave out --out")
     if arguments.model is not None:
-        raise ConfigurationError(f"--check compares for the model of the file, {old.model.get('name')}; leave --model")
+        raise ConfigurationError(f"--check takes the model from the file, {old.model.get('name')}; leave out --model")
     if arguments.packing:
-        raise ConfigurationError("--check compares with --packing if the file was written with it; leave --packing")
+        raise ConfigurationError("--check takes --packing from the file; leave out --packing")
     device = device_facts(arguments.device) if arguments.device else _device_of(old)
     needs = _needs(old.model) if old.model.get("name") else ()
     found = differences(old, needs, device, machine_of(arguments))
@@ -115,11 +114,11 @@ def _check(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _show(old: Lock, found: list[Difference], console: Console) -> None:
-    """The differences as a diff: what the file holds, and what would be written."""
+    """The differences as a diff between the file and what would be written."""
     kinds = Counter(item.kind for item in found)
     same = len(old.decisions) - sum(count for kind, count in kinds.items() if kind != NEW)
-    told = ", ".join([f"{same} the same", *(f"{count} {kind}" for kind, count in sorted(kinds.items()))])
-    console.heading(f"{old.path}: {len(old.decisions)} decisions for {old.model.get('name', 'no model')}: {told}")
+    counted = ", ".join([f"{same} the same", *(f"{count} {kind}" for kind, count in sorted(kinds.items()))])
+    console.heading(f"{old.path}: {len(old.decisions)} decisions for {old.model.get('name', 'no model')}: {counted}")
     for item in found:
         if item.kind == VERSIONS:
             continue
@@ -147,19 +146,21 @@ def _needs(model: Mapping[str, Any]) -> tuple[Need, ...]:
 
 
 def _device_of(lock: Lock) -> DeviceFacts:
-    """The device that the file is for: the one here if it is of that kind, else one described."""
+    """The device of the file: this machine's if it is of that kind, else a simulated one."""
     here = device_facts(None)
     if device_key(here) == lock.device:
         return here
     known = next((facts for facts in SIMULATED.values() if device_key(facts) == lock.device), None)
     if known is None:
         _, arch, name = lock.device
-        raise ConfigurationError(f"{lock.path} is for {name}, {arch}, which is not here; run this there, or --device")
+        raise ConfigurationError(
+            f"{lock.path} is for {name}, {arch}, not for this machine; run it there or give --device"
+        )
     return known
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file as a whole: a reader sees the old one or the new one."""
+    """Write a file atomically: a reader sees the old one or the new one."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -171,4 +172,4 @@ def _write(path: Path, text: str) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise ConfigurationError(f"--out {path}: {error.strerror or error}; name a place that can be written") from None
+        raise ConfigurationError(f"--out {path}: {error.strerror or error}; name a writable path") from None

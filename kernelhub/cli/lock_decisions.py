@@ -1,4 +1,4 @@
-"""Decisions for lock files: made anew, and compared with those of a file."""
+"""Decisions for lock files: computed now, and compared with those of a file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from kernelhub.ops.models.problems import Need
 from kernelhub.probes.device import DeviceFacts
 
 CHANGED, GONE, NEW, VERSIONS = "changed", "gone", "new", "versions"
-_SOURCE = "source of "  # and the name of a backend: what a file holds beside the versions of a third party's kernel
+_SOURCE = "source of "  # and a backend's name: an entry beside the versions of a third party's kernel
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How a decision of a file differs from the one that would be made now.
+    """A difference between a file's decision and the current one.
 
     Attributes:
-        kind: ``"changed"`` (another kernel, or the same of a third party from another source), ``"gone"`` (the op or a
-            facet is no more), ``"new"`` (the model needs it and the file lacks it), ``"versions"`` (the same kernel, of
-            other libraries).
-        was: of the file; None if new.
-        now: made anew; None if gone.
-        why: a sentence.
+        kind: ``"changed"`` (another kernel, or a third party's kernel from another source), ``"gone"`` (the op or a
+            facet no longer exists), ``"new"`` (the model needs it and the file lacks it), ``"versions"`` (the same
+            kernel, other versions of its libraries).
+        was: the file's decision; None if new.
+        now: the current decision; None if gone.
+        why: the cause, as a sentence.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Difference:
 
 
 def lock_for(needs: Iterable[Need], device: DeviceFacts, machine: Machine | None, model: Mapping[str, Any]) -> Lock:
-    """The lock of what would be chosen now, whatever lock is in force; `model` is as of `Lock`."""
+    """The lock of the current selections, without the lock in force; `model` is that of `Lock`."""
     packing = bool(model.get("packing"))
     made = tuple(
         decide(need.op, dict(need.facets), need.phases, need.layers, device, machine, packing=packing) for need in needs
@@ -67,9 +67,9 @@ def decide(
     *,
     packing: bool = False,
 ) -> Locked:
-    """What would be chosen for a problem, with everything that a reader of the file wants to know.
+    """The selection for a problem, with the details that a lock file records.
 
-    With `packing` for weights as in a checkpoint that will be packed, so that kernels that need it are ranked, too.
+    With `packing`, weights of a checkpoint will be packed, so that kernels for packed weights are ranked too.
     """
     contract = HUB.record(op)
     problem = problem_from(contract, device, dict(facets))
@@ -90,7 +90,7 @@ def decide(
 
 
 def differences(old: Lock, needs: Iterable[Need], device: DeviceFacts, machine: Machine | None) -> list[Difference]:
-    """What would change if a lock were written anew, in the order of its decisions, then what it lacks."""
+    """What would change if a lock were written now, in the order of its decisions; then the decisions it lacks."""
     found, known, packing = [], set(), bool(old.model.get("packing"))
     for was in old.decisions:
         try:
@@ -102,7 +102,7 @@ def differences(old: Lock, needs: Iterable[Need], device: DeviceFacts, machine: 
         if now.kernel != was.kernel:
             found.append(Difference(CHANGED, was, now, _why(was, now)))
         elif source := next((name for name in now.versions if _is_other_source(name, was, now)), ""):
-            found.append(Difference(CHANGED, was, now, f"{source} is not the one that the file was written with"))
+            found.append(Difference(CHANGED, was, now, f"{source} differs from the one that the file was written with"))
         elif dict(now.versions) != dict(was.versions):
             found.append(Difference(VERSIONS, was, now, _versions(was.versions, now.versions)))
     for item in lock_for(needs, device, machine, old.model).decisions:
@@ -112,7 +112,7 @@ def differences(old: Lock, needs: Iterable[Need], device: DeviceFacts, machine: 
 
 
 def _versions_of(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
-    """Versions of a kernel's libraries; of a third party's also the version of its distribution and its source."""
+    """Versions of a kernel's libraries; for a third party's kernel also its distribution's version and its source."""
     versions, registered = HUB.versions_of(kernel, machine), HUB.registry.backends[kernel.backend]
     if registered.builtin:
         return versions
@@ -130,9 +130,9 @@ def _decided_by(selection: Selection[Any]) -> str:
 
 
 def _why(was: Locked, now: Locked) -> str:
-    """What became of the kernel that was chosen."""
+    """The current state of the kernel that was selected."""
     if not was.kernel:
-        return f"nothing could run it; now {now.kernel} can"
+        return f"no kernel could run it; now {now.kernel} can"
     if was.kernel in now.refused:
         return f"{was.kernel} is refused now: {now.refused[was.kernel]}"
     if was.kernel in now.runner_ups:

@@ -1,6 +1,6 @@
 """Facts of `doctor` about the machine: Python, torch, devices, driver, compilers, packages, caches.
 
-Nothing here imports the parts of kernelhub that need torch, so that a broken torch can be told of.
+This module imports no part of kernelhub that needs torch, so that it can report a broken torch.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _GET_TORCH = "install a CUDA build of torch, see https://pytorch.org/get-started
 
 
 def python() -> Fact:
-    """The interpreter, held against what the package was made for."""
+    """The interpreter, compared with the versions that the package supports."""
     version = ".".join(map(str, sys.version_info[:3]))
     wanted = "".join(_own_metadata().get("requires-python", ()))
     if wanted and version not in SpecifierSet(wanted):
         return Fact(NOTE, f"Python {version}", f"kernelhub is tested with {wanted}", "use a version in that range")
-    meaning = "kernelhub is tested with it" if wanted else "kernelhub is not installed, so its range is not known"
+    meaning = "kernelhub is tested with it" if wanted else "kernelhub is not installed, so its range is unknown"
     return Fact(OK, f"Python {version}", meaning)
 
 
 def torch_package() -> Fact:
-    """Is torch here, new enough, and does it load?
+    """Whether torch is installed, new enough, and loads.
 
-    To import it takes over a second of CPU. Its libraries load in a tenth of that, and most of what keeps torch from
-    being imported keeps them from loading. Where they do not load, importing torch says why.
+    Importing torch takes over a second of CPU time. Its libraries load in a tenth of that, and most faults of an import
+    already show there. If they do not load, torch is imported for the reason.
     """
     finding = package("torch", str(requirements().get("torch", "")))
     if not finding.ok:
@@ -66,9 +66,9 @@ def devices() -> list[Fact]:
         warnings.simplefilter("always")
         try:
             gpus = here.gpus()
-        except Exception as error:  # a GPU that has failed raises whatever the driver says
+        except Exception as error:  # a failed GPU raises any error of the driver
             meaning = f"it does not answer: {type(error).__name__}: {error}"
-            remedy = "check `nvidia-smi`; hide it by CUDA_VISIBLE_DEVICES"
+            remedy = "check `nvidia-smi`; hide it with CUDA_VISIBLE_DEVICES"
             return [Fact(PROBLEM, "GPU 0", meaning, remedy), _cpu()]
     if gpus:
         return [*(_gpu(index, device) for index, device in enumerate(gpus)), _cpu()]
@@ -76,9 +76,9 @@ def devices() -> list[Fact]:
 
 
 def toolchain() -> Iterator[Fact]:
-    """Driver and compilers; what is absent matters only where there is a GPU to use it."""
+    """Driver and compilers; some of them matter only with a GPU."""
     found = driver()
-    yield _fact(found, "a GPU of NVIDIA can be used", "no GPU of NVIDIA can be used")
+    yield _fact(found, "NVIDIA GPUs can be used", "no NVIDIA GPU can be used")
     found = nvcc()
     built = torch_build().cuda
     if found.value is not None and built is not None and found.value.split(".")[0] != built.split(".")[0]:
@@ -104,17 +104,17 @@ def caches() -> list[Fact]:
 
 
 def _open_caches() -> Iterator[Fact]:
-    """Folders of libraries into which others can put what the libraries would load."""
+    """Folders of libraries in which other users can place files that the libraries would load."""
     for item in known.KNOWN:
         cache = item.read()
         why = open_to_others(cache.path) if cache is not None else ""
         if why:
             remedy = f"chmod -R go-w it if nobody else has written it, or set {item.variable} (kernelhub cache env)"
-            yield Fact(NOTE, why, f"{item.name} loads what it finds there", remedy)
+            yield Fact(NOTE, why, f"{item.name} loads files from there", remedy)
 
 
 def extras() -> Iterator[Fact]:
-    """Packages that kernelhub uses where they are installed."""
+    """Packages that kernelhub uses if they are installed."""
     wanted = requirements()
     uses = {"rich": "tables, colours and a progress bar on a terminal", "transformers": "use inside its models"}
     if sys.version_info < (3, 11):
@@ -128,20 +128,20 @@ def extras() -> Iterator[Fact]:
 
 
 def requirements() -> dict[str, SpecifierSet]:
-    """Versions that kernelhub asks for, by package; empty where its own metadata is missing."""
+    """Versions that kernelhub requires, by package; empty if its own metadata is missing."""
     lines = _own_metadata().get("requires-dist", [])
     return {item.name: item.specifier for item in map(Requirement, lines) if item.specifier}
 
 
 def broken_distributions() -> Iterator[Fact]:
-    """Installed distributions whose metadata cannot be read; whatever they provide is taken to be of none."""
+    """Installed distributions whose metadata cannot be read, and which are therefore left out."""
     for finding in broken():
-        meaning = "it is left out: what it provides has no version here, and its plugins are not loaded"
+        meaning = "it is left out: its packages have no version, and its plugins are not loaded"
         yield Fact(NOTE, finding.reason, f"{finding.code}: {meaning}", finding.remedy)
 
 
 def _own_metadata() -> dict[str, list[str]]:
-    """Headers of kernelhub's metadata; empty where it is not installed."""
+    """Headers of kernelhub's metadata; empty if it is not installed."""
     own = distribution("kernelhub")
     try:
         return own.headers() if own is not None else {}
@@ -150,7 +150,7 @@ def _own_metadata() -> dict[str, list[str]]:
 
 
 def _libraries_of_torch_load() -> bool:
-    """Whether the libraries behind torch's Python code load; False also where they are not found."""
+    """Whether torch's native libraries load; False also if they are not found."""
     (folder, *_) = [*folders("torch"), Path()]
     try:
         ctypes.CDLL(str(folder / "lib" / "libtorch_global_deps.so"), mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
@@ -167,7 +167,7 @@ def _built_for(build: TorchBuild) -> str:
 
 
 def _no_gpu(warning: str) -> Fact:
-    """Why torch sees no GPU, as far as can be told."""
+    """Why torch sees no GPU, as far as is known."""
     if not driver().ok:
         return Fact(NOTE, "no GPU", "kernels run on the CPU")
     build = torch_build()
@@ -189,7 +189,7 @@ def _gpu(index: int, device: DeviceFacts) -> Fact:
 
 def _generation(device: DeviceFacts) -> str:
     if device.family == "unknown":
-        return "a generation without a measured order; general orders apply"
+        return "no order was measured for this generation; the general orders apply"
     return f"kernels are ordered as for {device.family}"
 
 
@@ -200,7 +200,7 @@ def _cpu() -> Fact:
 
 
 def _our_cache() -> Fact:
-    """Where compiled kernels for this CPU are kept, and why not in the first place that was wanted."""
+    """Where compiled kernels for this CPU are kept, and why not in the preferred folder."""
     ours, wanted = root.best(executable=True), next(iter(root.places()), None)
     meaning = "compiled kernels for this CPU are kept there"
     if not ours.ok:
@@ -212,5 +212,5 @@ def _our_cache() -> Fact:
 
 
 def _fact(found: Finding, good: str, bad: str) -> Fact:
-    """A finding of which a bad answer stops nothing."""
+    """A finding that is at most a note."""
     return Fact(OK, found.reason, good) if found.ok else Fact(NOTE, found.reason, bad, found.remedy)

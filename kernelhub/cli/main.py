@@ -1,8 +1,8 @@
 """Entry of the command ``kernelhub``.
 
-Exit codes: 0, all is well; 1, the answer is no (no kernel can run, a result is wrong, `doctor` found a
-problem that keeps calls from running); 2, the question is wrong (usage, or a wrong setting). Errors are one
-message on stderr. Nothing heavy is imported before the command is known.
+Exit codes: 0, success; 1, a negative result (no kernel can run, a result is wrong, `doctor` found a problem that makes
+calls fail); 2, wrong usage or a wrong setting. An error is one message on stderr. Only the module of the given command
+is imported.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 
 @dataclass(frozen=True)
 class Command:
-    """A command: what it answers, and an example of its use."""
+    """A command: its summary, and an example of its use."""
 
     summary: str
     example: str
 
 
 COMMANDS = {
-    "demo": Command("run real attention here: which kernel ran and why, how exact, how fast", "kernelhub demo --quick"),
-    "doctor": Command("check this machine, and say what each finding means and what to do", "kernelhub doctor"),
-    "backends": Command("list who provides kernels, and how many of them can run here", "kernelhub backends"),
-    "info": Command("print what the record of a kernel takes, needs and lacks", "kernelhub info triton.split_kv"),
+    "demo": Command("run real attention here: each kernel, its error and its speed", "kernelhub demo --quick"),
+    "doctor": Command("check this machine, and print what each finding means and what to do", "kernelhub doctor"),
+    "backends": Command("list the backends, and how many of their kernels can run here", "kernelhub backends"),
+    "info": Command("print what a kernel accepts, needs and lacks", "kernelhub info triton.split_kv"),
     "explain": Command(
-        "say which kernel is selected, here or on any device, and why no other",
+        "print which kernel is selected, here or on any device, and why no other",
         "kernelhub explain paged_attention --device H200 --model llama-3.1-8b",
     ),
     "verify": Command(
@@ -67,17 +67,17 @@ COMMANDS = {
     ),
     "env": Command("list every KERNELHUB_* variable, its value and where that came from", "kernelhub env"),
     "cache": Command(
-        "list, check and clear what is compiled and measured, ours and the libraries', and say where it lies",
+        "list, check and clear the caches of kernelhub and its libraries, and print their paths",
         "kernelhub cache list",
     ),
 }
 
-_EXIT_CODES = "exit codes: 0 fine; 1 the answer is no: no kernel, a wrong result, a problem; 2 wrong usage or setting"
+_EXIT_CODES = "exit codes: 0 success; 1 negative result: no kernel, a wrong result, a problem; 2 wrong usage or setting"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code; `argv` is that of the process unless given."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks how a word may go on
+    """Run one command and return its exit code; `argv` defaults to that of the process."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         from kernelhub.cli.completion import complete
 
         return complete({name: command.summary for name, command in COMMANDS.items()})
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader has left, as `head` does. Python flushes stdout once more at exit, which must not fail.
+        # The reader closed the pipe, as `head` does. Python flushes stdout once more at exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -112,7 +112,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise ConfigurationError(
-            f"{name!r} is no command{did_you_mean(name, COMMANDS)}; there are {', '.join(COMMANDS)}"
+            f"{name!r} is not a command{did_you_mean(name, COMMANDS)}; the commands are {', '.join(COMMANDS)}"
         )
     if name != "cache" and not _has_working_directory():
         raise ConfigurationError(
@@ -141,7 +141,7 @@ def _has_working_directory() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors are of the library's family, and a misspelt flag is answered with the nearest."""
+    """Raises the library's own errors, and suggests the nearest flag for a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
         flags = [flag for action in self._actions for flag in action.option_strings]
@@ -155,7 +155,7 @@ def _help() -> str:
     lines = [
         "usage: kernelhub COMMAND [options]",
         "",
-        "Every LLM kernel behind one stable call: which runs on this machine, and why.",
+        "Every LLM kernel behind one stable call: which kernel runs on this machine, and why.",
         "",
         "commands:",
     ]

@@ -1,6 +1,6 @@
-"""``kernelhub backends --matrix``: which kernel takes what on which device, and how it stands there, by the records.
+"""``kernelhub backends --matrix``: what each kernel supports on each device, and its standing there, by its record.
 
-Devices are simulated and every library is taken to be installed, so the answer is the same on every machine.
+Devices are simulated and every library is assumed to be installed, so the output is the same on every machine.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ALL, SOME, NONE = "yes", "some", "-"
 
 
 class Furnished(Machine):
-    """A machine that has every package in a version that fits, and of which every probe finds what it looks for."""
+    """A machine that has every package in a suitable version, and on which every probe succeeds."""
 
     def package(self, wanted: Wanted) -> Finding:
-        return found(wanted.name, None, f"{wanted.name} is taken to be installed")
+        return found(wanted.name, None, f"{wanted.name} is assumed to be installed")
 
     def variable(self, name: str) -> str:
         return ""
@@ -46,20 +46,20 @@ class Furnished(Machine):
         return torch_build_of(None).assumed_for(device.vendor)
 
     def ask(self, key: Hashable, probe: Callable[[], Finding], kind: str = "") -> Finding:
-        return found(str(key), None, "taken to be there")
+        return found(str(key), None, "assumed to be present")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the record of a kernel takes.
+    """What the record of a kernel supports.
 
     Attributes:
         kernel: the record.
         devices: per simulated device ``"yes"``, ``"some"`` (some problems only) or ``"-"``.
-        standings: per simulated device that is taken, how the kernel stands on its family.
-        limits: what it asks of a problem, in words.
+        standings: per supported simulated device, the kernel's standing on its family.
+        limits: its conditions on a problem, in words.
         needs: packages, each with versions.
-        missing: features of the op that it has not.
+        missing: features of the op that it lacks.
     """
 
     kernel: Kernel
@@ -112,7 +112,7 @@ def rows(record: OpRecord[Any]) -> list[Row]:
 
 
 def _takes(kernel: Kernel, problem: Problem) -> str:
-    """Whether a device is among those of a record; what else it asks of a problem does not count."""
+    """Whether a record supports a device, by its conditions on the device alone."""
     machine = Furnished()
     answer = ALL
     for constraint in kernel.constraints:
@@ -126,7 +126,7 @@ def _takes(kernel: Kernel, problem: Problem) -> str:
 
 
 def limit_of(constraint: Constraint) -> str:
-    """What a constraint asks of a problem, in words; empty if it asks something of the machine."""
+    """A constraint's condition on a problem, in words; empty if its condition is on the machine."""
     if isinstance(constraint, OneOf):
         return f"{constraint.field}: {', '.join(map(str, constraint.values))}"
     if isinstance(constraint, Between):
@@ -141,7 +141,7 @@ def limit_of(constraint: Constraint) -> str:
 
 
 def text(row: Row) -> tuple[str, ...]:
-    """The cells of a row: kernel, how it stands on each device, limits, features that it lacks, what it needs."""
+    """The cells of a row: kernel, its standing on each device, limits, features that it lacks, packages it needs."""
     return (
         row.kernel.name,
         *(_cell(row, name) for name in SIMULATED),
@@ -158,4 +158,4 @@ def _cell(row: Row, device: str) -> str:
     return word if row.devices[device] == ALL else f"{word}, {row.devices[device]}"
 
 
-COLUMNS = ("kernel", *SIMULATED, "limits", "features it has not", "needs")
+COLUMNS = ("kernel", *SIMULATED, "limits", "features it lacks", "needs")

@@ -1,6 +1,6 @@
-"""Facets of published models, for ``--model``: each family of ops has a table of its own.
+"""Facets of published models, for ``--model``: each family of ops has its own table.
 
-A new family of ops adds one `Family` here; nothing else of the command line knows what a model is.
+A new family of ops adds one `Family` here; no other part of the command line depends on models.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from kernelhub.ops.moe.routing.problem import RoutingProblem
 
 @dataclass(frozen=True)
 class Family:
-    """Models whose shapes a family of ops knows.
+    """Models whose shapes a family of ops has.
 
     Attributes:
         problem: base class of the family's problems.
         models: the models by name.
-        facets: facets of a model, from the model and from what else is known of the problem.
+        facets: function from a model and the given facets to the facets of the problem.
     """
 
     problem: type
@@ -60,10 +60,10 @@ class Family:
     facets: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 
     def with_model(self, name: str, contract: OpRecord[Any], written: Mapping[str, Any]) -> dict[str, Any]:
-        """The facets of a model, except where the user wrote others.
+        """The facets of a model, except those that the user gave.
 
         Raises:
-            ConfigurationError: there is no such model.
+            ConfigurationError: no model has this name.
         """
         if name not in self.models:
             known = ", ".join(self.models)
@@ -73,12 +73,12 @@ class Family:
 
 
 def family_of(contract: OpRecord[Any]) -> Family | None:
-    """The models that an op has shapes of, if any."""
+    """The family of models of an op; None without one."""
     return next((family for family in _FAMILIES if issubclass(contract.problem, family.problem)), None)
 
 
 def _attention_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a causal call. A single query sees all keys, so for it causal is no feature."""
+    """Facets of a causal call. A single query attends to all keys, so it does not need the feature causal."""
     return {
         "num_q_heads": model.num_q_heads,
         "num_kv_heads": model.num_kv_heads,
@@ -100,7 +100,7 @@ def _concat_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expert_facets(model: ExpertModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the gate and up projection, in the format of the model's checkpoint."""
+    """Facets of the gate and up projection, in the format of the model's checkpoint."""
     return complete_grouped(facets_of(model, model.w13))
 
 
@@ -144,7 +144,7 @@ def _routing_facets(model: MoeModel, known: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _experts_facets(model: MoeModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the whole layer, in the format that the model is published in."""
+    """Facets of the whole layer, in the format that the model is published in."""
     return {
         "num_experts": model.num_experts,
         "top_k": model.top_k,

@@ -1,6 +1,6 @@
 """Options that several commands share: which model, on which machine, and the values of flags.
 
-``--model`` takes in each command what `problems_of` takes: a name, a config.json, or the folder of a checkpoint.
+In each command, ``--model`` takes what `problems_of` takes: a name, a config.json, or the folder of a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernelhub.ops.models.published import CONFIGS
 from kernelhub.probes.device import SIMULATED
 
 MODELS = f"a config.json, a checkpoint's folder, or one of {', '.join(CONFIGS)}"
-# Arguments of `kernelhub.problems_of`, with what is usual.
+# Arguments of `kernelhub.problems_of` with their defaults.
 USUAL: dict[str, Any] = {
     "tp": 1,
     "ep": 1,
@@ -38,14 +38,14 @@ USUAL: dict[str, Any] = {
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """The options ``--model``, and those that say how it is served."""
+    """The option ``--model``, and the options of how it is served."""
     parser.add_argument("--model", metavar="NAME", required=required, help=MODELS)
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share every layer (default: 1)")
     parser.add_argument("--ep", type=int, default=1, metavar="N", help="ranks that share the experts (default: 1)")
     parser.add_argument("--dtype", default=USUAL["dtype"], help="of activations (default: bfloat16)")
     parser.add_argument("--kv-dtype", metavar="DTYPE", help="of the KV cache (default: that of activations)")
     parser.add_argument("--page-size", type=int, metavar="N", help="tokens per page (default: 16; 64 for latents)")
-    parser.add_argument("--quantization", choices=FORMATS, help="how weights are held (default: as config.json says)")
+    parser.add_argument("--quantization", choices=FORMATS, help="format of weights (default: that of config.json)")
 
 
 def add_packing(parser: argparse.ArgumentParser) -> None:
@@ -53,17 +53,17 @@ def add_packing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--packing",
         action="store_true",
-        help="weights are packed for the kernel that is chosen, so those that need it are ranked with the others",
+        help="assume that weights will be packed, so that kernels for packed weights are ranked too",
     )
 
 
 def served(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What these options said, by the names of `problems_of`."""
+    """The values of these options, by the names of `problems_of`."""
     return {name: getattr(arguments, name) for name in USUAL}
 
 
 def add_model_name(parser: argparse.ArgumentParser) -> None:
-    """Add ``--model``, and ``--phase`` for models that ask several problems of one op."""
+    """Add ``--model``, and ``--phase`` for models with several problems of one op."""
     parser.add_argument("--model", metavar="NAME", help=f"fill the facets from a model: {MODELS}")
     parser.add_argument("--phase", choices=PHASES, help="with --model, of which phase (default: that of a plain call)")
 
@@ -71,10 +71,10 @@ def add_model_name(parser: argparse.ArgumentParser) -> None:
 def facets_of_model(
     model: str, record: OpRecord[Any], written: Mapping[str, Any], phase: str | None
 ) -> tuple[dict[str, Any], str]:
-    """The facets of a model, except where the user wrote others, and a sentence on which of its problems this is.
+    """The facets of a model, except those that the user gave, and a sentence on which of its problems this is.
 
     Raises:
-        ConfigurationError: there is no such model, or it asks nothing of the op.
+        ConfigurationError: no model has this name, or it does not use the op.
     """
     if model not in CONFIGS and not Path(model).exists():
         return _of_inputs(model, record, written), ""
@@ -95,7 +95,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help=f"a device that need not be here: {', '.join(SIMULATED)}, a full name, or an architecture such as "
+        help=f"a device, simulated if absent: {', '.join(SIMULATED)}, a full name, or an architecture such as "
         "sm_90 or gfx942 (default: the first GPU here, else the CPU)",
     )
     parser.add_argument(
@@ -104,7 +104,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         metavar="PACKAGE=VERSION",
         type=_package,
         action="append",
-        help="answer for a machine with exactly these packages; may be repeated",
+        help="describe a machine with exactly these packages; may be repeated",
     )
     parser.add_argument(
         "--without",
@@ -132,7 +132,7 @@ def names(text: str) -> tuple[str, ...]:
     """Names with commas between them, for argparse."""
     words = tuple(filter(None, (name.strip() for name in text.split(","))))
     if not words:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing; give backends or kernels, e.g. triton,torch.sdpa")
+        raise argparse.ArgumentTypeError(f"{text!r} is empty; give backends or kernels, e.g. triton,torch.sdpa")
     return words
 
 
@@ -140,7 +140,7 @@ def counts(text: str) -> tuple[int, ...]:
     """Positive numbers with commas between them, for argparse."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of tokens; give e.g. 1,64,8192")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token counts; give e.g. 1,64,8192")
     return tuple(int(word) for word in words)
 
 
@@ -156,7 +156,7 @@ def seconds(text: str) -> float:
 
 
 def _distance(facets: Mapping[str, Any], written: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[int, int, int]:
-    """How far a problem is from what was written, then from a plain call; of equal ones that with most features."""
+    """Distance of a problem from the given facets, then from a plain call; among equals, more features come first."""
     against = sum(facets.get(name, usual.get(name)) != value for name, value in written.items())
     length = written.get("q_len", usual.get("q_len"))
     apart = (facets.get("q_len") == ONE) != (length == ONE)
@@ -166,7 +166,7 @@ def _distance(facets: Mapping[str, Any], written: Mapping[str, Any], usual: Mapp
 def _of_inputs(
     model: str, record: OpRecord[Any], written: Mapping[str, Any], asked: Sequence[Need] = ()
 ) -> dict[str, Any]:
-    """The facets that the op's own inputs know of a model."""
+    """The facets of a model from the op's own inputs."""
     from kernelhub.cli.models import family_of  # needs torch
 
     family = family_of(record)
@@ -174,20 +174,20 @@ def _of_inputs(
         return family.with_model(model, record, written)
     if asked:
         names = ", ".join(dict.fromkeys(need.op for need in asked))
-        raise ConfigurationError(f"--model: {model} asks nothing of {record.name}; it asks {names}")
-    problems_of(model)  # raises, naming the nearest
-    raise ConfigurationError(f"--model: {model} asks nothing of {record.name}")
+        raise ConfigurationError(f"--model: {model} does not use {record.name}; it uses {names}")
+    problems_of(model)  # raises and suggests the nearest name
+    raise ConfigurationError(f"--model: {model} does not use {record.name}")
 
 
 def _check_packages(names: Iterable[str]) -> None:
-    """Refuse a package that no kernel asks about."""
+    """Refuse a package that no kernel requires."""
     _ = HUB.settings
     kernels = [kernel for item in HUB.registry.backends.values() for kernel in item.kernels]
     known = sorted({"torch", *(package.name for kernel in kernels for package in packages_of(kernel.constraints))})
     for name in names:
         if name not in known:
             raise ConfigurationError(
-                f"--with {name}: no kernel asks for a package {name!r}{did_you_mean(name, known)}; they ask for "
+                f"--with {name}: no kernel requires a package {name!r}{did_you_mean(name, known)}; kernels require "
                 f"{', '.join(known)}"
             )
 

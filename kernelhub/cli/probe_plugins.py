@@ -1,4 +1,4 @@
-"""Plugins tried before they are loaded: each is imported in a process of its own, which it may end or hang."""
+"""A trial import of each plugin in its own process, which the plugin may end or block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ os.write(out, {_LIVES.encode()!r})
 
 
 def probed() -> Iterator[Fact]:
-    """What became of each plugin's import; those that end a process or hang are not loaded by this one."""
+    """The result of each plugin's import; this process does not load those that end a process or hang."""
     entries, _ = entry_points(_GROUP)
     harmless = []
     for entry in entries:
@@ -38,13 +38,13 @@ def probed() -> Iterator[Fact]:
             yield Fact(OK, what, "its import does not end the process")
         else:
             remedy = "uninstall it, or name the others in KERNELHUB_PLUGINS"
-            yield Fact(NOTE, what, f"importing it {ended}, as it does to every process that calls kernelhub", remedy)
+            yield Fact(NOTE, what, f"importing it {ended}; so would the first call of kernelhub in any process", remedy)
     if len(harmless) < len(entries):
         os.environ["KERNELHUB_PLUGINS"] = ",".join(harmless) or "none"
 
 
 def _ends(entry: EntryPoint) -> str:
-    """How the import ended a process, as a phrase; empty if it did not, or raised what is told elsewhere."""
+    """How the import ended a process, as a phrase; empty if it did not, or only raised an error."""
     command = [sys.executable, "-c", _CHILD, entry.module]
     try:
         done = subprocess.run(command, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, capture_output=True)

@@ -1,4 +1,4 @@
-"""``kernelhub replay``: a call that an audit found wrong, run again and held against the reference."""
+"""``kernelhub replay``: run a call that an audit found wrong again, and check it against the reference."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _list(as_json: bool, console: Console) -> int:
-    """Print the files that are kept, newest first."""
+    """Print the stored files, newest first."""
     paths = [str(path) for path in kept_cases()]
     if as_json:
         console.json(paths)
     else:
-        for line in paths or ["no call is kept: no audit has found one wrong (KERNELHUB_AUDIT)"]:
+        for line in paths or ["no calls are stored: no audit has found one wrong (KERNELHUB_AUDIT)"]:
             console.line(line)
     return 0

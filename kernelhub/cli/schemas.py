@@ -1,8 +1,8 @@
-"""The documents that commands print with ``--json``, as JSON Schemas: the promise to programs that read them.
+"""JSON Schemas of the documents that commands print with ``--json``, for programs that read them.
 
 A shape is written as the Python types of its parts: a dictionary with names has these keys (`key?` may be missing), one
 with `str` has any keys, a list has items of its one shape, a tuple is one of several shapes, a set one of its words.
-`scripts/generate_docs.py` writes docs/schemas/ from here, and a test holds what each command prints against it.
+`scripts/generate_docs.py` writes docs/schemas/ from this module, and a test validates each command's output by it.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ _FACT = {
     "part": str,
 }
 
-# For each command what it prints, by what was asked of it.
+# The document of each command, by its options.
 SHAPES: dict[str, dict[str, Any]] = {
     "demo": {"": _DEMO},
     "doctor": {"": {"ok": bool, "facts": [_FACT]}},
@@ -314,7 +314,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """The JSON Schema of what a command prints with ``--json``."""
+    """The JSON Schema of a command's ``--json`` output."""
     parts = [
         {"title": f"kernelhub {command} {asked}".strip(), **_schema(shape)} for asked, shape in SHAPES[command].items()
     ]

@@ -1,4 +1,4 @@
-"""The calls that `demo` makes: attention of real models and a DeepSeek-like block, each with check and peer."""
+"""The calls of `demo`: attention of real models and a DeepSeek-like block, each with a check and torch peers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LLAMA, _GPT_OSS = MODELS["llama-3.1-8b"], MODELS["gpt-oss-120b"]
 
 _SDPA = "scaled_dot_product_attention"
 
-# Queries per block that is held against the reference, which keeps every score in memory.
+# Queries per block that is checked against the reference, which keeps every score in memory.
 _BLOCK = 128
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much the demo does on a kind of device.
+    """Sizes of the demo on a kind of device.
 
     Attributes:
         prefill_tokens: tokens of the sequence that is prefilled.
@@ -50,17 +50,17 @@ QUICK = {"cpu": Size(256, 4, 512, 16, 0.5), "cuda": Size(2048, 16, 1024, 64, 0.5
 
 @dataclass(frozen=True)
 class Case:
-    """One call with everything that is asked about it.
+    """One call, its check, and its torch peers.
 
     Attributes:
         what: the call in words.
         function: the op.
         arguments: its arguments.
         tokens: tokens that one call attends for.
-        check: holds a result against the reference.
-        checked: what of the result `check` looks at.
-        peers: the nearest that plain torch has, each way to call it by its name; the fastest of them is compared with.
-        peer_is: what exactly they compute.
+        check: compares a result with the reference.
+        checked: the part of the result that `check` reads.
+        peers: the nearest plain torch calls, by name; the fastest one is compared.
+        peer_is: what the peers compute.
     """
 
     what: str
@@ -74,7 +74,7 @@ class Case:
 
 
 def cases(size: Size, device: torch.device) -> dict[str, Callable[[], Case]]:
-    """The demo's calls by title, each made when it is asked for, so that one is in memory at a time."""
+    """The demo's calls by title, each built on request, so that only one is in memory at a time."""
     made = block.Block(size.num_seqs, size.kv_tokens, size.num_experts, device)
     return {
         "prefill": partial(_prefill, _LLAMA, size.prefill_tokens, device),
@@ -106,7 +106,7 @@ def _prefill(model: AttentionModel, tokens: int, device: torch.device) -> Case:
                 scaled_dot_product_attention, q, wide_k, wide_v, is_causal=True
             ),
         },
-        peer_is="the same tensors, causal" + (f", without {lacking}, which it does not take" if lacking else ""),
+        peer_is="the same tensors, causal" + (f", without {lacking}, which it does not support" if lacking else ""),
     )
 
 
@@ -176,7 +176,7 @@ def _experts(made: block.Block) -> Case:
 
 
 def _spread(count: int, mean: int) -> list[int]:
-    """Different lengths around a mean, as a serving engine meets them, with the sum of equal ones."""
+    """Different lengths around a mean, as in a serving engine, with the sum of equal lengths."""
     step = max(1, mean // (8 * count))
     return [mean + step * (2 * index - count + 1) for index in range(count)]
 
@@ -187,7 +187,7 @@ def _features(arguments: dict[str, Any]) -> str:
 
 
 def _check_prefill(arguments: dict[str, Any], starts: list[int], out: Tensor) -> Agreement:
-    """Blocks of queries against the reference; a block's last query sees the keys up to itself."""
+    """Compare blocks of queries with the reference; a block's last query attends to the keys up to itself."""
     features = {name: value for name, value in arguments.items() if name not in ("q", "k", "v")}
     q, k, v = arguments["q"], arguments["k"], arguments["v"]
     results, expected = [], []
@@ -199,7 +199,7 @@ def _check_prefill(arguments: dict[str, Any], starts: list[int], out: Tensor) ->
 
 
 def _checked(starts: list[int], tokens: int) -> str:
-    """What blocks of queries beginning at `starts` cover."""
+    """The queries that blocks from `starts` cover, in words."""
     covered = len(set().union(*(range(start, min(start + _BLOCK, tokens)) for start in starts)))
     return "all queries" if covered == tokens else f"{covered} of {tokens} queries: the first, middle and last ones"
 

@@ -1,4 +1,4 @@
-"""``kernelhub tune``: measure which kernel is the fastest right one for a model here, and keep that for selection."""
+"""``kernelhub tune``: measure the fastest correct kernels for a model here, and store the times for selection."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     parser.add_argument("--context-len", type=int, default=1024, metavar="N", help="of a sequence (default: 1024)")
     parser.add_argument("--samples", type=int, default=30, metavar="N", help="most of each kernel (default: 30)")
     parser.add_argument(
-        "--no-configurations", action="store_true", help="try no other tiles than kernels take by themselves"
+        "--no-configurations", action="store_true", help="measure kernels with their default tiles only"
     )
-    parser.add_argument("--budget-s", metavar="SECONDS", type=seconds, help="start nothing new after so long")
-    parser.add_argument("--export", metavar="FILE", type=Path, help="write a table file; without --model of all kept")
-    parser.add_argument("--import", metavar="FILE", type=Path, dest="table", help="keep what a table file says")
+    parser.add_argument("--budget-s", metavar="SECONDS", type=seconds, help="begin no new measurement after this time")
+    parser.add_argument("--export", metavar="FILE", type=Path, help="write a table file; without --model, of all times")
+    parser.add_argument("--import", metavar="FILE", type=Path, dest="table", help="store the times of a table file")
     parser.add_argument("--all", action="store_true", help="print every column of the table")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Measure and print what came out; 1 if a kernel was wrong, or nothing could be measured."""
+    """Measure and print the results; 1 if a kernel was wrong, or nothing could be measured."""
     if arguments.table is not None:
         return _import(arguments, console)
     if arguments.model is None:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
     needs = needs_of(arguments.model, ops=ops, **served(arguments))
     if not needs:
-        raise ConfigurationError(f"--op: {arguments.model} asks nothing of {' and '.join(ops or ())}")
+        raise ConfigurationError(f"--op: {arguments.model} does not use {' or '.join(ops or ())}")
     try:
         with steps("tuning", len(needs), sys.stderr) as step:
             found = kernelhub.tune(
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
                 progress=lambda name, place, number: step(name),
             )
     except KeyboardInterrupt:
-        print("kernelhub: interrupted; what was measured before is kept", file=sys.stderr)
+        print("kernelhub: interrupted; earlier measurements are stored", file=sys.stderr)
         raise
     if arguments.export is not None:
         found.export(arguments.export)
@@ -86,14 +86,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _import(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.model is not None or arguments.export is not None:
-        raise ConfigurationError("--import measures and writes nothing else; leave --model and --export away")
+        raise ConfigurationError("--import measures and writes nothing else; leave out --model and --export")
     from kernelhub.evidence.tuning.carried import import_table
 
     entries = import_table(arguments.table, arguments.device)
     if arguments.json:
         console.json({"file": str(arguments.table), "problem_classes": len(entries)})
         return 0 if entries else 1
-    console.line(f"{arguments.table}: {len(entries)} problem classes are kept, and heeded from the next start on")
+    console.line(f"{arguments.table}: {len(entries)} problem classes are stored, and used from the next start")
     return 0 if entries else 1
 
 
@@ -109,10 +109,10 @@ def _show(found: Tuning, console: Console, *, everything: bool) -> None:
         console.table(Table(columns, [tuple(row[place] for place in places) for row in rows]))
         if not everything:
             console.line(
-                "next: the second fastest, in us; order's regret: what its kernel would take more. --all adds more"
+                "next: the second fastest, in us; order's regret: extra time of the order's kernel. --all adds columns"
             )
     for (op, kernel), why in found.wrong.items():
-        console.line(f"{op} {kernel} is {why}; it is never chosen by its time, `kernelhub verify {op}` looks closer")
+        console.line(f"{op} {kernel} is {why}; its time does not count; `kernelhub verify {op}` checks it in detail")
     for item in found.left_out:
         console.line(f"left out: {item.what}: {item.why}")
     console.line(found.summary())

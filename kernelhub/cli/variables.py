@@ -1,6 +1,6 @@
-"""The KERNELHUB_* variables as they are, wrong ones included, and those of other projects that choose kernels.
+"""The state of all KERNELHUB_* variables, also invalid ones, and of other projects' variables that choose kernels.
 
-The library itself stops at the first wrong one of its own.
+The library itself stops at the first invalid KERNELHUB_* variable.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _PLUGINS, _TIMEOUT, _CONFIG = "KERNELHUB_PLUGINS", "KERNELHUB_LOAD_TIMEOUT_S", "
 
 @dataclass(frozen=True)
 class State:
-    """One variable as it is.
+    """The state of one variable.
 
     Attributes:
-        name: full name; also of a variable that kernelhub does not know.
-        value: what holds; None if it is invalid.
+        name: full name; also of an unknown variable.
+        value: the value in force; None if it is invalid.
         source: ``"environment"``, ``"default"`` or ``"invalid"``.
-        text: what is written in the environment, or None.
-        grammar: what may be written.
+        text: its text in the environment, or None.
+        grammar: the accepted values.
         meaning: what it does.
-        problem: what is wrong, as kernelhub would say it at the first call; empty if nothing is.
+        problem: the error that the first call would raise; empty if there is none.
     """
 
     name: str
@@ -46,11 +46,11 @@ class State:
 
 @dataclass(frozen=True)
 class Variables:
-    """Every variable, and the backends that their words were checked against.
+    """Every variable, and the backends that its names were checked against.
 
     Attributes:
-        states: those that kernelhub knows, as declared, then unknown ones that are set.
-        registry: backends, also where a variable is wrong and the library would load none.
+        states: variables of kernelhub in their order of declaration, then unknown ones that are set.
+        registry: the backends, also if a variable is invalid and the library would load none.
         engines: variables of other projects that are set, translated.
     """
 
@@ -60,36 +60,36 @@ class Variables:
 
     @property
     def wrong(self) -> list[State]:
-        """Those that have a problem."""
+        """The variables with a problem."""
         return [state for state in self.states if state.problem]
 
     @property
     def engines_ignored(self) -> bool:
-        """Whether kernelhub obeys none of the other projects' variables."""
+        """Whether kernelhub ignores all variables of other projects."""
         return any(state.name == IGNORE and state.value for state in self.states)
 
     def became_of(self, engine: Translation) -> str:
-        """What holds because of a variable of another project, as a sentence."""
+        """The effect of a variable of another project, as a sentence."""
         if engine.problem:
-            return f"not obeyed: {engine.problem}"
+            return f"ignored: {engine.problem}"
         overrides = engine.meaning.overrides
         if self.engines_ignored and (overrides or engine.meaning.batch_invariant is not None):
-            return f"not obeyed: {IGNORE} is set"
+            return f"ignored: {IGNORE} is set"
         if overrides and not any(self.registry.known_names(override.names, override.ops) for override in overrides):
             names = ", ".join(dict.fromkeys(name for override in overrides for name in override.names))
             ops = ", ".join(dict.fromkeys(override.ops for override in overrides))
             where = "" if ops == "*" else f" for {ops}"
-            return f"not obeyed: {engine.says}, and no kernel of {names} is registered here{where}"
+            return f"ignored: {engine.says}, and no kernel of {names} is registered here{where}"
         return engine.says
 
     def config_file(self) -> tuple[str, Layer] | None:
-        """The config file that is in force, and what it says."""
+        """The config file that is in force, and its settings."""
         state = next(state for state in self.states if state.name == _CONFIG)
         return None if state.value is None else (str(state.value), read_file(state.value))
 
 
 def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
-    """The variables of the environment, each judged on its own."""
+    """The variables of the environment, each checked separately."""
     environ = os.environ if environ is None else environ
     registry, plugins_problem = _registry(environ)
     names = dict.fromkeys([*VARIABLES, *sorted(name for name in environ if name.startswith(PREFIX))])
@@ -99,7 +99,7 @@ def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
 
 def _state(name: str, text: str | None, registry: Registry, plugins_problem: str) -> State:
     variable = VARIABLES.get(name)
-    grammar, meaning = (variable.grammar, variable.doc) if variable else ("", "kernelhub knows no such variable")
+    grammar, meaning = (variable.grammar, variable.doc) if variable else ("", "not a variable of kernelhub")
     problem = _problem(name, text, registry)
     if name == _PLUGINS and not problem:
         problem = plugins_problem
@@ -110,7 +110,7 @@ def _state(name: str, text: str | None, registry: Registry, plugins_problem: str
 
 
 def _problem(name: str, text: str | None, registry: Registry) -> str:
-    """What is wrong with one variable: its name, its value, or the words in it that mean nothing."""
+    """What is wrong with one variable: its name, its value, or unknown names in it."""
     if text is None:
         return ""
     try:
@@ -123,7 +123,7 @@ def _problem(name: str, text: str | None, registry: Registry) -> str:
 
 
 def _registry(environ: Mapping[str, str]) -> tuple[Registry, str]:
-    """Every backend that can be registered, and what is wrong with KERNELHUB_PLUGINS."""
+    """Every backend that can be registered, and the error of KERNELHUB_PLUGINS."""
     try:
         _ = HUB.settings
         return HUB.registry, ""
@@ -140,7 +140,7 @@ def _registry(environ: Mapping[str, str]) -> tuple[Registry, str]:
 
 
 def _value(name: str, environ: Mapping[str, str]) -> Any:
-    """The variable's value, or its default where the value is wrong."""
+    """The variable's value, or its default if the value is invalid."""
     try:
         return read_settings({name: environ[name]} if name in environ else {})[name]
     except ConfigurationError:

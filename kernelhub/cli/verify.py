@@ -1,4 +1,4 @@
-"""``kernelhub verify``: every kernel that supports a problem, checked against the reference on this machine."""
+"""``kernelhub verify``: check every kernel that supports a problem against the reference on this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         "--plugins",
         choices=("yes", "no"),
         default="yes",
-        help="with no, backends of third parties are neither imported nor run (default: yes)",
+        help="no: third-party backends are neither imported nor run (default: yes)",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
     parser.add_argument(
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Verify and print what came out; 1 if a kernel is wrong, or none could be asked."""
+    """Verify and print the results; 1 if a kernel is wrong, or none could run."""
     from kernelhub.evidence.apart import all_apart
     from kernelhub.evidence.verify import count
 
@@ -84,19 +84,19 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _say_what_runs(stream: IO[str]) -> None:
-    """Verifying runs code: that of every kernel, as its record names it, also where a third party wrote the record."""
+    """Report that verification runs the code that each record names, also that of third parties."""
     _ = HUB.settings
     foreign = [item for item in HUB.registry.backends.values() if not item.builtin and not item.error]
-    told = "verify imports and runs what the kernels' records name"
+    message = "verify imports and runs the code that the kernels' records name"
     if foreign:
         names = ", ".join(f"{item.name} ({item.distribution or item.origin})" for item in foreign)
-        told += f", also of third parties: {names}; --plugins=no leaves these out"
-    print(told, file=stream)
+        message += f", also of third parties: {names}; --plugins=no leaves these out"
+    print(message, file=stream)
 
 
 def _show(found: Verification, console: Console) -> None:
     if not found.results:
-        console.line("none of these kernels can be chosen on this device; `kernelhub backends` says why")
+        console.line("none of these kernels can be selected on this device; `kernelhub backends` says why")
         return
     console.table(
         Table(("result", "op", "kernel", "checks", "worst", "what"), [_row(result) for result in found.results])
@@ -110,7 +110,7 @@ def _show(found: Verification, console: Console) -> None:
                 console.line(f"{check.code}: {check.case}: {check.figures} ({check.problem})", indent=2)
     console.line(found.summary())
     if found.unwritten:
-        console.line(f"kept for this process only: {found.unwritten}")
+        console.line(f"valid in this process only: {found.unwritten}")
 
 
 def _row(result: Result) -> tuple[str, ...]:

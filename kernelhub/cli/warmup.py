@@ -1,4 +1,4 @@
-"""``kernelhub warmup``: what serving a model needs, made ready, verified, and kept on disk for processes to come."""
+"""``kernelhub warmup``: compile and verify what serving a model needs, and keep it on disk for later processes."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         metavar="SECONDS",
         type=float,
         default=PATIENCE_S,
-        help=f"how long another process that compiles on this node is waited for (default: {PATIENCE_S:g})",
+        help=f"how long to wait for another process that compiles on this node (default: {PATIENCE_S:g})",
     )
-    parser.add_argument("--list", action="store_true", help="say what would be made ready, for any device; run nothing")
+    parser.add_argument("--list", action="store_true", help="list what would be prepared, for any device; run nothing")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
     add_machine(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Warm up and print what was made ready; 1 if something is not ready."""
+    """Warm up and print what is ready; 1 if something is not."""
     setting: dict[str, Any] = {
         "token_counts": arguments.tokens,
         "device": arguments.device,
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         _show_list(listed, arguments.json, console)
         return 0
     if machine is not None:
-        raise ConfigurationError("--with describes a machine that is not here; add --list to say what it would need")
+        raise ConfigurationError("--with describes another machine; add --list to print what it would need")
     from kernelhub.evidence.apart import all_apart
 
     with all_apart(), bar(sys.stderr) as progress:
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
                 timeout_s=arguments.timeout_s,
             )
         except KeyboardInterrupt:
-            print("kernelhub: interrupted; what is done is kept, the same command goes on from there", file=sys.stderr)
+            print("kernelhub: interrupted; finished work is kept, run the same command again", file=sys.stderr)
             raise
     if arguments.json:
         console.json(done.to_dict())
@@ -112,7 +112,7 @@ def _show(done: WarmUp, console: Console) -> None:
     for item in done.failures:
         console.line(f"{item.op}, {item.label}: {item.reason}")
     for op, kernel, reason in done.quarantined:
-        console.line(f"{op} {kernel} is quarantined, the next best is taken: {reason}")
+        console.line(f"{op} {kernel} is quarantined, the next best kernel is used: {reason}")
     for earning in done.earned:
         console.line(str(earning))
     for op, kernel, reason in done.unverified:

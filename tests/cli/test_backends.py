@@ -128,7 +128,7 @@ class TestMatrix:
     def test_people_get_a_table_per_op(self, ask):
         answer = ask("backends", "--op", "bmm_fp8", "--matrix")
         assert answer.code == 0
-        assert "features it has not" in answer.out
+        assert "features it lacks" in answer.out
         assert answer.row("triton.bmm_fp8")
 
 

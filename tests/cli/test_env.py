@@ -48,7 +48,7 @@ class TestConfigFile:
         assert answer.code == 0
         says = ["prefer torch.sdpa for attention", "disable triton", "strict on"]
         assert answer.json["config_file"] == {"path": str(config), "says": says}
-        assert f"config file: {config} says {'; '.join(says)}" in ask("env").out
+        assert f"config file: {config}: {'; '.join(says)}" in ask("env").out
 
     @pytest.mark.parametrize(
         ("text", "problem"),
@@ -125,16 +125,16 @@ class TestEngines:
 
     def test_without_any_nothing_is_said_of_them(self, ask):
         assert ask("env", "--json").json["engines"] == []
-        assert "what follows from it" not in ask("env").out
+        assert "effect" not in ask("env").out
 
     def test_what_is_switched_off_or_means_no_kernel_here_says_so(self, ask, monkeypatch):
         monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "TOKENSPEED_MLA")
         (engine,) = ask("env", "--json").json["engines"]
-        assert engine["follows"].startswith("not obeyed: ")
+        assert engine["follows"].startswith("ignored: ")
         assert engine["follows"].endswith("no kernel of tokenspeed is registered here for mla_attention")
         monkeypatch.setenv("KERNELHUB_IGNORE_VLLM_ENV", "1")
         (engine,) = ask("env", "--json").json["engines"]
-        assert engine["follows"] == "not obeyed: KERNELHUB_IGNORE_VLLM_ENV is set"
+        assert engine["follows"] == "ignored: KERNELHUB_IGNORE_VLLM_ENV is set"
 
     def test_doctor_notes_what_is_wrong_and_what_has_a_successor(self, ask, monkeypatch):
         monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "TRITON_ATTN")

@@ -156,18 +156,18 @@ class TestModels:
     def test_an_op_that_the_model_does_not_ask_is_refused_with_those_that_it_asks(self, ask):
         answer = ask("explain", "fused_moe", "--model", "llama-3.1-8b")
         assert answer.code == 2
-        assert "llama-3.1-8b asks nothing of fused_moe; it asks attention, paged_attention" in answer.err
+        assert "llama-3.1-8b does not use fused_moe; it uses attention, paged_attention" in answer.err
 
 
 class TestErrors:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("atention",), "'atention' is no op (did you mean attention?)"),
-            (("atention", "--head-dim-qk", "64"), "'atention' is no op (did you mean attention?)"),
+            (("atention",), "'atention' is not an op (did you mean attention?)"),
+            (("atention", "--head-dim-qk", "64"), "'atention' is not an op (did you mean attention?)"),
             (("attention", "--device", "H2OO"), "unknown device 'H2OO' (did you mean H200?); known: A100"),
             (("attention", "--backend", "tritn"), "'tritn' is no backend and no kernel (did you mean triton?)"),
-            (("attention", "--backend", ","), "',' names nothing"),
+            (("attention", "--backend", ","), "',' is empty"),
             (("paged_attention", "--kv-layout", "NDH"), "kv_layout is 'NDH'; it takes NHD, HND"),
             (("attention", "--page-size", "16"), "--page-size"),
         ],
@@ -203,7 +203,7 @@ class TestErrors:
     def test_a_package_that_no_kernel_asks_for_is_answered_with_the_nearest(self, ask, package, named):
         answer = ask("explain", "attention", "--device", "H200", "--with", f"{package}=0.6")
         assert (answer.code, answer.out) == (2, "")
-        assert f"no kernel asks for a package {package!r} (did you mean {named}?)" in answer.err
+        assert f"no kernel requires a package {package!r} (did you mean {named}?)" in answer.err
 
     @pytest.mark.parametrize(
         ("variable", "text", "remedy"),

@@ -25,5 +25,5 @@ def test_one_op_alone_and_json_hold_the_record(ask):
 def test_a_name_that_means_nothing_is_answered_with_the_nearest(ask):
     answer = ask("info", "triton.spilt_kv")
     assert (answer.code, answer.out) == (2, "")
-    assert "'triton.spilt_kv' is no kernel (did you mean triton.split_kv?)" in answer.err
+    assert "'triton.spilt_kv' is not a kernel (did you mean triton.split_kv?)" in answer.err
     assert "did you mean attention?" in ask("info", "atention:triton.split_kv").err

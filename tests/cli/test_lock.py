@@ -57,7 +57,7 @@ class TestWrite:
         words = ("lock", "--model", "llama-3.1-8b", "--device", "H200", *MACHINE, "--out", str(path))
         answer = ask(*words)
         assert (answer.code, answer.out) == (2, "")
-        assert f"{path} is there already; --force writes over it" in answer.err
+        assert f"{path} exists; --force overwrites it" in answer.err
         assert path.read_text() == "mine"
         assert ask(*words, "--force", "--json").json == {"file": str(path), "decisions": 4, "without_kernel": []}
 
@@ -174,7 +174,7 @@ class TestCheck:
         path.write_text(path.read_text().replace("NVIDIA H200", "NVIDIA H20"))
         answer = ask("lock", "--check", str(path))
         assert answer.code == 2
-        assert "is for NVIDIA H20, sm_90, which is not here" in answer.err
+        assert "is for NVIDIA H20, sm_90, not for this machine" in answer.err
 
 
 RECORDS = """
@@ -217,7 +217,7 @@ def test_a_third_party_s_version_and_source_are_pinned(ask, write, path, tmp_pat
     validity._digest_of_sources.cache_clear()
     answer = ask("lock", "--check", str(path), *MACHINE)
     assert answer.code == 1
-    assert "source of mine is not the one that the file was written with" in answer.out
+    assert "source of mine differs from the one that the file was written with" in answer.out
 
 
 def test_a_lock_in_force_is_seen_in_a_process_of_its_own(ask_shell, write, path):

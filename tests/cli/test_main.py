@@ -110,7 +110,7 @@ class TestErrors:
     def test_a_misspelt_command_is_answered_with_the_nearest(self, ask):
         answer = ask("docter")
         assert (answer.code, answer.out) == (2, "")
-        assert "'docter' is no command (did you mean doctor?)" in answer.err
+        assert "'docter' is not a command (did you mean doctor?)" in answer.err
 
     def test_a_misspelt_flag_is_answered_with_the_nearest(self, ask):
         answer = ask("explain", "attention", "--head-dim-qq", "64")

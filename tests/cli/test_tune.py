@@ -96,7 +96,7 @@ def test_a_table_is_carried(ask, cache, tmp_path):
     document.unlink()
     answer = ask("tune", "--import", str(table), "--device", "cpu")
     assert answer.code == 0
-    assert "1 problem classes are kept" in answer.out
+    assert "1 problem classes are stored" in answer.out
     again = tmp_path / "again.json"
     assert ask("tune", "--export", str(again), "--device", "cpu").code == 0
     assert again.read_text() == table.read_text()
@@ -110,7 +110,7 @@ def test_a_wrong_kernel_gives_1_and_is_named(ask):
     )
     assert answer.code == 1
     assert "attention liar.k is wrong: it gave nothing but zeros" in answer.out
-    assert "it is never chosen by its time" in answer.out
+    assert "its time does not count" in answer.out
 
 
 def test_without_results_it_gives_1(ask, tmp_path):
@@ -123,8 +123,8 @@ def test_without_results_it_gives_1(ask, tmp_path):
     [
         (("tune",), "--model: name a model or a config.json"),
         (("tune", "--model", "lama-3.1-8b"), "did you mean llama-3.1-8b"),
-        (("tune", "--model", "gpt-oss-120b", "--op", "fp8_gemm"), "gpt-oss-120b asks nothing of fp8_gemm"),
-        ((*ROUTING, "--tokens", "0"), "is no list of numbers of tokens"),
+        (("tune", "--model", "gpt-oss-120b", "--op", "fp8_gemm"), "gpt-oss-120b does not use fp8_gemm"),
+        ((*ROUTING, "--tokens", "0"), "is not a list of token counts"),
         ((*ROUTING, "--budget-s", "-1"), "is not a positive number of seconds"),
         ((*ROUTING, "--samples", "0"), "samples is 0"),
         ((*ROUTING, "--device", "tpu"), "device"),

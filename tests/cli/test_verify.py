@@ -78,7 +78,7 @@ def test_no_kernel_to_ask_gives_1(ask):
     [
         (("atention",), "did you mean attention?"),
         (("--backend", "tritn"), "did you mean triton?"),
-        (("--backend", ","), "names nothing"),
+        (("--backend", ","), "is empty"),
         (("--device", "cuda:99"), "there is no cuda:99 here"),
         (("--budget-s", "soon"), "'soon' is not a positive number of seconds"),
         (("--quik",), "did you mean --quick?"),
@@ -99,6 +99,6 @@ def test_it_says_whose_code_runs_and_leaves_third_parties_out_where_asked(ask, t
         sys.modules.pop("acme_verified", None)
         kernelhub.reload()
         answer = ask("verify", "merge_attention_states", "--backend", "torch", f"--plugins={choice}", *QUICK)
-        assert "verify imports and runs what the kernels' records name" in answer.err
+        assert "verify imports and runs the code that the kernels' records name" in answer.err
         assert ("also of third parties: acme (acme 1.0)" in answer.err) == (choice == "yes")
     assert "acme" not in HUB.registry.backends

@@ -71,9 +71,9 @@ class TestElsewhere:
         ("words", "message"),
         [
             (("--model", "lama"), "did you mean llama-3.1-8b"),
-            (("--model", "llama-3.1-8b", "--tokens", "x"), "'x' is no list of numbers"),
-            (("--model", "llama-3.1-8b", "--tokens", "0", "--list"), "'0' is no list of numbers of tokens"),
-            (("--model", "llama-3.1-8b", "--with", "torch=2.13.0"), "add --list to say what it would need"),
+            (("--model", "llama-3.1-8b", "--tokens", "x"), "'x' is not a list of token counts"),
+            (("--model", "llama-3.1-8b", "--tokens", "0", "--list"), "'0' is not a list of token counts"),
+            (("--model", "llama-3.1-8b", "--with", "torch=2.13.0"), "add --list to print what it would need"),
             ((), "the following arguments are required: --model"),
         ],
     )

@@ -386,7 +386,7 @@ class TestReplay:
         assert capsys.readouterr().out.split() == [str(case)]
         case.unlink()
         assert main(["replay"]) == 0
-        assert "no call is kept" in capsys.readouterr().out
+        assert "no calls are stored" in capsys.readouterr().out
 
     def test_of_another_kernel_says_that_it_is_right(self, case, capsys) -> None:
         assert main(["replay", str(case), "--backend", "torch.blocked", "--device", "cpu", "--json"]) == 0
