@@ -1,6 +1,6 @@
-"""The one family of exceptions that kernelhub raises.
+"""All exceptions that kernelhub raises.
 
-Each message says what was asked, what is wrong with it, what would be right and where to see more.
+Each message states the request, what is wrong with it, how to fix it, and where to see more.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Explained(Protocol):
 
 
 class NoKernel(KernelhubError, RuntimeError):
-    """No registered kernel may answer the call, or none of those that were asked for.
+    """No registered kernel can run the call, or none of the requested ones.
 
     Attributes:
-        selection: the selection on every kernel of the op, with reasons and remedies.
+        selection: the selection, with reasons and remedies for every kernel of the op.
     """
 
     def __init__(self, message: str, selection: Explained) -> None:
@@ -61,11 +61,11 @@ class NoKernel(KernelhubError, RuntimeError):
 
 
 class RanksDisagree(KernelhubError, RuntimeError):
-    """The ranks of a process group do not run one plan, so that none of them may.
+    """The ranks of a process group do not agree on one plan; none of them may run.
 
     Attributes:
-        code: stable word for what is wrong, e.g. ``"rank_dead"``; docs/ranks.md lists them.
-        ranks: the ranks it is about, by their number in the group.
+        code: stable code of the cause, e.g. ``"rank_dead"``; docs/ranks.md lists them.
+        ranks: the ranks concerned, by their number in the group.
     """
 
     def __init__(self, code: str, message: str, ranks: tuple[int, ...]) -> None:
@@ -75,7 +75,7 @@ class RanksDisagree(KernelhubError, RuntimeError):
 
 
 class KernelUnavailable(KernelhubError, RuntimeError):
-    """A kernel was chosen, but importing or preparing it failed and nothing else may replace it."""
+    """A kernel was selected, but importing or preparing it failed and no other kernel may replace it."""
 
 
 class ConfigurationError(KernelhubError, ValueError):
@@ -87,15 +87,15 @@ class RegistrationError(KernelhubError, ValueError):
 
 
 class CacheError(KernelhubError, OSError):
-    """A file has to be kept, and there is no place for it: every place and what is wrong with it."""
+    """A file must be stored, but no folder is writable; the message lists every folder and its fault."""
 
 
 class LockTimeout(KernelhubError, TimeoutError):
-    """A lock was not given up in time.
+    """A lock was not released in time.
 
     Attributes:
         path: the lock's file.
-        holder: who holds it, as words: process, machine, command.
+        holder: process, machine and command of its owner, as text.
         waited_s: seconds waited.
     """
 
@@ -107,14 +107,14 @@ class LockTimeout(KernelhubError, TimeoutError):
 
 
 class NotWarmed(KernelhubError, RuntimeError):
-    """After `kernelhub.seal()`, a call that would compile, load, download, tune, pack, decide or sync; nothing ran.
+    """After `kernelhub.seal()`, a call would compile, load, download, tune, pack, decide or sync; nothing ran.
 
     Attributes:
         op: the op that was called.
         kind: what it would have done: ``"decide"``, ``"compile"``, ``"load"``, ``"download"``, ``"tune"``, ``"pack"``
             or ``"sync"``.
-        what: of what, e.g. the name of a kernel that is not compiled.
-        line: Python that makes the call ready when it runs before `seal`; empty where no warm-up helps.
+        what: the object of that action, e.g. the name of a kernel that is not compiled.
+        line: Python that makes the call ready if it runs before `seal`; empty if no warm-up helps.
     """
 
     def __init__(self, op: str, kind: str, what: str, line: str, advice: str) -> None:
@@ -132,15 +132,15 @@ _WOULD = {"sync": "wait for the device to read"}
 
 
 class DeviceLost(KernelhubError, RuntimeError):
-    """A device error ended the use of a device in this process: every later call on it raises this at once.
+    """A device error made a device unusable in this process; every later call on it raises this error immediately.
 
     Attributes:
         device: index of the GPU, -1 for the CPU.
-        op: the op out of whose launch the error came.
+        op: the op whose launch raised the error.
         kernel: the kernel that was launched.
         first: text of the first error, with its type.
-        since: seconds since the epoch at which it was raised.
-        plans: the plans made ready last on the device, newest first, as "op kernel, calls".
+        since: time of the error, in seconds since the epoch.
+        plans: the most recent plans on the device, newest first, as "op kernel, calls".
     """
 
     def __init__(self, device: int, op: str, kernel: str, first: str, since: float, plans: tuple[str, ...]) -> None:
@@ -151,14 +151,14 @@ class DeviceLost(KernelhubError, RuntimeError):
         self.since = since
         self.plans = plans
         where = "the CPU" if device < 0 else f"cuda:{device}"
-        told = "; ".join(plans)
+        recent = "; ".join(plans)
         super().__init__(
-            f"{where} is lost to this process: {op} by {kernel} raised {first}. CUDA tells of errors late, so an "
-            f"earlier launch may be at fault; the last plans there: {told}. No call is tried again and no other kernel "
-            "can help: end this process and start another. There KERNELHUB_CHECK=1 names a length, page or slot that "
-            "lies outside before a kernel follows it, and CUDA_LAUNCH_BLOCKING=1 shows which launch it is"
+            f"{where} is lost to this process: {op} by {kernel} raised {first}. CUDA reports errors late, so an "
+            f"earlier launch may be at fault; the last plans on the device: {recent}. No call is retried, here or on "
+            "another kernel: end this process and start another. There, KERNELHUB_CHECK=1 names a length, page "
+            "or slot that is out of range before a kernel reads it, and CUDA_LAUNCH_BLOCKING=1 shows the failing launch"
         )
 
     def again(self) -> DeviceLost:
-        """The same, to be raised once more."""
+        """A copy of this error, to raise again."""
         return DeviceLost(self.device, self.op, self.kernel, self.first, self.since, self.plans)

@@ -1,1 +1,1 @@
-"""Names that other projects know: kernelhub behind the interfaces they already call."""
+"""Compatibility with other projects: kernelhub behind the interfaces that they already call."""

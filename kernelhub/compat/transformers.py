@@ -1,11 +1,11 @@
 """kernelhub as an attention implementation of Hugging Face transformers, 4.57 or newer.
 
-After `register()`, ``attn_implementation="kernelhub"`` makes a model call `attend` in every layer and, once
-per forward pass and kind of layer, `key_mask`, which keeps masks small and says exactly what a query sees.
+After `register()`, ``attn_implementation="kernelhub"`` makes a model call `attend` in every layer. Once per forward
+pass and kind of layer it also calls `key_mask`, which returns a compact and exact mask.
 
-Softcap, sliding windows, sinks, grouped and unequal heads, padding on either side, packed sequences, every
-cache of transformers and attention without causality are honoured. Whatever else a model asks of its attention
-is refused by an error that names it: gradients and dropout, attention weights, biases, masks of one's own.
+Supported: softcap, sliding windows, sinks, grouped and unequal heads, padding on either side, packed sequences, every
+cache of transformers, and non-causal attention. Anything else raises an error that names it: gradients and dropout,
+attention weights, biases, custom masks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kernelhub.ops.attention.attention import attention
 
 OLDEST = Version("4.57")
 
-# What models pass on to attention that changes nothing in it: it is already in the queries, keys, values and
-# mask, or concerns what the model returns. Any other argument that has a value is refused.
+# Arguments that models pass to attention and that do not change it: they are already applied to the queries, keys,
+# values and mask, or concern what the model returns. Any other argument with a value is refused.
 HARMLESS = frozenset(
     {
         "cache_position",
@@ -42,19 +42,19 @@ HARMLESS = frozenset(
     }
 )
 
-_UNSAID = -1  # the sliding_window of a layer that passes none, unlike one that passes None
+_UNSAID = -1  # the sliding_window of a layer that does not pass it, unlike one that passes None
 _LAYOUT = "_kernelhub_layout"
 
 
 def register(name: str = "kernelhub") -> None:
-    """Make kernelhub an ``attn_implementation`` of transformers; to do it again changes nothing.
+    """Register kernelhub as an ``attn_implementation`` of transformers; a second call changes nothing.
 
     Args:
-        name: what models ask for it by; not one that transformers knows, nor with "flash", "/" or "|" in it,
-            which have a meaning there.
+        name: the name of the implementation. It must be new to transformers, and without "flash", "/" and "|", which
+            have a meaning there.
 
     Raises:
-        ConfigurationError: transformers is missing or older than 4.57, or the name cannot be had.
+        ConfigurationError: transformers is missing or older than 4.57, or the name is not available.
 
     Example:
         >>> import kernelhub.compat.transformers
@@ -97,23 +97,23 @@ def attend(
     max_length_k: int | Tensor | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """The attention of one layer, as transformers' `AttentionInterface` asks for it.
+    """The attention of one layer, with the signature of transformers' `AttentionInterface`.
 
     Args:
-        module: the attention layer; its ``is_causal`` counts where the argument is None.
+        module: the attention layer; its ``is_causal`` applies if the argument is None.
         query: ``[B, H, S, D]``.
         key: ``[B, KH, SK, D]``.
         value: ``[B, KH, SK, DV]``.
-        attention_mask: what `key_mask` gave. Where there is one it says what a query sees; where there is
-            none, `is_causal` and `sliding_window` do.
+        attention_mask: the result of `key_mask`. It defines the keys of each query; if it is None, `is_causal` and
+            `sliding_window` do.
         dropout: must be 0.
         scaling: factor of q k^T; by default ``1 / sqrt(D)``.
-        sliding_window: how many keys a causal query sees, its own included; the same to both sides if the
-            layer is not causal.
+        sliding_window: number of keys that a causal query attends to, its own included; to each side if the layer is
+            not causal.
         softcap: bound of the scores.
         s_aux: ``[H]``, one more score per head in the softmax denominator.
-        is_causal: queries see no later keys.
-        cu_seq_lens_q: ``[num_seqs + 1]``, where sequences packed into the flattened batch begin and end.
+        is_causal: queries attend to no later keys.
+        cu_seq_lens_q: ``[num_seqs + 1]``, offsets of the sequences packed into the flattened batch.
         cu_seq_lens_k: the same for the keys.
         max_length_q: upper bound on the queries of a packed sequence.
         max_length_k: upper bound on the keys of a packed sequence.
@@ -123,7 +123,7 @@ def attend(
         ``[B, S, H, DV]``, zero for queries that are padding, and None for the weights.
 
     Raises:
-        InvalidArgument: something was asked that no kernel does; nothing is silently left out.
+        InvalidArgument: an argument has no kernel that supports it; nothing is silently ignored.
     """
     _check_nothing_is_lost(query, key, value, s_aux, dropout, others)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -149,7 +149,7 @@ def _check_nothing_is_lost(
     dropout: float,
     others: dict[str, object],
 ) -> None:
-    """Refuse what would otherwise be left out."""
+    """Refuse arguments that would otherwise be ignored."""
     if dropout:
         refuse("dropout", f"is {dropout}", "call model.eval(): kernels are for inference")
     if torch.is_grad_enabled():
@@ -159,11 +159,11 @@ def _check_nothing_is_lost(
                 refuse(parameter, "requires grad", fix)
     for parameter, argument in others.items():
         if parameter not in HARMLESS and argument is not None and argument is not False:
-            refuse(parameter, f"is given, a {type(argument).__name__} that kernels do not take", ELSEWHERE)
+            refuse(parameter, f"is given, a {type(argument).__name__} that kernels do not support", ELSEWHERE)
 
 
 def _check_no_window(module: torch.nn.Module, num_keys: int) -> None:
-    """Refuse a layer that does not pass the window of its configuration, which its mask then meant."""
+    """Refuse a layer that does not pass the window of its configuration, although its mask contains the window."""
     config = getattr(module, "config", None)
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
@@ -176,7 +176,7 @@ def _check_no_window(module: torch.nn.Module, num_keys: int) -> None:
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, sees: Sees, **features: Any) -> Tensor:
-    """`attention` of q [B, S, H, D] or [T, H, D], whose queries see as far as `sees` says."""
+    """`attention` of q [B, S, H, D] or [T, H, D]; `sees` gives the range of keys of a query."""
     left, right = sees
     window = None if left < 0 and right <= 0 else (left, right if right else -1)
     out: Tensor = attention(q, k, v, causal=right == 0, window=window, **features)
@@ -194,7 +194,7 @@ def _packed(
     max_length_q: int | Tensor | None,
     max_length_k: int | Tensor | None,
 ) -> Tensor:
-    """Sequences that the caller packed into the flattened batch; what is in none of them gives zeros."""
+    """Sequences that the caller packed into the flattened batch; tokens outside of them give zeros."""
     if cu_seq_lens_q is None or cu_seq_lens_k is None:
         refuse("cu_seq_lens_q", "and cu_seq_lens_k go together", "give both, or neither")
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
@@ -212,7 +212,7 @@ def _packed(
     return out
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # what remains without padding has no static shape
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the shape without padding is not static
 def _masked(
     q: Tensor,
     k: Tensor,
@@ -222,8 +222,8 @@ def _masked(
     cu_seq_lens_q: Tensor | None,
     cu_seq_lens_k: Tensor | None,
 ) -> Tensor:
-    """Attention without the padding, each sequence for itself; queries that are padding give zeros."""
-    shared: tuple[int, Layout] | None = getattr(mask, _LAYOUT, None)  # by the layers of a forward pass
+    """Attention of each sequence without its padding; padding queries give zeros."""
+    shared: tuple[int, Layout] | None = getattr(mask, _LAYOUT, None)  # shared by the layers of a forward pass
     if shared is None or shared[0] != q.shape[1]:
         shared = (q.shape[1], layout(mask, *q.shape[:2]))
         setattr(mask, _LAYOUT, shared)
@@ -249,6 +249,6 @@ def _masked(
 
 
 def _check_same_offsets(parameter: str, given: Tensor | None, masked: Tensor | None) -> None:
-    """Offsets beside a mask say what the mask says."""
+    """Check that offsets given with a mask agree with it."""
     if given is not None and (masked is None or given.tolist() != masked.tolist()):
         refuse(parameter, "contradicts attention_mask or position_ids", "give only one of them")

@@ -1,18 +1,16 @@
-"""What each query of a transformers model sees: the mask that models hand from `key_mask` to `attend`.
+"""The attention mask of a transformers model, as models pass it from `key_mask` to `attend`.
 
-A 4-D mask is never handed on. What a query sees is said in one of two ways:
+It is never 4-D, but one of two forms:
 
-* None: all sequences of the batch are full, and the layer's own ``is_causal`` and ``sliding_window`` count;
-* int64 ``[B, keys]`` for padding, packed sequences, caches that are not full and two-sided windows: 0 where a
-  key is padding, else the number of its sequence within the row, from 1 up. Two more fields of the same
-  integers tell how far left and right a query sees. Keys past its width belong to no sequence; its last
-  columns are the queries' own.
+* None: all sequences of the batch are full, and the layer's own ``is_causal`` and ``sliding_window`` apply;
+* int64 ``[B, keys]`` for padding, packed sequences, partly filled caches and two-sided windows: 0 if a key is padding,
+  else the number of its sequence within the row, from 1 up. Two more fields of the same integers give a query's range
+  to the left and right. Keys past the width belong to no sequence; the last columns are those of the queries.
 
-All of it is in the values, so that a mask may move to another device on its way, as those of models spread
-over several do.
+The values contain everything, so a mask may move to another device on its way, as in models on several devices.
 
-A mask that transformers itself does not name, such as a chunked one or one that a model adds to, is made once
-as booleans ``[B, queries, keys]``, read, and taken only if what was read gives the same booleans again.
+A mask without a name in transformers, such as a chunked mask or one that a model extends, is built once as booleans
+``[B, queries, keys]`` and converted. The conversion is accepted only if it reproduces the same booleans.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from kernelhub.errors import InvalidArgument
 
 ELSEWHERE = 'use attn_implementation="sdpa" or "eager" for this'
 
-# How far left and right of its own place a query sees; -1 is no limit, a right of 0 is causal.
+# Range of keys to the left and right of a query's position; -1 is unlimited, a right of 0 is causal.
 Sees = tuple[int, int]
 
 _BITS = 21  # of each field of a mask: number of the sequence, left + 2, right + 2
 _FIELD = (1 << _BITS) - 1
 _UNNAMED = (-2, -2)
-_MASKING = "transformers.masking_utils"  # loaded, or nobody would ask for a mask
+_MASKING = "transformers.masking_utils"  # already loaded when a mask is requested
 
 
 def key_mask(
@@ -49,36 +47,36 @@ def key_mask(
     local_size: int | None = None,
     **rest: Any,
 ) -> Tensor | None:
-    """What the queries of a forward pass see, as transformers' `AttentionMaskInterface` asks for it.
+    """The mask of a forward pass, with the signature of transformers' `AttentionMaskInterface`.
 
     Args:
         batch_size: rows of the mask.
-        kv_length: keys that the layers will get.
-        mask_function: whether query i sees key j, ``(batch, head, i, j) -> bool``.
+        kv_length: number of keys that the layers will get.
+        mask_function: whether query i attends to key j, ``(batch, head, i, j) -> bool``.
         attention_mask: bool ``[B, tokens]``, false where a token is padding.
-        kv_offset: place of the first key among the tokens.
+        kv_offset: position of the first key among the tokens.
         local_size: width of a window or chunk.
-        rest: where the queries are, ``q_length`` and ``q_offset``, or ``cache_position`` before 5.4; whether
+        rest: positions of the queries, ``q_length`` and ``q_offset``, or ``cache_position`` before 5.4; whether
             None may be returned, ``allow_is_causal_skip`` and ``allow_is_bidirectional_skip``; and more.
 
     Returns:
-        None, or int64 ``[B, keys]``; the docstring of this module says what they mean.
+        None, or int64 ``[B, keys]``; see the docstring of this module.
 
     Raises:
-        InvalidArgument: attention kernels do no such mask.
+        InvalidArgument: attention kernels do not support the mask.
     """
     if attention_mask is not None and attention_mask.ndim != 2:
         refuse("attention_mask", f"has shape {list(attention_mask.shape)}", "give a padding mask [B, tokens]")
     sees = _named(mask_function, local_size, kv_offset + kv_length)
     num_keys = kv_length if sees == (-1, -1) else _last_query(rest) - kv_offset
     if num_keys > kv_length:
-        refuse("past_key_values", f"has {kv_length} keys for a query that stands at {num_keys}", ELSEWHERE)
+        refuse("past_key_values", f"has {kv_length} keys for a query at position {num_keys}", ELSEWHERE)
     real = None if attention_mask is None else _of_keys(attention_mask, kv_offset, num_keys)
     if sees != _UNNAMED:
         skip = rest.get("allow_is_causal_skip" if sees[1] == 0 else "allow_is_bidirectional_skip", False)
         if not skip and rest.get("q_length", 1) > 1 and _models_may_want_whole_masks():
-            refuse("attention_mask", "is wanted whole: this model computes with it", ELSEWHERE)
-        # Models disagree on what sliding_window is to a layer that is not causal: only the mask tells.
+            refuse("attention_mask", "is needed as a full matrix: this model computes with it", ELSEWHERE)
+        # Models disagree on the meaning of sliding_window in a layer that is not causal; only the mask is reliable.
         if skip and sees[1] <= 0 and num_keys == kv_length and (real is None or bool(real.all())):
             return None
     if real is None:
@@ -102,13 +100,13 @@ Places = tuple[Tensor, ...]  # rows of the batch and columns in them, int64 [T] 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the sequences of a mask are, for a layer with as many queries a row.
+    """The positions of a mask's sequences, for a layer with a given number of queries per row.
 
     Attributes:
-        sees: how far each query sees in its sequence.
-        num_keys: keys that belong to sequences, from the first.
-        queries: where the queries are that are no padding; None if each row is one full sequence.
-        keys: where the keys are that are no padding, or None.
+        sees: the range of keys of each query in its sequence.
+        num_keys: number of keys that belong to sequences, from the first.
+        queries: positions of the queries without padding; None if each row is one full sequence.
+        keys: positions of the keys without padding, or None.
         cu_seqlens_q: int32 [num_seqs + 1], or None.
         cu_seqlens_k: int32 [num_seqs + 1], or None.
         max_seqlen_q: queries of the longest sequence, or None.
@@ -126,7 +124,7 @@ class Layout:
 
 
 def layout(mask: Tensor, batch: int, q_len: int) -> Layout:
-    """What a mask says to a layer with q [batch, q_len, H, D].
+    """The layout of a mask for a layer with q [batch, q_len, H, D].
 
     Raises:
         InvalidArgument: the mask is not one of `key_mask`.
@@ -144,7 +142,7 @@ def layout(mask: Tensor, batch: int, q_len: int) -> Layout:
     first_of_row = torch.arange(batch, device=ids.device)[:, None] * per_row
     keys = ids > 0
     if sees == (-1, -1) and per_row == 1:
-        # No query's place counts here, and those of cross attention have none among the keys: all are run.
+        # Positions of queries do not matter here, and those of cross attention are not among the keys: run all.
         queries = torch.ones(batch, q_len, dtype=torch.bool, device=ids.device)
         sequence_of_query = first_of_row.expand(-1, q_len)
     else:
@@ -157,12 +155,12 @@ def layout(mask: Tensor, batch: int, q_len: int) -> Layout:
 
 
 def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
-    """Raise the error that names what transformers passed."""
+    """Raise the error that names the argument of transformers."""
     raise InvalidArgument("kernelhub in transformers", parameter, problem, fix)
 
 
 def _named(mask_function: Callable[..., Tensor], local_size: int | None, tokens: int) -> Sees:
-    """What a mask function of transformers' own means; `_UNNAMED` for any other."""
+    """The meaning of a mask function of transformers; `_UNNAMED` for any other function."""
     masking = sys.modules[_MASKING]
     if mask_function is masking.causal_mask_function:
         return (-1, 0)
@@ -180,12 +178,12 @@ def _named(mask_function: Callable[..., Tensor], local_size: int | None, tokens:
 
 
 def _models_may_want_whole_masks() -> bool:
-    """Whether a mask that must not be None is a model's override: since 5.16, for until then static caches had it."""
+    """Whether a mask that must not be None is a model's override; since 5.16; before that static caches had one."""
     return "allow_is_causal_skip" in inspect.signature(sys.modules[_MASKING].create_causal_mask).parameters
 
 
 def _same(one: object, other: object) -> bool:
-    """The same code over the same numbers and functions; any tensor is like any other."""
+    """Whether two functions have the same code over the same numbers and functions; all tensors count as equal."""
     if isinstance(one, FunctionType) and isinstance(other, FunctionType):
         cells = [tuple(cell.cell_contents for cell in function.__closure__ or ()) for function in (one, other)]
         return one.__code__ is other.__code__ and _same(*cells)
@@ -195,7 +193,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def _last_query(rest: dict[str, Any]) -> Any:
-    """One past the place of the last query among all tokens; a static cache has it on the device."""
+    """One past the position of the last query among all tokens; a static cache has it on the device."""
     position = rest.get("cache_position")
     if position is not None:
         return int(position[-1]) + 1
@@ -204,7 +202,7 @@ def _last_query(rest: dict[str, Any]) -> Any:
 
 
 def _device(rest: dict[str, Any]) -> Any:
-    """Where the tokens are."""
+    """The positions of the tokens."""
     position = rest.get("cache_position")
     return rest["device"] if position is None else position.device
 
@@ -212,7 +210,7 @@ def _device(rest: dict[str, Any]) -> Any:
 def _of_keys(attention_mask: Tensor, kv_offset: int, num_keys: int) -> Tensor:
     """The columns of a padding mask that belong to the keys."""
     tokens = attention_mask.shape[1]
-    if tokens == num_keys:  # of the keys already: `generate` asks for a mask before the model does so again
+    if tokens == num_keys:  # of the keys already: `generate` requests a mask before the model does
         return attention_mask
     if tokens < kv_offset + num_keys:
         refuse("attention_mask", f"has {tokens} columns", f"give one for each of {kv_offset + num_keys} tokens")
@@ -220,16 +218,16 @@ def _of_keys(attention_mask: Tensor, kv_offset: int, num_keys: int) -> Tensor:
 
 
 def _without_holes(real: Tensor) -> bool:
-    """No padding between the tokens of a row, so that they are as far apart as without padding."""
+    """Whether a row has no padding between its tokens, so that distances are the same as without padding."""
     begins = real.clone()
     begins[:, 1:] &= ~real[:, :-1]
     return bool((begins.sum(1) <= 1).all())
 
 
 def _read(visible: Tensor, real: Tensor) -> Tensor:
-    """The mask that says what `visible`, bool [B, queries, keys], shows where `real` [B, keys] are no padding.
+    """The mask that is equivalent to `visible`, bool [B, queries, keys], where `real` [B, keys] are not padding.
 
-    Keys that no query sees are dropped. A sequence begins where a query does not see the key before it.
+    Keys that no query attends to are dropped. A sequence begins where a query does not attend to the previous key.
     """
     num_keys = real.shape[1]
     own = slice(num_keys - visible.shape[1], None)
@@ -246,12 +244,12 @@ def _read(visible: Tensor, real: Tensor) -> Tensor:
     right = int(torch.where(visible, -distance, 0).max())
     shown = together & (distance <= left) & (-distance <= right)
     if bool(beyond.any()) or not torch.equal(kept[:, own], rows) or not torch.equal(shown, visible):
-        refuse("attention_mask", "is more than causality, a window, padding and packed sequences", ELSEWHERE)
+        refuse("attention_mask", "is not a combination of causality, a window, padding and packed sequences", ELSEWHERE)
     return _encoded(ids, (left, right))
 
 
 def _encoded(ids: Tensor, sees: Sees) -> Tensor:
-    """Sequence numbers [B, keys], with how far a query sees beside them."""
+    """Sequence numbers [B, keys], packed with the range of a query."""
     num_keys = ids.shape[1]
     if num_keys > _FIELD - 2:
         refuse("attention_mask", f"has {num_keys} columns", f"there is room for {_FIELD - 2}")
@@ -261,7 +259,7 @@ def _encoded(ids: Tensor, sees: Sees) -> Tensor:
 
 
 def _decoded(mask: Tensor) -> tuple[Tensor, Sees]:
-    """Sequence numbers, and how far a query sees."""
+    """Sequence numbers, and the range of a query."""
     fields = int(mask.max()) >> _BITS if mask.numel() else 0
     if bool(((mask != 0) & ((mask >> _BITS != fields) | (fields == 0))).any()):
         refuse("attention_mask", "is not kernelhub's, or several of them joined", ELSEWHERE)

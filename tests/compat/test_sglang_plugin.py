@@ -205,7 +205,7 @@ class TestRegistration:
         registry.ATTENTION_BACKENDS["kernelhub"] = "theirs"
         plugin.register()
         assert registry.ATTENTION_BACKENDS == {"kernelhub": "theirs"}
-        assert "already called kernelhub" in caplog.text
+        assert "already named kernelhub" in caplog.text
 
     @pytest.mark.parametrize(
         ("old", "new", "reason"),
@@ -476,7 +476,7 @@ class TestRefusals:
         [
             ("kv_cache_layout", "hnd", "not hnd"),
             ("is_quantized_kv_cache", True, "scales of blocks"),
-            ("dtype", torch.int8, "no cache of torch.int8.*fp8_e4m3 or fp8_e5m2"),
+            ("dtype", torch.int8, "not support a cache of torch.int8.*fp8_e4m3 or fp8_e5m2"),
         ],
     )
     def test_a_pool_that_it_cannot_read(self, attention, name, value, reason) -> None:
@@ -490,7 +490,7 @@ class TestRefusals:
         backend = attention.KernelhubAttnBackend(model)
         step = batch(model, "EXTEND", MIXED)
         step.attn_cp_metadata = object()
-        with pytest.raises(NotImplementedError, match="no context parallelism"):
+        with pytest.raises(NotImplementedError, match="not support context parallelism"):
             backend.init_forward_metadata(step)
         monkeypatch.setattr(sys.modules["sglang.srt.runtime_context"].PARALLEL, "dcp_enabled", True)
         with pytest.raises(NotImplementedError, match="context parallelism of decode"):
@@ -502,7 +502,7 @@ class TestRefusals:
             ("TARGET_VERIFY", "speculative"),
             ("DRAFT_EXTEND_V2", "speculative"),
             ("DLLM_EXTEND", "diffusion"),
-            ("PREBUILT", "no steps of mode"),
+            ("PREBUILT", "not support steps of mode"),
         ],
     )
     def test_a_step_that_it_has_nothing_for(self, attention, mode, reason) -> None:
@@ -514,12 +514,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "more", "reason"),
         [
-            ({"is_cross_attention": True}, {}, "for decoders"),
-            ({"attn_type": "encoder_only"}, {}, "for decoders"),
+            ({"is_cross_attention": True}, {}, "supports decoders"),
+            ({"attn_type": "encoder_only"}, {}, "supports decoders"),
             ({"use_irope": True}, {}, "chunks"),
             ({"pos_encoding_mode": "ALIBI"}, {}, "positions"),
             ({"logit_cap": 3.0, "logit_capping_method": "other"}, {}, "by tanh"),
-            ({}, {"k_rope": torch.ones(1)}, "takes no k_rope"),
+            ({}, {"k_rope": torch.ones(1)}, "not support k_rope"),
         ],
     )
     def test_a_layer_that_it_has_nothing_for(self, attention, options, more, reason) -> None:

@@ -129,7 +129,7 @@ class TestPresence:
         installed(cubin_version="0.6.1")
         finding = fi.has_flashinfer.why()
         assert (finding.ok, finding.code) == (False, "package_version")
-        assert "0.6.1 does not go with flashinfer-python 0.6.12" in finding.reason
+        assert "0.6.1 does not match flashinfer-python 0.6.12" in finding.reason
 
     def test_a_local_version_is_the_same_version(self, installed) -> None:
         installed(cubin_version="0.6.12+cu130")
@@ -378,7 +378,7 @@ class TestCalls:
         assert sys.modules["flashinfer"].mm_fp4.seen[1:] == (torch.float8_e4m3fn, (4, 6), 16, True, True, "trtllm")
         fi.flashinfer_scaled_fp4_mm(a.repeat(9, 1), b, *scales, None, torch.bfloat16, "trtllm")
         assert sys.modules["flashinfer"].mm_fp4.seen[4] is False
-        with pytest.raises(ValueError, match=r"need to be \[M, K/2\]"):
+        with pytest.raises(ValueError, match=r"must be \[M, K/2\]"):
             fi.flashinfer_scaled_fp4_mm(a[:, :4], b, *scales, None, torch.bfloat16, "cutlass")
 
     def test_fp8_products_are_right(self, installed, monkeypatch) -> None:
@@ -392,7 +392,7 @@ class TestCalls:
         torch.testing.assert_close(out, a.float() @ b.float() + bias)
         assert sys.modules["flashinfer"].bmm_fp8.seen == (None, "auto")
         for wrong in ((a.float(), b, one, two), (a, b.t(), one, two), (a, b, one.double(), two)):
-            with pytest.raises(ValueError, match="need to be"):
+            with pytest.raises(ValueError, match="must be"):
                 fi.flashinfer_scaled_fp8_mm(*wrong, torch.float32)
 
     def test_scales_in_tiles_of_8_x_4_are_asked_for(self, installed, monkeypatch) -> None:

@@ -1,13 +1,12 @@
-"""Variables by which vLLM, FlashInfer and DeepGEMM are told which kernels to run, read as one policy of kernelhub.
+"""Environment variables of vLLM, FlashInfer and DeepGEMM that choose kernels, translated to one policy of kernelhub.
 
-- `variable`: what a variable of another project means here
-- `attention`, `gemm`, `experts`: vLLM's variables, by what they choose
-- `successors`: names that kernelhub does not obey, with what to write in their place
-- `libraries`: variables that a library reads by itself; shown, never changed
-- `translation`: an environment, translated
+- `variable`: the meaning of another project's variable
+- `attention`, `gemm`, `experts`: vLLM's variables, by the ops that they control
+- `libraries`: variables that a library reads by itself; reported, never changed
+- `translation`: the translation of an environment, and names that are ignored, with their successors
 
-vLLM's variables are weaker than every word to kernelhub itself, and `KERNELHUB_IGNORE_VLLM_ENV=1` switches them off.
-`kernelhub env` shows each that is set with what became of it.
+Every setting of kernelhub itself takes precedence over vLLM's variables; `KERNELHUB_IGNORE_VLLM_ENV=1` disables them.
+`kernelhub env` shows each variable that is set, and its effect.
 """
 
 from kernelhub.compat.env.translation import Translation, flag, said, translate

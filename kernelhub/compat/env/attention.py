@@ -9,13 +9,13 @@ _BATCHED, _PAGED, _LATENT = "attention", "paged_attention", "mla_attention"
 
 # FlashInfer's kernels that vLLM means by "TRTLLM": trtllm-gen on Blackwell, XQA elsewhere.
 _TRTLLM = ("flashinfer.*trtllm*", "flashinfer.*xqa*")
-# FlashInfer carries cuDNN's attention; a backend of cuDNN's own would do as well.
+# FlashInfer contains cuDNN's attention; a separate cuDNN backend is equivalent.
 _CUDNN = ("cudnn", "flashinfer.*cudnn*")
 
-# What prefill of latent attention is in kernelhub: plain attention with keys wider than values.
+# Prefill of latent attention in kernelhub: plain attention with keys wider than values.
 _LATENT_PREFILL = (OneOf("head_dim_qk", (192, 256)), OneOf("head_dim_vo", (128, 256)))
 
-# vLLM's name of a backend -> who of ours answers to it. vLLM chooses by it what reads the paged cache.
+# vLLM's name of a backend -> our backends. vLLM selects with it the kernel that reads the paged cache.
 _DENSE = {
     "FLASH_ATTN": ("flash_attn",),
     "FLASHINFER": ("flashinfer",),
@@ -45,7 +45,7 @@ _MLA = {
     "TOKENSPEED_MLA": ("tokenspeed",),
     "CPU_MLA": ("torch", "cpp"),
 }
-# Backends that belong to an engine, a model or a vendor whose kernels are not here.
+# Backends of an engine, a model or a vendor whose kernels are not in kernelhub.
 _ELSEWHERE = (
     "AMX_MLA", "B12X", "CUSTOM", "CUTLASS_MSA", "FLASHINFER_MLA_SPARSE_DSV4", "FLASHINFER_MLA_SPARSE_DSV41",
     "FLASHMLA_MEGA_ATTN_DSV41", "FLASHMLA_SPARSE_DSV4", "FLASHMLA_SPARSE_DSV41", "FLASH_ATTN_DIFFKV", "FLEX_ATTENTION",
@@ -57,7 +57,7 @@ _ELSEWHERE = (
 
 
 def _dense(names: tuple[str, ...]) -> Meaning:
-    """The paged cache is read by these or the call fails, as in vLLM; attention without one only ranks them first."""
+    """A request for the op that reads the paged cache, as in vLLM; a preference for attention without a cache."""
     who = " or ".join(names)
     return Meaning(
         f"{_PAGED} runs on {who} or fails; {_BATCHED} prefers it",
@@ -73,10 +73,10 @@ def _latent(names: tuple[str, ...]) -> Meaning:
 
 
 _BACKENDS = {
-    "auto": Meaning("kernelhub chooses"),
+    "auto": Meaning("kernelhub selects"),
     **{name: _dense(names) for name, names in (_DENSE | _OLDER_DENSE).items()},
     **{name: _latent(names) for name, names in _MLA.items()},
-    **{name: Meaning("kernelhub has no kernel of that backend, and chooses by itself") for name in _ELSEWHERE},
+    **{name: Meaning("kernelhub has no kernel of that backend, and selects by itself") for name in _ELSEWHERE},
 }
 
 
@@ -89,7 +89,7 @@ def _splits(text: str) -> Meaning:
     if not text.strip().isdigit() or int(text) < 1:
         raise ValueError(f"{text!r} is not a positive number of splits")
     return Meaning(
-        f"{_LATENT} prefers kernels whose split is fixed; how many parts that makes is theirs, not {int(text)}",
+        f"{_LATENT} prefers kernels with a fixed split; the kernel sets the number of parts, not {int(text)}",
         prefers=(override(_LATENT, "*.split_kv_fixed*", "*.fixed*"),),
     )
 
@@ -140,6 +140,6 @@ ATTENTION = (
 
 
 def _prefill_of_mla(text: str, name: str) -> Meaning:
-    """The switch is the other way about: 1 removes; 0, its default, leaves the choice to kernelhub."""
+    """The switch is inverted: 1 removes kernels; 0, its default, leaves the selection to kernelhub."""
     removed = backend_switch((_BATCHED,), name, where=_LATENT_PREFILL)("0")
-    return one_of({"1": removed, "0": Meaning("kernelhub chooses the prefill of latent attention")})(text)
+    return one_of({"1": removed, "0": Meaning("kernelhub selects the prefill of latent attention")})(text)

@@ -1,4 +1,4 @@
-"""vLLM's variables that choose experts (mixture of experts)."""
+"""vLLM's variables that choose kernels for mixture of experts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelhub.dispatch.policy import Override
 _MOE = ("fused_moe",)
 _SUCCESSOR = "--moe-backend"
 
-# trtllm-gen, which vLLM's "latency" means, exists for Blackwell only; elsewhere vLLM takes CUTLASS instead.
+# trtllm-gen, which vLLM's "latency" means, exists for Blackwell only; elsewhere vLLM uses CUTLASS.
 _BLACKWELL = OnDevice("nvidia", at_least=(10, 0), below=(11, 0))
 _TRTLLM, _CUTLASS, _CUTE_DSL = "flashinfer.*trtllm*", "flashinfer.*cutlass*", "flashinfer.*cute*dsl*"
 
@@ -22,7 +22,7 @@ _FP8 = _weights("fp8_tensor", "fp8_channel", "fp8_block", "fp8_block_ue8m0")
 
 
 def _only(kept: str) -> Meaning:
-    """Of FlashInfer's experts only these; whether FlashInfer runs at all is not said by it."""
+    """Keep only these of FlashInfer's experts; this does not request FlashInfer."""
     removed: tuple[Override, ...] = tuple(
         override("fused_moe", other, where=(_BLACKWELL,)) for other in (_TRTLLM, _CUTLASS, _CUTE_DSL) if other != kept
     )

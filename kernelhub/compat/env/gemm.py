@@ -1,4 +1,4 @@
-"""vLLM's variables that choose matrix products, and those that hold for every op."""
+"""vLLM's variables that choose kernels for matrix products, and those that affect every op."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _PRODUCTS = ("fp8_gemm", "bmm_fp8", "grouped_gemm", "fused_moe")
 _NVFP4 = (OneOf("b_format", ("nvfp4",)),)
 _BLOCKS = (OneOf("scaling", ("block",)),)
 
-# DeepGEMM stands for a whole library, so that 0 keeps it from everything, the indexer's logits included.
+# DeepGEMM means the whole library: 0 disables it for all ops, also for the indexer's logits.
 _DEEP_GEMM = switch(
     Meaning(f"deep_gemm ranks first in {', '.join(_PRODUCTS)}", prefers=overrides(_PRODUCTS, "deep_gemm")),
     Meaning("no kernel of deep_gemm runs", disables=(override("*", "deep_gemm"),)),
 )
 
-# Scales that were made as powers of two lose nothing by being read as such; only float32 scales could be rounded.
+# Scales that are powers of two lose nothing if they are read as such; only float32 scales could be rounded.
 _E8M0 = switch(
-    Meaning("nothing changes: scales say their own format, and a kernel that cannot read it is passed over"),
+    Meaning("no effect: the scales' dtype gives their format, and kernels that do not support it are rejected"),
     Meaning(
         "given float32 scales, kernels of deep_gemm that round them to powers of two do not run",
         disables=(
@@ -45,7 +45,7 @@ def _nvfp4(*names: str) -> Meaning:
     )
 
 
-# Beginning of the name of a class of vLLM's linear kernels -> who of ours it is; longer ones first.
+# Prefix of a class name of vLLM's linear kernels -> our backend or kernel; longer prefixes first.
 _CLASSES = (
     ("FlashInferCudnn", "flashinfer.*cudnn*"),
     ("FlashInferTrtllm", "flashinfer.*trtllm*"),
@@ -65,7 +65,7 @@ _CLASSES = (
 
 
 def _ops_of(kernel: str) -> tuple[str, ...]:
-    """The ops that a class of vLLM's computes, told from its name."""
+    """The ops that a class of vLLM computes, by its name."""
     name = kernel.lower()
     if "fp4" in name:
         return ("fp4_gemm",)
@@ -80,9 +80,9 @@ def _disabled(text: str) -> Meaning:
         removed += [override(op, ours) for op in ops if ours]
         if not ops:
             unknown.append(kernel)
-    told = [f"{' '.join(item.names)} does not run in {item.ops}" for item in removed]
-    told += [f"kernelhub has no kernel like {kernel}" for kernel in unknown]
-    return Meaning("; ".join(told) or "nothing is removed", disables=tuple(removed))
+    says = [f"{' '.join(item.names)} does not run in {item.ops}" for item in removed]
+    says += [f"kernelhub has no kernel like {kernel}" for kernel in unknown]
+    return Meaning("; ".join(says) or "nothing is removed", disables=tuple(removed))
 
 
 GEMM = (
@@ -108,7 +108,7 @@ GEMM = (
         "0 or 1",
         # vLLM's own 1 means "may": FlashInfer below 32 rows, DeepGEMM from there on, where FlashInfer costs accuracy.
         switch(
-            Meaning("nothing changes: kernelhub chooses by number of rows"),
+            Meaning("no effect: kernelhub selects by number of rows"),
             backend_switch(("fp8_gemm",), "flashinfer", where=_BLOCKS)("0"),
         ),
     ),
@@ -118,8 +118,8 @@ GEMM = (
         VLLM,
         "0 or 1",
         switch(
-            Meaning("only kernels whose rows ignore the batch run", batch_invariant=True),
-            Meaning("rows may depend on the batch", batch_invariant=False),
+            Meaning("only batch-invariant kernels run", batch_invariant=True),
+            Meaning("results may depend on the batch", batch_invariant=False),
         ),
     ),
 )

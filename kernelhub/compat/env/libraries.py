@@ -1,7 +1,7 @@
-"""Variables that FlashInfer and DeepGEMM read by themselves, and vLLM's word on FlashInfer's cubins.
+"""Variables that FlashInfer and DeepGEMM read by themselves, and vLLM's variable for FlashInfer's cubins.
 
-None of them chooses a kernel of kernelhub: they are shown beside those that do, and what is wrong with them is told
-before the library stumbles over it. kernelhub sets none of them, unless `kernelhub.set_cache_variables` is called.
+None of them chooses a kernel of kernelhub. kernelhub lists them beside those that do, and reports invalid values before
+the library fails on them. Only `kernelhub.set_cache_variables` sets any of them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ def _says(sentence: str) -> Callable[[str], Meaning]:
 
 
 def _written_folder(sentence: str) -> Callable[[str], Meaning]:
-    """A folder that the library makes and writes."""
+    """A folder that the library creates and writes."""
 
     def read(text: str) -> Meaning:
         path = Path(text).expanduser()
         above = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            raise ValueError(f"{above} is no folder that can be written to")
+            raise ValueError(f"{above} is not a writable folder")
         return Meaning(f"{sentence} {path}")
 
     return read
 
 
 def _read_folder(sentence: str) -> Callable[[str], Meaning]:
-    """A folder that has to be there."""
+    """A folder that must exist."""
 
     def read(text: str) -> Meaning:
         if not Path(text).expanduser().is_dir():
@@ -42,11 +42,11 @@ def _read_folder(sentence: str) -> Callable[[str], Meaning]:
 
 
 def _any_text_is_true(sentence: str) -> Callable[[str], Meaning]:
-    """Some of FlashInfer's releases take any text for true, also 0 (its issue 2722)."""
+    """Some FlashInfer releases treat any text as true, also 0 (its issue 2722)."""
 
     def read(text: str) -> Meaning:
         if text.strip().lower() in ("0", "false", "no", "off"):
-            raise ValueError(f"releases of FlashInfer take {text!r} for true too (its issue 2722); unset it instead")
+            raise ValueError(f"some FlashInfer releases treat {text!r} as true (its issue 2722); unset it instead")
         return Meaning(sentence)
 
     return read
@@ -60,7 +60,7 @@ LIBRARIES = (
         VLLM,
         _FLAG,
         switch(
-            Meaning("kernelhub.compat.vllm.flashinfer believes that FlashInfer's cubins are here"),
+            Meaning("kernelhub.compat.vllm.flashinfer assumes that FlashInfer's cubins are installed"),
             Meaning("kernelhub.compat.vllm.flashinfer looks for FlashInfer's cubins itself"),
         ),
     ),
@@ -78,7 +78,7 @@ LIBRARIES = (
         _says("FlashInfer compiles for these, not for the device"),
     ),
     EngineVariable("FLASHINFER_NVCC", FLASHINFER, "path of nvcc", _says("FlashInfer compiles with it")),
-    EngineVariable("FLASHINFER_NVCC_THREADS", FLASHINFER, "a number", _says("FlashInfer's nvcc has so many threads")),
+    EngineVariable("FLASHINFER_NVCC_THREADS", FLASHINFER, "a number", _says("FlashInfer sets the threads of nvcc")),
     EngineVariable(
         "FLASHINFER_DISABLE_JIT", FLASHINFER, "1, or unset", _any_text_is_true("FlashInfer compiles nothing")
     ),
@@ -109,9 +109,9 @@ LIBRARIES = (
     ),
     EngineVariable("DG_JIT_CPP_STANDARD", DEEP_GEMM, "20", _says("DeepGEMM compiles with this C++ standard")),
     EngineVariable("DG_JIT_DEBUG", DEEP_GEMM, _FLAG, _says("DeepGEMM prints what it compiles")),
-    EngineVariable("DG_JIT_PTXAS_VERBOSE", DEEP_GEMM, _FLAG, _says("DeepGEMM prints what ptxas says")),
+    EngineVariable("DG_JIT_PTXAS_VERBOSE", DEEP_GEMM, _FLAG, _says("DeepGEMM prints the output of ptxas")),
     EngineVariable(
         "DG_JIT_PRINT_COMPILER_COMMAND", DEEP_GEMM, _FLAG, _says("DeepGEMM prints how it calls the compiler")
     ),
-    EngineVariable("DG_PRINT_CONFIGS", DEEP_GEMM, _FLAG, _says("DeepGEMM prints the tiles it takes")),
+    EngineVariable("DG_PRINT_CONFIGS", DEEP_GEMM, _FLAG, _says("DeepGEMM prints the tiles it selects")),
 )

@@ -1,4 +1,4 @@
-"""An environment, translated: each variable of another project that is set, and what kernelhub makes of it."""
+"""Translation of an environment: each variable of another project that is set, and its meaning in kernelhub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelhub.compat.env.variable import DEEP_GEMM, FLASHINFER, VLLM, EngineVar
 from kernelhub.dispatch.policy import FOREIGN, Layer, Override
 from kernelhub.dispatch.settings import parse_bool
 
-# name -> (owner, what to write in its place)
+# name -> (owner, what to write instead)
 SUCCESSORS = {
     "VLLM_ALL2ALL_BACKEND": (VLLM, "--all2all-backend"),
     "VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION": (VLLM, "--attention-config.disable_flashinfer_q_quantization"),
@@ -40,7 +40,7 @@ SUCCESSORS = {
     "DG_PRINT_AUTOTUNE": (DEEP_GEMM, "DG_PRINT_CONFIGS"),
 }
 
-# vLLM's present names that look like a misspelling of one that chooses kernels, and choose none of kernelhub's.
+# Current names of vLLM that resemble a variable that chooses kernels, but choose none of kernelhub's.
 LOOK_ALIKES = frozenset(
     {"VLLM_FLASHINFER_ALLREDUCE_BACKEND", "VLLM_USE_FLASHINFER_MOE_INT4", "VLLM_USE_FLASHINFER_SAMPLER"}
 )
@@ -50,7 +50,7 @@ IGNORE = "KERNELHUB_IGNORE_VLLM_ENV"
 VARIABLES = {variable.name: variable for variable in (*ATTENTION, *GEMM, *EXPERTS, *LIBRARIES)}
 
 _PREFIXES = ("VLLM_", "FLASHINFER_", "DG_", "FORCE_NUM_")
-_NEAR = 0.85  # likeness from which a name is taken for a misspelt one: one letter in seven may differ
+_NEAR = 0.85  # similarity above which a name counts as misspelt: one letter in seven may differ
 
 logger = logging.getLogger("kernelhub.env")
 _warned: set[str] = set()
@@ -58,16 +58,16 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Translation:
-    """One variable that is set, and what became of it.
+    """One variable that is set, and its translation.
 
     Attributes:
         name: full name.
         text: its value.
-        owner: the project whose variable it is, or seems to be.
-        says: what follows from it here, as a sentence; empty if it is wrong.
-        successor: what the project's present version takes in its place; empty if it still reads it.
-        problem: what is wrong with it; empty if nothing is.
-        meaning: its overrides, with their place filled in.
+        owner: the project that the variable belongs or seems to belong to.
+        says: its effect here, as a sentence; empty if it is invalid.
+        successor: what replaces it in the project's current version; empty if that still reads it.
+        problem: what is wrong with it; empty if it is valid.
+        meaning: its overrides, with their origin.
     """
 
     name: str
@@ -86,18 +86,18 @@ class Translation:
 
 
 def translate(environ: Mapping[str, str] | None = None) -> tuple[Translation, ...]:
-    """Every variable of another project that is set and is about kernels, by name."""
+    """Every variable of another project that is set and concerns kernels, by name."""
     environ = os.environ if environ is None else environ
     return tuple(found for name in sorted(environ) if (found := _translation(name, environ[name])) is not None)
 
 
 def said(environ: Mapping[str, str]) -> Layer:
-    """The policy in an environment; of what is wrong in it kernelhub warns once, and it says nothing."""
+    """The policy of an environment; invalid variables are ignored with one warning each."""
     translations = translate(environ)
     for item in translations:
         if item.problem and item.owner == VLLM and item.name not in _warned:
             _warned.add(item.name)
-            logger.warning("%s=%s is not obeyed: %s", item.name, item.text, item.problem)
+            logger.warning("%s=%s is ignored: %s", item.name, item.text, item.problem)
     meanings = [item.meaning for item in translations]
     return Layer(
         requests=_all(meaning.requests for meaning in meanings),
@@ -110,7 +110,7 @@ def said(environ: Mapping[str, str]) -> Layer:
 
 
 def flag(name: str, default: bool) -> bool:
-    """A switch of vLLM's as it was when the settings were read; its default where it is unset, wrong or not obeyed."""
+    """A switch of vLLM as it was when the settings were read; its default if it is unset, invalid or ignored."""
     from kernelhub.dispatch.hub import HUB  # reads this module while it reads its settings
 
     if HUB.settings[IGNORE]:
@@ -128,16 +128,14 @@ def _translation(name: str, text: str) -> Translation | None:
         return _read(variable, text)
     if name in SUCCESSORS:
         owner, successor = SUCCESSORS[name]
-        problem = f"{owner} reads it no longer, and kernelhub does not; write {successor}"
+        problem = f"{owner} no longer reads it, and kernelhub does not; write {successor}"
         return Translation(name, text, owner, successor=successor, problem=problem)
     if not name.startswith(_PREFIXES) or name in LOOK_ALIKES:
         return None
     near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=_NEAR)
     if not near:
         return None
-    return Translation(
-        name, text, VARIABLES[near[0]].owner, problem=f"nobody reads a variable of that name; did you mean {near[0]}?"
-    )
+    return Translation(name, text, VARIABLES[near[0]].owner, problem=f"not a known variable; did you mean {near[0]}?")
 
 
 def _read(variable: EngineVariable, text: str) -> Translation:

@@ -1,4 +1,4 @@
-"""What a variable of another project means to kernelhub."""
+"""The meaning of another project's variable in kernelhub."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ VLLM, FLASHINFER, DEEP_GEMM = "vLLM", "FlashInfer", "DeepGEMM"
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one value says.
+    """The meaning of one value.
 
     Attributes:
-        says: the consequence, as a sentence for `kernelhub env`.
-        requests: what runs, or the call fails.
-        prefers: what ranks first where it can run.
-        disables: what never runs.
-        batch_invariant: whether rows must not depend on the batch, or None.
+        says: the effect, as a sentence for `kernelhub env`.
+        requests: kernels that run; otherwise the call fails.
+        prefers: kernels that rank first if they can run.
+        disables: kernels that never run.
+        batch_invariant: whether results must not depend on the batch, or None.
     """
 
     says: str
@@ -32,7 +32,7 @@ class Meaning:
 
     @property
     def overrides(self) -> tuple[Override, ...]:
-        """All of them."""
+        """Requests, preferences and disables together."""
         return (*self.requests, *self.prefers, *self.disables)
 
 
@@ -43,9 +43,9 @@ class EngineVariable:
     Attributes:
         name: full name.
         owner: the project.
-        grammar: what may be written.
-        read: text to meaning; raises ValueError with what would be right.
-        successor: what the project's present version takes in its place; empty if it still reads this one.
+        grammar: the accepted values.
+        read: text to meaning; raises ValueError with the accepted values.
+        successor: what replaces it in the project's current version; empty if that still reads this one.
     """
 
     name: str
@@ -56,7 +56,7 @@ class EngineVariable:
 
 
 def override(ops: str, *names: str, where: tuple[Constraint, ...] = ()) -> Override:
-    """An override whose place is filled in by `translation`."""
+    """An override; `translation` sets its origin."""
     return Override(ops, names, FOREIGN, "", where)
 
 
@@ -65,21 +65,21 @@ def overrides(ops: tuple[str, ...], *names: str, where: tuple[Constraint, ...] =
     return tuple(override(op, *names, where=where) for op in ops)
 
 
-_ON_GPU = Rule(("device",), lambda problem: None if problem.device.type == "cuda" else "is about GPUs")
+_ON_GPU = Rule(("device",), lambda problem: None if problem.device.type == "cuda" else "concerns GPUs only")
 
 
 def gpu_only(names: Names) -> tuple[Constraint, ...]:
-    """The condition of a request for libraries that have kernels for GPUs only: it leaves operands on a CPU alone."""
+    """The condition of a request for libraries with GPU kernels only: it does not affect operands on a CPU."""
     return () if {"torch", "cpp"} & set(names) else (_ON_GPU,)
 
 
 def switch(on: Meaning, off: Meaning) -> Callable[[str], Meaning]:
-    """Reads 0 or 1, in kernelhub's forms of true and false."""
+    """Read 0 or 1, in kernelhub's spellings of true and false."""
     return lambda text: on if parse_bool(text) else off
 
 
 def one_of(meanings: dict[str, Meaning]) -> Callable[[str], Meaning]:
-    """Reads one of some words, in any case."""
+    """Read one of some words, in any case."""
 
     def read(text: str) -> Meaning:
         meaning = {word.lower(): meaning for word, meaning in meanings.items()}.get(text.strip().lower())
@@ -91,7 +91,7 @@ def one_of(meanings: dict[str, Meaning]) -> Callable[[str], Meaning]:
 
 
 def backend_switch(ops: tuple[str, ...], *names: str, where: tuple[Constraint, ...] = ()) -> Callable[[str], Meaning]:
-    """1 ranks these kernels first, 0 removes them."""
+    """Read a switch: 1 ranks these kernels first, 0 removes them."""
     who, whom = described(names), ", ".join(ops)
     return switch(
         Meaning(f"{who} ranks first in {whom}", prefers=overrides(ops, *names, where=where)),
@@ -100,5 +100,5 @@ def backend_switch(ops: tuple[str, ...], *names: str, where: tuple[Constraint, .
 
 
 def described(names: Names) -> str:
-    """Names as a sentence has them."""
+    """Names joined for a sentence."""
     return " or ".join(names)

@@ -1,5 +1,5 @@
 """kernelhub as an attention backend of SGLang.
 
-- `plugin`: registers it, in each of SGLang's processes
+- `plugin`: registers the backend in each SGLang process
 - `attention`: the backend
 """

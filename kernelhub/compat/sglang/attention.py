@@ -1,8 +1,8 @@
 """kernelhub as an attention backend of SGLang (from 0.5.23 on): `paged_attention` over SGLang's pool of slots.
 
-SGLang imports this module once the backend has been chosen; it imports SGLang. A pool's ``[slots, H, D]`` is a paged
-cache ``[slots / page_size, page_size, H, D]``, and nothing is copied; a request's row of the token table is a row of
-the block table by every page_size-th entry. The pool is written by SGLang itself.
+SGLang imports this module once the backend is selected; the module imports SGLang. A pool ``[slots, H, D]`` is read as
+a paged cache ``[slots / page_size, page_size, H, D]`` without a copy. Every page_size-th entry of a request's row in
+the token table forms its row of the block table. SGLang itself writes the pool.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, *_FP8)
 
 @dataclass
 class KernelhubMetadata:
-    """What the layers of one step share.
+    """Metadata that the layers of one step share.
 
     Attributes:
         block_table: int32 ``[num_seqs, max_pages]``.
@@ -46,7 +46,7 @@ class KernelhubMetadata:
 
 
 class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
-    """Decoders' dense attention, for decode, extend and mixed steps."""
+    """Dense attention of decoder models, for decode, extend and mixed steps."""
 
     needs_cpu_seq_lens: bool = True
 
@@ -64,7 +64,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         self._captured_lens: Tensor | None = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """The metadata of a step that is not in a graph."""
+        """Set the metadata of a step outside of CUDA graphs."""
         mode = forward_batch.forward_mode
         if mode.is_idle():
             self.forward_metadata = None
@@ -76,7 +76,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
             self.forward_metadata = KernelhubMetadata(table, lens, None, None, lens.shape[0])
             return
         if not mode.is_extend():
-            raise NotImplementedError(f"kernelhub's backend has no steps of mode {mode}")
+            raise NotImplementedError(f"kernelhub's backend does not support steps of mode {mode}")
         starts = torch.nn.functional.pad(torch.cumsum(forward_batch.extend_seq_lens, 0, dtype=torch.int32), (1, 0))
         counts = forward_batch.extend_seq_lens_cpu
         if counts is None:
@@ -85,7 +85,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         self.forward_metadata = KernelhubMetadata(table, lens, starts, max(counts, default=0), sum(counts))
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """The metadata of a step of decode that is captured or replayed, in tensors that stay where they are."""
+        """Set the metadata of a captured or replayed decode step, in tensors with fixed addresses."""
         mode = forward_batch.forward_mode
         if mode.is_idle():
             self.forward_metadata = None
@@ -93,8 +93,8 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         _refuse_step(forward_batch)
         if not mode.is_decode():
             raise NotImplementedError(
-                f"kernelhub's backend is captured in graphs of decode, not of {mode}: "
-                "leave --cuda-graph-backend-prefill away from full"
+                f"kernelhub's backend supports CUDA graphs of decode, not of {mode}: "
+                "do not set --cuda-graph-backend-prefill to full"
             )
         if self._captured_table is None or self._captured_lens is None:
             raise RuntimeError("init_cuda_graph_state was not called before a graph was captured")
@@ -106,7 +106,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         self.forward_metadata = KernelhubMetadata(table, lens, None, None, count, in_capture)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Make the tensors that graphs read."""
+        """Allocate the tensors that graphs read."""
         pages = -(-self._tokens.shape[1] // self._page)
         self._captured_table = torch.zeros((max_bs, pages), dtype=torch.int32, device=self._tokens.device)
         self._captured_lens = torch.ones(max_bs, dtype=torch.int32, device=self._tokens.device)
@@ -139,7 +139,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         sinks: Tensor | None = None,
         **more: Any,
     ) -> Tensor:
-        """Several queries for a sequence, its last tokens: q ``[T, H * D]``."""
+        """Several queries for each sequence, its last tokens: q ``[T, H * D]``."""
         return self._forward(q, k, v, layer, forward_batch, save_kv_cache, sinks, more)
 
     def _forward(
@@ -160,7 +160,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         if k is not None and save_kv_cache:
             self._pool.set_kv_buffer(
                 layer, KVWriteLoc.for_batch(forward_batch), k, v, layer.k_scale, layer.v_scale
-            )  # divides k and v in place, which nothing reads after it
+            )  # divides k and v in place; nothing reads them afterwards
         heads, width = layer.tp_q_head_num, layer.v_head_dim
         out = q.new_empty((q.shape[0], heads, width))
         k_cache, v_cache = self._caches(layer)
@@ -194,7 +194,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         return keys.unflatten(0, (-1, self._page)), values.unflatten(0, (-1, self._page))
 
     def _block_table(self, batch: Any) -> Tensor:
-        """The pages of a step's requests, as far as its longest one reaches."""
+        """The pages of a step's requests, up to the longest one."""
         longest: int = self._tokens.shape[1]
         if batch.seq_lens_cpu is not None and len(batch.seq_lens_cpu):
             longest = min(longest, max(1, int(batch.seq_lens_cpu.max())))
@@ -203,46 +203,46 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
 
 
 def _refusal(runner: Any, pool: Any) -> str | None:
-    """What of a model or a server the backend is not for."""
+    """Why the backend does not support a model or a server configuration; empty or None if it does."""
     if runner.use_mla_backend:
-        return "has no latent attention"
+        return "does not support latent attention"
     if not runner.spec_algorithm.is_none():
-        return "has no speculative decoding: its masks are trees"
+        return "does not support speculative decoding: its masks are trees"
     if get_parallel().dcp_enabled:
-        return "has no context parallelism of decode"
+        return "does not support context parallelism of decode"
     if type(pool) is not MHATokenToKVPool:
         hint = ": --disable-hybrid-swa-memory gives every layer the same pool" if runner.is_hybrid_swa else ""
         return f"reads a pool of keys and values per slot, not {type(pool).__name__}{hint}"
     if runner.kv_index_translator.is_translating:
-        return "reads slots as the token table has them, not through a table of the unified pool"
+        return "reads slots of the token table, not through a table of the unified pool"
     if pool.kv_cache_layout != "nhd" or pool.is_quantized_kv_cache:
         return f"reads a pool in layout nhd without scales of blocks, not {pool.kv_cache_layout}"
     if pool.dtype not in _DTYPES:
-        return f"has no cache of {pool.dtype}: --kv-cache-dtype auto, fp8_e4m3 or fp8_e5m2"
+        return f"does not support a cache of {pool.dtype}: use --kv-cache-dtype auto, fp8_e4m3 or fp8_e5m2"
     return None
 
 
 def _refuse_step(batch: Any) -> None:
-    """A step that the backend has nothing for is an error, and no step of it runs."""
+    """Raise for a step that the backend does not support, before any of it runs."""
     mode = batch.forward_mode
     if mode.is_target_verify() or mode.is_draft_extend_v2():
-        raise NotImplementedError("kernelhub's backend has no speculative decoding: its masks are trees")
+        raise NotImplementedError("kernelhub's backend does not support speculative decoding: its masks are trees")
     if mode.is_dllm_extend():
-        raise NotImplementedError("kernelhub's backend has no diffusion of tokens")
+        raise NotImplementedError("kernelhub's backend does not support diffusion of tokens")
     if getattr(batch, "attn_cp_metadata", None) is not None:  # a view of a batch has fewer fields
-        raise NotImplementedError("kernelhub's backend has no context parallelism")
+        raise NotImplementedError("kernelhub's backend does not support context parallelism")
 
 
 def _refuse_layer(layer: Any, more: dict[str, Any]) -> None:
     if layer.is_cross_attention or layer.attn_type != AttentionType.DECODER:
-        raise NotImplementedError(f"kernelhub's backend is for decoders, not for attention of type {layer.attn_type}")
+        raise NotImplementedError(f"kernelhub's backend supports decoders, not attention of type {layer.attn_type}")
     if layer.use_irope or layer.xai_temperature_len > 0 or layer.pos_encoding_mode != "NONE":
-        raise NotImplementedError("kernelhub's backend has no chunks, temperatures or positions of its own")
+        raise NotImplementedError("kernelhub's backend does not support chunks, temperatures or custom positions")
     if layer.logit_cap and layer.logit_capping_method != "tanh":
         raise NotImplementedError(f"kernelhub's backend caps scores by tanh, not by {layer.logit_capping_method}")
     given = [name for name, value in more.items() if value is not None and value is not False]
     if given:
-        raise NotImplementedError(f"kernelhub's backend takes no {', '.join(given)}")
+        raise NotImplementedError(f"kernelhub's backend does not support {', '.join(given)}")
 
 
 def _refuse_capture(arguments: tuple[Any, ...]) -> None:

@@ -1,8 +1,8 @@
-"""kernelhub as a plugin of SGLang: its attention becomes the backend that SGLang calls kernelhub.
+"""kernelhub as a plugin of SGLang: its attention becomes the SGLang backend named kernelhub.
 
-SGLang calls `register`, the entry point ``sglang.srt.plugins``, in each of its processes. It changes nothing by itself:
-``--attention-backend kernelhub`` chooses the backend. Where SGLang's interface is not the one that kernelhub was
-written for, which is read from SGLang's source and signatures, nothing is registered, and a warning says what differs.
+SGLang calls `register`, the entry point ``sglang.srt.plugins``, in each of its processes. Registration alone changes
+nothing: ``--attention-backend kernelhub`` selects the backend. If SGLang's interface, read from its source and
+signatures, is not the one that kernelhub was written for, nothing is registered and a warning says what differs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAYER = "sglang.srt.layers.radix_attention"
 _BACKEND = "kernelhub.compat.sglang.attention"
 _FORWARD = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
 
-# What kernelhub calls of SGLang, and what SGLang calls of kernelhub with the parameters of its own base class.
+# SGLang's functions that kernelhub calls, and kernelhub's that SGLang calls with the parameters of its base class.
 CALLS = (
     Call(f"{_REGISTRY}:register_attention_backend", positional=("name",)),
     Call(f"{_BASE}.init_forward_metadata", positional=("forward_batch",)),
@@ -77,7 +77,7 @@ logger = logging.getLogger("kernelhub.compat")
 
 
 def register() -> None:
-    """Make kernelhub's attention one of SGLang's backends, unless something else already has its name."""
+    """Register kernelhub's attention as an SGLang backend, unless another backend already has the name."""
     fits = interface()
     if not fits.ok:
         logger.warning("kernelhub is not registered as an attention backend of SGLang: %s", fits.reason)
@@ -85,7 +85,7 @@ def register() -> None:
     registry = importlib.import_module(_REGISTRY)
     there = registry.ATTENTION_BACKENDS.get(NAME)
     if there is not None and there is not create:
-        logger.warning("kernelhub is not registered with SGLang: another backend is already called %s", NAME)
+        logger.warning("kernelhub is not registered with SGLang: another backend is already named %s", NAME)
         return
     registry.register_attention_backend(NAME)(create)
     choices = importlib.import_module(_CHOICES).ATTENTION_BACKEND_CHOICES
@@ -94,12 +94,12 @@ def register() -> None:
 
 
 def create(runner: Any) -> Any:
-    """SGLang makes its backend."""
+    """Create the backend for SGLang."""
     return importlib.import_module(_BACKEND).KernelhubAttnBackend(runner)
 
 
 def interface(root: Path | None = None) -> Finding:
-    """Does SGLang's attention interface fit? Read from the source of the SGLang installed, or of that in `root`."""
+    """Whether SGLang's attention interface matches, by the source of the installed SGLang or of the one in `root`."""
     for call in CALLS:
         finding = takes(call, root=root)
         if not finding.ok:
@@ -108,4 +108,4 @@ def interface(root: Path | None = None) -> Finding:
         finding = defines(name, root=root)
         if not finding.ok:
             return finding
-    return found("SGLang", None, "its attention interface fits")
+    return found("SGLang", None, "its attention interface matches")

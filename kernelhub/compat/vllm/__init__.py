@@ -1,10 +1,10 @@
-"""vLLM's own modules, as far as they are about kernels: same names and meaning, answered by kernelhub's probes.
+"""Replacements for vLLM's modules about kernels: the same names and meaning, based on kernelhub's probes.
 
-- `flashinfer`: in place of ``vllm.utils.flashinfer``
-- `deep_gemm`: in place of ``vllm.utils.deep_gemm``
+- `flashinfer`: replaces ``vllm.utils.flashinfer``
+- `deep_gemm`: replaces ``vllm.utils.deep_gemm``
 - `plugin`, `attention`: kernelhub as an attention backend of vLLM
-- `answer`, `here`, `library`: what these share
+- `answer`, `here`, `library`: shared code
 
-An engine changes the import line and nothing else. What differs: no question imports a library, opens a socket or
-remembers its answer past `kernelhub.reload()`, and every question has ``.why()``, the finding with reason and remedy.
+An engine changes only the import line. Differences: no query imports a library, opens a socket or caches its result
+past `kernelhub.reload()`, and every query has ``.why()``, the finding with reason and remedy.
 """

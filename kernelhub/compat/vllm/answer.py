@@ -1,4 +1,4 @@
-"""A question that vLLM's modules answer with yes or no, and here with a reason too."""
+"""Yes-or-no queries of vLLM's modules, which here also give a reason."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ P = ParamSpec("P")
 
 
 class Answer(Generic[P]):
-    """A function that says yes or no; ``why(...)`` gives the finding behind it.
+    """A function that returns a bool; ``why(...)`` returns the finding behind it.
 
-    Answers rest on what `HUB.machine` remembers, which `kernelhub.reload()` and ``cache_clear()`` forget.
+    Results are cached in `HUB.machine`; `kernelhub.reload()` and ``cache_clear()`` clear them.
     """
 
     def __init__(self, question: Callable[P, Finding]) -> None:
@@ -27,16 +27,16 @@ class Answer(Generic[P]):
 
     @staticmethod
     def cache_clear() -> None:
-        """Run every probe again, as the function of that name on vLLM's cached ones."""
+        """Clear the cached results of all probes, as the function of that name does in vLLM."""
         HUB.machine.forget()
         HUB.forget_choices()
 
 
 def answer(question: Callable[P, Finding]) -> Answer[P]:
-    """Make a function that finds something one that says yes or no."""
+    """Decorate a function that returns a finding, so that it returns a bool."""
     return Answer(question)
 
 
 def first_bad(*findings: Finding) -> Finding:
-    """The first finding that is not good enough, else the last."""
+    """The first negative finding, else the last finding."""
     return next((finding for finding in findings if not finding.ok), findings[-1])

@@ -1,10 +1,10 @@
 """kernelhub as an attention backend of vLLM (V1, from 0.33 on): `paged_attention` over vLLM's cache.
 
-vLLM imports this module once the backend has been chosen; it imports vLLM. What the backend supports is kernelhub's
-own selection on the configuration, so that vLLM's message has kernelhub's reasons.
+vLLM imports this module once the backend is selected; the module imports vLLM. kernelhub's selection on the
+configuration decides what the backend supports, so that vLLM's message contains kernelhub's reasons.
 
-vLLM's cache is ``[B, H, N, 2 * D]``, a block's keys beside its values, in memory of either order; both halves are
-views of it, and nothing is copied. It is written by vLLM's own kernel.
+vLLM's cache is ``[B, H, N, 2 * D]``, a block's keys beside its values, in either memory order. Both halves are views of
+it, without a copy. vLLM's own kernel writes it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _FP8_CACHES = ("fp8", "fp8_e4m3")
 
 @dataclass
 class KernelhubMetadata:
-    """What the layers of one step share.
+    """Metadata that the layers of one step share.
 
     Attributes:
         num_actual_tokens: query tokens; rows of q past them are padding.
         max_query_len: most queries of one sequence.
-        query_start_loc: int32 ``[num_seqs + 1]``, where the queries of each sequence begin.
+        query_start_loc: int32 ``[num_seqs + 1]``, offset of the first query of each sequence.
         seq_lens: int32 ``[num_seqs]``, KV tokens of each sequence.
         block_table: int32 ``[num_seqs, max_blocks]``.
-        slot_mapping: where each token's keys and values are written.
+        slot_mapping: slot of each token's keys and values.
         decode: every sequence has one query.
-        causal: queries see no later keys.
+        causal: queries attend to no later keys.
     """
 
     num_actual_tokens: int
@@ -59,14 +59,14 @@ class KernelhubMetadata:
 
 
 class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """Takes a step's metadata as vLLM has it; there is nothing to plan on the host."""
+    """Passes on a step's metadata from vLLM, without planning on the host."""
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """Graphs of decode steps, if the kernel that decode would run on may be captured."""
+        """CUDA graphs of decode steps, if the selected decode kernel is capture-safe."""
         model = vllm_config.model_config
         selection = _selection(
             model.dtype,
@@ -82,7 +82,7 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         """The step's metadata."""
         step = common_attn_metadata
         if not isinstance(step.causal, bool):
-            raise NotImplementedError("kernelhub's backend takes one causal for all sequences of a step")
+            raise NotImplementedError("kernelhub's backend requires the same causal for all sequences of a step")
         return KernelhubMetadata(
             num_actual_tokens=step.num_actual_tokens,
             max_query_len=step.max_query_len,
@@ -113,9 +113,9 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
         sinks: Tensor | None = None,
     ) -> None:
         if alibi_slopes is not None:
-            raise NotImplementedError("kernelhub's backend has no ALiBi")
+            raise NotImplementedError("kernelhub's backend does not support ALiBi")
         if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"kernelhub's backend is for decoders, not for attention of type {attn_type}")
+            raise NotImplementedError(f"kernelhub's backend supports decoders, not attention of type {attn_type}")
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -141,7 +141,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
         """Attend to the cache: query ``[T, H, D]`` into output, ``[T, H, D]`` or ``[T, H * D]``."""
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("kernelhub's backend does not quantise its output")
-        if attn_metadata is None:  # vLLM measures memory
+        if attn_metadata is None:  # vLLM profiles memory
             return output.zero_()
         step, tokens = attn_metadata, attn_metadata.num_actual_tokens
         k_cache, v_cache = self._halves(kv_cache)
@@ -167,7 +167,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """Write a step's keys and values, by vLLM's kernel."""
+        """Write a step's keys and values with vLLM's kernel."""
         k_cache, v_cache = self._halves(kv_cache)
         triton_reshape_and_cache_flash(
             key, value, k_cache, v_cache, slot_mapping, self.kv_cache_dtype, layer._k_scale, layer._v_scale
@@ -182,7 +182,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
 
 
 class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
-    """What vLLM asks of a backend before it makes a layer."""
+    """Properties of the backend that vLLM reads before it creates a layer."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *_FP8_CACHES]
@@ -225,15 +225,15 @@ class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Why kernelhub has no kernel for it, or None."""
+        """Why no kernel supports the configuration, or None."""
         if use_mla or use_sparse or use_mm_prefix:
-            return "kernelhub's backend is for dense attention"
+            return "kernelhub's backend supports dense attention only"
         device = None if device_capability is None else f"sm_{device_capability.major}{device_capability.minor}"
         cache = _FP8 if kv_cache_dtype in _FP8_CACHES else dtype
         for ragged in (False, True):
             selection = _selection(dtype, cache, head_size, block_size or 16, device, ragged=ragged, sinks=has_sink)
             if selection.kernel is None:
-                return f"no kernel of kernelhub's can run it: {selection}"
+                return f"no kernel of kernelhub can run it: {selection}"
         return None
 
 
@@ -248,7 +248,7 @@ def _selection(
     ragged: bool = False,
     sinks: bool = False,
 ) -> Selection[Any]:
-    """kernelhub's selection on decode, or on steps that mix prefill and decode."""
+    """kernelhub's selection for decode, or for steps that mix prefill and decode."""
     quantized = cache in (_FP8, torch.uint8)
     return explain(
         paged_attention,

@@ -1,4 +1,4 @@
-"""Where vLLM's questions are asked: the device, what the user removed, and vLLM's own settings if it runs."""
+"""The context of vLLM's queries: the device, disabled backends, and vLLM's own settings if it runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kernelhub.probes.finding import Finding, found, lacking
 
 
 def capability() -> tuple[int, int] | None:
-    """Compute capability of the current NVIDIA device; None where there is none.
+    """Compute capability of the current NVIDIA device; None without one.
 
-    Until CUDA is in use, vLLM's own platform is asked if it runs here, since it asks without initialising CUDA.
+    Until CUDA is in use, it comes from vLLM's platform if vLLM runs here, which does not initialise CUDA.
     """
     if torch.version.hip:
         return None
@@ -30,7 +30,7 @@ def capability() -> tuple[int, int] | None:
 
 
 def on_device(subject: str, *, exactly: tuple[tuple[int, int], ...] = (), families: tuple[int, ...] = ()) -> Finding:
-    """Is the current device of one of these capabilities, or one of these major versions?"""
+    """Whether the current device has one of these capabilities, or one of these major versions."""
     sm = capability()
     wanted = " or ".join([*(f"sm_{major}{minor}" for major, minor in exactly), *(f"sm_{major}x" for major in families)])
     if sm is None:
@@ -42,7 +42,7 @@ def on_device(subject: str, *, exactly: tuple[tuple[int, int], ...] = (), famili
 
 
 def allowed(backend: str, op: str) -> Finding:
-    """Has nobody taken the backend away from the op, by a variable, the config file or `configure`?"""
+    """Whether no variable, config file or `configure` disables the backend for the op."""
     for override in HUB.policy(op).disables:
         if override.concerns(op) and backend in override.names and not override.where:
             return lacking(
@@ -51,7 +51,7 @@ def allowed(backend: str, op: str) -> Finding:
                 f"disabled by {override.origin}",
                 override.undo or f"remove it from {override.origin}",
             )
-    return found(backend, None, f"nobody disabled {backend}")
+    return found(backend, None, f"{backend} is not disabled")
 
 
 def vllm_config() -> Any:

@@ -12,11 +12,11 @@ from kernelhub.probes.finding import Finding
 
 
 def load(target: str, is_here: Callable[[], Finding]) -> Any:
-    """What ``"module:attribute"`` names.
+    """The object that ``"module:attribute"`` names.
 
     Raises:
-        KernelUnavailable: the library is not here, does not import, or has no such attribute; it says which, and
-            what to do. It is a RuntimeError.
+        KernelUnavailable: the library is not installed, does not import, or lacks the attribute; the message says
+            which, and what to do. It is a RuntimeError.
     """
     finding = is_here()
     if not finding.ok:
@@ -29,12 +29,12 @@ def load(target: str, is_here: Callable[[], Finding]) -> Any:
 
 
 class Lazy:
-    """A library's function, imported at its first call. A failure is not remembered: the next call tries again.
+    """A library's function, imported at its first call. A failure is not cached: the next call tries again.
 
     Args:
         target: ``"module:attribute"``.
-        is_here: whether the library is here, asked before it is imported.
-        fallback: what runs where the function is not to be had; by default the call raises.
+        is_here: whether the library is installed, checked before the import.
+        fallback: function that runs if this one is not available; by default the call raises.
     """
 
     def __init__(self, target: str, is_here: Callable[[], Finding], fallback: Callable[..., Any] | None = None) -> None:
@@ -53,7 +53,7 @@ class Lazy:
         """The library's own function.
 
         Raises:
-            KernelUnavailable: it is not to be had, and there is nothing in its place.
+            KernelUnavailable: it is not available, and it has no fallback.
         """
         try:
             function: Callable[..., Any] = load(self.target, self._is_here)

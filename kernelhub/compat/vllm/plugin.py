@@ -1,8 +1,8 @@
-"""kernelhub as a plugin of vLLM: its attention becomes the backend that vLLM calls CUSTOM.
+"""kernelhub as a plugin of vLLM: its attention becomes the vLLM backend named CUSTOM.
 
-vLLM calls `register`, the entry point ``vllm.general_plugins``, in each of its processes. It changes nothing by itself:
-``--attention-backend CUSTOM`` chooses the backend. Where vLLM's interface is not the one that kernelhub was written
-for, which is read from vLLM's source and signatures, nothing is registered, and a warning says what differs.
+vLLM calls `register`, the entry point ``vllm.general_plugins``, in each of its processes. Registration alone changes
+nothing: ``--attention-backend CUSTOM`` selects the backend. If vLLM's interface, read from its source and signatures,
+is not the one that kernelhub was written for, nothing is registered and a warning says what differs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REGISTRY = "vllm.v1.attention.backends.registry"
 _INTERFACE = "vllm.v1.attention.backend"
 _WRITER = "vllm.v1.attention.ops.triton_reshape_and_cache_flash:triton_reshape_and_cache_flash"
 
-# What kernelhub calls of vLLM, and what vLLM calls of kernelhub with the parameters of its own base class.
+# vLLM's functions that kernelhub calls, and kernelhub's that vLLM calls with the parameters of its base class.
 CALLS = (
     Call(f"{_REGISTRY}:register_backend", positional=("backend", "class_path")),
     Call(
@@ -73,14 +73,14 @@ _NAMES = (
     f"{_REGISTRY}:AttentionBackendEnum.CUSTOM",
     f"{_REGISTRY}:AttentionBackendEnum.is_overridden",
 )
-# Releases in which a backend names the shape of its cache have another cache than ``[B, H, N, 2 * D]``.
+# Releases in which a backend defines the shape of its cache do not use ``[B, H, N, 2 * D]``.
 _OLDER = f"{_INTERFACE}:AttentionBackend.get_kv_cache_shape"
 
 logger = logging.getLogger("kernelhub.compat")
 
 
 def register() -> None:
-    """Make kernelhub's attention the backend CUSTOM, unless another plugin already is."""
+    """Register kernelhub's attention as the backend CUSTOM, unless another plugin has."""
     fits = interface()
     if not fits.ok:
         logger.warning("kernelhub is not registered as an attention backend of vLLM: %s", fits.reason)
@@ -95,7 +95,7 @@ def register() -> None:
 
 
 def interface(root: Path | None = None) -> Finding:
-    """Does vLLM's attention interface fit? Read from the source of the vLLM installed, or of that in `root`."""
+    """Whether vLLM's attention interface matches, by the source of the installed vLLM or of the one in `root`."""
     for call in CALLS:
         finding = takes(call, root=root)
         if not finding.ok:
@@ -105,5 +105,5 @@ def interface(root: Path | None = None) -> Finding:
         if not finding.ok:
             return finding
     if defines(_OLDER, root=root).ok:
-        return lacking("vLLM", "package_version", "its cache has another form than [B, H, N, 2 * D]", "update vLLM")
-    return found("vLLM", None, "its attention interface fits")
+        return lacking("vLLM", "package_version", "the shape of its cache is not [B, H, N, 2 * D]", "update vLLM")
+    return found("vLLM", None, "its attention interface matches")

@@ -1,12 +1,12 @@
-"""The names of ``vllm.utils.deep_gemm``, with the same meaning, answered by kernelhub's probes.
+"""The names of ``vllm.utils.deep_gemm``, with the same meaning, based on kernelhub's probes.
 
-- `support`: is DeepGEMM here, does it run on this device, and in which format does it want scales?
-- `calls`: its functions, from the package that is installed or the copy in vLLM's wheel, imported at their first call
+- `support`: whether DeepGEMM is installed and runs on this device, and the format of its scales
+- `calls`: its functions, from the installed package or the copy in vLLM's wheel, imported at their first call
 - `grouped`: its alignment of grouped products, which is a setting of the whole process
 - `indexer`: logits of sparse attention's indexer
-- `casts`: blocks of float8 and a measure of likeness, in plain torch
+- `casts`: blocks of float8 and a similarity measure, in plain torch
 
-The names are those of vLLM 0.33. Every question has ``.why()``; none imports DeepGEMM.
+The names are those of vLLM 0.33. Every query has ``.why()``; none imports DeepGEMM.
 """
 
 from kernelhub.compat.vllm.deep_gemm.calls import (

@@ -21,10 +21,10 @@ HUB.on_change(_rounds_on.clear)
 
 
 def deep_gemm(*names: str) -> Callable[..., Any]:
-    """DeepGEMM's function of the first of these names that it has, later ones being older spellings.
+    """DeepGEMM's function of the first of these names that exists; later names are older spellings.
 
     Raises:
-        KernelUnavailable: it has none of them, or is not here; a RuntimeError. It is looked for again at the next call.
+        KernelUnavailable: none exists, or DeepGEMM is not installed; a RuntimeError. The next call searches again.
     """
     module = copy().value or ""
     function = _functions.get((module, names[0]))
@@ -49,7 +49,7 @@ def cublaslt_gemm_nt(*args: Any, **kwargs: Any) -> Any:
 
 
 def fp8_gemm_nt(*args: Any, **kwargs: Any) -> Any:
-    """DeepGEMM's fp8 product; ``is_deep_gemm_e8m0_used=`` says otherwise than the settings how scales are rounded."""
+    """DeepGEMM's fp8 product; ``is_deep_gemm_e8m0_used=`` overrides the setting of how scales are rounded."""
     run = deep_gemm("fp8_gemm_nt")
     rounds = kwargs.pop("is_deep_gemm_e8m0_used", None)
     rounds = _rounds() if rounds is None else rounds
@@ -72,7 +72,7 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(*args: Any, **kwargs: Any) -> Any:
 
 
 def fp8_m_grouped_gemm_nt_masked(*args: Any, **kwargs: Any) -> Any:
-    """DeepGEMM's grouped fp8 product over so many rows of each group; 2.8 dropped the name that begins with fp8."""
+    """DeepGEMM's grouped fp8 product over a masked number of rows per group; 2.8 dropped the name with fp8."""
     return _rounding("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked")(*args, **kwargs)
 
 
@@ -92,7 +92,7 @@ def set_num_sms(num_sms: int) -> None:
 
 
 def get_col_major_tma_aligned_tensor(x: Tensor) -> Tensor:
-    """Scales column by column, each column aligned for the tensor memory accelerator."""
+    """Column-major scales, each column aligned for the tensor memory accelerator."""
     return _tensor(deep_gemm("get_mn_major_tma_aligned_tensor")(x))
 
 
@@ -102,7 +102,7 @@ def pack_ue8m0_to_int(x: Tensor) -> Tensor:
 
 
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(x: Tensor) -> Tensor:
-    """Both: packed and column by column."""
+    """Packed and column-major scales."""
     return _tensor(deep_gemm("get_mn_major_tma_aligned_packed_ue8m0_tensor")(x))
 
 
@@ -120,7 +120,7 @@ def tf32_hc_prenorm_gemm(x: Tensor, fn: Tensor, out: Tensor, sqrsum: Tensor, num
 
 
 def mega_mhc(*args: Any, **kwargs: Any) -> None:
-    """DeepGEMM's fused hyper-connections, into tensors of the caller."""
+    """DeepGEMM's fused hyper-connections, written to tensors of the caller."""
     deep_gemm("mega_mhc")(*args, **kwargs)
 
 
@@ -140,7 +140,7 @@ def bf16_mega_gate(
 ) -> tuple[Tensor, Tensor]:
     """Route tokens ``x [T, H]`` by ``weight [E, H]``: weights ``[T, num_topk]``, float32, and ids, int64.
 
-    Results are made here and not by DeepGEMM, so that a CUDA graph's pool holds them.
+    The results are allocated here and not by DeepGEMM, so that they are in a CUDA graph's pool.
     """
     run = deep_gemm("bf16_mega_gate")
     ids = torch.empty((x.shape[0], num_topk), dtype=torch.int64, device=x.device)
@@ -165,13 +165,13 @@ def bf16_mega_gate(
 
 
 def _rounding(*names: str) -> Callable[..., Any]:
-    """A function that is told whether to round scales to powers of two."""
+    """Pass to a function whether to round scales to powers of two."""
     run, rounds = deep_gemm(*names), _rounds()
     return lambda *args, **kwargs: run(*args, disable_ue8m0_cast=not rounds, **kwargs)
 
 
 def _rounds() -> bool:
-    """`is_deep_gemm_e8m0_used`, remembered, since it is asked for every product."""
+    """`is_deep_gemm_e8m0_used`, cached, since every product reads it."""
     sm = capability()
     rounds = _rounds_on.get(sm)
     if rounds is None:
@@ -180,7 +180,7 @@ def _rounds() -> bool:
 
 
 def _prepare(module: str) -> None:
-    """Let DeepGEMM's kernels start before those ahead of them have ended, as vLLM does, where the device can."""
+    """Enable programmatic dependent launch of DeepGEMM's kernels, as vLLM does, if the device supports it."""
     sm = capability()
     if module in _prepared or sm is None or sm < (9, 0):
         return
@@ -188,7 +188,7 @@ def _prepare(module: str) -> None:
     try:
         load(f"{module}:set_pdl", copy)(True)
     except KernelUnavailable:
-        return  # releases before it have no such setting
+        return  # earlier releases do not have this setting
 
 
 def _tensor(result: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Blocks of float8 for DeepGEMM's weights, and its measure of likeness, in plain torch."""
+"""Blocks of float8 for DeepGEMM's weights, and its similarity measure, in plain torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
 def get_tma_aligned_size(x: int, element_size: int) -> int:
-    """The next size whose bytes the tensor memory accelerator takes."""
+    """The next size whose bytes the tensor memory accelerator supports."""
     step = _TMA_BYTES // element_size
     return -(-x // step) * step
 

@@ -1,6 +1,6 @@
-"""How many rows of a group DeepGEMM pads to in grouped products over contiguous rows: a setting of the whole process.
+"""The alignment of a group's rows in DeepGEMM's contiguous grouped products: a setting of the whole process.
 
-What is captured in a CUDA graph under one value may not be replayed over rows padded to another.
+A CUDA graph that was captured with one value must not be replayed over rows padded to another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kernelhub.compat.vllm.deep_gemm.calls import deep_gemm
 
 
 def get_mk_alignment_for_contiguous_layout() -> list[int]:
-    """Rows and columns that a group is padded to, which are the same number."""
+    """The numbers of rows and columns that a group is padded to; they are equal."""
     alignment = deep_gemm("get_mk_alignment_for_contiguous_layout")()
     return [alignment, alignment]
 
@@ -20,13 +20,13 @@ def get_mk_alignment_for_contiguous_layout() -> list[int]:
 def get_theoretical_mk_alignment_for_contiguous_layout(
     expected_m: int | None = None, num_groups: int | None = None
 ) -> int:
-    """The alignment that suits so many rows in all over so many groups, or so many rows a group without `num_groups`.
+    """The alignment for a total number of rows over `num_groups` groups, or for a number of rows per group without it.
 
     Raises:
-        ValueError: there are no groups.
+        ValueError: `num_groups` is not positive.
     """
     if num_groups is not None and num_groups <= 0:
-        raise ValueError(f"num_groups is {num_groups}; it has to be positive")
+        raise ValueError(f"num_groups is {num_groups}; it must be positive")
     run = deep_gemm("get_theoretical_mk_alignment_for_contiguous_layout")
     if num_groups is None:
         return int(run(expected_m))
@@ -37,13 +37,13 @@ def get_theoretical_mk_alignment_for_contiguous_layout(
 
 
 def set_mk_alignment_for_contiguous_layout(value: int) -> None:
-    """Set it, for this process."""
+    """Set the alignment for this process."""
     deep_gemm("set_mk_alignment_for_contiguous_layout")(value)
 
 
 @contextlib.contextmanager
 def mk_alignment_scope(value: int) -> Iterator[None]:
-    """Set it for a block."""
+    """Set the alignment within a block."""
     before = get_mk_alignment_for_contiguous_layout()[0]
     set_mk_alignment_for_contiguous_layout(value)
     try:

@@ -18,7 +18,7 @@ _ones: dict[torch.device, list[Tensor]] = {}  # older, smaller ones stay, since 
 
 
 def get_paged_mqa_page_sizes() -> tuple[int, ...]:
-    """Tokens per page that the paged logits take."""
+    """Tokens per page that the paged logits support."""
     return (64,) if _family() == 12 else (32, 64)
 
 
@@ -29,9 +29,9 @@ def mqa_logits_use_mx_scales() -> Finding:
 
 
 def mqa_logits_mx_inputs(q: Tensor, q_scale: Tensor | None, weights: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Scales of q and weights as sm_100 takes them; as they are elsewhere.
+    """Scales of q and weights in the format of sm_100; unchanged on other devices.
 
-    Where a scale of fp8 q was folded into the weights, which relu allows, its scales are ones.
+    If the scale of fp8 q is folded into the weights, which relu allows, the scales of q are ones.
     """
     if not mqa_logits_use_mx_scales():
         return q_scale, weights
@@ -41,7 +41,7 @@ def mqa_logits_mx_inputs(q: Tensor, q_scale: Tensor | None, weights: Tensor) -> 
 
 
 def native_next_n_supported(next_n: int) -> bool:
-    """The paged logits take so many queries of a sequence at once: 1, 2 or 4 on Hopper, any number on Blackwell."""
+    """Whether the paged logits support a number of queries per sequence: 1, 2 or 4 on Hopper, any on Blackwell."""
     return next_n in (1, 2, 4) if _family() == 9 else True
 
 
@@ -61,7 +61,7 @@ def fp8_fp4_mqa_logits(
 def fp8_mqa_logits(
     q: Tensor, kv: tuple[Tensor, Tensor], weights: Tensor, cu_seqlen_ks: Tensor, cu_seqlen_ke: Tensor
 ) -> Tensor:
-    """The same of fp8 keys up to vLLM 0.14, ``[M, N]``."""
+    """The function for fp8 keys up to vLLM 0.14, ``[M, N]``."""
     logits: Tensor = deep_gemm("fp8_mqa_logits")(q, kv, weights, cu_seqlen_ks, cu_seqlen_ke)
     return logits
 
@@ -69,7 +69,7 @@ def fp8_mqa_logits(
 def get_paged_mqa_logits_metadata(
     context_lens: Tensor, block_size: int, num_sms: int, indices: Tensor | None = None
 ) -> Tensor:
-    """How `fp8_fp4_paged_mqa_logits` divides its work; on Hopper, four queries go to two multiprocessors together."""
+    """The schedule of `fp8_fp4_paged_mqa_logits`; on Hopper, two multiprocessors share four queries."""
     queries = context_lens.shape[1] if context_lens.dim() == 2 else 1
     slots = num_sms // 2 if queries == 4 and _family() == 9 else num_sms
     plan: Tensor = deep_gemm("get_paged_mqa_logits_metadata")(context_lens, block_size, slots, **_if_given(indices))
@@ -86,9 +86,9 @@ def fp8_fp4_paged_mqa_logits(
     max_model_len: int,
     indices: Tensor | None = None,
 ) -> Tensor:
-    """Logits ``[B * next_n, max_model_len]`` of paged keys; what lies past a row's context is not cleared."""
+    """Logits ``[B * next_n, max_model_len]`` of paged keys; values past a row's context are not cleared."""
     if block_tables.dim() >= 2 and block_tables.stride(-1) != 1:
-        # DeepGEMM wants stride 1, also of a last dimension of size 1, which contiguous() would leave as it is.
+        # DeepGEMM requires stride 1 also in a last dimension of size 1, which contiguous() would not change.
         block_tables = block_tables.clone(memory_format=torch.contiguous_format)
     logits: Tensor = deep_gemm("fp8_fp4_paged_mqa_logits")(
         q, kv_cache, weights, context_lens, block_tables, schedule_metadata, max_model_len, **_if_given(indices)
@@ -105,7 +105,7 @@ def fp8_paged_mqa_logits(
     schedule_metadata: Tensor,
     max_model_len: int,
 ) -> Tensor:
-    """The same of fp8 keys up to vLLM 0.14, every row cleared past its end."""
+    """The function for fp8 keys up to vLLM 0.14, every row cleared past its end."""
     logits: Tensor = deep_gemm("fp8_paged_mqa_logits")(
         q_fp8, kv_cache_fp8, weights, context_lens, block_tables, schedule_metadata, max_model_len, clean_logits=True
     )
@@ -131,7 +131,7 @@ def get_sparse_mqa_logits_metadata(
     qk_dtype: torch.dtype,
     sparse_block_kv: int,
 ) -> Tensor:
-    """How `fp8_fp4_sparse_mqa_logits` divides its work; rows may begin anywhere in a block."""
+    """The schedule of `fp8_fp4_sparse_mqa_logits`; rows may begin anywhere in a block."""
     plan: Tensor = deep_gemm("get_sparse_mqa_logits_metadata")(
         cu_seqlen_ks,
         cu_seqlen_ke,
@@ -153,7 +153,7 @@ def get_paged_sparse_mqa_logits_metadata(
     qk_dtype: torch.dtype,
     sparse_block_kv: int,
 ) -> Tensor:
-    """How `fp8_fp4_paged_sparse_mqa_logits` divides its work."""
+    """The schedule of `fp8_fp4_paged_sparse_mqa_logits`."""
     plan: Tensor = deep_gemm("get_paged_sparse_mqa_logits_metadata")(
         context_lens, block_table, indices, page_kv, sparse_kv_block_indices, qk_dtype, sparse_block_kv
     )
@@ -183,7 +183,7 @@ def fp8_fp4_paged_sparse_mqa_logits(
     num_max_sparse_blocks: int,
     sparse_block_kv: int,
 ) -> Tensor:
-    """The same of paged keys."""
+    """Logits of each row's candidate blocks of paged keys."""
     logits: Tensor = deep_gemm("fp8_fp4_paged_sparse_mqa_logits")(
         q, kv_cache, weights, metadata, num_max_sparse_blocks, sparse_block_kv
     )
@@ -191,13 +191,13 @@ def fp8_fp4_paged_sparse_mqa_logits(
 
 
 def _family() -> int:
-    """Major version of the device's compute capability; 0 where there is none."""
+    """Major version of the device's compute capability; 0 without one."""
     sm = capability()
     return 0 if sm is None else sm[0]
 
 
 def _if_given(indices: Tensor | None) -> dict[str, Any]:
-    """The parameter only where it is used: older releases have none."""
+    """The parameter only if it is used: older releases do not have it."""
     return {} if indices is None else {"indices": indices}
 
 

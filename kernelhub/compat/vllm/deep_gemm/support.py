@@ -1,4 +1,4 @@
-"""Is DeepGEMM here, does it run on this device, and in which format does it want scales?"""
+"""Whether DeepGEMM is installed and runs on this device, and the format of its scales."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from kernelhub.probes.source import defines
 
 INSTALLED, BUNDLED = "deep_gemm", "vllm.third_party.deep_gemm"
 _MULTIPLE_OF_N, _MULTIPLE_OF_K = 64, 128
-# A function that the first release for sm_120, 2.8, brought along.
+# A function that was added in 2.8, the first release for sm_120.
 _SINCE_SM120 = "fp8_fp4_sparse_mqa_logits"
 
-# vLLM's finding on whole models, by the type in their configuration -> major versions of devices where DeepGEMM costs
-# accuracy (qwen3_5) or time (kolibri1).
+# vLLM's results on whole models: type in their configuration -> major versions of devices on which DeepGEMM is less
+# accurate (qwen3_5) or slower (kolibri1).
 _EXCLUDED_MODELS = {"qwen3_5_text": (10, 12), "qwen3_5_moe_text": (10, 12), "kolibri1": (12,)}
 
 
 def copy() -> Finding:
-    """The copy that is used, its module as value: the package that is installed, else the one in vLLM's wheel."""
+    """The copy that is used, its module as value: the installed package, else the one in vLLM's wheel."""
     return HUB.machine.ask("vllm's deep_gemm", _copy)
 
 
 @answer
 def has_deep_gemm() -> Finding:
-    """DeepGEMM is installed, or vLLM's wheel brings it."""
+    """DeepGEMM is installed, or vLLM's wheel contains it."""
     return copy()
 
 
 @answer
 def is_deep_gemm_supported() -> Finding:
-    """DeepGEMM is here, has kernels for this device, and nobody has switched it off."""
+    """DeepGEMM is installed, has kernels for this device, and is not disabled."""
     if not flag("VLLM_USE_DEEP_GEMM", True):
         return lacking("DeepGEMM", "disabled", "disabled by VLLM_USE_DEEP_GEMM", "unset VLLM_USE_DEEP_GEMM")
     first = first_bad(allowed("deep_gemm", "fp8_gemm"), on_device("DeepGEMM", exactly=((9, 0),), families=(10, 12)))
@@ -52,7 +52,7 @@ def is_deep_gemm_supported() -> Finding:
 
 @answer
 def is_deep_gemm_e8m0_used() -> Finding:
-    """It runs, and rounds scales to powers of two: VLLM_USE_DEEP_GEMM_E8M0, which is on unless set to 0."""
+    """DeepGEMM runs and rounds scales to powers of two: VLLM_USE_DEEP_GEMM_E8M0, on unless set to 0."""
     supported = is_deep_gemm_supported.why()
     if not supported.ok:
         return supported
@@ -63,7 +63,7 @@ def is_deep_gemm_e8m0_used() -> Finding:
 
 
 def should_auto_disable_deep_gemm(model_type: str | None) -> bool:
-    """vLLM found DeepGEMM to hurt models of this type on a device like this one."""
+    """vLLM found DeepGEMM less accurate or slower for models of this type on such a device."""
     sm = capability()
     return sm is not None and sm[0] in _EXCLUDED_MODELS.get(model_type or "", ())
 
@@ -71,7 +71,7 @@ def should_auto_disable_deep_gemm(model_type: str | None) -> bool:
 def should_use_deepgemm_for_fp8_linear(
     output_dtype: torch.dtype, weight_shape: tuple[int, int], supports_deep_gemm: bool | None = None
 ) -> bool:
-    """It takes this product: a bf16 result, N in 64s and K in 128s."""
+    """DeepGEMM supports this product: a bf16 result, N a multiple of 64 and K of 128."""
     n, k = weight_shape
     supported = is_deep_gemm_supported() if supports_deep_gemm is None else supports_deep_gemm
     return supported and output_dtype == torch.bfloat16 and n % _MULTIPLE_OF_N == 0 and k % _MULTIPLE_OF_K == 0
@@ -100,7 +100,7 @@ class DeepGemmQuantScaleFMT(Enum):
 
 
 def has(function: str) -> Finding:
-    """The copy that is used has this function."""
+    """The copy in use has this function."""
     here = copy()
     if not here.ok or here.value is None:
         return here
@@ -111,7 +111,7 @@ def has(function: str) -> Finding:
 
 
 def _copy() -> Finding:
-    """The first that is whole: deep-gemm 1.0.0 of the index imports, and none of its kernels compiles."""
+    """The first complete copy: deep-gemm 1.0.0 of the package index imports, but none of its kernels compiles."""
     installed = package("deep_gemm", distribution="deep-gemm", install=INSTALL)
     defect = _defect(INSTALLED) if installed.ok else None
     if installed.ok and defect is None:
@@ -122,7 +122,7 @@ def _copy() -> Finding:
 
 
 def _defect(module: str) -> str | None:
-    """Why no kernel of a copy can run, as far as its files tell."""
+    """Why no kernel of a copy can run, by its files."""
     root = _root(module)
     return None if root is None else Copy(module, root).defect
 

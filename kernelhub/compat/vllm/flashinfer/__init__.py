@@ -1,13 +1,13 @@
-"""The names of ``vllm.utils.flashinfer``, with the same meaning, answered by kernelhub's probes.
+"""The names of ``vllm.utils.flashinfer``, with the same meaning, based on kernelhub's probes.
 
-- `presence`: is FlashInfer here, and can its kernels be had?
-- `parts`: which parts of it are here
+- `presence`: whether FlashInfer is installed, and its kernels as cubins or by compilation
+- `parts`: the parts of FlashInfer that are installed
 - `trtllm`: when attention runs on its TensorRT-LLM and XQA kernels
 - `calls`: its functions, imported at their first call
-- `operators`: those that torch.compile has to see as operators
+- `operators`: functions that torch.compile has to see as operators
 
-Where vLLM's own answers differ from release to release, these are those of 0.33; names of older releases that are gone
-there are kept. Every question has ``.why()``. No question imports FlashInfer or opens a socket.
+If vLLM's results differ between releases, these are those of 0.33; names that 0.33 removed are kept. Every query has
+``.why()``. No query imports FlashInfer or opens a socket.
 """
 
 from kernelhub.compat.vllm.flashinfer.calls import (

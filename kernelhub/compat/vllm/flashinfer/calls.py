@@ -42,7 +42,7 @@ flashinfer_packed_fused_kda_decode = _lazy(":packed_fused_kda_decode")
 flashinfer_recurrent_kda = _lazy(".kda:recurrent_kda")
 flashinfer_fused_kda_decode = _lazy(".kda_decode:fused_kda_decode")
 
-# Without FlashInfer there is nothing to tune, and a block that tunes is an ordinary block.
+# Without FlashInfer there is nothing to tune, and the context manager has no effect.
 autotune = _lazy(".autotuner:autotune", fallback=lambda *args, **kwargs: contextlib.nullcontext())
 
 # Called by `operators` only.
@@ -62,7 +62,7 @@ def scale_layout_8x4() -> Any:
 
 
 def sparse_mla_sizes() -> Any:
-    """Heads and numbers of tokens that FlashInfer's sparse decode is compiled for; empty if it does not tell."""
+    """Heads and numbers of tokens that FlashInfer's sparse decode is compiled for; empty if unknown."""
     try:
         return load("flashinfer.mla._sparse_mla_sm120:_DECODE_DSV4_DISPATCH", has_flashinfer.why)
     except KernelUnavailable:
@@ -70,9 +70,9 @@ def sparse_mla_sizes() -> Any:
 
 
 def pin_host_range_buf(length: int) -> None:
-    """Pin the host's 0, 1, 2, ... that FlashInfer copies to the GPU in each decode plan, so that no copy waits.
+    """Pin the host tensor 0, 1, 2, ... that FlashInfer copies to the GPU in each decode plan, so that no copy blocks.
 
-    FlashInfer keeps it unpinned in a cache of its own; where a release has no such cache, nothing happens.
+    FlashInfer keeps the tensor unpinned in its own cache; in a release without this cache the call has no effect.
     """
     if not torch.cuda.is_available():
         return

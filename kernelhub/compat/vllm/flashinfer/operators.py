@@ -1,9 +1,9 @@
-"""What vLLM calls of FlashInfer through torch.library.
+"""FlashInfer's functions that vLLM calls through torch.library.
 
-An eager call goes straight to FlashInfer; a compiled graph holds an operator of the namespace ``kernelhub_vllm``.
+An eager call goes directly to FlashInfer; a compiled graph contains an operator of the namespace ``kernelhub_vllm``.
 
-Tensors are FlashInfer's: its scale layouts, its order of arguments. ``flashinfer_concat_mla_k`` alone is
-kernelhub's own op, since a copy is the same bits whoever makes it.
+Tensors have FlashInfer's scale layouts and order of arguments. Only ``flashinfer_concat_mla_k`` is kernelhub's own op,
+since a copy gives the same bits in every implementation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def _operator(schema: str, fake: Callable[..., object]) -> Callable[[_F], _F]:
-    """Make a function an operator of that schema, for the graphs of torch.compile only."""
+    """Register a function as an operator of this schema, for graphs of torch.compile only."""
     name = schema.partition("(")[0]
 
     def decorate(run: _F) -> _F:
@@ -104,7 +104,7 @@ def flashinfer_mm_bf16_fp4_fake(A: Tensor, B: Tensor, B_scale: Tensor, global_sc
     flashinfer_mm_bf16_fp4_fake,
 )
 def flashinfer_mm_bf16_fp4(A: Tensor, B: Tensor, B_scale: Tensor, global_scale: Tensor) -> Tensor:
-    """``A [M, K]`` in bf16 times weights as `flashinfer_prepare_bf16_fp4_weights` gives them."""
+    """``A [M, K]`` in bf16 times weights from `flashinfer_prepare_bf16_fp4_weights`."""
     result: Tensor = calls.mm_bf16_fp4(A, B, B_scale, global_scale, backend="cute-dsl")
     return result
 
@@ -230,15 +230,15 @@ def flashinfer_scaled_fp4_mm(
     block_size: int = 16,
     use_nvfp4: bool = True,
 ) -> Tensor:
-    """``alpha * a @ b.T`` of fp4 codes ``a [M, K/2]``, ``b [N, K/2]``; scales as FlashInfer's backend reads them.
+    """``alpha * a @ b.T`` of fp4 codes ``a [M, K/2]``, ``b [N, K/2]``; scales in the layout of FlashInfer's backend.
 
     Raises:
-        ValueError: the operands are no matrices of one K, or are not stored row by row.
+        ValueError: the operands are not matrices of equal K, or are not row-major.
     """
     if not all(operand.ndim == 2 for operand in (a, b, block_scale_a, block_scale_b)) or a.shape[1] != b.shape[1]:
-        raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} need to be [M, K/2] and [N, K/2], scales matrices")
+        raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} must be [M, K/2] and [N, K/2], scales matrices")
     if a.stride(-1) != 1 or b.stride(-1) != 1:
-        raise ValueError("a and b need to be stored row by row")
+        raise ValueError("a and b must be row-major")
     if alpha is None:
         alpha = torch.ones(1, dtype=torch.float32, device=a.device)
     if backend in ("cutlass", "cudnn"):  # these read scales as bytes
@@ -268,14 +268,14 @@ def flashinfer_scaled_fp8_mm(
     """``scale_a * scale_b * a @ b + bias`` of e4m3 ``a [M, K]``, ``b [K, N]``, each scaled by one float32 number.
 
     Raises:
-        ValueError: an operand or scale is not of that form.
+        ValueError: an operand or scale has another shape or dtype.
     """
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} need to be [M, K] and [K, N]")
+        raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} must be [M, K] and [K, N]")
     if not a.dtype == b.dtype == torch.float8_e4m3fn:
-        raise ValueError(f"a is {a.dtype} and b is {b.dtype}; both need to be float8_e4m3fn")
+        raise ValueError(f"a is {a.dtype} and b is {b.dtype}; both must be float8_e4m3fn")
     if any(scale.numel() != 1 or scale.dtype != torch.float32 for scale in (scale_a, scale_b)):
-        raise ValueError("scale_a and scale_b need to be one float32 number each")
+        raise ValueError("scale_a and scale_b must be one float32 number each")
     product = bmm_fp8(a.unsqueeze(0), b.unsqueeze(0), scale_a, scale_b, out_dtype, "auto").view(a.shape[0], b.shape[1])
     return product if bias is None else product + bias
 

@@ -1,4 +1,4 @@
-"""Which parts of FlashInfer are here: what a feature of vLLM calls, looked up in FlashInfer's source."""
+"""Which parts of FlashInfer are installed: the functions that a feature of vLLM calls, found in FlashInfer's source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MULTIPLE_OF_N, _MULTIPLE_OF_K = 64, 128  # of block-scaled fp8 products; DeepGE
 
 
 def _here(*targets: str) -> Finding:
-    """FlashInfer is here and defines all of these."""
+    """FlashInfer is installed and defines all of these."""
     present = has_flashinfer.why()
     if not present.ok:
         return present
@@ -34,20 +34,20 @@ def _defines(target: str) -> Callable[[], Finding]:
 
 
 def _either(*targets: str) -> Finding:
-    """FlashInfer is here and defines one of these: a name that was changed."""
+    """FlashInfer is installed and defines one of these: old and new names of one function."""
     answers = [_here(target) for target in targets]
     return next((item for item in answers if item.ok), answers[0])
 
 
 def _cute_dsl(*targets: str) -> Finding:
-    """As `_here`, for what FlashInfer defines only beside NVIDIA's CuTe DSL, whose package is called cutlass."""
+    """As `_here`, for names that FlashInfer defines only with NVIDIA's CuTe DSL, whose package is called cutlass."""
     wanted = "nvidia-cutlass-dsl"
     dsl = HUB.machine.ask(wanted, lambda: package("cutlass", distribution=wanted))
     return first_bad(dsl, _here(*targets))
 
 
 def _part(name: str, meaning: str, question: Callable[[], Finding]) -> Answer[[]]:
-    """A question without arguments."""
+    """A query without arguments."""
 
     def asked() -> Finding:
         return question()
@@ -127,7 +127,7 @@ has_flashinfer_trtllm_fused_moe = _part(
 )
 has_flashinfer_cutlass_fused_moe = _part(
     "has_flashinfer_cutlass_fused_moe",
-    "FlashInfer has CUTLASS's experts, what prepares NVFP4 weights for them, and TensorRT-LLM's of that format.",
+    "FlashInfer has CUTLASS's NVFP4 experts, the preparation of their weights, and TensorRT-LLM's NVFP4 experts.",
     lambda: first_bad(
         _here(
             "flashinfer.fused_moe:cutlass_fused_moe",
@@ -139,7 +139,7 @@ has_flashinfer_cutlass_fused_moe = _part(
 )
 has_flashinfer_cutedsl_grouped_gemm_nt_masked = _part(
     "has_flashinfer_cutedsl_grouped_gemm_nt_masked",
-    "FlashInfer has masked grouped products in CuTe DSL, and what quantises for them.",
+    "FlashInfer has masked grouped products in CuTe DSL, and their quantisation.",
     lambda: _cute_dsl(
         "flashinfer.cute_dsl.blockscaled_gemm:grouped_gemm_nt_masked",
         "flashinfer:scaled_fp4_grouped_quantize",
@@ -197,7 +197,7 @@ has_flashinfer_fp8_blockscale_gemm = _part(
 
 @answer
 def has_flashinfer_sparse_mla_sm120_config(num_q_heads: int, top_k: int) -> Finding:
-    """FlashInfer has that decode for these sizes; they stand in a table of its own, which has no public question."""
+    """FlashInfer has the sparse decode for these sizes, by an internal table without a public query."""
     present = has_flashinfer_sparse_mla_sm120.why()
     if not present.ok:
         return present
@@ -212,7 +212,7 @@ def has_flashinfer_sparse_mla_sm120_config(num_q_heads: int, top_k: int) -> Find
 
 @answer
 def is_flashinfer_bf16_gemm_supported(backend: str, compute_capability: int | None = None) -> Finding:
-    """FlashInfer's own answer whether this backend of its bf16 products runs on the device; it imports FlashInfer."""
+    """FlashInfer's own result whether this backend of its bf16 products runs on the device; imports FlashInfer."""
     subject = f"FlashInfer's bf16 products by {backend}"
     present = has_flashinfer_bf16_gemm.why()
     sm = capability()
@@ -222,19 +222,19 @@ def is_flashinfer_bf16_gemm_supported(backend: str, compute_capability: int | No
 
     asks = getattr(mm_bf16.function(), "is_backend_supported", None)
     if asks is None:
-        return lacking(subject, "symbol_missing", "this FlashInfer does not say which backends run where", _UPDATE)
+        return lacking(subject, "symbol_missing", "this FlashInfer does not report supported backends", _UPDATE)
     number = sm[0] * 10 + sm[1] if compute_capability is None else compute_capability
     try:
         if asks(backend, number):
-            return found(subject, None, f"FlashInfer says that it runs on sm_{number}")
+            return found(subject, None, f"FlashInfer reports support for sm_{number}")
     except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
-        return lacking(subject, "symbol_unknown", f"FlashInfer cannot say: {error}", _UPDATE)
-    return lacking(subject, "capability", f"FlashInfer says that it does not run on sm_{number}", "")
+        return lacking(subject, "symbol_unknown", f"FlashInfer's query failed: {error}", _UPDATE)
+    return lacking(subject, "capability", f"FlashInfer reports no support for sm_{number}", "")
 
 
 @answer
 def is_flashinfer_cutedsl_bf16_gemm_supported() -> Finding:
-    """Its bf16 products in CuTe DSL run on this device, an sm_100."""
+    """FlashInfer's bf16 products in CuTe DSL run on this device, an sm_100."""
     subject = "FlashInfer's bf16 products in CuTe DSL"
     first = first_bad(_cute_dsl("flashinfer:mm_bf16"), on_device(subject, families=(10,)))
     return first if not first.ok else is_flashinfer_bf16_gemm_supported.why("cute-dsl")
@@ -242,7 +242,7 @@ def is_flashinfer_cutedsl_bf16_gemm_supported() -> Finding:
 
 @answer
 def is_flashinfer_fp8_blockscale_gemm_supported() -> Finding:
-    """They are here, and neither vLLM's variable nor kernelhub's settings keep them from running."""
+    """The products are available, and neither vLLM's variable nor kernelhub's settings disable them."""
     if not flag("VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER", True):
         name = "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER"
         return lacking("fp8_blockscale_gemm_sm90", "disabled", f"disabled by {name}", f"unset {name}")
@@ -256,7 +256,7 @@ def should_use_flashinfer_for_blockscale_fp8_gemm(
     weight_dtype: torch.dtype,
     weight_shape: tuple[int, int],
 ) -> bool:
-    """Its block-scaled fp8 products take this one: bf16 in and out, e4m3 weights, N in 64s and K in 128s."""
+    """FlashInfer supports this block-scaled fp8 product: bf16 in and out, e4m3 weights, N % 64 == 0, K % 128 == 0."""
     n, k = weight_shape
     return (
         is_flashinfer_supported
@@ -269,7 +269,7 @@ def should_use_flashinfer_for_blockscale_fp8_gemm(
 
 @answer
 def is_flashinfer_cudnn_fp8_prefill_attn_supported() -> Finding:
-    """Attention of a vision encoder runs in fp8 by cuDNN: sm_100 or newer, cuDNN 9.17.1 or newer."""
+    """cuDNN supports fp8 attention of a vision encoder: sm_100 or newer, cuDNN 9.17.1 or newer."""
     subject = "cuDNN's fp8 attention"
     present, sm = has_flashinfer.why(), capability()
     if not present.ok:
@@ -285,7 +285,7 @@ def is_flashinfer_cudnn_fp8_prefill_attn_supported() -> Finding:
 
 
 def _takes_ckv_scale() -> Finding:
-    # From 0.7 on the class is in a module of its own, whose names flashinfer.mla takes over all together.
+    # From 0.7 on the class is in its own module, and flashinfer.mla re-exports all names of that module.
     calls = [
         Call(f"{module}:BatchMLAPagedAttentionWrapper.run", keywords=("ckv_scale_arr",))
         for module in ("flashinfer.mla", "flashinfer.mla._core")
@@ -295,7 +295,7 @@ def _takes_ckv_scale() -> Finding:
     def ask() -> Finding:
         answers = [takes(item, remedy=_UPDATE) for item in calls]
         finding = next((item for item in answers if item.code != "symbol_missing"), answers[0])
-        # Which parameters it needs besides is the caller's matter; that there is none of this name is ours.
+        # Only a missing ckv_scale_arr matters here; the caller passes the other parameters.
         if finding.code == "signature_changed" and "has no parameter" not in finding.reason:
             return found(call.target, None, "takes ckv_scale_arr")
         return finding

@@ -1,4 +1,4 @@
-"""Is FlashInfer here, and can its kernels be had: as cubins, or compiled here?"""
+"""Whether FlashInfer is installed, and whether its kernels are available: as cubins, or by compilation here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOOLKIT = "set CUDA_HOME to a CUDA toolkit and put ninja on PATH"
 _DEFAULT_TOOLKIT = "/usr/local/cuda"
 _FIRST_JIT_CACHE_CUDA = Version("12.9")
 
-# Where FlashInfer downloads cubins from unless told otherwise.
+# FlashInfer's default address for downloads of cubins.
 FLASHINFER_CUBINS_REPOSITORY = os.environ.get(
     "FLASHINFER_CUBINS_REPOSITORY",
     "https://edge.urm.nvidia.com/artifactory/sw-kernelinferencelibrary-public-generic-local/",
@@ -39,15 +39,15 @@ _reached: dict[str, bool] = {}
 
 @answer
 def has_flashinfer_cubin() -> Finding:
-    """FlashInfer's cubins are installed, in its version; or VLLM_HAS_FLASHINFER_CUBIN says they are somewhere."""
+    """FlashInfer's cubins are installed in its version, or VLLM_HAS_FLASHINFER_CUBIN states that they are available."""
     if flag("VLLM_HAS_FLASHINFER_CUBIN", False):
-        return found("flashinfer_cubin", None, "VLLM_HAS_FLASHINFER_CUBIN says that cubins are here")
+        return found("flashinfer_cubin", None, "VLLM_HAS_FLASHINFER_CUBIN states that cubins are available")
     return HUB.machine.ask("flashinfer_cubin", _cubins)
 
 
 @answer
 def has_flashinfer() -> Finding:
-    """FlashInfer is installed, and its kernels can be had: as cubins, or with nvcc and ninja."""
+    """FlashInfer is installed, and its kernels are available: as cubins, or with nvcc and ninja."""
     here = HUB.machine.ask(
         "flashinfer", lambda: package("flashinfer", distribution="flashinfer-python", install=_INSTALL)
     )
@@ -59,12 +59,12 @@ def has_flashinfer() -> Finding:
 
 
 def has_flashinfer_jit_cache_wheels() -> bool:
-    """FlashInfer publishes compiled modules for the CUDA of this torch, which it does from 12.9 on."""
+    """FlashInfer publishes compiled modules for the CUDA version of this torch: 12.9 or newer."""
     return torch.version.cuda is not None and Version(torch.version.cuda) >= _FIRST_JIT_CACHE_CUDA
 
 
 def warn_if_flashinfer_kernels_missing() -> None:
-    """On Hopper and newer: warn, once, where FlashInfer will download or compile because of what is not installed."""
+    """On Hopper and newer: warn once if FlashInfer will download or compile because packages are missing."""
     sm = capability()
     if sm is None or sm < (9, 0) or not has_flashinfer():
         return
@@ -75,7 +75,7 @@ def warn_if_flashinfer_kernels_missing() -> None:
     if wanted and wrong and "kernels" not in _warned:
         _warned.add("kernels")
         logger.warning(
-            "flashinfer-python %s will download or compile kernels as they are needed, which can take minutes: %s; "
+            "flashinfer-python %s will download or compile kernels at first use, which can take minutes: %s; "
             "install these packages in its version",
             wanted,
             ", ".join(wrong),
@@ -84,20 +84,20 @@ def warn_if_flashinfer_kernels_missing() -> None:
 
 @answer
 def has_nvidia_artifactory() -> Finding:
-    """Cubins are here, or an earlier `check_nvidia_artifactory` reached where they are downloaded from.
+    """Cubins are available, or an earlier `check_nvidia_artifactory` reached the download address.
 
-    vLLM asks the network here. A question that decides which kernel runs may not: call `check_nvidia_artifactory` at
-    start-up if cubins are to be downloaded.
+    vLLM accesses the network here. A query that affects selection may not: call `check_nvidia_artifactory` at start-up
+    if cubins are to be downloaded.
     """
     here = has_flashinfer_cubin.why()
     if here.ok:
         return here
     folder = HUB.machine.variable("FLASHINFER_CUBIN_DIR")
     if folder and Path(folder).is_dir() and any(Path(folder).iterdir()):
-        return found("cubins", folder, f"cubins lie in FLASHINFER_CUBIN_DIR={folder}")
+        return found("cubins", folder, f"cubins are in FLASHINFER_CUBIN_DIR={folder}")
     if _reached.get(FLASHINFER_CUBINS_REPOSITORY):
         return found("cubins", None, f"{FLASHINFER_CUBINS_REPOSITORY} was reached")
-    reason = f"{here.reason}, and nobody looked whether they can be downloaded"
+    reason = f"{here.reason}, and the download address was not checked"
     return lacking("cubins", "cubins_missing", reason, f"{_CUBINS}, or call check_nvidia_artifactory() at start-up")
 
 
@@ -116,25 +116,25 @@ def check_nvidia_artifactory(timeout_s: float = 5.0) -> bool:
 
 
 def _cubins() -> Finding:
-    """The package of cubins, in the version of FlashInfer unless that check is off."""
+    """The package of cubins, in FlashInfer's version unless that check is disabled."""
     here = package("flashinfer_cubin", distribution="flashinfer-cubin", install=_CUBINS)
     ours, wanted = _version("flashinfer-cubin"), _version("flashinfer-python")
     if not here.ok or not ours or not wanted or ours == wanted or os.environ.get("FLASHINFER_DISABLE_VERSION_CHECK"):
         return here
-    reason = f"flashinfer-cubin {ours} does not go with flashinfer-python {wanted}"
+    reason = f"flashinfer-cubin {ours} does not match flashinfer-python {wanted}"
     return lacking("flashinfer_cubin", "package_version", reason, _CUBINS, ours)
 
 
 def _toolkit() -> Finding:
-    """nvcc where FlashInfer looks for it, and ninja on PATH; looked up, not run."""
+    """nvcc at FlashInfer's path, and ninja on PATH; looked up, not run."""
     root = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = os.environ.get("FLASHINFER_NVCC") or (shutil.which("nvcc") if not root else None)
     nvcc = nvcc or os.path.join(root or _DEFAULT_TOOLKIT, "bin", "nvcc")
     if shutil.which(nvcc) is None:
-        reason = f"FlashInfer's cubins are not installed, and there is no {nvcc} to compile with"
+        reason = f"FlashInfer's cubins are not installed, and {nvcc}, which compiles them, does not exist"
         return lacking("nvcc", "toolkit_missing", reason, f"{_CUBINS}, or {_TOOLKIT}")
     if shutil.which("ninja") is None:
-        reason = "FlashInfer's cubins are not installed, and ninja, which compiles, is not on PATH"
+        reason = "FlashInfer's cubins are not installed, and ninja, which builds them, is not on PATH"
         return lacking("ninja", "toolkit_missing", reason, f"{_CUBINS}, or {_TOOLKIT}")
     return found("nvcc", nvcc, f"nvcc at {nvcc}, and ninja")
 

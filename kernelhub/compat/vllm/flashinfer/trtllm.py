@@ -24,9 +24,9 @@ _warned: set[str] = set()
 
 @answer
 def supports_trtllm_attention(is_prefill: bool = False) -> Finding:
-    """The device has these kernels for the phase, cubins can be had, and nobody asked for batch invariance."""
+    """The device has these kernels for the phase, cubins are available, and batch invariance is not required."""
     if HUB.policy(_OP).batch_invariant or flag("VLLM_BATCH_INVARIANT", False):
-        return lacking(_SUBJECT, "batch_variant", "a row's bits may depend on the batch", "unset VLLM_BATCH_INVARIANT")
+        return lacking(_SUBJECT, "batch_variant", "its results may depend on the batch", "unset VLLM_BATCH_INVARIANT")
     not_disabled = allowed("flashinfer", _OP)
     if not not_disabled.ok:
         return not_disabled
@@ -40,7 +40,7 @@ def supports_trtllm_attention(is_prefill: bool = False) -> Finding:
 
 
 def force_use_trtllm_attention() -> bool | None:
-    """What vLLM's configuration says of it, or VLLM_USE_TRTLLM_ATTENTION of older releases; None if neither does."""
+    """The setting in vLLM's configuration, or VLLM_USE_TRTLLM_ATTENTION of older releases; None if neither is set."""
     configured = getattr(getattr(vllm_config(), "attention_config", None), "use_trtllm_attention", None)
     if configured is not None or HUB.settings["KERNELHUB_IGNORE_VLLM_ENV"]:
         return configured
@@ -53,7 +53,7 @@ def force_use_trtllm_attention() -> bool | None:
 
 @answer
 def can_use_trtllm_attention(num_qo_heads: int, num_kv_heads: int, is_prefill: bool = False) -> Finding:
-    """It may be asked for with these heads."""
+    """Whether it can be requested with these heads."""
     if force_use_trtllm_attention() is False:
         return lacking(_SUBJECT, "disabled", "use_trtllm_attention is off", "leave it unset")
     supported = supports_trtllm_attention.why(is_prefill)
@@ -74,19 +74,19 @@ def use_trtllm_attention(
     has_sinks: bool = False,
     has_spec: bool = False,
 ) -> Finding:
-    """This batch runs on it.
+    """Whether this batch runs on TRTLLM attention.
 
     Args:
         num_qo_heads: heads of q on this rank.
         num_kv_heads: heads of KV on this rank.
         num_tokens: query tokens of the batch.
-        max_seq_len: longest sequence; no rule of vLLM's reads it any more.
+        max_seq_len: longest sequence; vLLM's rules no longer read it.
         dcp_world_size: ranks that share a sequence's KV.
         kv_cache_dtype: as vLLM names it; ``"auto"`` is that of the model.
         q_dtype: dtype of q as the kernel gets it.
         is_prefill: prefill, else decode.
         force_use_trtllm: on, off, or None for the rules below.
-        has_sinks: the model has attention sinks, which FlashInfer's other kernels leave out.
+        has_sinks: the model has attention sinks, which FlashInfer's other kernels do not support.
         has_spec: decode verifies drafted tokens.
     """
     if force_use_trtllm is False:
@@ -105,15 +105,15 @@ def use_trtllm_attention(
 
 
 def flashinfer_disable_q_quantization() -> bool:
-    """Queries stay as they are beside an fp8 cache: vLLM's configuration, or its variable of older releases."""
+    """Whether queries keep their dtype with an fp8 cache: vLLM's configuration, or its variable in older releases."""
     configured = getattr(getattr(vllm_config(), "attention_config", None), "disable_flashinfer_q_quantization", False)
     return bool(configured) or flag("VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION", False)
 
 
 def _impossible(num_qo_heads: int, num_kv_heads: int, dcp_world_size: int, is_prefill: bool) -> Finding | None:
-    """Why it cannot run, or None. Its prefill sees only the KV of its own rank and combines no states."""
+    """Why it cannot run, or None. Its prefill reads only the KV of its own rank and does not merge states."""
     if dcp_world_size > 1:
-        return lacking(_SUBJECT, "rule", f"KV is shared by {dcp_world_size} ranks, which it cannot combine", "")
+        return lacking(_SUBJECT, "rule", f"{dcp_world_size} ranks share the KV, and it cannot merge their states", "")
     supported = supports_trtllm_attention.why(is_prefill)
     if not supported.ok:
         return supported
@@ -122,7 +122,7 @@ def _impossible(num_qo_heads: int, num_kv_heads: int, dcp_world_size: int, is_pr
 
 
 def _needed(q_dtype: torch.dtype, is_prefill: bool, has_sinks: bool, has_spec: bool) -> str | None:
-    """What only these kernels do, whatever would be faster."""
+    """The feature that only these kernels support, regardless of speed."""
     if has_spec and not is_prefill:
         return "speculative decode needs it"
     if q_dtype == torch.float8_e4m3fn:
@@ -148,7 +148,7 @@ def _expected_faster(num_tokens: int, kv_cache_dtype: str, is_prefill: bool) -> 
 def _heads(num_qo_heads: int, num_kv_heads: int) -> Finding:
     if num_qo_heads % num_kv_heads:
         return lacking(
-            _SUBJECT, "divisibility", f"{num_qo_heads} heads of q are no multiple of {num_kv_heads} of KV", ""
+            _SUBJECT, "divisibility", f"{num_qo_heads} heads of q are not a multiple of {num_kv_heads} of KV", ""
         )
     return found(_SUBJECT, None, f"{num_qo_heads} heads of q over {num_kv_heads} of KV")
 
