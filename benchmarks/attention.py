@@ -20,10 +20,11 @@ from roofline import Case, drawn_on, main
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernelhub.ops.attention.inputs import MODELS, AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
+from kernelhub.ops.models.shapes import ATTENTION, AttentionModel
 
 
 def prefill(model: AttentionModel, tokens: int, batch: int, device: torch.device, dtype: torch.dtype) -> Case:
@@ -164,14 +165,14 @@ def _largest(arguments: dict[str, Any]) -> float:
 
 def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
     """What is timed: small enough for a CPU, or as an engine runs it on a GPU."""
-    bf16, llama = torch.bfloat16, MODELS["llama-3.1-8b"]
+    bf16, llama = torch.bfloat16, ATTENTION["llama-3.1-8b"]
     made: list[Callable[[], Case]] = []
     if device.type == "cpu":
         for tokens in (512,) if quick else (512, 2048):
             made.append(lambda tokens=tokens: prefill(llama, tokens, 1, device, bf16))
-        made.append(lambda: prefill(MODELS["gpt-oss-120b"], 1024, 1, device, bf16))
+        made.append(lambda: prefill(ATTENTION["gpt-oss-120b"], 1024, 1, device, bf16))
         if not quick:
-            made.append(lambda: prefill(MODELS["gemma-2-9b"], 512, 1, device, bf16))
+            made.append(lambda: prefill(ATTENTION["gemma-2-9b"], 512, 1, device, bf16))
             made.append(lambda: prefill(llama, 512, 1, device, torch.float32))
         for batch in (8,) if quick else (1, 8):
             made.append(lambda batch=batch: decode(llama, 2048, batch, device, bf16, paged=False))
@@ -180,20 +181,20 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
             made.append(lambda: decode(llama, 2048, 8, device, torch.float32, paged=True))
             made.append(lambda: decode(llama, 2048, 8, device, torch.float16, paged=True))
             made.append(lambda: decode(llama, 2048, 8, device, bf16, paged=True, fp8=True))
-            made.append(lambda: decode(MODELS["gpt-oss-120b"], 2048, 8, device, bf16, paged=True))
+            made.append(lambda: decode(ATTENTION["gpt-oss-120b"], 2048, 8, device, bf16, paged=True))
             made.append(lambda: merge(512, 2, device, bf16))
             made.append(lambda: concat(512, device, bf16))
         return made
     for tokens in (2048,) if quick else (1024, 2048, 4096, 8192, 16384):
         made.append(lambda tokens=tokens: prefill(llama, tokens, max(1, 16384 // tokens), device, bf16))
     for name in ("gpt-oss-120b", "gemma-2-9b", "deepseek-v3.2 prefill"):
-        made.append(lambda name=name: prefill(MODELS[name], 4096, 2, device, bf16))
+        made.append(lambda name=name: prefill(ATTENTION[name], 4096, 2, device, bf16))
     for batch, kv_tokens in ((32, 4096),) if quick else ((1, 8192), (1, 131072), (16, 4096), (64, 4096), (256, 2048)):
         made.append(lambda b=batch, n=kv_tokens: decode(llama, n, b, device, bf16, paged=True))
     for batch, kv_tokens in ((32, 4096),) if quick else ((1, 8192), (32, 4096), (128, 2048)):
         made.append(lambda b=batch, n=kv_tokens: decode(llama, n, b, device, bf16, paged=False))
     made.append(lambda: decode(llama, 4096, 64, device, bf16, paged=True, fp8=True))
-    made.append(lambda: decode(MODELS["gpt-oss-120b"], 8192, 32, device, bf16, paged=True))
+    made.append(lambda: decode(ATTENTION["gpt-oss-120b"], 8192, 32, device, bf16, paged=True))
     for tokens, parts in ((8192, 2),) if quick else ((128, 2), (8192, 2), (8192, 4)):
         made.append(lambda t=tokens, p=parts: merge(t, p, device, bf16))
     made.append(lambda: concat(8192, device, bf16))

@@ -23,16 +23,14 @@ from roofline import Case, main
 from torch import Tensor
 
 import kernelhub
-from kernelhub.ops.gemm.fp4.inputs import MODELS as FP4_LAYERS
-from kernelhub.ops.gemm.fp4.inputs import Fp4Layer, fp4_gemm_inputs
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import MXFP4
 from kernelhub.ops.gemm.fp4.tolerance import error_allowed
-from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as PROJECTIONS
-from kernelhub.ops.gemm.fp8.batched.inputs import AbsorbedProjection, bmm_fp8_inputs
-from kernelhub.ops.gemm.fp8.inputs import MODELS as LAYERS
-from kernelhub.ops.gemm.fp8.inputs import LinearLayer, fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.scaling import dequantised
 from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.ops.models.shapes import ABSORBED, FP4_LAYERS, FP8_LAYERS, AbsorbedProjection, Fp4Layer, LinearLayer
 
 _CHECKED = 64  # rows of a float4 product
 _CACHE_BYTES = 32 << 20  # of a CPU's last cache; more copies than needed do no harm
@@ -120,14 +118,14 @@ def fp8_cases(device: torch.device, quick: bool) -> Iterator[Callable[[], Case]]
             plans.append(("deepseek-v3.2 down / 8", "mx", (16, 1024)))
     for name, scaling, sizes in plans:
         for tokens in sizes:
-            yield lambda name=name, s=scaling, m=tokens: linear(LAYERS[name], m, s, device)
+            yield lambda name=name, s=scaling, m=tokens: linear(FP8_LAYERS[name], m, s, device)
 
 
 def batched_cases(device: torch.device, quick: bool) -> Iterator[Callable[[], Case]]:
     """Absorbed projections of decode, and on a GPU of a large batch of it."""
     for name in ("deepseek-v3.2 q to latent", "deepseek-v3.2 latent to v"):
         for tokens in (16,) if quick or device.type == "cpu" else (1, 16, 128, 512):
-            yield lambda name=name, tokens=tokens: batched(PROJECTIONS[name], tokens, device)
+            yield lambda name=name, tokens=tokens: batched(ABSORBED[name], tokens, device)
 
 
 def narrow(layer: Fp4Layer, tokens: int, device: torch.device) -> Case:

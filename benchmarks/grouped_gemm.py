@@ -19,7 +19,7 @@ import torch
 from roofline import Case, main
 from torch import Tensor
 
-from kernelhub.ops.gemm.grouped.inputs import MODELS, ExpertModel
+from kernelhub.ops.models.shapes import GROUPED, ExpertModel
 
 _WIDEST_DISAGREEMENT = 2.0**-6  # of the largest element: two roundings to bfloat16, and fp8 sums in few bits
 
@@ -79,7 +79,7 @@ def apart(got: Tensor, want: Tensor) -> float:
 
 def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
     """Decode of a few sequences and of many, and a chunk of prefill."""
-    models = [MODELS["qwen3-30b-a3b"]] if quick or device.type == "cpu" else list(MODELS.values())
+    models = [GROUPED["qwen3-30b-a3b"]] if quick or device.type == "cpu" else list(GROUPED.values())
     return [
         functools.partial(case, model, side, weights, tokens, model.format, device)
         for model in models

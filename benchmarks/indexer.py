@@ -18,13 +18,12 @@ from collections.abc import Callable
 import torch
 from roofline import Case, drawn_on, main
 
-from kernelhub.ops.indexer.inputs import MODELS
-from kernelhub.ops.linear_attention.inputs import MODELS as LINEAR_MODELS
 from kernelhub.ops.linear_attention.inputs import slopes
+from kernelhub.ops.models.shapes import INDEXERS, LINEAR_ATTENTION
 
-MODEL = MODELS["deepseek-v3.2"]
+MODEL = INDEXERS["deepseek-v3.2"]
 HEADS, WIDTH = MODEL.num_heads, MODEL.head_dim
-LINEAR = LINEAR_MODELS["minimax-text-01"]
+LINEAR = LINEAR_ATTENTION["minimax-text-01"]
 PAGE = 64
 FP8 = torch.float8_e4m3fn
 

@@ -22,10 +22,10 @@ from roofline import Case, main
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernelhub.ops.mla.attention.inputs import MLA_MODELS
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
+from kernelhub.ops.models.shapes import MLA
 
-MODEL = MLA_MODELS["deepseek-v3.2"]
+MODEL = MLA["deepseek-v3.2"]
 V, WIDTH = MODEL.kv_lora_rank, MODEL.kv_lora_rank + MODEL.qk_rope_head_dim
 PAGE = 64
 FP8 = torch.float8_e4m3fn

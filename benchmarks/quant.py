@@ -20,8 +20,9 @@ from roofline import Case, drawn_on, main
 from torch import Tensor
 
 import kernelhub
+from kernelhub.ops.models.shapes import hidden_size
 
-WIDTH = 7168
+WIDTH = hidden_size("deepseek-v3")
 FP8 = torch.float8_e4m3fn
 GROUPS = {"token": WIDTH, "group": 128}
 

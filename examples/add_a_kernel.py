@@ -21,8 +21,9 @@ from kernelhub.dispatch.constraint import Between, OnDevice, SameValue, anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.adapter import AttentionAdapter
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
+from kernelhub.ops.models.shapes import AttentionModel
 
 BACKEND = Backend("mine", "matrix products and a softmax, for heads without groups")
 

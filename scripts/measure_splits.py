@@ -24,10 +24,11 @@ import triton
 
 import kernelhub
 from kernelhub.backends.triton.attention.adapter import SplitKV
-from kernelhub.ops.attention.inputs import MODELS, AttentionModel, paged_attention_inputs
+from kernelhub.ops.attention.inputs import paged_attention_inputs
+from kernelhub.ops.models.shapes import ATTENTION, AttentionModel
 
 SHAPES = {
-    "llama-3.1-8b": MODELS["llama-3.1-8b"],
+    "llama-3.1-8b": ATTENTION["llama-3.1-8b"],
     "llama-3.1-70b on 8 GPUs": AttentionModel("", 8, 1, 128, 128),
     "64 heads to 8 of 64": AttentionModel("", 64, 8, 64, 64),
     "16 heads to 8 of 256": AttentionModel("", 16, 8, 256, 256),

@@ -18,10 +18,10 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 import kernelhub
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.shapes import MOE, MoeModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.tolerance import compare as compare_experts
 from kernelhub.ops.moe.experts.weights import dequantized, format_of, matrix
-from kernelhub.ops.moe.models import MODELS, MoeModel
 from kernelhub.ops.moe.routing.inputs import routing_inputs
 from kernelhub.ops.moe.routing.tolerance import decided, weights_agree
 
@@ -68,7 +68,7 @@ class Block:
 
     def __init__(self, num_seqs: int, kv_tokens: int, num_experts: int, device: torch.device) -> None:
         self.num_seqs, self.kv_tokens, self.device = num_seqs, kv_tokens, device
-        whole = MODELS["deepseek-v3.2"]
+        whole = MOE["deepseek-v3.2"]
         groups = min(whole.num_groups, num_experts // 2)
         self.model: MoeModel = dataclasses.replace(
             whole, num_experts=num_experts, num_groups=groups, topk_groups=min(whole.topk_groups, groups)

@@ -1,6 +1,7 @@
-"""Facets of published models, for ``--model``: each family of ops has its own table.
+"""Facets of ops that serving a published model does not need by default, and of single layers, for ``--model``.
 
-A new family of ops adds one `Family` here; no other part of the command line depends on models.
+Names and shapes are those of `kernelhub.ops.models.shapes`. Where `problems_of` lists a model's problem of an op,
+``--model`` takes that one.
 """
 
 from __future__ import annotations
@@ -11,37 +12,39 @@ from typing import Any
 
 from kernelhub.cli.facets import defaults
 from kernelhub.dispatch.contract import OpRecord
-from kernelhub.dispatch.settings import did_you_mean
-from kernelhub.errors import ConfigurationError
-from kernelhub.ops.attention.inputs import MODELS, AttentionModel
 from kernelhub.ops.attention.problem import ONE, AttentionProblem
-from kernelhub.ops.gemm.fp4.inputs import MODELS as FP4_LAYERS
-from kernelhub.ops.gemm.fp4.inputs import Fp4Layer
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
-from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as ABSORBED_PROJECTIONS
-from kernelhub.ops.gemm.fp8.batched.inputs import AbsorbedProjection
 from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
-from kernelhub.ops.gemm.fp8.inputs import MODELS as LINEAR_LAYERS
-from kernelhub.ops.gemm.fp8.inputs import LinearLayer
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
-from kernelhub.ops.gemm.grouped.inputs import MODELS as EXPERT_MODELS
-from kernelhub.ops.gemm.grouped.inputs import ExpertModel, facets_of
-from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
+from kernelhub.ops.gemm.grouped.problem import FP4, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.problem import complete as complete_grouped
-from kernelhub.ops.indexer.inputs import MODELS as INDEXERS
-from kernelhub.ops.indexer.inputs import IndexerModel
 from kernelhub.ops.indexer.problem import LogitsProblem, TopKProblem
-from kernelhub.ops.linear_attention.inputs import MODELS as LINEAR_MODELS
-from kernelhub.ops.linear_attention.inputs import LinearModel
 from kernelhub.ops.linear_attention.problem import LinearProblem
 from kernelhub.ops.merge.problem import MergeProblem
-from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
 from kernelhub.ops.mla.concat.problem import ConcatProblem
+from kernelhub.ops.models.shapes import (
+    ABSORBED,
+    ATTENTION,
+    FP4_LAYERS,
+    FP8_LAYERS,
+    GROUPED,
+    INDEXERS,
+    LINEAR_ATTENTION,
+    MLA,
+    MOE,
+    AbsorbedProjection,
+    AttentionModel,
+    ExpertModel,
+    Fp4Layer,
+    IndexerModel,
+    LinearLayer,
+    LinearModel,
+    MlaModel,
+    MoeModel,
+)
 from kernelhub.ops.moe.experts.problem import FP8, FP8_FORMATS, ExpertsProblem
-from kernelhub.ops.moe.models import MODELS as MOE_MODELS
-from kernelhub.ops.moe.models import MoeModel
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 
 
@@ -59,17 +62,9 @@ class Family:
     models: Mapping[str, Any]
     facets: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 
-    def with_model(self, name: str, contract: OpRecord[Any], written: Mapping[str, Any]) -> dict[str, Any]:
-        """The facets of a model, except those that the user gave.
-
-        Raises:
-            ConfigurationError: no model has this name.
-        """
-        if name not in self.models:
-            known = ", ".join(self.models)
-            raise ConfigurationError(f"--model: {name!r} is unknown{did_you_mean(name, self.models)}; it takes {known}")
-        known_facets = {**defaults(contract), **written}
-        return {**self.facets(self.models[name], known_facets), **written}
+    def facets_of(self, name: str, contract: OpRecord[Any], written: Mapping[str, Any]) -> dict[str, Any]:
+        """The facets of one of `models`, except those that the user gave."""
+        return {**self.facets(self.models[name], {**defaults(contract), **written}), **written}
 
 
 def family_of(contract: OpRecord[Any]) -> Family | None:
@@ -101,7 +96,15 @@ def _concat_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
 
 def _expert_facets(model: ExpertModel, known: Mapping[str, Any]) -> dict[str, Any]:
     """Facets of the gate and up projection, in the format of the model's checkpoint."""
-    return complete_grouped(facets_of(model, model.w13))
+    n, k = model.w13
+    facets: dict[str, Any] = {"num_groups": model.num_experts, "n": n, "k": k, "bias": model.bias}
+    if model.format == "block":
+        facets |= {"a_dtype": FP8, "b_dtype": FP8, "a_scale": "group", "b_scale": "block"}
+    elif model.format == "mxfp4":
+        facets |= {"b_dtype": FP4, "b_scale": "mxfp4"}
+    elif model.format == "nvfp4 x nvfp4":
+        facets |= {"a_scale": "nvfp4", "b_scale": "nvfp4", "a_global_scale": True, "global_scale": True}
+    return complete_grouped(facets)
 
 
 def _mla_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,18 +174,18 @@ def _fp4_facets(layer: Fp4Layer, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FAMILIES = (
-    Family(AttentionProblem, MODELS, _attention_facets),
-    Family(MergeProblem, MODELS, _merge_facets),
-    Family(ConcatProblem, MLA_MODELS, _concat_facets),
-    Family(GroupedGemmProblem, EXPERT_MODELS, _expert_facets),
-    Family(MlaProblem, MLA_MODELS, _mla_facets),
+    Family(AttentionProblem, ATTENTION, _attention_facets),
+    Family(MergeProblem, ATTENTION, _merge_facets),
+    Family(ConcatProblem, MLA, _concat_facets),
+    Family(GroupedGemmProblem, GROUPED, _expert_facets),
+    Family(MlaProblem, MLA, _mla_facets),
     Family(LogitsProblem, INDEXERS, _logits_facets),
     Family(TopKProblem, INDEXERS, _topk_facets),
-    Family(LinearProblem, LINEAR_MODELS, _linear_facets),
-    Family(MlaCacheProblem, MLA_MODELS, _mla_cache_facets),
-    Family(RoutingProblem, MOE_MODELS, _routing_facets),
-    Family(ExpertsProblem, MOE_MODELS, _experts_facets),
-    Family(BmmFp8Problem, ABSORBED_PROJECTIONS, _bmm_fp8_facets),
-    Family(Fp8GemmProblem, LINEAR_LAYERS, _fp8_gemm_facets),
+    Family(LinearProblem, LINEAR_ATTENTION, _linear_facets),
+    Family(MlaCacheProblem, MLA, _mla_cache_facets),
+    Family(RoutingProblem, MOE, _routing_facets),
+    Family(ExpertsProblem, MOE, _experts_facets),
+    Family(BmmFp8Problem, ABSORBED, _bmm_fp8_facets),
+    Family(Fp8GemmProblem, FP8_LAYERS, _fp8_gemm_facets),
     Family(Fp4GemmProblem, FP4_LAYERS, _fp4_facets),
 )

@@ -13,6 +13,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from kernelhub.cli.facets import defaults
+from kernelhub.cli.models import family_of
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.fingerprint import packages_of
 from kernelhub.dispatch.hub import HUB
@@ -22,7 +23,7 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.problem import ONE
 from kernelhub.ops.models.description import FORMATS
 from kernelhub.ops.models.problems import PHASES, Need, problems_of
-from kernelhub.ops.models.published import CONFIGS
+from kernelhub.ops.models.published import CONFIGS, unknown
 from kernelhub.probes.device import SIMULATED
 
 MODELS = f"a config.json, a checkpoint's folder, or one of {', '.join(CONFIGS)}"
@@ -167,16 +168,13 @@ def _of_inputs(
     model: str, record: OpRecord[Any], written: Mapping[str, Any], asked: Sequence[Need] = ()
 ) -> dict[str, Any]:
     """The facets of a model from the op's own inputs."""
-    from kernelhub.cli.models import family_of  # needs torch
-
     family = family_of(record)
     if family is not None and model in family.models:
-        return family.with_model(model, record, written)
+        return family.facets_of(model, record, written)
     if asked:
         names = ", ".join(dict.fromkeys(need.op for need in asked))
         raise ConfigurationError(f"--model: {model} does not use {record.name}; it uses {names}")
-    problems_of(model)  # raises and suggests the nearest name
-    raise ConfigurationError(f"--model: {model} does not use {record.name}")
+    raise unknown(model, family.models if family else ())
 
 
 def _check_packages(names: Iterable[str]) -> None:

@@ -14,10 +14,11 @@ from torch.nn.functional import scaled_dot_product_attention
 import kernelhub
 from kernelhub.cli import block
 from kernelhub.dispatch.op import OpFunction
-from kernelhub.ops.attention.inputs import MODELS, AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import Agreement, compare_out
+from kernelhub.ops.models.shapes import ATTENTION, AttentionModel
 
-_LLAMA, _GPT_OSS = MODELS["llama-3.1-8b"], MODELS["gpt-oss-120b"]
+_LLAMA, _GPT_OSS = ATTENTION["llama-3.1-8b"], ATTENTION["gpt-oss-120b"]
 
 _SDPA = "scaled_dot_product_attention"
 

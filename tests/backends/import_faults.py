@@ -25,7 +25,7 @@ from kernelhub.dispatch.constraint import Anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.problem import CHECKPOINT
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
@@ -34,6 +34,7 @@ from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs
 from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
+from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from tests.backends.fake import flash_mla
 from tests.dispatch.backends import EVERYWHERE

@@ -23,8 +23,9 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NoKernel, NotWarmed
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tables import bound
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends.fake.cudnn import write
 from tests.conftest import HAS_GPU
 from tests.contract.attention import Case, DenseContract, PagedContract, split

@@ -17,8 +17,9 @@ from kernelhub.backends.flash_attn import fa3
 from kernelhub.dispatch.constraint import OnDevice
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends.flash_attn_numbers import WINDOWS
 from tests.contract.attention import Case, DenseContract, PagedContract, largest_value, paged_cases
 from tests.contract.test_liars import failures

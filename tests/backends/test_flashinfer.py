@@ -19,8 +19,9 @@ from kernelhub.dispatch.constraint import OnDevice, Package, Takes, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.attention.adapter import PagedStep
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.mla.attention.adapter import MlaValues
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends import flashinfer_fake as fake
 from tests.contract import mla_attention as mla
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, split

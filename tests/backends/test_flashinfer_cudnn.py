@@ -16,8 +16,9 @@ from kernelhub.backends.flashinfer import cudnn as records
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NoKernel, NotWarmed
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends.fake import flashinfer_cudnn as fake
 from tests.backends.test_flashinfer import OneQuery, OnFake
 from tests.contract.attention import Case, DenseContract, PagedContract, largest_value, split

@@ -10,16 +10,16 @@ import torch
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
-from kernelhub.ops.mla.attention.inputs import MLA_MODELS
+from kernelhub.ops.models.shapes import MLA, AttentionModel
 from tests.backends.fake import flashinfer_cutlass as fake
 from tests.backends.test_flashinfer import Latent, OnFake
 from tests.contract.attention import DenseContract, split
 from tests.contract.attention import largest_value as largest_of_attention
 
 RAGGED, LATENT = "flashinfer.cutlass_ragged", "flashinfer.mla_cutlass"
-SCALE = MLA_MODELS["deepseek-v3"].scale
+SCALE = MLA["deepseek-v3"].scale
 PLAN = fake._plan
 YARN = (1 + 0.1 * math.log(40)) ** 2  # what DeepSeek-V3 multiplies the factor of scores by, for 128K tokens
 

@@ -22,8 +22,9 @@ from kernelhub.backends.flashinfer.requirements import (
 )
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import Machine, SimulatedMachine
-from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
+from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.attention.problem import PagedAttentionProblem
+from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.probes.device import simulated
 from tests.backends.test_flashinfer import on_cpu
 

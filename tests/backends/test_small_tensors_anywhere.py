@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 import kernelhub
-from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
+from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.indexer.inputs import paged_logits_inputs
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from tests.backends.test_deep_gemm import OnTheCpu
 from tests.backends.test_flashinfer import OnFake

@@ -12,8 +12,9 @@ from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention import adapter as adapters
 from kernelhub.backends.triton.attention.softmax import sequence_of, tanh
 from kernelhub.backends.triton.formats import e4m3_scaled
-from kernelhub.ops.attention.inputs import AttentionModel, paged_attention_inputs
+from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.conftest import DEVICE, HAS_GPU
 
 pytestmark = pytest.mark.device

@@ -10,7 +10,8 @@ import torch
 import kernelhub
 from kernelhub.backends.triton.mla import latent_adapter as adapters
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
-from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.shapes import MlaModel
 from kernelhub.probes.device import simulated
 from tests.conftest import DEVICE
 

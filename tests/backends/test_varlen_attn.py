@@ -18,8 +18,9 @@ from kernelhub.dispatch.constraint import OnDevice, TorchBuilt, anything
 from kernelhub.dispatch.kernel import Backend, Band
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NoKernel
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends.flash_attn_numbers import check_bounds, check_operands, run
 from tests.contract.attention import DenseContract, largest_value
 from tests.contract.test_liars import failures

@@ -12,8 +12,9 @@ from kernelhub.backends.flash_attn import vllm_builds
 from kernelhub.backends.flash_attn import vllm_libraries as libraries
 from kernelhub.backends.shared.operators import mismatch
 from kernelhub.dispatch.machine import SimulatedMachine
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends import vllm_attention_fakes as fakes
 from tests.backends.flash_attn_numbers import WINDOWS
 from tests.contract.attention import DenseContract, PagedContract, largest_value

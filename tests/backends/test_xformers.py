@@ -17,8 +17,9 @@ from kernelhub.dispatch.constraint import OnDevice
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band
 from kernelhub.dispatch.machine import SimulatedMachine
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.contract.attention import DenseContract, largest_value
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import EVERYWHERE, OF_TRUST, register

@@ -8,8 +8,9 @@ import pytest
 
 import kernelhub
 from kernelhub.ops import functions
-from kernelhub.ops.attention.inputs import MODELS, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.models.published import CONFIGS
+from kernelhub.ops.models.shapes import ATTENTION
 from tests.conftest import DEVICE
 
 OPS = {function.op.contract.name: function for function in functions()}
@@ -105,14 +106,14 @@ class TestOtherMachines:
 
 
 class TestModels:
-    @pytest.mark.parametrize("model", MODELS)
+    @pytest.mark.parametrize("model", ATTENTION)
     def test_a_prefill_has_the_facets_of_the_models_call(self, ask, model):
         inputs = attention_inputs(model, q_tokens=17, device=DEVICE)
         selection = kernelhub.explain("attention", inputs.pop("q"), **inputs)
         words = ("--model", model, "--no-ragged", "--json")
         assert ask("explain", "attention", *words).json["problem"] == selection.to_dict()["problem"]
 
-    @pytest.mark.parametrize("model", MODELS)
+    @pytest.mark.parametrize("model", ATTENTION)
     def test_a_decode_has_the_facets_of_the_models_call(self, ask, model):
         inputs = paged_attention_inputs(model, seq_lens=(5, 17), device=DEVICE)
         selection = kernelhub.explain("paged_attention", inputs.pop("q"), **inputs)
@@ -134,6 +135,11 @@ class TestModels:
         answer = ask("explain", "attention", "--model", "lama-3.1-8b")
         assert answer.code == 2
         assert "'lama-3.1-8b' is neither known (did you mean llama-3.1-8b?) nor a file" in answer.err
+
+    def test_a_layer_of_an_op_is_suggested_too(self, ask):
+        answer = ask("explain", "linear_attention", "--model", "minimax-text-1")
+        assert answer.code == 2
+        assert "(did you mean minimax-text-01?)" in answer.err
 
     def test_a_name_that_other_commands_take_is_taken(self, ask):
         answer = ask("explain", "paged_attention", "--model", "mixtral-8x7b", "--device", "H200")

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.models.shapes import MoeModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ACTIVATIONS, ASKED_FORMATS, FORMATS, FP8_FORMATS
 from kernelhub.ops.moe.experts.tolerance import compare
-from kernelhub.ops.moe.models import MoeModel
 from tests.conftest import DEVICE
 
 # Small, and awkward: the last step along H is a part of one, and so is the last tile of columns.

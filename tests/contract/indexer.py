@@ -11,9 +11,10 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.indexer.inputs import IndexerModel, logits_inputs, paged_logits_inputs, topk_inputs
+from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs, topk_inputs
 from kernelhub.ops.indexer.layout import split_cache
 from kernelhub.ops.indexer.tolerance import most_wrong, relative_error_allowed, sizes
+from kernelhub.ops.models.shapes import IndexerModel
 from tests.conftest import DEVICE
 
 FP8 = torch.float8_e4m3fn

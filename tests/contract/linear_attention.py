@@ -11,8 +11,9 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
+from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.linear_attention.tolerance import result_error_allowed, state_error_allowed
+from kernelhub.ops.models.shapes import LinearModel
 from tests.conftest import DEVICE
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -17,7 +17,8 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
-from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.shapes import MlaModel
 from tests.conftest import DEVICE
 
 FP8 = torch.float8_e4m3fn

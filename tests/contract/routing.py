@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.moe.models import MODELS, MoeModel
+from kernelhub.ops.models.shapes import MOE, MoeModel
 from kernelhub.ops.moe.routing.inputs import routing_inputs
 from kernelhub.ops.moe.routing.tolerance import decided, weights_agree
 from tests.conftest import DEVICE
@@ -40,7 +40,7 @@ class Case:
 
 
 CASES = [
-    *(Case(name, {"model": name}) for name in MODELS),
+    *(Case(name, {"model": name}) for name in MOE),
     *(Case(f"{dtype}"[6:], {"dtype": dtype}) for dtype in (torch.bfloat16, torch.float16)),
     *(Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 3, 5, 17)),
     *(

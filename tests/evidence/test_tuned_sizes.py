@@ -19,8 +19,8 @@ from kernelhub.evidence.tuning.operands import Room
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.problem import SCALINGS
 from kernelhub.ops.models.calls import calls_of, need_of
+from kernelhub.ops.models.shapes import MoeModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
-from kernelhub.ops.moe.models import MoeModel
 from kernelhub.probes.device import simulated
 from tests.conftest import DEVICE
 from tests.evidence import sized

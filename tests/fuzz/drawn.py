@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
-from kernelhub.ops.indexer.inputs import IndexerModel, logits_inputs, paged_logits_inputs, topk_inputs
-from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
+from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs, topk_inputs
+from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.merge.inputs import merge_inputs
-from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
+from kernelhub.ops.models.shapes import AttentionModel, IndexerModel, LinearModel, MlaModel, MoeModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FORMATS
-from kernelhub.ops.moe.models import MoeModel
 from kernelhub.ops.moe.routing.inputs import routing_inputs
 from kernelhub.ops.quant.inputs import activations
 from tests.fuzz.operands import Arguments

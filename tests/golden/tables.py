@@ -247,7 +247,7 @@ def _lines(op: str) -> Iterator[str]:
         yield _row("", DEVICES)
         for model in family.models if family else ():
             for phase, written in PHASES[op].items():
-                facets = family.with_model(model, CONTRACTS[op], written)
+                facets = family.facets_of(model, CONTRACTS[op], written)
                 machine = SimulatedMachine(installed)
                 chosen = [
                     kernelhub.explain(op, device=device, machine=machine, **facets).selected or "-"

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.contract.attention import Case, DenseContract, PagedContract, largest_value, split
 from tests.contract.finite_pages import with_finite_ends
 from tests.gpu.forced import Forced, forcing

@@ -12,8 +12,9 @@ import torch
 
 import kernelhub
 from kernelhub.ops.formats import from_e8m0
-from kernelhub.ops.gemm.fp8.inputs import MODELS, fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+from kernelhub.ops.models.shapes import FP8_LAYERS
 from tests.contract.fp8_gemm import Case, Fp8GemmContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import FP8, LogitsContract, PagedLogitsContract, shaped
@@ -81,7 +82,7 @@ class TestFp8Blocks(Fp8GemmContract):
 
     @pytest.mark.parametrize("name", ["deepseek-v3.2 kv_a", "qwen3-30b-a3b o", "deepseek-v3.2 gate_up / 8"])
     def test_layers_of_real_models(self, name: str) -> None:
-        layer = MODELS[name]
+        layer = FP8_LAYERS[name]
         for tokens in (7, 300):
             small = (EXPONENTS, EXPONENTS)
             arguments = fp8_gemm_inputs(tokens=tokens, n=layer.n, k=layer.k, e8m0=small, device="cuda")

@@ -11,8 +11,9 @@ import torch
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel, Kernel
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.conftest import HAS_GPU
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, largest_value, split
 from tests.gpu.test_attention_on_gpu import captured

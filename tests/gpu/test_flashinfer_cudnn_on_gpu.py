@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.probes.package import fits, package
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, largest_value, split
 from tests.contract.finite_pages import with_finite_ends

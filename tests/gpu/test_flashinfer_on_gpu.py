@@ -17,9 +17,10 @@ import torch
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
 from kernelhub.errors import KernelUnavailable
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.conftest import HAS_GPU
 from tests.contract import mla_attention as mla
 from tests.contract.attention import (

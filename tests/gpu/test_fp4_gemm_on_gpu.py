@@ -11,9 +11,10 @@ import torch
 import kernelhub
 from kernelhub.backends.triton.gemm.fp4.decode import decode_kernel, finish_kernel
 from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
-from kernelhub.ops.gemm.fp4.inputs import MODELS, fp4_gemm_inputs
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
 from kernelhub.ops.gemm.fp4.tolerance import error_allowed
+from kernelhub.ops.models.shapes import FP4_LAYERS
 from tests.contract.fp4_gemm import sizes, weight
 
 pytestmark = pytest.mark.gpu
@@ -36,9 +37,9 @@ def agrees(got: torch.Tensor, arguments: dict[str, Any]) -> None:
 
 
 class TestNumbers:
-    @pytest.mark.parametrize("layer", [name for name, layer in MODELS.items() if layer.n * layer.k < 1 << 28])
+    @pytest.mark.parametrize("layer", [name for name, layer in FP4_LAYERS.items() if layer.n * layer.k < 1 << 28])
     def test_at_the_shapes_of_models(self, layer: str) -> None:
-        shape = MODELS[layer]
+        shape = FP4_LAYERS[layer]
         most = fp4_gemm_inputs(tokens=600, n=shape.n, k=shape.k, b_format=shape.b_format, device="cuda")
         in_tiles = packed(most)
         for tokens in (1, 16, 24, 48, 300, 600):

@@ -12,10 +12,10 @@ from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as PROJECTIONS
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
-from kernelhub.ops.gemm.fp8.inputs import MODELS, fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.ops.models.shapes import ABSORBED, FP8_LAYERS
 from tests.contract.fp8_gemm import Fp8GemmContract
 from tests.gpu.test_attention_on_gpu import captured
 
@@ -59,7 +59,7 @@ class TestScaledMmBlockwise(TestScaledMm):
 
 class TestChoice:
     def test_the_choice_runs_and_is_right_for_layers_of_real_models(self) -> None:
-        for layer in MODELS.values():
+        for layer in FP8_LAYERS.values():
             if layer.n * layer.k <= 1 << 26:
                 arguments = fp8_gemm_inputs(tokens=48, n=layer.n, k=layer.k, scaling=layer.scaling, device="cuda")
                 selection = kernelhub.fp8_gemm.explain(**arguments)
@@ -206,9 +206,9 @@ class TestVariants:
 
 
 class TestBatches:
-    @pytest.mark.parametrize("name", PROJECTIONS)
+    @pytest.mark.parametrize("name", ABSORBED)
     def test_absorbed_projections_are_right_captured_and_wait_for_nothing(self, name: str) -> None:
-        projection = PROJECTIONS[name]
+        projection = ABSORBED[name]
         for tokens in (1, 16, 64, 65, 500):
             how = {"batch": projection.heads, "tokens": tokens, "n": projection.n, "k": projection.k, "device": "cuda"}
             arguments = bmm_fp8_inputs(**how, b_scaling="batch")

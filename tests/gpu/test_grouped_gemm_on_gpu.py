@@ -11,8 +11,9 @@ import kernelhub
 from kernelhub.backends.triton.gemm.grouped.grouped import grouped_gemm_kernel
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
-from kernelhub.ops.gemm.grouped.inputs import MODELS, PAIRS, grouped_gemm_inputs
+from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
 from kernelhub.ops.gemm.grouped.tolerance import error_allowed
+from kernelhub.ops.models.shapes import GROUPED
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.gpu.test_attention_on_gpu import captured
 
@@ -160,7 +161,7 @@ class TestRealSizes:
     """One layer's experts at real widths: fewer experts than there are, so that the reference fits."""
 
     @pytest.mark.parametrize("rows", [1, 40, 300], ids=lambda rows: f"{rows} rows of a group")
-    @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
+    @pytest.mark.parametrize("model", GROUPED.values(), ids=lambda model: model.name)
     def test_the_chosen_kernel_agrees(self, model, rows: int) -> None:
         sizes = (rows, 0, 2 * rows + 1)
         for n, k in (model.w13, model.w2):

@@ -10,8 +10,9 @@ import torch
 import kernelhub
 from kernelhub.errors import NoKernel
 from kernelhub.ops.formats import from_e8m0, to_e8m0_up
-from kernelhub.ops.gemm.fp8.inputs import MODELS, fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.ops.models.shapes import FP8_LAYERS
 from tests.gpu.test_attention_on_gpu import captured
 from tests.gpu.test_cutlass_on_gpu import without_syncs
 
@@ -58,7 +59,7 @@ class TestBfloat16:
             self.check(self.inputs(tokens=tokens, n=n, k=k, **form))
 
     def test_real_layers(self) -> None:
-        for layer in list(MODELS.values())[-3:]:
+        for layer in list(FP8_LAYERS.values())[-3:]:
             for tokens in (1, 33):
                 self.check(self.inputs(tokens=tokens, n=layer.n, k=layer.k, scaling=layer.scaling))
 

@@ -9,7 +9,8 @@ import torch
 
 import kernelhub
 from kernelhub.errors import NoKernel
-from kernelhub.ops.gemm.fp4.inputs import MODELS, fp4_gemm_inputs
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.ops.models.shapes import FP4_LAYERS
 from tests.contract import fp4_gemm
 from tests.gpu.test_attention_on_gpu import captured
 from tests.gpu.test_cutlass_on_gpu import without_syncs
@@ -54,7 +55,7 @@ class OfMarlin:
 
     def test_real_layers(self) -> None:
         form = self.form.get("b_format", "nvfp4")
-        for layer in [layer for layer in MODELS.values() if layer.b_format == form and layer.k % 64 == 0][-2:]:
+        for layer in [layer for layer in FP4_LAYERS.values() if layer.b_format == form and layer.k % 64 == 0][-2:]:
             for tokens in (1, 33):
                 arguments = self.inputs(tokens=tokens, n=layer.n, k=layer.k)
                 self.contract.check(self.run(self.packed(arguments)), arguments)

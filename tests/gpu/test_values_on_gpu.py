@@ -14,12 +14,13 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import paged_logits_inputs
-from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
+from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
+from kernelhub.ops.models.shapes import AttentionModel, LinearModel
 
 pytestmark = pytest.mark.gpu
 MODEL, SMALL = AttentionModel("grouped", 8, 2, 128, 128), LinearModel("small", 4, 64, 64)

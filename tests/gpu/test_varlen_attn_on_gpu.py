@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.contract.attention import DenseContract
 from tests.gpu.test_attention_on_gpu import captured
 from tests.gpu.test_cutlass_on_gpu import without_syncs

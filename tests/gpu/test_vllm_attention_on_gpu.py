@@ -10,7 +10,8 @@ import torch
 import kernelhub
 from kernelhub.backends.flash_attn import vllm_builds
 from kernelhub.errors import NoKernel
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.conftest import HAS_GPU
 from tests.contract.attention import Case, Contract, DenseContract, PagedContract, split
 from tests.gpu.test_attention_on_gpu import captured

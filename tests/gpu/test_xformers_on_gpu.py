@@ -8,7 +8,8 @@ import pytest
 
 import kernelhub
 from kernelhub.errors import NoKernel
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.contract.attention import DenseContract, split
 from tests.gpu.test_flash_attn_on_gpu import OnThisGpu, agrees, need
 

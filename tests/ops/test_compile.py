@@ -13,9 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernelhub
 from kernelhub.ops import functions
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.conftest import DEVICE
 from tests.dispatch.backends import record, register
 

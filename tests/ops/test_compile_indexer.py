@@ -9,7 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernelhub
-from kernelhub.ops.indexer.inputs import IndexerModel, logits_inputs, paged_logits_inputs, topk_inputs
+from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs, topk_inputs
+from kernelhub.ops.models.shapes import IndexerModel
 from tests.conftest import DEVICE
 from tests.ops.test_compile import compiled
 

@@ -9,7 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernelhub
-from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
+from kernelhub.ops.linear_attention.inputs import linear_inputs
+from kernelhub.ops.models.shapes import LinearModel
 from tests.conftest import DEVICE
 from tests.ops.test_compile import compiled
 

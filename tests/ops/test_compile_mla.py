@@ -9,8 +9,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernelhub
-from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
+from kernelhub.ops.models.shapes import MlaModel
 from tests.conftest import DEVICE
 from tests.ops.test_compile import compiled
 

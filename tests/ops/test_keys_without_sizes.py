@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import kernelhub
-from kernelhub.ops.indexer.inputs import IndexerModel, logits_inputs, paged_logits_inputs, topk_inputs
-from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
+from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs, topk_inputs
+from kernelhub.ops.linear_attention.inputs import linear_inputs
+from kernelhub.ops.models.shapes import IndexerModel, LinearModel
 
 INDEXER = IndexerModel("small", 4, 16, 8)
 LINEAR = LinearModel("small", 2, 16, 8)

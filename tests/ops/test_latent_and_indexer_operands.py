@@ -15,11 +15,12 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.indexer.inputs import IndexerModel, logits_inputs, paged_logits_inputs, topk_inputs
-from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
-from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs, topk_inputs
+from kernelhub.ops.linear_attention.inputs import linear_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
+from kernelhub.ops.models.shapes import IndexerModel, LinearModel, MlaModel
 from tests.conftest import DEVICE
 
 pytestmark = pytest.mark.device

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.ops.mla.attention.inputs import MLA_MODELS, MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.shapes import MLA, MlaModel
 
 SMALL = MlaModel("small", 3, 32, 16, qk_nope_head_dim=24)
 FORMS: dict[str, dict[str, Any]] = {
@@ -93,5 +94,5 @@ def _queries(form: dict[str, Any]) -> list[int]:
 
 
 def test_the_scale_of_a_model_is_that_of_its_heads_before_absorption() -> None:
-    assert MLA_MODELS["deepseek-v3"].scale == 192**-0.5
-    assert MLA_MODELS["glm-5"].scale == 256**-0.5
+    assert MLA["deepseek-v3"].scale == 192**-0.5
+    assert MLA["glm-5"].scale == 256**-0.5

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from kernelhub.ops.attention.inputs import MODELS as ATTENTION
-from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as ABSORBED
-from kernelhub.ops.gemm.fp8.inputs import MODELS as LAYERS
-from kernelhub.ops.gemm.grouped.inputs import MODELS as GROUPED
-from kernelhub.ops.indexer.inputs import MODELS as INDEXERS
-from kernelhub.ops.mla.attention.inputs import MLA_MODELS
-from kernelhub.ops.moe.models import MODELS as MOE
+from kernelhub.ops.models.shapes import ABSORBED, ATTENTION, FP8_LAYERS, GROUPED, INDEXERS, MLA, MOE
 from kernelhub.ops.quant.inputs import SHAPES
 
 
@@ -61,7 +55,7 @@ def test_experts_are_those_of_the_configuration(name: str, model: str) -> None:
 
 @pytest.mark.parametrize(("name", "model"), [("DeepseekV32Config", "deepseek-v3.2"), ("GlmMoeDsaConfig", "glm-5")])
 def test_latent_attention_and_indexer_are_those_of_the_configuration(name: str, model: str) -> None:
-    config, latent, indexer = config_of(name), MLA_MODELS[model], INDEXERS[model]
+    config, latent, indexer = config_of(name), MLA[model], INDEXERS[model]
     assert latent.num_heads == config.num_attention_heads
     assert (latent.kv_lora_rank, latent.qk_rope_head_dim) == (config.kv_lora_rank, config.qk_rope_head_dim)
     assert latent.qk_nope_head_dim == config.qk_nope_head_dim
@@ -70,7 +64,7 @@ def test_latent_attention_and_indexer_are_those_of_the_configuration(name: str, 
     into, back = ABSORBED[f"{model} q to latent"], ABSORBED[f"{model} latent to v"]
     assert (into.heads, into.n, into.k) == (config.num_attention_heads, config.kv_lora_rank, config.qk_nope_head_dim)
     assert (back.heads, back.n, back.k) == (config.num_attention_heads, config.v_head_dim, config.kv_lora_rank)
-    out = LAYERS[f"{model} o"]
+    out = FP8_LAYERS[f"{model} o"]
     assert (out.n, out.k) == (config.hidden_size, config.num_attention_heads * config.v_head_dim)
 
 

@@ -9,16 +9,11 @@ import pytest
 
 import kernelhub
 from kernelhub.errors import ConfigurationError
-from kernelhub.ops.attention.inputs import MODELS as ATTENTION
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
-from kernelhub.ops.gemm.fp8.batched.inputs import MODELS as ABSORBED
-from kernelhub.ops.gemm.fp8.inputs import MODELS as LINEAR
-from kernelhub.ops.indexer.inputs import MODELS as INDEXERS
-from kernelhub.ops.mla.attention.inputs import MLA_MODELS, mla_attention_inputs
-from kernelhub.ops.models.description import Attention, LatentAttention
-from kernelhub.ops.models.problems import describe, problems_of
-from kernelhub.ops.models.published import CONFIGS
-from kernelhub.ops.moe.models import MODELS as MOE
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.problems import problems_of
+from kernelhub.ops.models.published import CONFIGS, describe
+from kernelhub.ops.models.shapes import ATTENTION, FP8_LAYERS
 
 SHARED_OUT = [(name, tp) for name in CONFIGS for tp in (1, 8)]
 
@@ -73,7 +68,7 @@ class TestProblems:
     def test_a_model_in_bfloat16_needs_no_products_of_ours_and_one_in_blocks_needs_them_all(self):
         assert needs("llama-3.1-70b", "fp8_gemm") == []
         shapes = {(item["n"], item["k"]) for item in needs("llama-3.1-70b", "fp8_gemm", quantization="fp8_channel")}
-        assert shapes == {(layer.n, layer.k) for name, layer in LINEAR.items() if name.startswith("llama-3.1-70b")}
+        assert shapes == {(layer.n, layer.k) for name, layer in FP8_LAYERS.items() if name.startswith("llama-3.1-70b")}
         rows = {item["rows"] for item in needs("llama-3.1-70b", "fp8_gemm", "decode", quantization="fp8_block")}
         assert rows == {"few"}
         nvfp4 = needs("llama-3.1-70b", "fp4_gemm", quantization="nvfp4")
@@ -124,54 +119,6 @@ class TestSharing:
     def test_what_cannot_be_is_told(self, model, ranks, message):
         with pytest.raises(ConfigurationError, match=message):
             problems_of(model, **ranks)
-
-
-class TestFigures:
-    """The built-in descriptions are those that the inputs of the ops have."""
-
-    @pytest.mark.parametrize("model", [name for name in ATTENTION if name in CONFIGS])
-    def test_heads(self, model):
-        stated, attention = ATTENTION[model], describe(model).attention
-        assert isinstance(attention, Attention)
-        assert (stated.num_q_heads, stated.num_kv_heads) == (attention.num_q_heads, attention.num_kv_heads)
-        assert stated.head_dim_qk == attention.head_dim == stated.head_dim_vo
-        assert (stated.softcap is not None, stated.sinks) == (attention.softcap, attention.sinks)
-        assert (stated.window is not None) in attention.windowed
-
-    @pytest.mark.parametrize("model", sorted(MLA_MODELS))
-    def test_latents(self, model):
-        stated, attention = MLA_MODELS[model], describe(model).attention
-        assert isinstance(attention, LatentAttention)
-        assert (stated.num_heads, stated.kv_lora_rank) == (attention.num_heads, attention.kv_lora_rank)
-        assert stated.qk_rope_head_dim == attention.qk_rope_head_dim
-        assert stated.qk_nope_head_dim == attention.qk_nope_head_dim
-        assert stated.index_topk == (attention.indexer.topk if attention.indexer else None)
-
-    @pytest.mark.parametrize("model", sorted(MOE))
-    def test_experts(self, model):
-        stated, described = MOE[model], describe(model)
-        experts = described.experts
-        assert stated.hidden_size == described.hidden_size
-        names = "num_experts top_k intermediate_size scoring num_groups topk_groups correction_bias renormalize"
-        for name in (*names.split(), "scaling_factor", "activation", "bias", "weights"):
-            assert getattr(stated, name) == getattr(experts, name), name
-
-    @pytest.mark.parametrize("model", sorted(INDEXERS))
-    def test_indexers(self, model):
-        indexer = describe(model).attention.indexer
-        stated = INDEXERS[model]
-        assert (stated.num_heads, stated.head_dim, stated.k) == (indexer.num_heads, indexer.head_dim, indexer.topk)
-
-    @pytest.mark.parametrize("layer", [name for name in LINEAR if name.split()[0] in CONFIGS and "/" not in name])
-    def test_linear_layers(self, layer):
-        model = layer.split()[0]
-        shapes = {(item["n"], item["k"]) for item in needs(model, "fp8_gemm", quantization="fp8_block")}
-        assert (LINEAR[layer].n, LINEAR[layer].k) in shapes
-
-    @pytest.mark.parametrize("projection", sorted(ABSORBED))
-    def test_absorbed_projections(self, projection):
-        shapes = {(item["n"], item["k"]) for item in needs(projection.split()[0], "bmm_fp8")}
-        assert (ABSORBED[projection].n, ABSORBED[projection].k) in shapes
 
 
 CLASSES = {

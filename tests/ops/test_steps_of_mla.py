@@ -9,7 +9,8 @@ import torch
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.shapes import MlaModel
 
 z = torch.zeros
 

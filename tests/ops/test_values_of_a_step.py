@@ -12,10 +12,11 @@ import kernelhub
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.attention import dense_call, paged_call
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.mla.attention import call as mla_call
 from kernelhub.ops.mla.attention.call import MlaValues
-from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.shapes import AttentionModel, MlaModel
 
 SMALL = AttentionModel("small", 4, 2, 64, 64)
 

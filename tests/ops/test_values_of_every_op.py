@@ -17,12 +17,13 @@ import kernelhub
 from kernelhub.errors import InvalidArgument
 from kernelhub.evidence.poison import copied
 from kernelhub.ops import functions
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
-from kernelhub.ops.indexer.inputs import IndexerModel, paged_logits_inputs
-from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
-from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.indexer.inputs import paged_logits_inputs
+from kernelhub.ops.linear_attention.inputs import linear_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
+from kernelhub.ops.models.shapes import AttentionModel, IndexerModel, LinearModel, MlaModel
 from tests.conftest import DEVICE
 
 pytestmark = pytest.mark.device

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kernelhub.ops.attention.inputs import AttentionModel, attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.softmax_cases import AttendingCases, padded
 from kernelhub.ops.case import Arguments, Case, Make
+from kernelhub.ops.models.shapes import AttentionModel
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -3,52 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class AttentionModel:
-    """The attention of one layer of a published model; figures are those of its config.json.
-
-    Attributes:
-        name: the model.
-        num_q_heads: query heads of the whole model, before tensor parallelism.
-        num_kv_heads: KV heads.
-        head_dim_qk: width of a head of q and k.
-        head_dim_vo: width of a head of v.
-        window: keys before its own position that a query of a windowed layer sees, one fewer than sliding_window, which
-            counts its own; None for none.
-        softcap: bound of the scores; None for none.
-        sinks: whether heads have a sink.
-    """
-
-    name: str
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim_qk: int
-    head_dim_vo: int
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-
-
-MODELS = {
-    model.name: model
-    for model in (
-        AttentionModel("llama-3.1-8b", 32, 8, 128, 128),
-        AttentionModel("llama-3.1-70b", 64, 8, 128, 128),
-        AttentionModel("qwen3-30b-a3b", 32, 4, 128, 128),
-        AttentionModel("mistral-7b-v0.1", 32, 8, 128, 128, window=4095),
-        AttentionModel("gemma-2-9b", 16, 8, 256, 256, window=4095, softcap=50.0),
-        AttentionModel("gpt-oss-120b", 64, 8, 64, 64, window=127, sinks=True),
-        AttentionModel("phi-2", 32, 32, 80, 80),
-        AttentionModel("deepseek-v3.2 prefill", 128, 128, 192, 128),
-    )
-}
+from kernelhub.ops.models.shapes import ATTENTION, AttentionModel
 
 
 def attention_inputs(
@@ -76,7 +36,7 @@ def attention_inputs(
         seed: equal seeds give equal tensors on every device.
         generator: draws in its stead, on its own device: faster for large tensors of a GPU.
     """
-    model = MODELS[model] if isinstance(model, str) else model
+    model = ATTENTION[model] if isinstance(model, str) else model
     draw = _Draw(generator or torch.Generator(device="cpu").manual_seed(seed), device)
     offsets: dict[str, Any] = {}
     if q_lens is None:
@@ -121,7 +81,7 @@ def paged_attention_inputs(
         kv_layout: ``"NHD"`` or ``"HND"``.
         generator: as of `attention_inputs`.
     """
-    model = MODELS[model] if isinstance(model, str) else model
+    model = ATTENTION[model] if isinstance(model, str) else model
     draw = _Draw(generator or torch.Generator(device="cpu").manual_seed(seed), device)
     num_seqs = len(seq_lens)
     pages = [-(-length // page_size) for length in seq_lens]

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, same_bits, worst
-from kernelhub.ops.indexer.inputs import IndexerModel, logits_inputs, paged_logits_inputs, topk_inputs
+from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs, topk_inputs
 from kernelhub.ops.indexer.layout import split_cache
 from kernelhub.ops.indexer.tolerance import relative_error_allowed, sizes
+from kernelhub.ops.models.shapes import IndexerModel
 
 FP8 = torch.float8_e4m3fn
 DTYPES = (FP8, torch.bfloat16, torch.float16, torch.float32)

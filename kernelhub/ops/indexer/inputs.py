@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,28 +10,7 @@ from torch import Tensor
 
 from kernelhub.ops.formats import E4M3_MAX, to_e4m3
 from kernelhub.ops.indexer.layout import fuse_cache
-
-
-@dataclass(frozen=True)
-class IndexerModel:
-    """The indexer of a published model; figures are index_n_heads, index_head_dim, index_topk of its config.json.
-
-    tests/ops/test_model_figures.py compares them with transformers' configurations of both.
-    """
-
-    name: str
-    num_heads: int
-    head_dim: int
-    k: int
-
-
-MODELS = {
-    model.name: model
-    for model in (
-        IndexerModel("deepseek-v3.2", 64, 128, 2048),
-        IndexerModel("glm-5", 32, 128, 2048),
-    )
-}
+from kernelhub.ops.models.shapes import INDEXERS, IndexerModel
 
 
 def logits_inputs(
@@ -49,7 +27,7 @@ def logits_inputs(
 
     The first keys are those of another sequence: every query's range starts after an eighth of them.
     """
-    model = MODELS[model] if isinstance(model, str) else model
+    model = INDEXERS[model] if isinstance(model, str) else model
     random = torch.Generator(device="cpu").manual_seed(seed)
     q = torch.randn(tokens, model.num_heads, model.head_dim, generator=random, dtype=torch.float32, device="cpu")
     k = torch.randn(keys, model.head_dim, generator=random, dtype=torch.float32, device="cpu")
@@ -101,7 +79,7 @@ def paged_logits_inputs(
         device: where the tensors are made.
         seed: of the random numbers, which are the same for every device.
     """
-    model = MODELS[model] if isinstance(model, str) else model
+    model = INDEXERS[model] if isinstance(model, str) else model
     random = torch.Generator(device="cpu").manual_seed(seed)
     longest = max(seq_lens, default=0)
     columns = longest if max_seq_len is None else max_seq_len

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, joined, worst
-from kernelhub.ops.linear_attention.inputs import LinearModel, linear_inputs
+from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.linear_attention.tolerance import result_error_allowed, state_error_allowed
+from kernelhub.ops.models.shapes import LinearModel
 
 SMALL, REAL = LinearModel("small", 3, 32, 16), LinearModel("128 wide", 2, 128, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

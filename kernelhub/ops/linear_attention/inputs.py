@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class LinearModel:
-    """The linear attention of one layer of a published model.
-
-    Figures are num_attention_heads and head_dim of its config.json, also in the model card of MiniMax-Text-01 and
-    by table 1 of the report on Ring-linear-2.0 (arXiv 2510.19338). k and v have as many heads as q: num_key_value_heads
-    is that of the softmax layers between.
-
-    Attributes:
-        name: the model.
-        num_heads: heads of the whole model, before tensor parallelism.
-        head_dim: width of a head of q and k.
-        value_dim: width of a head of v.
-    """
-
-    name: str
-    num_heads: int
-    head_dim: int
-    value_dim: int
-
-
-MODELS = {
-    model.name: model
-    for model in (
-        LinearModel("minimax-text-01", 64, 128, 128),
-        LinearModel("ring-flash-linear-2.0", 32, 128, 128),
-        LinearModel("ring-mini-linear-2.0", 16, 128, 128),
-    )
-}
+from kernelhub.ops.models.shapes import LINEAR_ATTENTION, LinearModel
 
 
 def slopes(num_heads: int, depth: float = 0.0) -> Tensor:
@@ -84,7 +54,7 @@ def linear_inputs(
         device: where the tensors are made.
         seed: of the random numbers, which are the same for every device.
     """
-    model = MODELS[model] if isinstance(model, str) else model
+    model = LINEAR_ATTENTION[model] if isinstance(model, str) else model
     random = torch.Generator(device="cpu").manual_seed(seed)
     rows = (batch, tokens) if lengths is None else (sum(lengths),)
     sequences = batch if lengths is None else len(lengths)

@@ -48,6 +48,7 @@ _SCHEMA = {f"{name}?": (None, int) for name in _FIGURES} | {
     "layer_types?": (None, [str]),
     "quantization_config?": (None, {str: Any}),
     "routed_scaling_factor?": (None, float),
+    "attn_logit_softcapping?": (None, float),
 }
 
 
@@ -195,7 +196,7 @@ def _attention(config: Config) -> Attention:
         config.get("head_dim") or config["hidden_size"] // num_heads,
         windowed=windowed,
         window=config["sliding_window"] - 1 if True in windowed else 0,
-        softcap=bool(config.get("attn_logit_softcapping")),
+        softcap=config.get("attn_logit_softcapping") or None,
         sinks=config["model_type"] == "gpt_oss",
     )
 

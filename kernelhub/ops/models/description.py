@@ -28,7 +28,7 @@ class Attention:
         num_q_heads, num_kv_heads, head_dim: of the whole model.
         windowed: which kinds of layer there are: with a limit on the keys before a query, without, or both.
         window: keys before its own position that a query of a windowed layer sees; 0 where no layer has a window.
-        softcap: whether scores are capped.
+        softcap: bound of the scores; None for none.
         sinks: whether heads have a sink.
     """
 
@@ -37,7 +37,7 @@ class Attention:
     head_dim: int
     windowed: tuple[bool, ...] = (False,)
     window: int = 0
-    softcap: bool = False
+    softcap: float | None = None
     sinks: bool = False
 
 

@@ -68,7 +68,7 @@ def layer_calls(model: Description, setting: Setting) -> Iterator[LayerCall]:
         yield from _latent_attention(model.attention, model, setting)
     else:
         yield from _attention(model.attention, setting)
-    yield from _linear_layers(model, setting)
+    yield from _products(model, setting)
     if model.experts is not None:
         yield from _experts(model.experts, model, setting)
 
@@ -89,7 +89,7 @@ def _attention(attention: Attention, setting: Setting) -> Iterator[LayerCall]:
             "num_q_heads": heads,
             "num_kv_heads": kv_heads,
             "window_left": windowed,
-            "softcap": attention.softcap,
+            "softcap": attention.softcap is not None,
             "sinks": attention.sinks,
         }
         packed = {**common, "kv_dtype": setting.dtype, "ragged": True, "causal": True}
@@ -160,11 +160,11 @@ def _latent_attention(attention: LatentAttention, model: Description, setting: S
         yield LayerCall("topk_indices", (DECODE,), "indexer", top)
 
 
-def _linear_layers(model: Description, setting: Setting) -> Iterator[LayerCall]:
+def _products(model: Description, setting: Setting) -> Iterator[LayerCall]:
     """Products with quantised weights, and what quantises before them."""
     if model.linear == PLAIN:
         return
-    for layer, n, k, bias in _weights(model, setting):
+    for layer, n, k, bias in linear_layers(model, setting):
         facets = {"n": n, "k": k, "out_dtype": setting.dtype, "bias": bias}
         if model.linear == NVFP4:
             yield LayerCall("quantize_nvfp4", BOTH, layer, {"dtype": setting.dtype, "static": True}, {"width": k})
@@ -178,7 +178,7 @@ def _linear_layers(model: Description, setting: Setting) -> Iterator[LayerCall]:
             yield LayerCall("fp8_gemm", (phase,), layer, scaled)
 
 
-def _weights(model: Description, setting: Setting) -> Iterator[tuple[str, int, int, bool]]:
+def linear_layers(model: Description, setting: Setting) -> Iterator[tuple[str, int, int, bool]]:
     """Name, outputs, inputs and bias of each linear layer, as one rank holds it."""
     hidden, attention = model.hidden_size, model.attention
     if isinstance(attention, LatentAttention):

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from kernelhub.dispatch.explain import DeviceLike, device_facts, dtype_named, problem_from
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
-from kernelhub.ops.models.checkpoint import description_of
-from kernelhub.ops.models.description import EXPERTS_ALONE, FORMATS, Description, LatentAttention
+from kernelhub.ops.models.description import LatentAttention
 from kernelhub.ops.models.layers import DECODE, PREFILL, LayerCall, Setting, layer_calls
-from kernelhub.ops.models.published import CONFIGS
-from kernelhub.probes import document
+from kernelhub.ops.models.published import Model, describe
 
 PHASES = (PREFILL, DECODE)
 GRAPH_SIZES: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # batches that engines capture CUDA graphs of
-Model = str | Path | Description
 
 
 @dataclass(frozen=True)
@@ -57,31 +52,6 @@ class Need:
 
 def _pairs(plain: Sequence[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
     return tuple((name, value) for name, value in plain)
-
-
-def describe(model: Model, quantization: str | None = None) -> Description:
-    """A model's description.
-
-    Args:
-        model: a name of `CONFIGS`, the path of a Hugging Face config.json or of a folder with one, or a description.
-        quantization: format of the weights, one of `FORMATS`, in place of that of config.json.
-
-    Raises:
-        ConfigurationError: no such model or file, or one that is not understood.
-    """
-    if quantization is not None and quantization not in FORMATS:
-        raise ConfigurationError(f"quantization is {quantization!r}; it takes {', '.join(FORMATS)}")
-    if isinstance(model, Description):
-        found = model
-    else:
-        config = _config(model)
-        if quantization is not None:
-            config = {**config, "quantization_config": None}
-        found = description_of(str(model), config)
-    if quantization is None:
-        return found
-    experts = found.experts and replace(found.experts, weights=quantization)
-    return replace(found, linear="plain" if quantization in EXPERTS_ALONE else quantization, experts=experts)
 
 
 def problems_of(
@@ -150,24 +120,3 @@ def _merged(asked: Iterator[LayerCall], phases: tuple[str, ...]) -> Iterator[Nee
         found[key] = replace(known, phases=both, layers=layers, sizes=sizes)
     ops = list(dict.fromkeys(op for op, _ in found))
     yield from sorted(found.values(), key=lambda need: ops.index(need.op))
-
-
-def _config(model: str | Path) -> dict[str, Any]:
-    if isinstance(model, str) and model in CONFIGS:
-        return CONFIGS[model]
-    path = Path(model)
-    if path.is_dir():
-        path = path / "config.json"
-    try:
-        config = document.read(path, finite=False)
-    except FileNotFoundError:
-        names = ", ".join(CONFIGS)
-        raise ConfigurationError(
-            f"model {str(model)!r} is neither known{did_you_mean(str(model), CONFIGS)} nor a file; known are {names}, "
-            "and every config.json of a known architecture"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"model {path}: cannot be read as a config.json: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigurationError(f"model {path}: a config.json is an object, not {type(config).__name__}")
-    return config

@@ -1,11 +1,23 @@
 """Published models by name: the fields of their config.json that matter to kernels.
 
-tests/ops/test_problems_of.py compares them with the inputs of the ops and with transformers' configurations.
+`describe` reads them, and `shapes` has them as the inputs of ops take them. tests/ops/test_model_figures.py compares
+them with transformers' configurations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+from kernelhub.dispatch.settings import did_you_mean
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.models.checkpoint import description_of
+from kernelhub.ops.models.description import EXPERTS_ALONE, FORMATS, Description
+from kernelhub.probes import document
+
+Model = str | Path | Description
 
 _BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 _DEEPSEEK_V3: dict[str, Any] = {
@@ -179,3 +191,54 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "index_topk": 2048,
     },
 }
+
+
+def describe(model: Model, quantization: str | None = None) -> Description:
+    """A model's description.
+
+    Args:
+        model: a name of `CONFIGS`, the path of a Hugging Face config.json or of a folder with one, or a description.
+        quantization: format of the weights, one of `FORMATS`, in place of that of config.json.
+
+    Raises:
+        ConfigurationError: no such model or file, or one that is not understood.
+    """
+    if quantization is not None and quantization not in FORMATS:
+        raise ConfigurationError(f"quantization is {quantization!r}; it takes {', '.join(FORMATS)}")
+    if isinstance(model, Description):
+        found = model
+    else:
+        config = _config(model)
+        if quantization is not None:
+            config = {**config, "quantization_config": None}
+        found = description_of(str(model), config)
+    if quantization is None:
+        return found
+    experts = found.experts and replace(found.experts, weights=quantization)
+    return replace(found, linear="plain" if quantization in EXPERTS_ALONE else quantization, experts=experts)
+
+
+def unknown(model: str, more: Iterable[str] = ()) -> ConfigurationError:
+    """The error for a name that no model has; `more` are names that are known beside `CONFIGS`."""
+    known = tuple(dict.fromkeys((*CONFIGS, *more)))
+    return ConfigurationError(
+        f"model {model!r} is neither known{did_you_mean(model, known)} nor a file; known are {', '.join(known)}, "
+        "and every config.json of a known architecture"
+    )
+
+
+def _config(model: str | Path) -> dict[str, Any]:
+    if isinstance(model, str) and model in CONFIGS:
+        return CONFIGS[model]
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        config = document.read(path, finite=False)
+    except FileNotFoundError:
+        raise unknown(str(model)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"model {path}: cannot be read as a config.json: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"model {path}: a config.json is an object, not {type(config).__name__}")
+    return config

@@ -7,14 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# (tokens of a prefill, hidden size), from the config.json of each.
+from kernelhub.ops.models.shapes import hidden_size
+
+# (tokens of a prefill, hidden size).
 SHAPES = {
-    "llama-3.1-70b": (2048, 8192),
-    "qwen3-30b-a3b": (2048, 2048),
-    "deepseek-v3.2": (2048, 7168),
-    "glm-5": (2048, 6144),
-    "minimax-m2.5": (2048, 3072),
-    "gpt-oss-120b": (2048, 2880),
+    name: (2048, hidden_size(name))
+    for name in ("llama-3.1-70b", "qwen3-30b-a3b", "deepseek-v3.2", "glm-5", "minimax-m2.5", "gpt-oss-120b")
 }
 
 

@@ -9,6 +9,7 @@ import torch
 
 from kernelhub.backends.triton.moe.experts_adapter import Experts
 from kernelhub.backends.triton.moe.routing_adapter import Routing
+from kernelhub.ops.models.shapes import MOE
 from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
@@ -21,14 +22,13 @@ from kernelhub.ops.moe.experts.problem import (
     ExpertsProblem,
 )
 from kernelhub.ops.moe.experts.weights import GROUP, Matrix
-from kernelhub.ops.moe.models import MODELS
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
 
 
 def _route(model: str, dtype: str, device: DeviceFacts) -> None:
-    layer = MODELS[model]
+    layer = MOE[model]
     problem = RoutingProblem(
         device=device,
         dtype=dtype,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,42 +14,6 @@ from kernelhub.ops.quant.reference import (
     quantize_mxfp8_reference,
     quantize_nvfp4_reference,
 )
-
-
-@dataclass(frozen=True)
-class Fp4Layer:
-    """A linear layer of a published model, before tensor parallelism; figures are those of its config.json.
-
-    Attributes:
-        name: the model and the layer.
-        n: outputs.
-        k: inputs.
-        b_format: of a published checkpoint in float4: MXFP4 that of gpt-oss (its experts), NVFP4 those that others
-            quantised. Of GLM-5 and MiniMax M2.5 these hold the experts so and leave attention in bfloat16 (model cards
-            of lukealonso/GLM-5-NVFP4 and mconcat/MiniMax-M2.5-NVFP4), of DeepSeek-V3.2 and Llama 3.1 70B attention too
-            (eousphoros/DeepSeek-V3.2-NVFP4, JongYeop/Llama-3.1-70B-Instruct-NVFP4-W4A4).
-    """
-
-    name: str
-    n: int
-    k: int
-    b_format: str
-
-
-MODELS = {
-    layer.name: layer
-    for layer in (
-        Fp4Layer("llama-3.1-70b qkv", 10240, 8192, NVFP4),
-        Fp4Layer("llama-3.1-70b gate_up", 57344, 8192, NVFP4),
-        Fp4Layer("llama-3.1-70b down", 8192, 28672, NVFP4),
-        Fp4Layer("qwen3-30b-a3b qkv", 5120, 2048, NVFP4),  # not verified: that a checkpoint holds attention in NVFP4
-        Fp4Layer("deepseek-v3.2 shared gate_up", 4096, 7168, NVFP4),
-        Fp4Layer("deepseek-v3.2 o", 7168, 16384, NVFP4),
-        Fp4Layer("glm-5 expert gate_up", 4096, 6144, NVFP4),
-        Fp4Layer("minimax-m2.5 expert gate_up", 3072, 3072, NVFP4),
-        Fp4Layer("gpt-oss-120b expert gate_up", 5760, 2880, MXFP4),
-    )
-}
 
 
 def fp4_gemm_inputs(

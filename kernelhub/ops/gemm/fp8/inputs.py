@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,45 +10,6 @@ from torch import Tensor
 from kernelhub.ops.formats import E4M3, E4M3_MAX, E5M2, from_e8m0, to_e4m3, to_e8m0_up
 from kernelhub.ops.gemm.fp8.problem import BLOCK, GROUP, MX, ROW, TENSOR
 from kernelhub.ops.gemm.fp8.scaling import blocks
-
-
-@dataclass(frozen=True)
-class LinearLayer:
-    """One linear layer of a published model, before tensor parallelism; figures are those of its config.json.
-
-    Attributes:
-        name: the model and the layer.
-        n: outputs.
-        k: inputs.
-        scaling: how its float8 checkpoint is scaled: block where its makers' own is (GLM-5-FP8, Qwen3-30B-A3B-FP8),
-            else row, as quantised by others.
-    """
-
-    name: str
-    n: int
-    k: int
-    scaling: str
-
-
-MODELS = {
-    layer.name: layer
-    for layer in (
-        LinearLayer("llama-3.1-70b qkv", 10240, 8192, ROW),
-        LinearLayer("llama-3.1-70b o", 8192, 8192, ROW),
-        LinearLayer("llama-3.1-70b gate_up", 57344, 8192, ROW),
-        LinearLayer("llama-3.1-70b down", 8192, 28672, ROW),
-        LinearLayer("qwen3-30b-a3b qkv", 5120, 2048, BLOCK),
-        LinearLayer("qwen3-30b-a3b o", 2048, 4096, BLOCK),
-        LinearLayer("deepseek-v3.2 kv_a", 576, 7168, BLOCK),
-        LinearLayer("deepseek-v3.2 q_b", 24576, 1536, BLOCK),
-        LinearLayer("deepseek-v3.2 o", 7168, 16384, BLOCK),
-        LinearLayer("deepseek-v3.2 down", 7168, 18432, BLOCK),
-        LinearLayer("deepseek-v3.2 gate_up / 8", 4608, 7168, BLOCK),
-        LinearLayer("deepseek-v3.2 down / 8", 7168, 2304, BLOCK),
-        LinearLayer("glm-5 o", 6144, 16384, BLOCK),
-        LinearLayer("minimax-m2.5 o", 3072, 6144, BLOCK),
-    )
-}
 
 
 def fp8_gemm_inputs(

@@ -3,64 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelhub.ops import formats
-from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, FP4, FP8, PARTNERS, SMALL, SPAN
+from kernelhub.ops.gemm.grouped.problem import BLOCK, BLOCKS, PARTNERS, SMALL, SPAN
 
 PAIRS = tuple(f"{rows} x {weights}" for rows, several in PARTNERS.items() for weights in several)
-
-
-@dataclass(frozen=True)
-class ExpertModel:
-    """The experts of one layer of a published model; figures are those of its config.json.
-
-    Attributes:
-        name: the model.
-        hidden: width of a token.
-        intermediate: width within an expert.
-        num_experts: routed experts of a layer.
-        top_k: experts that a token is sent to.
-        bias: whether experts have biases.
-        format: how a checkpoint of its makers holds the experts: ``"bfloat16"``, ``"block"`` (fp8), ``"mxfp4"``; or
-            of `PAIRS`, what tokens are quantised to as well.
-    """
-
-    name: str
-    hidden: int
-    intermediate: int
-    num_experts: int
-    top_k: int
-    bias: bool = False
-    format: str = "bfloat16"
-
-    @property
-    def w13(self) -> tuple[int, int]:
-        """(N, K) of gate and up projection in one."""
-        return 2 * self.intermediate, self.hidden
-
-    @property
-    def w2(self) -> tuple[int, int]:
-        """(N, K) of the down projection."""
-        return self.hidden, self.intermediate
-
-
-MODELS = {
-    model.name: model
-    for model in (
-        ExpertModel("qwen3-30b-a3b", 2048, 768, 128, 8),
-        ExpertModel("deepseek-v3.2", 7168, 2048, 256, 8, format="block"),
-        ExpertModel("glm-5", 6144, 2048, 256, 8, format="block"),  # GLM-5-FP8; GLM-5 itself is in bfloat16
-        ExpertModel("minimax-m2.5", 3072, 1536, 256, 8, format="block"),
-        ExpertModel("gpt-oss-120b", 2880, 2880, 128, 4, bias=True, format="mxfp4"),
-        # lukealonso/GLM-5-NVFP4, with tokens quantised as its weights are, as tensor cores of sm_100 take them.
-        ExpertModel("glm-5-nvfp4", 6144, 2048, 256, 8, format="nvfp4 x nvfp4"),
-    )
-}
 
 
 def grouped_gemm_inputs(
@@ -123,20 +74,6 @@ def grouped_gemm_inputs(
             torch.bfloat16
         )
     return {name: value.to(device) for name, value in arguments.items()}
-
-
-def facets_of(model: ExpertModel, weights: tuple[int, int]) -> dict[str, Any]:
-    """The facets of a model's experts, in their published format, with weights `model.w13` or `model.w2`."""
-    formats_of: dict[str, dict[str, Any]] = {
-        "block": {"a_dtype": FP8, "b_dtype": FP8, "a_scale": "group", "b_scale": "block"},
-        "mxfp4": {"b_dtype": FP4, "b_scale": "mxfp4"},
-        **{pair: {"a_scale": pair.split(" x ")[0], "b_scale": pair.split(" x ")[1]} for pair in PAIRS},
-    }
-    n, k = weights
-    sizes = {"num_groups": model.num_experts, "n": n, "k": k, "bias": model.bias}
-    if model.format == "nvfp4 x nvfp4":
-        sizes |= {"a_global_scale": True, "global_scale": True}
-    return sizes | formats_of.get(model.format, {})
 
 
 class _Draw:

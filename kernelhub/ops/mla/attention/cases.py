@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kernelhub.ops.attention.softmax_cases import AttendingCases, padded
 from kernelhub.ops.case import Arguments, Case, Make
-from kernelhub.ops.mla.attention.inputs import MlaModel, mla_attention_inputs
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.models.shapes import MlaModel
 
 FP8 = torch.float8_e4m3fn
 SMALL, REAL = MlaModel("small", 5, 64, 16), MlaModel("deepseek", 16, 512, 64)

@@ -3,53 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class MlaModel:
-    """The latent attention of one layer of a published model; figures are those of its config.json.
-
-    Attributes:
-        name: the model.
-        num_heads: query heads of the whole model, before tensor parallelism.
-        kv_lora_rank: width of the latent.
-        qk_rope_head_dim: width of the rotary part.
-        qk_nope_head_dim: width of a head's non-rotary part of a key, before absorption.
-        index_topk: tokens that a query of sparse attention sees; None for all.
-    """
-
-    name: str
-    num_heads: int
-    kv_lora_rank: int = 512
-    qk_rope_head_dim: int = 64
-    qk_nope_head_dim: int = 128
-    index_topk: int | None = None
-
-    @property
-    def scale(self) -> float:
-        """One over the root of a head's width before absorption.
-
-        DeepSeek and Kimi K2 multiply it by the square of YaRN's mscale, 1 + 0.1 ln(factor), which changes no shape and
-        is left out; GLM-5 has no YaRN.
-        """
-        return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5)
-
-
-MLA_MODELS = {
-    model.name: model
-    for model in (
-        MlaModel("deepseek-v2-lite", 16),
-        MlaModel("deepseek-v3", 128),
-        MlaModel("deepseek-v3.2", 128, index_topk=2048),
-        MlaModel("kimi-k2", 64),
-        MlaModel("glm-5", 64, qk_nope_head_dim=192, index_topk=2048),
-    )
-}
+from kernelhub.ops.models.shapes import MLA, MlaModel
 
 
 def mla_attention_inputs(
@@ -81,7 +40,7 @@ def mla_attention_inputs(
         kv_dtype: that of q unless given; float8_e4m3fn comes with a float scale.
         seed: equal seeds give equal tensors on every device.
     """
-    model = MLA_MODELS[model] if isinstance(model, str) else model
+    model = MLA[model] if isinstance(model, str) else model
     heads = model.num_heads if num_heads is None else num_heads
     width = model.kv_lora_rank + model.qk_rope_head_dim
     generator = torch.Generator(device="cpu").manual_seed(seed)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, Packing
+from kernelhub.ops.models.shapes import MoeModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS
 from kernelhub.ops.moe.experts.tolerance import Expected, compare, expected_of
-from kernelhub.ops.moe.models import MoeModel
 
 TOKENS = (0, 1, 2, 3, 16, 17, 64, 65, 90)
 PLAIN = MoeModel("5 experts", num_experts=5, top_k=2, hidden_size=160, intermediate_size=128)

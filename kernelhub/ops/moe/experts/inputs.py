@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E2M1_MAX, E4M3_MAX, INT4_MAX, from_e8m0, to_e2m1, to_e4m3, to_e8m0_up, to_int4
+from kernelhub.ops.models.shapes import MOE, MoeModel
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
     FP8_BLOCK_UE8M0,
@@ -20,7 +21,6 @@ from kernelhub.ops.moe.experts.problem import (
     PLAIN,
 )
 from kernelhub.ops.moe.experts.weights import BLOCK, GROUP
-from kernelhub.ops.moe.models import MODELS, MoeModel
 
 # Magnitudes that random tokens, and the results of the activation, hardly exceed.
 _LARGEST_X, _LARGEST_INNER = 6.0, 16.0
@@ -51,7 +51,7 @@ def moe_inputs(
         activation_dtype: as of `fused_moe`; ``"nvfp4"`` comes with second scales that fit.
         sizes: other figures of the model: ``num_experts=8``, ``hidden_size=64``, ...
     """
-    model = dataclasses.replace(MODELS[model] if isinstance(model, str) else model, **sizes)
+    model = dataclasses.replace(MOE[model] if isinstance(model, str) else model, **sizes)
     weights = model.weights if weights is None else weights
     random = torch.Generator(device).manual_seed(seed)
     experts, hidden, inner = model.num_experts, model.hidden_size, model.intermediate_size // tensor_parallel

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases
-from kernelhub.ops.moe.models import MODELS, MoeModel
+from kernelhub.ops.models.shapes import MOE, MoeModel
 from kernelhub.ops.moe.routing.inputs import routing_inputs
 from kernelhub.ops.moe.routing.tolerance import decided, weights_agree
 
@@ -22,7 +22,7 @@ class RoutingCases(OpCases):
     op = "route_experts"
 
     def cases(self) -> Iterator[Case]:
-        for name in MODELS:
+        for name in MOE:
             yield Case(label=name, make=_route(name), quick=True, repeats=True)
             for tokens in TOKENS if name in ("deepseek-v3.2", "gpt-oss-120b") else ():
                 make = _route(name, tokens=tokens)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.ops.moe.models import MODELS, MoeModel
+from kernelhub.ops.models.shapes import MOE, MoeModel
 
 
 def routing_inputs(
@@ -18,7 +18,7 @@ def routing_inputs(
     seed: int = 0,
 ) -> dict[str, Any]:
     """Arguments of `route_experts` for one layer of a model, by its name or written out."""
-    model = MODELS[model] if isinstance(model, str) else model
+    model = MOE[model] if isinstance(model, str) else model
     random = torch.Generator(device="cpu").manual_seed(seed)
     logits = torch.randn(tokens, model.num_experts, generator=random, dtype=torch.float32, device="cpu")
     arguments: dict[str, Any] = {

@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kernelhub.ops.formats import E4M3_MAX, E5M2, to_e4m3
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, TENSOR
-
-
-@dataclass(frozen=True)
-class AbsorbedProjection:
-    """One projection of latent attention that is absorbed into its queries or results (DeepSeek-V2, section 2.1).
-
-    Attributes:
-        name: the model and the projection; figures are those of its config.json.
-        heads: matrices.
-        n: outputs of each.
-        k: inputs of each.
-    """
-
-    name: str
-    heads: int
-    n: int
-    k: int
-
-
-MODELS = {
-    projection.name: projection
-    for projection in (
-        AbsorbedProjection("deepseek-v3.2 q to latent", 128, 512, 128),
-        AbsorbedProjection("deepseek-v3.2 latent to v", 128, 128, 512),
-        AbsorbedProjection("glm-5 q to latent", 64, 512, 192),
-        AbsorbedProjection("glm-5 latent to v", 64, 256, 512),
-    )
-}
 
 
 def bmm_fp8_inputs(
