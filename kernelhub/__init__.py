@@ -14,23 +14,23 @@ import importlib
 import sys
 from typing import Any
 
-from kernelhub.homes import HOMES
+from kernelhub.homes import HOMES, MODULES
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "errors", *HOMES]
+__all__ = ["__version__", *MODULES, *HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "errors" and name not in HOMES:
+    if name not in MODULES and name not in HOMES:
         from difflib import get_close_matches
 
         close = [] if name.startswith("_") else get_close_matches(name, __all__, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise AttributeError(f"module 'kernelhub' has no attribute {name!r}{meant}")
     try:
-        if name == "errors":
-            value: Any = importlib.import_module("kernelhub.errors")
+        if name in MODULES:
+            value: Any = importlib.import_module(f"kernelhub.{name}")
         else:
             value = getattr(importlib.import_module(HOMES[name]), name)
     except (ImportError, AttributeError) as error:

@@ -9,6 +9,7 @@ import torch
 
 import kernelhub.dispatch.op
 from kernelhub import errors as errors
+from kernelhub import testing as testing
 from kernelhub.dispatch.api import configure as configure
 from kernelhub.dispatch.api import register_backend as register_backend
 from kernelhub.dispatch.api import reload as reload
@@ -53,7 +54,7 @@ from kernelhub.runtime.warm import warm as warm
 from kernelhub.warming.warmup import warmup as warmup
 
 __version__: str
-__all__ = ['__version__', 'errors', 'attention', 'paged_attention', 'merge_attention_states', 'mla_attention', 'write_mla_cache', 'concat_mla_k', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'linear_attention', 'quantize_fp8', 'dequantize_fp8', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'fp4_gemm', 'bmm_fp8', 'fp8_gemm', 'grouped_gemm', 'fused_moe', 'route_experts', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
+__all__ = ['__version__', 'errors', 'testing', 'attention', 'paged_attention', 'merge_attention_states', 'mla_attention', 'write_mla_cache', 'concat_mla_k', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'linear_attention', 'quantize_fp8', 'dequantize_fp8', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'fp4_gemm', 'bmm_fp8', 'fp8_gemm', 'grouped_gemm', 'fused_moe', 'route_experts', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
 
 _R = typing.TypeVar("_R")
 import kernelhub.ops.attention.attention

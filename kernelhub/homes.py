@@ -39,6 +39,8 @@ PARTS: dict[str, str] = {
     "audit": "kernelhub.evidence.audit.watching:watch",
     "engine_variables": "kernelhub.compat.env:said",
 }
+# Public modules.
+MODULES: tuple[str, ...] = ("errors", "testing")
 # Every public name and its module.
 HOMES: dict[str, str] = {
     **OPS,

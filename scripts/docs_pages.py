@@ -125,9 +125,10 @@ def python_page() -> str:
     for name, home in sorted(HOMES.items()):
         if name not in known:
             parts.append(f"::: {home}.{name}\n    options:\n      heading: kernelhub.{name}\n      members: false")
-    parts.append(
-        "## Errors\n\n::: kernelhub.errors\n    options:\n      show_root_heading: false\n      heading_level: 3"
-    )
+    for title, module in (("Tests of kernels", "kernelhub.testing"), ("Errors", "kernelhub.errors")):
+        parts.append(
+            f"## {title}\n\n::: {module}\n    options:\n      show_root_heading: false\n      heading_level: 3"
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -34,6 +34,7 @@ import torch
 
 import kernelhub.dispatch.op
 from kernelhub import errors as errors
+from kernelhub import testing as testing
 '''
 
 

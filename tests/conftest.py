@@ -66,7 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @functools.cache
 def _cases_of(contract: Any) -> list[Any]:
-    """ParsedCall once of each class, since a kernel's record is asked about every case."""
+    """Made once for each class, since a kernel's record is asked about every case."""
     cases: list[Any] = contract.accepted_cases()
     return cases
 

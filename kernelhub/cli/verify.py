@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import IO, Any
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     )
     parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the first GPU, else the CPU)")
     parser.add_argument("--quick", action="store_true", help="a few cases of each kernel, and those that failed before")
+    parser.add_argument("--case", metavar="LABEL", help="one case of OP alone, by the label that a failure prints")
     parser.add_argument(
         "--budget-s",
         metavar="SECONDS",
@@ -65,6 +67,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     of_class: dict[str, Any] = {}
     if arguments.op is not None and (facets := given(arguments, arguments.op)):
         of_class["facets"] = facets
+    if arguments.case is not None:
+        of_class["case"] = arguments.case
     if arguments.token_counts:
         of_class["token_counts"] = arguments.token_counts
     with all_apart(), steps("verifying", count(name, **asked), sys.stderr) as step:
@@ -108,6 +112,8 @@ def _show(found: Verification, console: Console) -> None:
             console.line(f"{result.op} {result.kernel} is quarantined:")
             for check in result.failures:
                 console.line(f"{check.code}: {check.case}: {check.figures} ({check.problem})", indent=2)
+            words = ("kernelhub", "verify", result.op, "--backend", result.kernel, "--case", result.failures[0].case)
+            console.line(f"run the first of these again: {shlex.join(words)}", indent=2)
     console.line(found.summary())
     if found.unwritten:
         console.line(f"valid in this process only: {found.unwritten}")

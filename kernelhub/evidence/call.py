@@ -7,7 +7,7 @@ they were.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,16 @@ from kernelhub.errors import (
     NotWarmed,
     RanksDisagree,
 )
-from kernelhub.evidence.poison import around, changed, copied, inner, poisoned, untouched, wide_shape
+from kernelhub.evidence.poison import (
+    around,
+    changed,
+    copied,
+    inner,
+    largest_difference,
+    poisoned,
+    untouched,
+    wide_shape,
+)
 from kernelhub.evidence.results import CANNOT_LAUNCH
 from kernelhub.ops.case import Arguments, Judgement, OpCases
 from kernelhub.runtime.scratch import Guarded, watched
@@ -141,7 +150,11 @@ class Call:
             destinations = self.cases.returned_for([name for name, _ in self._places(arguments)], returned)
         results = self.cases.results(returned, destinations, given)
         expected = self.expectations.of(self.cases, arguments)
-        return Answer(results, self.cases.compare(results, arguments, expected))
+        judgement = self.cases.compare(results, arguments, expected)
+        if not judgement.ok:
+            where = largest_difference(results, judgement.want)
+            judgement = replace(judgement, figures="; ".join(filter(None, (judgement.figures, where))))
+        return Answer(results, judgement)
 
     def _run(self, given: Arguments) -> tuple[Any, list[Guarded]]:
         """What the op returns, and the workspaces that were asked for."""

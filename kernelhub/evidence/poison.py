@@ -72,6 +72,22 @@ def apart(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, 
     return distances
 
 
+def largest_difference(results: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> str:
+    """The element that differs most from what the reference gives, in words; empty if none can be compared."""
+    found: tuple[float, str] = (0.0, "")
+    for name, expected in want.items():
+        got = results.get(name)
+        if got is None or got.shape != expected.shape or not got.numel():
+            continue
+        one, other = got.detach().double().flatten(), expected.detach().to(got.device).double().flatten()
+        differ = torch.where((one == other) | other.isnan(), 0.0, (one - other).abs()).nan_to_num(torch.inf, torch.inf)
+        at = int(differ.argmax())
+        if float(differ[at]) > found[0]:
+            index = ", ".join(str(int(place)) for place in torch.unravel_index(differ.argmax(), got.shape))
+            found = float(differ[at]), f"{name}[{index}] is {float(one[at]):.6g}, expected {float(other[at]):.6g}"
+    return found[1]
+
+
 def copied(arguments: Arguments) -> Arguments:
     """The arguments in memory of their own: of the same strides, and what shares memory does so again."""
     memory: dict[int, torch.UntypedStorage] = {}

@@ -15,6 +15,7 @@ from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
+from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
@@ -44,6 +45,7 @@ def verify(
     apart: bool | None = None,
     facets: Mapping[str, Any] | None = None,
     token_counts: Sequence[int] | None = None,
+    case: str | None = None,
 ) -> Verification:
     """Hold kernels against the references of their ops, on this machine, and keep what came out.
 
@@ -73,13 +75,15 @@ def verify(
             random order and with other values each time, and one that is right may be chosen for this class from then
             on (docs/trust.md). All facets count; only token counts are left open.
         token_counts: for `facets`, those of serving, up to the most that a step will have.
+        case: the label of one case of `op`, to run that case alone.
 
     Returns:
         One result for each kernel that could be chosen on this device. Results are kept below ``evidence`` in the
         cache folder (``KERNELHUB_CACHE_DIR``), keyed by device, driver, versions and the digest of the kernel.
 
     Raises:
-        ConfigurationError: an unknown op, backend, facet or device; facets without an op; or the process is sealed.
+        ConfigurationError: an unknown op, backend, facet, case or device; facets or a case without an op; the
+            process is sealed.
         DeviceLost: the device was lost before.
 
     Example:
@@ -94,6 +98,8 @@ def verify(
     if facets is not None or token_counts is not None:
         return _verify_class(op, backend, where, budget_s, progress, apart, facets or {}, token_counts)
     subjects = list(_subjects(op, backend, where))
+    if case is not None:
+        _check_label(op, case)
     limit_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else FULL_BUDGET_S
     results, lifted, unwritten, lost = [], [], "", ""
     child, here = Child(), Here()
@@ -105,7 +111,9 @@ def verify(
             if lost and not elsewhere:
                 results.append(Result(subject.kernel.op, subject.kernel.name, why_not=lost))
                 continue
-            result, was_wrong, device_lost, kept_not = _kept(subject, quick, limit_s, child if elsewhere else here)
+            result, was_wrong, device_lost, kept_not = _kept(
+                subject, quick, limit_s, child if elsewhere else here, case
+            )
             unwritten = kept_not or unwritten
             results.append(result)
             if device_lost and not elsewhere:
@@ -130,11 +138,13 @@ def verify_in(child: Child, kernel: Kernel, device: torch.device) -> Result:
     return _kept(subject, True, QUICK_BUDGET_S, child)[0]
 
 
-def _kept(subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here) -> tuple[Result, bool, bool, str]:
+def _kept(
+    subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here, label: str | None = None
+) -> tuple[Result, bool, bool, str]:
     """As of `_verified`, and why the result is not on disk, if it is not."""
     unwritten, where = "", facts(subject.device)
     with begun(subject.kernel, where) as note:
-        result, was_wrong, device_lost = _verified(subject, quick, limit_s, asked_in)
+        result, was_wrong, device_lost = _verified(subject, quick, limit_s, asked_in, label)
         note.ended = bool(result.checks)  # what came out takes the place of the note
         if result.checks:
             with changing:
@@ -195,14 +205,19 @@ def count(
     return sum(1 for _ in _subjects(op, backend, device_here(device)))
 
 
-def _verified(subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here) -> tuple[Result, bool, bool]:
+def _verified(
+    subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here, label: str | None
+) -> tuple[Result, bool, bool]:
     """The result of one kernel, whether an earlier one was bad, and whether the device is lost."""
     start = time.monotonic()
     before = kept_of(subject.kernel, facts(subject.device))
     failed = {check.case: check for check in before.result.failures} if before is not None else {}
     checks: dict[str, Check] = {}
     left_out, why_not, lost, first = 0, "", False, ""
-    cases = _in_order(subject.cases.cases(), quick, failed)
+    if label is None:
+        cases = _in_order(subject.cases.cases(), quick, failed)
+    else:
+        cases = [case for case in subject.cases.cases() if case.label == label]
     for place, case in enumerate(cases):
         if checks and time.monotonic() - start > limit_s:
             left_out += 1
@@ -232,7 +247,8 @@ def _verified(subject: Subject, quick: bool, limit_s: float, asked_in: Child | H
     # An audit saw what no case asks: `kernelhub replay` of its call takes that back.
     stays = {check.case for check in failed.values() if is_of_serving(check) or check.code == IN_SERVICE}
     unasked = [check for name, check in failed.items() if name not in checks]
-    standing = [check for check in unasked if check.case in stays or ((quick or left_out) and check.case in labels)]
+    some = quick or label is not None or left_out > 0
+    standing = [check for check in unasked if check.case in stays or (some and check.case in labels)]
     result = Result(
         subject.kernel.op,
         subject.kernel.name,
@@ -244,6 +260,19 @@ def _verified(subject: Subject, quick: bool, limit_s: float, asked_in: Child | H
     if checks:
         result = replace(result, checks=(*result.checks, *standing))
     return result, bool(failed), lost
+
+
+def _check_label(op: OpFunction[Any, Any, Any] | str | None, label: str) -> None:
+    """Refuse a label that no case of the op has."""
+    if op is None:
+        raise ConfigurationError("verify: case is one of an op's; name the op")
+    name = op if isinstance(op, str) else op.op.contract.name
+    labels = [case.label for case in CASES[name].cases()]
+    if label not in labels:
+        raise ConfigurationError(
+            f"verify: {name} has no case {label!r}{did_you_mean(label, labels)}; "
+            f"its {len(labels)} cases are those of `kernelhub.testing.cases`"
+        )
 
 
 def _in_order(cases: Iterator[Case], quick: bool, failed: dict[str, Check]) -> list[Case]:

@@ -42,7 +42,20 @@ def room(name: str) -> str:
 
 
 # From the bottom to the top: a room may import itself and those before it.
-ORDER = ("errors", "homes", "probes", "dispatch", "ops", "runtime", "backends", "evidence", "warming", "compat", "cli")
+ORDER = (
+    "errors",
+    "homes",
+    "probes",
+    "dispatch",
+    "ops",
+    "runtime",
+    "backends",
+    "evidence",
+    "warming",
+    "compat",
+    "testing",
+    "cli",
+)
 
 
 def edges() -> dict[str, set[str]]:
