@@ -1,1 +1,1 @@
-"""Making a process ready before its first request: what serving needs, made ready and verified, once for each node."""
+"""Warm-up: prepare and verify what serving needs before the first request, once per node."""

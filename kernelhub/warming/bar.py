@@ -1,4 +1,4 @@
-"""Progress for people: a bar with the time left on a terminal, else a line for each item."""
+"""Progress output: a bar with the time left on a terminal, else a line per item."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelhub.warming.beat import Beat, Tell
 
 @contextlib.contextmanager
 def bar(stream: IO[str]) -> Iterator[Tell]:
-    """A function that shows each `Beat` on a stream: through rich on a terminal, if rich is installed."""
+    """A function that prints each `Beat` on a stream: with rich on a terminal, if rich is installed."""
     progress = _rich(stream)
     if progress is None:
         yield _Lines(stream)
@@ -28,7 +28,7 @@ def bar(stream: IO[str]) -> Iterator[Tell]:
 
 
 class _Lines:
-    """A line when an item or a compilation begins, and one each ten seconds while it goes on."""
+    """A line when an item or a compilation begins, and one every ten seconds while it runs."""
 
     _again_s = 10.0
 
@@ -45,7 +45,7 @@ class _Lines:
 
 
 def _rich(stream: IO[str]) -> Any:
-    """rich's progress on a terminal; None for a pipe, a file, or where rich is missing."""
+    """rich's progress on a terminal; None for a pipe, a file, or if rich is missing."""
     if not stream.isatty():
         return None
     try:

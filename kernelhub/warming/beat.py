@@ -1,4 +1,4 @@
-"""How far a warm-up is, told by a thread of its own, so that it is told while a compiler runs for minutes."""
+"""Progress of a warm-up, reported by a separate thread, so that it continues while a compiler runs for minutes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Beat:
-    """How far a warm-up is.
+    """The progress of a warm-up.
 
     Attributes:
-        stage: ``"waiting"``, ``"building"``, ``"earning trust"``, ``"verifying"``, ``"compiling"``, which child
-            processes do, or ``"making ready"``.
-        label: what is being done.
+        stage: ``"waiting"``, ``"building"``, ``"earning trust"``, ``"verifying"``, ``"compiling"`` (in child
+            processes) or ``"making ready"``.
+        label: the current item.
         done: items done in this stage.
         total: items of this stage.
         seconds: since the warm-up began.
         stage_seconds: since the stage began.
-        budget_s: most seconds of the stage; None if it has no limit.
-        doing: what this process compiles, loads or downloads for it now; empty if nothing.
+        budget_s: time limit of the stage in seconds; None without one.
+        doing: what this process is compiling, loading or downloading; empty if nothing.
     """
 
     stage: str
@@ -40,17 +40,17 @@ class Beat:
 
     @property
     def budget_left_s(self) -> float | None:
-        """What is left of the stage's limit."""
+        """Seconds left of the stage's limit."""
         return None if self.budget_s is None else max(0.0, self.budget_s - self.stage_seconds)
 
     @property
     def remaining_s(self) -> float | None:
-        """What the rest of the stage would take at the pace so far; None until something is done."""
+        """Estimated seconds for the rest of the stage at the pace so far; None until an item is done."""
         return self.stage_seconds / self.done * (self.total - self.done) if self.done else None
 
     @property
     def what(self) -> str:
-        """The label, and what is being done for it."""
+        """The label, and the work in progress for it."""
         return f"{self.label} ({self.doing})" if self.doing else self.label
 
     def __str__(self) -> str:
@@ -64,9 +64,9 @@ Tell = Callable[[Beat], object]
 
 
 class Heart:
-    """Tells `heartbeat` and `progress` every second, from a thread; `progress` also as each item begins.
+    """Calls `heartbeat` and `progress` every second from a thread; `progress` also as each item begins.
 
-    An exception of either ends the telling, and is raised by the next `step` in the thread that works.
+    An exception in either ends the calls; the next `step` raises it in the working thread.
     """
 
     def __init__(self, heartbeat: Tell | None, progress: Tell | None) -> None:
@@ -94,14 +94,14 @@ class Heart:
             self._thread.join()
 
     def stage(self, name: str, total: int, budget_s: float | None = None) -> None:
-        """Another stage begins, of at most `budget_s` seconds if given."""
+        """Begin a stage, of at most `budget_s` seconds if given."""
         self._end_stage()
         self._stage_begun, self._budget_s = time.monotonic(), budget_s
         self._at = (name, "", 0, total)
 
     @property
     def stages(self) -> tuple[tuple[str, float], ...]:
-        """What each stage took so far, in the order in which they began first."""
+        """Seconds of each stage so far, in the order of their first begin."""
         self._end_stage()
         self._stage_begun = time.monotonic()
         return tuple(self._seconds.items())
@@ -112,7 +112,7 @@ class Heart:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - self._stage_begun
 
     def step(self, label: str, done: int | None = None, total: int | None = None) -> None:
-        """Something begins, after so many items of the stage are done; `total` changes how many it has."""
+        """Begin an item, with the number of items done; `total` changes the number of items of the stage."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -124,7 +124,7 @@ class Heart:
 
     @property
     def now(self) -> Beat:
-        """How far it is."""
+        """The current progress."""
         at = time.monotonic()
         doing = ", ".join(JOURNAL.under_way)
         return Beat(*self._at, at - self._begun, at - self._stage_begun, self._budget_s, doing)
@@ -135,7 +135,7 @@ class Heart:
                 with self._guard:
                     for tell in self._tell:
                         tell(self.now)
-            except BaseException as error:  # the caller's own function: raised where the caller sees it
+            except BaseException as error:  # from the caller's function: raised in the caller's thread
                 self._error = error
                 return
             if self._ended.wait(EVERY_S):

@@ -1,4 +1,4 @@
-"""Kernels that take minutes to compile, and are therefore chosen only once they are built: `build=True` builds them."""
+"""Kernels that take minutes to compile. Selection accepts them only once they are built; `build=True` builds them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelhub.warming.wanted import Item
 
 
 def unbuilt(item: Item, device: torch.device) -> list[str]:
-    """Kernels that would be chosen before the one that is, if only they were built; the best first."""
+    """Kernels that would rank above the selected one if they were built, best first."""
     if item.need is None or item.backend is not None:
         return []
     op, problem = HUB.function(item.op).op, item.need.problem(device)
@@ -35,9 +35,9 @@ def unbuilt(item: Item, device: torch.device) -> list[str]:
 
 
 def build_better(items: Sequence[Item], device: torch.device, sizing: Sizing, heart: Heart) -> list[str]:
-    """Build, for each item, the best kernel that is better than the chosen one; gives what failed, as sentences.
+    """Build, for each item, the best kernel that ranks above the selected one; return failures as sentences.
 
-    A kernel that is built is found by the probes from then on, and chosen like any other.
+    After the build, probes find the kernel, and selection treats it like any other.
     """
     failed: list[str] = []
     heart.stage("building", len(items))

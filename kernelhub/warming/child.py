@@ -1,7 +1,7 @@
-"""A process that compiles items for another one: it reads items, makes them ready, and tells how, a line of JSON each.
+"""A child process that compiles items: it reads items, prepares them, and reports the results, one line of JSON each.
 
-`warming.jobs` starts it, with the module search path of the process that asks. Answers go to the standard output that
-it was started with; whatever libraries print goes to standard error.
+`warming.jobs` starts it with its own module search path. Results go to the original standard output; output of
+libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernelhub.warming.wanted import Item
 def order_for(item: Item, kernel: str, device: torch.device, sizing: Sizing) -> str:
     """An item as a line for a child."""
     assert item.need is not None
-    told = {
+    fields = {
         "need": item.need.to_dict(),
         "tokens": item.tokens,
         "kernel": kernel,
@@ -29,17 +29,17 @@ def order_for(item: Item, kernel: str, device: torch.device, sizing: Sizing) -> 
         "sizing": [sizing.context_len, sizing.max_context_len],
         "packing": item.packing,
     }
-    return json.dumps(told)
+    return json.dumps(fields)
 
 
 def main() -> None:
-    """Serve items until there are no more."""
+    """Process items until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        told: dict[str, Any] = json.loads(line)
+        fields: dict[str, Any] = json.loads(line)
         item = Item(
-            Need.from_dict(told["need"]), tuple(told["tokens"]), told["kernel"] or None, packing=told["packing"]
+            Need.from_dict(fields["need"]), tuple(fields["tokens"]), fields["kernel"] or None, packing=fields["packing"]
         )
-        outcome = make_ready(item, torch.device(told["device"]), Sizing(*told["sizing"]))
+        outcome = make_ready(item, torch.device(fields["device"]), Sizing(*fields["sizing"]))
         print(json.dumps(outcome.to_dict()), file=answers, flush=True)

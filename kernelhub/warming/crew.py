@@ -1,4 +1,4 @@
-"""Several child processes at a time, each asked by a thread of its own, and how many this machine has room for."""
+"""Several child processes at a time, each driven by its own thread, and their number that this machine has room for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from kernelhub.evidence.apart import Child
 from kernelhub.warming.outcome import Peak
 
-JOB_BYTES = 4 << 30  # what nvcc and ninja take at most for one of FlashInfer's larger modules
+JOB_BYTES = 4 << 30  # most memory of nvcc and ninja for one of FlashInfer's larger modules
 MAX_JOBS = "MAX_JOBS"  # of torch's and FlashInfer's ninja
 RANKS = "LOCAL_WORLD_SIZE"  # as torchrun sets it
 
@@ -35,13 +35,13 @@ def jobs_here(ranks: int | None = None) -> int:
 
 
 def ranks_here() -> int:
-    """Processes of one job on this node, as LOCAL_WORLD_SIZE says; 1 without it."""
+    """Processes of one job on this node, by LOCAL_WORLD_SIZE; 1 without it."""
     said = os.environ.get(RANKS, "")
     return max(1, int(said)) if said.isdigit() else 1
 
 
 def free_bytes() -> int | None:
-    """Memory that can still be had: what the system has, and what the control group leaves; None if neither says."""
+    """Available memory: the lesser of the system's and the control group's; None if neither is known."""
     found = []
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = _MEMINFO.read_text().splitlines()
@@ -57,13 +57,13 @@ def free_bytes() -> int | None:
 
 
 def free_device_bytes(device: torch.device) -> int:
-    """Free memory of a GPU; 0 of a CPU."""
+    """Free memory of a GPU; 0 for a CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 @contextlib.contextmanager
 def max_jobs(jobs: int) -> Iterator[None]:
-    """MAX_JOBS for what is compiled in the block, unless it is set."""
+    """Set MAX_JOBS within the block, unless it is set already."""
     if MAX_JOBS in os.environ:
         yield
         return
@@ -75,7 +75,7 @@ def max_jobs(jobs: int) -> Iterator[None]:
 
 
 def peak(device: torch.device) -> Peak:
-    """The most memory so far."""
+    """The peak memory so far."""
     unit = 1 if sys.platform == "darwin" else 1024
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
@@ -88,20 +88,20 @@ _CHILD_BYTES = 16 << 30  # of a layer of experts, copies of it, and the referenc
 
 
 def room_for_children(device: torch.device) -> int:
-    """How many processes may verify at a time: each has a context of its own on the device, and a layer's tensors."""
+    """The number of processes that may verify at a time; each has its own device context and a layer's tensors."""
     if device.type != "cuda":
         return 1
     return max(1, min(jobs_here(), free_device_bytes(device) // _CHILD_BYTES))
 
 
 class Crew:
-    """Children, and whether work goes on.
+    """Child processes that work on items together.
 
     Args:
-        processes: how many; with one, its work is done in the thread that asks for it.
+        processes: number of children; with one, its work runs in the calling thread.
 
     Attributes:
-        error: what a thread failed with, or was interrupted by; then nothing new is begun.
+        error: the exception or interrupt of a thread; no new work begins after it.
     """
 
     def __init__(self, processes: int) -> None:
@@ -109,16 +109,16 @@ class Crew:
         self.error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise what another thread failed with."""
+        """Raise the error of another thread."""
         if self.error is not None:
             raise self.error
 
     def share_out(self, items: Sequence[T], work: Callable[[T, Child], None]) -> None:
-        """Have every item worked on with a child.
+        """Run `work` on every item with a child.
 
         Raises:
-            BaseException: what `work` raised first. The others end where they `check`; a child that is asked meanwhile
-                is not killed, since its kernel would be taken for one that crashes.
+            BaseException: the first error of `work`. Other threads end at their next `check`. A busy child is not
+                killed, since its kernel would count as one that crashes.
         """
         waiting: queue.SimpleQueue[T] = queue.SimpleQueue()
         for item in items:
@@ -128,7 +128,7 @@ class Crew:
             self._serve(waiting, work, {})
             return
         variables = {MAX_JOBS: str(max(1, jobs_here() // processes))}
-        contexts = [contextvars.copy_context() for _ in range(processes)]  # what `use` says here counts there
+        contexts = [contextvars.copy_context() for _ in range(processes)]  # settings of `use` apply in the threads too
         threads = [
             threading.Thread(target=context.run, args=(self._watched, waiting, work, variables), daemon=True)
             for context in contexts
@@ -138,7 +138,7 @@ class Crew:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(0.2)  # so that Ctrl-C is heard
+                    thread.join(0.2)  # returns, so that Ctrl-C is handled
         except BaseException as error:
             self.error = self.error or error
             raise

@@ -1,4 +1,4 @@
-"""What a warm-up takes where nothing is said; light to import, so that help can say it."""
+"""Default arguments of a warm-up; cheap to import, so that help can print them."""
 
 from __future__ import annotations
 

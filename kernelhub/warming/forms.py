@@ -1,10 +1,10 @@
-"""The forms in which engines ask for what a model needs: each is a problem class, or a layout, of its own.
+"""The forms of a model's problems in engines: each is a problem class or a layout of its own.
 
 ===========================  =======================================================================================
-what may differ              forms that are made ready
+what may differ              forms that are prepared
 ===========================  =======================================================================================
 rows of a product            few and many, whatever the phase: a batch of 512 is decoded with many
-a ragged batch's longest     not said, 1, 2 to 16 (with 2, 4, 8 and 16, of which tiles are chosen), and more
+a ragged batch's longest     unset, 1, 2 to 16 (with 2, 4, 8 and 16, which select tiles), and more
 scales of a block-scaled a   row by row, and column by column; `quantize_fp8` in groups writes both
 the indexer's cache          scales beside the pages, and within them
 columns of top-k             4096, 8192, ... 131072 keys of all sequences together, as few rows and as many as 2**24
@@ -12,11 +12,11 @@ columns of top-k             4096, 8192, ... 131072 keys of all sequences togeth
 weights that a kernel packs  as in the checkpoint, and packed
 ===========================  =======================================================================================
 
-The token counts of a form are all at which a kernel may take other tiles, up to the largest served. Engines run decode
-at the sizes of their CUDA graphs, and prefill at any size up to the most tokens of a step. Tiles of kernels change at
-powers of two; those of DeepGEMM and of CUTLASS' products change with the number of tiles of 64 rows (the candidates are
-multiples of 64, and which is best depends on how many waves they make), so on a GPU products and experts are called at
-every multiple of 64 too.
+The token counts of a form are all counts at which a kernel may switch tiles, up to the largest served. Engines run
+decode at the sizes of their CUDA graphs, and prefill at any size up to the most tokens of a step. Most kernels switch
+tiles at powers of two. DeepGEMM's and CUTLASS' products switch with the number of tiles of 64 rows (candidates are
+multiples of 64, and the best one depends on the number of waves), so on a GPU products and experts are also called at
+every multiple of 64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 def forms_of(needs: Iterable[Need]) -> list[Need]:
-    """The needs in every form, each problem class once, with the sizes of all that ask for it."""
+    """The needs in every form, each problem class once, with the sizes of all needs of that class."""
     found: dict[tuple[str, tuple[tuple[str, object], ...]], Need] = {}
     for need in needs:
         for form in _forms(whole(need)):
@@ -56,7 +56,7 @@ def forms_of(needs: Iterable[Need]) -> list[Need]:
 
 
 def whole(need: Need) -> Need:
-    """The need with every facet written out."""
+    """The need with every facet explicit."""
     said = need_of(need.op, need.problem("cpu"))
     return replace(need, facets=said.facets)
 
@@ -90,7 +90,7 @@ def _changed(need: Need, **facets: object) -> Need:
 
 
 def _sized(need: Need, name: str) -> Need:
-    """With and without what a size asks for."""
+    """The needs with and without the forms that a size requires."""
     return replace(need, sizes=tuple(form for sizes in need.sizes or ((),) for form in (sizes, (*sizes, (name, 1)))))
 
 
@@ -105,7 +105,7 @@ def checked(token_counts: Sequence[int] | None, on_gpu: bool) -> tuple[int, ...]
     """The token counts, in order, each once.
 
     Raises:
-        ConfigurationError: one is no positive number, or there are none.
+        ConfigurationError: a count is not a positive number, or there are none.
     """
     if token_counts is None:
         return TOKEN_COUNTS if on_gpu else TOKEN_COUNTS_OF_CPU
@@ -119,7 +119,7 @@ def checked(token_counts: Sequence[int] | None, on_gpu: bool) -> tuple[int, ...]
 
 
 def counts_for(need: Need, counts: Sequence[int], on_gpu: bool) -> tuple[int, ...]:
-    """Those of an item: of decode, up to the largest graph; of products on a GPU, every tile too."""
+    """The token counts of an item: for decode, up to the largest graph; for products on a GPU, every tile too."""
     facets = dict(need.facets)
     columns = max((number for sizes in need.sizes for name, number in sizes if name == "columns"), default=0)
     if columns:

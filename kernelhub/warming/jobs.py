@@ -1,6 +1,6 @@
-"""Items compiled by child processes, several at a time; they leave what they compile in the caches on disk.
+"""Compilation of items by several child processes, which leave the results in the caches on disk.
 
-A child that is killed takes one item with it, which is then made alone by one child with one job.
+If a child is killed, one item is lost; a single child with one job then repeats it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from kernelhub.warming.child import order_for
 from kernelhub.warming.crew import MAX_JOBS
 from kernelhub.warming.outcome import FAILED
-from kernelhub.warming.ready import WANT_OF_MEMORY, Sizing
+from kernelhub.warming.ready import OUT_OF_MEMORY, Sizing
 from kernelhub.warming.wanted import Item
 
 # Isolated, with this process's own sys.path: `python -m` would look into the working directory first.
@@ -33,12 +33,12 @@ Job = tuple[Item, str]
 
 
 @dataclass
-class Compiled:
-    """What children did.
+class ChildResults:
+    """The results of all children.
 
     Attributes:
-        lost: items that no child could make, each with why; they are not to be tried in the process itself.
-        notes: what else is to be known.
+        lost: items that no child could compile, each with the reason; the parent process must not try them.
+        notes: further messages.
     """
 
     lost: dict[str, str] = field(default_factory=dict)
@@ -53,45 +53,45 @@ def compile_in_children(
     sizing: Sizing,
     begun: Callable[[Item], None],
     done: Done,
-) -> Compiled:
-    """Make items in child processes.
+) -> ChildResults:
+    """Compile items in child processes.
 
     Args:
-        jobs: each with the kernel that is chosen for it.
-        processes: how many children.
-        ninja_jobs: MAX_JOBS of each.
-        device: where.
-        sizing: of calls.
-        begun: called as an item begins, in a thread.
-        done: called with an item and the child's answer, in a thread, one at a time.
+        jobs: items, each with its selected kernel.
+        processes: number of children.
+        ninja_jobs: MAX_JOBS of each child.
+        device: device of the calls.
+        sizing: sizes of the calls.
+        begun: called in a thread as an item begins.
+        done: called in a thread with an item and the child's result, one call at a time.
     """
-    told = Compiled()
+    results = ChildResults()
     killed: list[Job] = []
-    crew = _Crew(device, sizing, begun, done, told)
+    crew = _Crew(device, sizing, begun, done, results)
     crew.work(jobs, processes, ninja_jobs, killed)
     if killed:
         names = ", ".join(sorted({item.op for item, _ in killed}))
-        told.notes.append(f"{WANT_OF_MEMORY} ({names}); tried again alone with one job")
+        results.notes.append(f"{OUT_OF_MEMORY} ({names}); tried again alone with one job")
         again: list[Job] = []
         crew.work(killed, 1, 1, again)
         for item, _ in again:
-            told.lost[item.key] = f"{WANT_OF_MEMORY}, alone and with one job too; free memory, or compile elsewhere"
-    return told
+            results.lost[item.key] = f"{OUT_OF_MEMORY}, alone and with one job too; free memory, or compile elsewhere"
+    return results
 
 
 class _Crew:
-    """Children with what they share."""
+    """Children and their shared state."""
 
     def __init__(
-        self, device: torch.device, sizing: Sizing, begun: Callable[[Item], None], done: Done, told: Compiled
+        self, device: torch.device, sizing: Sizing, begun: Callable[[Item], None], done: Done, results: ChildResults
     ) -> None:
-        self.device, self.sizing, self.begun, self.done, self.told = device, sizing, begun, done, told
+        self.device, self.sizing, self.begun, self.done, self.results = device, sizing, begun, done, results
         self.guard = threading.Lock()
         self.children: set[subprocess.Popen[str]] = set()
         self.error: BaseException | None = None
 
     def work(self, jobs: Sequence[Job], processes: int, ninja_jobs: int, killed: list[Job]) -> None:
-        """Share items out among children until all are done; those whose child was killed are added to `killed`."""
+        """Distribute items to children until all are done; items whose child was killed are added to `killed`."""
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         for job in jobs:
             waiting.put(job)
@@ -104,7 +104,7 @@ class _Crew:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(0.2)  # so that Ctrl-C is heard
+                    thread.join(0.2)  # returns, so that Ctrl-C is handled
         finally:
             with self.guard:
                 left, self.children = self.children, set()
@@ -132,8 +132,8 @@ class _Crew:
                         if code in _KILLED:
                             killed.append((item, kernel))
                         else:
-                            self.told.lost[item.key] = f"a process that compiled it ended with exit code {code}"
-                elif answer["how"] == FAILED and WANT_OF_MEMORY in answer["reason"]:
+                            self.results.lost[item.key] = f"a process that compiled it ended with exit code {code}"
+                elif answer["how"] == FAILED and OUT_OF_MEMORY in answer["reason"]:
                     with self.guard:
                         killed.append((item, kernel))
                 else:
@@ -169,7 +169,7 @@ class _Crew:
 
 
 def _asked(child: subprocess.Popen[str], order: str) -> dict[str, Any] | None:
-    """A child's answer; None if it ended instead."""
+    """A child's result; None if it ended instead."""
     assert child.stdin is not None
     assert child.stdout is not None
     try:

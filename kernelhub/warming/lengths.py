@@ -1,4 +1,4 @@
-"""Kernels that read lengths on the host: what a sealed process has to give them."""
+"""Kernels that read lengths on the host, and the arguments that they need in a sealed process."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _GIVEN = {
 }
 
 
-def told_of_lengths(outcomes: Iterable[Outcome], device: torch.device) -> list[str]:
+def notes_on_lengths(outcomes: Iterable[Outcome], device: torch.device) -> list[str]:
     """A sentence for each kernel that waits for the device unless lengths are given on the host.
 
     Args:
-        outcomes: of a warm-up.
-        device: it was for.
+        outcomes: results of a warm-up.
+        device: device of the warm-up.
     """
     if device.type == "cpu":
         return []
     kernels = {(item.op, item.kernel): None for item in outcomes if item.kernel and item.how != FAILED}
-    told = []
+    notes = []
     for op, kernel in kernels:
         record = next(record for record in HUB.registry.candidates(op).kernels if record.name == kernel)
         if not record.reads_lengths:
             continue
-        remedy = f"give {given} to its plan's `begin`" if (given := _GIVEN.get(op)) else "choose another kernel"
-        told.append(
-            f"{op} {kernel} reads lengths on the host, for which a call waits for the device: after `seal`, "
+        remedy = f"give {given} to its plan's `begin`" if (given := _GIVEN.get(op)) else "select another kernel"
+        notes.append(
+            f"{op} {kernel} reads lengths on the host, so a call without them waits for the device: after `seal`, "
             f"{remedy}; calls that would wait are refused"
         )
-    return told
+    return notes

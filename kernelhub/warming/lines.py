@@ -1,8 +1,8 @@
-"""Lines of `NotWarmed`, read and never evaluated.
+"""Lines of `NotWarmed`, parsed and never evaluated.
 
 The grammar is closed. A line is one call of ``kernelhub.warm``, alone or under ``with`` and calls of
-``kernelhub.use``. An argument is a text, a number, True, False, None, a dtype of torch, ``float("inf")``, or a list,
-tuple or dictionary of these. Nothing else is a line: no name, no operator but a sign, no other call.
+``kernelhub.use``. An argument is a string, a number, True, False, None, a dtype of torch, ``float("inf")``, or a list,
+tuple or dictionary of these. Anything else is invalid: names, operators except a sign, other calls.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NUMBERS_BY_NAME = ("inf", "-inf", "nan")
 
 @dataclass(frozen=True)
 class Line:
-    """A call to make ready, as a line says it.
+    """A call to prepare, from a line.
 
     Attributes:
         op: name of the op.
-        arguments: of `kernelhub.warm`.
+        arguments: arguments of `kernelhub.warm`.
         contexts: arguments of each `kernelhub.use` around it, outermost first.
     """
 
@@ -38,7 +38,7 @@ class Line:
     contexts: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self) -> None:
-        """Make the call ready."""
+        """Prepare the call."""
         with contextlib.ExitStack() as stack:
             for said in self.contexts:
                 stack.enter_context(use(**said))
@@ -46,14 +46,14 @@ class Line:
 
 
 class _NoLine(Exception):
-    """What is no part of a line."""
+    """An expression that is not allowed in a line."""
 
 
 def line(text: str) -> Line:
-    """The call that a line says.
+    """The call of a line.
 
     Raises:
-        ConfigurationError: it is no line.
+        ConfigurationError: the text is not a line.
     """
     try:
         if len(text) > _MOST_LETTERS:
@@ -65,11 +65,11 @@ def line(text: str) -> Line:
     except _NoLine as error:
         reason = str(error)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reason = f"it is no Python: {error}"
+        reason = f"it is not Python: {error}"
     shown = text.strip() if len(text) < 400 else f"{text.strip()[:400]}..."
     raise ConfigurationError(
-        f"warmup: {shown!r} is no line of NotWarmed: {reason}; write kernelhub.warm(op, name=value, ...), values being "
-        "texts, numbers, dtypes of torch, and lists, tuples and dictionaries of them"
+        f"warmup: {shown!r} is not a line of NotWarmed: {reason}; write kernelhub.warm(op, name=value, ...) with "
+        "strings, numbers, dtypes of torch, and lists, tuples and dictionaries of them"
     )
 
 
@@ -87,27 +87,27 @@ def _line(statement: ast.stmt) -> Line:
             raise _NoLine(f"`with` has {len(statement.body)} statements, not one")
         statement = statement.body[0]
     if not isinstance(statement, ast.Expr):
-        raise _NoLine(f"{_name_of(statement)} is no call")
+        raise _NoLine(f"{_name_of(statement)} is not a call")
     words, arguments = _call(statement.value, "warm")
     if len(words) != 1 or not isinstance(words[0], str):
-        raise _NoLine("kernelhub.warm takes the name of an op, and the rest by name")
+        raise _NoLine("kernelhub.warm takes the name of an op, then keyword arguments")
     return Line(words[0], arguments, contexts)
 
 
 def _call(expression: ast.expr, name: str) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments of a call of ``kernelhub.<name>``, by place and by name."""
+    """Arguments of a call of ``kernelhub.<name>``, by position and by name."""
     if not isinstance(expression, ast.Call) or not _is_attribute(expression.func, "kernelhub", name):
-        raise _NoLine(f"{_shown(expression)} is no call of kernelhub.{name}")
+        raise _NoLine(f"{_shown(expression)} is not a call of kernelhub.{name}")
     arguments = {}
     for keyword in expression.keywords:
         if keyword.arg is None:
-            raise _NoLine("`**` is no argument by name")
+            raise _NoLine("`**` is not a keyword argument")
         arguments[keyword.arg] = _value(keyword.value)
     return [_value(item) for item in expression.args], arguments
 
 
 def _value(node: ast.expr) -> Any:
-    """The value that a literal writes down."""
+    """The value of a literal."""
     if isinstance(node, ast.Constant) and type(node.value) in (str, int, float, bool, type(None)):
         return node.value
     if isinstance(node, (ast.List, ast.Tuple)):
@@ -116,12 +116,12 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict):
         pairs = list(zip(node.keys, node.values, strict=True))
         if not all(isinstance(key, ast.Constant) and type(key.value) in (str, int) for key, _ in pairs):
-            raise _NoLine(f"{_shown(node)} has keys that are no texts")
+            raise _NoLine(f"{_shown(node)} has keys that are not strings")
         return {key.value: _value(item) for key, item in pairs}  # type: ignore[union-attr]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         number = _value(node.operand)
         if type(number) not in (int, float):
-            raise _NoLine(f"{_shown(node)} is no number")
+            raise _NoLine(f"{_shown(node)} is not a number")
         return -number if isinstance(node.op, ast.USub) else number
     if isinstance(node, ast.Attribute) and _is_attribute(node, "torch", node.attr):
         dtype = vars(torch).get(node.attr)
@@ -131,7 +131,7 @@ def _value(node: ast.expr) -> Any:
         words = [item.value for item in node.args if isinstance(item, ast.Constant)]
         if len(words) == len(node.args) == 1 and not node.keywords and words[0] in _NUMBERS_BY_NAME:
             return float(str(words[0]))
-    raise _NoLine(f"{_shown(node)} is no literal")
+    raise _NoLine(f"{_shown(node)} is not a literal")
 
 
 def _is_attribute(node: ast.expr, owner: str, name: str) -> bool:
@@ -144,7 +144,7 @@ def _name_of(node: ast.AST) -> str:
 
 
 def _shown(node: ast.expr) -> str:
-    """An expression as written, as far as it can be shown."""
+    """An expression as written, shortened."""
     try:
         words = ast.unparse(node)
     except (ValueError, RecursionError):

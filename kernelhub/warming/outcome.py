@@ -1,4 +1,4 @@
-"""What a warm-up did: per item, and in all."""
+"""Results of a warm-up: per item, and in total."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ HOWS = (COMPILED, LOADED, DECIDED, BEFORE, FAILED)
 
 @dataclass(frozen=True)
 class Outcome:
-    """One item: calls that have a problem class and sizes in common.
+    """The result of one item: calls with one problem class and the same sizes.
 
     Attributes:
-        op: name of the op; of a callable its name.
+        op: name of the op, or of the callable.
         kernel: the kernel that ran; empty if none did.
-        label: which layers ask for it, and sizes that no facet holds.
-        tokens: token counts that were called.
+        label: the layers that need it, and sizes that are not facets.
+        tokens: token counts of the calls.
         how: one of `HOWS`.
-        seconds: what it took, in all processes that worked on it.
-        reason: why it failed, or what is to be known of it; empty if there is nothing.
+        seconds: its time, in all processes that worked on it.
+        reason: why it failed, or a remark; empty without one.
     """
 
     op: str
@@ -43,20 +43,20 @@ class Outcome:
         }
 
     def __str__(self) -> str:
-        told = f"{self.how:<18} {self.seconds:8.2f} s  {self.op} {self.kernel or '-'}: {self.label}"
-        return f"{told}: {self.reason}" if self.reason else told
+        line = f"{self.how:<18} {self.seconds:8.2f} s  {self.op} {self.kernel or '-'}: {self.label}"
+        return f"{line}: {self.reason}" if self.reason else line
 
 
 @dataclass(frozen=True)
 class Earning:
-    """One kernel that was verified for one problem class, because it would be first.
+    """The verification of one kernel for one problem class for which it would rank first.
 
     Attributes:
-        op, kernel: which.
-        label: the class, by the layers that ask for it.
-        ok: it was right, and is chosen from now on.
-        seconds: what that took.
-        reason: why it is not chosen; empty if it is.
+        op, kernel: the op and the kernel.
+        label: the class, by the layers that need it.
+        ok: whether it was right; selection then accepts it.
+        seconds: its time.
+        reason: why it is not selected; empty if it is.
     """
 
     op: str
@@ -70,18 +70,18 @@ class Earning:
         return {**vars(self), "seconds": round(self.seconds, 3)}
 
     def __str__(self) -> str:
-        what = "verified, and chosen now" if self.ok else f"not chosen: {self.reason}"
+        what = "verified, and selected now" if self.ok else f"not selected: {self.reason}"
         return f"{self.op} {self.kernel}: {what} ({self.seconds:.1f} s; {self.label})"
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Most memory that was in use.
+    """Peak memory.
 
     Attributes:
-        host_bytes: of this process.
-        device_bytes: that torch held on the device; 0 on a CPU.
-        children_bytes: of the largest child process, compilers included.
+        host_bytes: peak of this process.
+        device_bytes: peak of torch on the device; 0 on a CPU.
+        children_bytes: peak of the largest child process, including compilers.
     """
 
     host_bytes: int = 0
@@ -91,23 +91,23 @@ class Peak:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What `kernelhub.warmup` did; `str` for people, `to_dict` for machines.
+    """The result of `kernelhub.warmup`; `str` for people, `to_dict` for machines.
 
     Attributes:
         device: the device.
-        items: one for each problem class and kind of call.
-        taken_over: items that an earlier warm-up, or another process of this node, had made ready on disk.
+        items: one result for each problem class and kind of call.
+        taken_over: number of items that an earlier warm-up, or another process of this node, left ready on disk.
         jobs: processes that compiled.
-        waited_s: how long another process that compiles on this node was waited for.
-        waited_for: that process, as words; empty if none was.
-        verified: kernels that were held against their references, as (op, kernel).
-        quarantined: those of them that are wrong, each with its reason; the next best was taken.
-        unverified: kernels that run and could not be verified, each with why.
-        seconds: what all took.
-        peak: most memory.
-        notes: what else is to be known.
-        earned: kernels that would be first and were verified for a problem class, right or not.
-        stages: what each stage took, as (stage, seconds): see `Beat.stage`.
+        waited_s: seconds of waiting for another process that compiles on this node.
+        waited_for: that process, as text; empty without one.
+        verified: kernels that were checked against their references, as (op, kernel).
+        quarantined: those of them that are wrong, each with its reason; the next best kernel is used.
+        unverified: kernels that run and could not be verified, each with the reason.
+        seconds: total time.
+        peak: peak memory.
+        notes: further messages.
+        earned: kernels that would rank first and were verified for a problem class, right or not.
+        stages: time of each stage, as (stage, seconds): see `Beat.stage`.
     """
 
     device: str
@@ -131,12 +131,12 @@ class WarmUp:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is ready: calls like these pass after `kernelhub.seal()`."""
+        """Whether every item is ready: such calls run after `kernelhub.seal()`."""
         return not self.failures
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many items were made ready in each way."""
+        """The number of items by how they were prepared."""
         found = [item.how for item in self.items]
         return {how: found.count(how) for how in HOWS}
 
@@ -150,8 +150,8 @@ class WarmUp:
             "waited_s": round(self.waited_s, 3),
             "waited_for": self.waited_for,
             "verified": [list(pair) for pair in self.verified],
-            "quarantined": [list(told) for told in self.quarantined],
-            "unverified": [list(told) for told in self.unverified],
+            "quarantined": [list(item) for item in self.quarantined],
+            "unverified": [list(item) for item in self.unverified],
             "seconds": round(self.seconds, 3),
             "peak": vars(self.peak),
             "notes": list(self.notes),
@@ -162,23 +162,23 @@ class WarmUp:
 
     def summary(self) -> str:
         """The totals in a few sentences."""
-        counted = ", ".join(f"{number} {how}" for how, number in self.counts.items() if number) or "nothing asked"
-        told = [f"{len(self.items)} items on {self.device} in {self.seconds:.1f} s: {counted}"]
+        counted = ", ".join(f"{number} {how}" for how, number in self.counts.items() if number) or "no items"
+        parts = [f"{len(self.items)} items on {self.device} in {self.seconds:.1f} s: {counted}"]
         if self.taken_over:
-            told.append(f"{self.taken_over} of them were made ready on disk before, and taken over")
+            parts.append(f"{self.taken_over} of them were ready on disk before")
         if self.waited_for:
-            told.append(f"waited {self.waited_s:.1f} s for {self.waited_for}")
+            parts.append(f"waited {self.waited_s:.1f} s for {self.waited_for}")
         if self.verified:
-            told.append(f"{len(self.verified)} kernels verified, {len(self.quarantined)} of them quarantined")
+            parts.append(f"{len(self.verified)} kernels verified, {len(self.quarantined)} of them quarantined")
         if self.earned:
             right = [earning for earning in self.earned if earning.ok]
             seconds = sum(earning.seconds for earning in self.earned)
-            told.append(f"{len(right)} of {len(self.earned)} kernels that would be first are right ({seconds:.1f} s)")
+            parts.append(f"{len(right)} of {len(self.earned)} kernels that would be first are right ({seconds:.1f} s)")
         if self.stages:
-            told.append(", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.stages))
+            parts.append(", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.stages))
         megabytes = [size >> 20 for size in (self.peak.host_bytes, self.peak.device_bytes, self.peak.children_bytes)]
-        told.append("peak memory {} MB of the process, {} MB of the device, {} MB of a child".format(*megabytes))
-        return "; ".join(told)
+        parts.append("peak memory {} MB of the process, {} MB of the device, {} MB of a child".format(*megabytes))
+        return "; ".join(parts)
 
     def __str__(self) -> str:
         lines = [str(item) for item in self.items]

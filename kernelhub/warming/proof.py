@@ -1,4 +1,4 @@
-"""Each kernel that is chosen is right on this machine: by stored evidence, or held against its reference now."""
+"""Verification of every selected kernel on this machine: by stored evidence, or by a check against its reference."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from kernelhub.warming.wanted import Item
 
 @dataclass
 class Proof:
-    """What was looked at, and found.
+    """The kernels that were checked, and the results.
 
     Attributes:
-        asked: kernels that need not be looked at again, as (op, kernel).
-        verified: those that were verified in this warm-up.
-        quarantined: those that are wrong, each with why.
-        unverified: those that could not be verified, each with why.
+        asked: kernels that need no further check, as (op, kernel).
+        verified: kernels that were verified in this warm-up.
+        quarantined: kernels that are wrong, each with the reason.
+        unverified: kernels that could not be verified, each with the reason.
     """
 
     asked: set[tuple[str, str]] = field(default_factory=set)
@@ -40,9 +40,9 @@ class Proof:
     unverified: list[tuple[str, str, str]] = field(default_factory=list)
 
     def unknown(self, items: Sequence[Item], device: torch.device) -> list[Kernel]:
-        """The kernels that are chosen now and of which nothing is known, each once; stored evidence is taken.
+        """The currently selected kernels without stored evidence, each once.
 
-        A kernel that was verified for the very class that it is chosen for (`trusting`) is known there.
+        A kernel that `trusting` verified for exactly the class that selects it has evidence there.
         """
         found: dict[tuple[str, str], Kernel] = {}
         earned = {key: {one.facets for one in ones} for key, ones in covered(facts(device)).items()}
@@ -58,10 +58,10 @@ class Proof:
         return list(found.values())
 
     def settle(self, items: Sequence[Item], device: torch.device, heart: Heart, jobs: int | None = None) -> bool:
-        """Verify what is chosen until nothing unknown is; whether there was anything to verify.
+        """Verify selected kernels until all have evidence; return whether there was anything to verify.
 
-        What is wrong is quarantined, the next best kernel is then chosen, and verified too. Several kernels are
-        verified at a time, each in a child, where there is room, or `jobs` says so: most of the time is compiling.
+        A wrong kernel is quarantined; the next best one is then selected and verified too. Several kernels are verified
+        at a time, each in a child, if memory or `jobs` allows it: most of the time is compilation.
         """
         any_asked = False
         while todo := self.unknown(items, device):
@@ -79,7 +79,7 @@ class Proof:
     def _in_children(
         self, todo: Sequence[Kernel], device: torch.device, heart: Heart, crew: Crew
     ) -> dict[Kernel, Result | None]:
-        """What verifying several at a time gave; nothing of those that could not be asked so."""
+        """Results of verifying several kernels at a time, without kernels that cannot run in a child."""
         results: dict[Kernel, Result | None] = {}
         apart, begun = [kernel for kernel in todo if can_go_apart(kernel)], itertools.count()
         if crew.processes < 2 or len(apart) < 2:
@@ -100,7 +100,7 @@ class Proof:
         key = (kernel.op, kernel.name)
         self.asked.add(key)
         if result is None or result.status == NOT_RUN:
-            self.unverified.append((*key, result.why_not if result is not None else "its record takes no case here"))
+            self.unverified.append((*key, result.why_not if result is not None else "its record supports no case here"))
             return
         self.verified.append(key)
         if result.status == WRONG:
@@ -108,7 +108,7 @@ class Proof:
 
 
 def chosen(items: Sequence[Item], device: torch.device) -> list[tuple[Kernel, Any]]:
-    """The kernels that items would run now, each with the problem."""
+    """The kernels that items would run now, each with its problem."""
     kernels = []
     for item in items:
         if item.need is not None:

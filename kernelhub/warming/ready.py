@@ -1,4 +1,4 @@
-"""Making one item ready in this process: its calls are made, directly and by a plan, and what that took is told."""
+"""Preparation of one item in this process: makes its calls, directly and by a plan, and reports their work."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED,
 from kernelhub.warming.wanted import Item
 
 _WORK = {"compile": COMPILED, "download": COMPILED, "tune": COMPILED, "load": LOADED}
-# How compilers, ninja and make tell that they, or what they started, were killed.
+# Messages of compilers, ninja and make when they or their child processes were killed.
 _KILLED = re.compile(
     r"\b[Kk]illed\b|signal 9\b|SIGKILL|(?:exit|return|status|code)\D{0,12}(?:-9|137)\b|cannot allocate memory|"
     r"virtual memory exhausted|out of memory allocating|bad_alloc",
     re.IGNORECASE,
 )
-WANT_OF_MEMORY = "a compiler was killed, or could not go on, for want of memory"
+OUT_OF_MEMORY = "a compiler was killed or failed because memory was exhausted"
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """How large the calls of a warm-up are.
+    """The sizes of a warm-up's calls.
 
     Attributes:
-        context_len: tokens of a sequence of a paged cache.
-        max_context_len: what block tables have room for.
+        context_len: tokens of a sequence in a paged cache.
+        max_context_len: tokens that a row of a block table has room for.
     """
 
     context_len: int
@@ -51,17 +51,17 @@ OnCall = Callable[[str], None]
 def make_ready(
     item: Item, device: torch.device, sizing: Sizing, on_call: OnCall = lambda label: None, before: bool = False
 ) -> Outcome:
-    """Make an item's calls, and tell what that took. What goes wrong is told in the outcome.
+    """Make an item's calls and report the work they caused. The outcome contains any error.
 
     Args:
         item: the item.
-        device: where.
-        sizing: of its calls.
+        device: device of the calls.
+        sizing: sizes of the calls.
         on_call: called with the label of each call before it is made.
         before: whether its problem was decided before.
 
     Raises:
-        DeviceLost: a device error, after which nothing can be made ready in this process.
+        DeviceLost: a device error, after which this process can prepare nothing.
     """
     begun, count = time.monotonic(), JOURNAL.count
     expected = "" if item.need is None else item.selection(device).selected or ""
@@ -88,9 +88,9 @@ def make_ready(
     except Exception as error:
         if GATE.lost or is_final(error):
             raise
-        told = isinstance(error, (NoKernel, KernelUnavailable))
-        reason = str(error) if told else f"{type(error).__name__}: {error}"
-        return _failed(item, tokens, begun, f"{WANT_OF_MEMORY}: {reason}" if for_want_of_memory(error) else reason)
+        explained = isinstance(error, (NoKernel, KernelUnavailable))
+        reason = str(error) if explained else f"{type(error).__name__}: {error}"
+        return _failed(item, tokens, begun, f"{OUT_OF_MEMORY}: {reason}" if for_want_of_memory(error) else reason)
     work = _work_since(count)
     done = {_WORK[piece.kind] for piece in work if piece.kind in _WORK}
     how = COMPILED if COMPILED in done else LOADED if LOADED in done else BEFORE if before else DECIDED
@@ -99,17 +99,17 @@ def make_ready(
     if item.need is not None and failure is not None:
         kernel = item.selection(device).selected or ""
         if _KILLED.search(failure.reason):
-            return _failed(item, tokens, begun, f"{WANT_OF_MEMORY}: {expected}: {failure.reason}")
+            return _failed(item, tokens, begun, f"{OUT_OF_MEMORY}: {expected}: {failure.reason}")
         reason = f"in place of {expected}: {failure.reason}"
     return Outcome(item.op, kernel, item.label, tuple(tokens), how, time.monotonic() - begun, reason)
 
 
 def make(call: Call, backend: str | None, *, packing: bool = False) -> None:
-    """Make one call in each of the ways in which engines make it: directly, by a plan, and with packed weights.
+    """Make one call in every way that engines use: directly, by a plan, and with packed weights.
 
     Args:
-        call: the call, its weights as in a checkpoint.
-        backend: the kernel that is asked for by name.
+        call: the call, with weights as in a checkpoint.
+        backend: the kernel that is requested by name.
         packing: as of ``prepare``.
     """
     function, said = HUB.function(call.op), {} if backend is None else {"backend": backend}
@@ -126,13 +126,13 @@ def make(call: Call, backend: str | None, *, packing: bool = False) -> None:
 
 
 def for_want_of_memory(error: BaseException | None) -> bool:
-    """Whether an error tells of a compiler that was killed for memory, itself or in what it came from."""
+    """Whether an error or one of its causes reports a compiler that was killed for memory."""
     while error is not None:
         code = getattr(error, "returncode", None)
         if code in (-9, 137) or isinstance(error, MemoryError):
             return True
-        told = " ".join(str(getattr(error, name, "") or "") for name in ("stderr", "output"))
-        if _KILLED.search(f"{error} {told}"):
+        output = " ".join(str(getattr(error, name, "") or "") for name in ("stderr", "output"))
+        if _KILLED.search(f"{error} {output}"):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -147,7 +147,7 @@ def _calls(item: Item, device: torch.device, sizing: Sizing, scale_bits: int | N
 
 
 def _scale_bits(item: Item, device: torch.device, sizing: Sizing) -> int | None:
-    """Significant bits of scales that the layout of the kernel holds which packs them, at most."""
+    """Most significant bits of scales in the packed layout of the kernel."""
     record = item.selection(device).kernel
     if not item.packing or record is None or not record.needs_packing:
         return None
@@ -156,7 +156,7 @@ def _scale_bits(item: Item, device: torch.device, sizing: Sizing) -> int | None:
 
 
 def _run(plan: Any, arguments: Mapping[str, Any]) -> None:
-    """One step of a plan, with lengths given on the host, as engines that may not wait give them."""
+    """One step of a plan, with lengths on the host, as engines that must not wait pass them."""
     if hasattr(plan, "begin"):
         step = plan.begin(**_taken(plan.begin, arguments))
         step.run(**_taken(step.run, arguments))
@@ -164,7 +164,7 @@ def _run(plan: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments that a function has parameters for; ``x_cpu`` is x on the host."""
+    """The arguments for a function's parameters; ``x_cpu`` is x on the host."""
     found = {}
     for name in inspect.signature(function).parameters:
         if name in arguments:
@@ -175,7 +175,7 @@ def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[s
 
 
 def _packed(plan: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with the weights packed, without what the packed ones hold."""
+    """The arguments with packed weights, without operands that the packed weights contain."""
     given = _taken(plan.pack, arguments)
     made = plan.pack(**given)
     weights = made if isinstance(made, tuple) else (made,)
@@ -184,7 +184,7 @@ def _packed(plan: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _work_since(count: int) -> list[Work]:
-    """What was done since the journal had so many pieces."""
+    """The work since a position of the journal."""
     new = JOURNAL.count - count
     return list(JOURNAL.work)[-new:] if new else []
 

@@ -1,4 +1,4 @@
-"""Where a warm-up runs, and what one would make ready on a device that is not here."""
+"""The device of a warm-up, and the items of a warm-up on a simulated device."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Listed:
 
     Attributes:
         op, label, tokens: as of `Outcome`.
-        kernel: what would be chosen; empty if nothing can run it.
-        because: why.
+        kernel: the kernel that would be selected; empty if none can run it.
+        because: the reason.
     """
 
     op: str
@@ -39,10 +39,10 @@ class Listed:
 
 
 def device_here(device: str | torch.device | None) -> torch.device:
-    """The device of this machine that is meant: by torch's name, or by a product's that is here.
+    """The device of this machine for a name: torch's, or that of a product of this machine.
 
     Raises:
-        ConfigurationError: it is not here.
+        ConfigurationError: this machine does not have the device.
     """
     import torch  # here, since `list_wanted` needs none
 
@@ -58,10 +58,10 @@ def device_here(device: str | torch.device | None) -> torch.device:
     for index, found in enumerate(here):
         if found.arch == wanted.arch and (found.name == wanted.name or wanted.name.startswith("an sm_")):
             return torch.device("cuda", index)
-    told = ", ".join(str(found) for found in here) or "no GPU"
+    devices = ", ".join(str(found) for found in here) or "no GPU"
     raise ConfigurationError(
-        f"device: {device} is not here, here is {told}. Run the warm-up where it is; `kernelhub warmup ... --device "
-        f"{device} --list` says what it would make ready there"
+        f"device: this machine has {devices}, not {device}. Run the warm-up on a machine with it; `kernelhub warmup "
+        f"... --device {device} --list` lists what it would prepare there"
     )
 
 
@@ -75,11 +75,11 @@ def list_wanted(
     packing: bool = False,
     **setting: Any,
 ) -> list[Listed]:
-    """What `kernelhub.warmup` would make ready, on any device; nothing runs.
+    """The items that `kernelhub.warmup` would prepare, on any device; nothing runs.
 
     Args:
         what, token_counts, phases, packing, setting: as of `kernelhub.warmup`.
-        device: as of `explain`; it need not be here.
+        device: as of `explain`; may be simulated.
         machine: facts of another machine, e.g. a `SimulatedMachine`.
     """
     where = device_facts(device)
@@ -88,7 +88,7 @@ def list_wanted(
     found = []
     for item in items:
         if item.need is None:
-            found.append(Listed(item.op, "", item.label, (), "runs as it is"))
+            found.append(Listed(item.op, "", item.label, (), "runs as a function"))
             continue
         selection = item.selection(where, machine)
         found.append(Listed(item.op, selection.selected or "", item.label, item.tokens, selection.because))

@@ -1,4 +1,4 @@
-"""Warm-up earns trust: kernels that would be first are verified for a model's problem classes, until one is right."""
+"""Verification of kernels that would rank first for a model's problem classes, until one of them is right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("kernelhub.evidence")
 
 @dataclass(frozen=True)
 class _Class:
-    """The items of one problem class together."""
+    """All items of one problem class."""
 
     need: Need
     tokens: tuple[int, ...]
@@ -38,12 +38,12 @@ class _Class:
 
 @dataclass
 class Trusting:
-    """What was tried in one warm-up.
+    """The verifications of one warm-up.
 
     Attributes:
-        earnings: each try.
-        left: kernels that would be first and were not tried for lack of time, as (op, kernel, class).
-        tried: what need not be tried again, as (op, kernel, class).
+        earnings: the result of each.
+        left: kernels that would rank first and were not verified within the time, as (op, kernel, class).
+        tried: kernels that need no further try, as (op, kernel, class).
     """
 
     earnings: list[Earning] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Trusting:
     tried: set[tuple[str, str, Any]] = field(default_factory=set)
 
     def pending(self, items: Sequence[Item], device: torch.device) -> bool:
-        """Whether a kernel would be first for some class, if it were verified."""
+        """Whether a kernel would rank first for some class if it were verified."""
         return any(self.next_of(one, device) is not None for one in _classes(items))
 
     def settle(
@@ -63,11 +63,11 @@ class Trusting:
         context_len: int,
         jobs: int | None = None,
     ) -> None:
-        """Verify what would be first, class by class and best first, until one is right or the time is spent.
+        """Verify kernels that would rank first, per class and best first, until one is right or the time is over.
 
-        Each runs in a child process: one that crashes, hangs or loses the device costs that child, and is quarantined.
-        Several children share the classes out, `jobs` of them or as many as there is room for: what a library compiles
-        at its first call takes longer than the checks.
+        Each runs in a child process. A kernel that crashes, hangs or loses the device ends only that child, and is
+        quarantined. Several children share the classes, `jobs` of them or as many as memory allows: compilation at the
+        first call of a library takes longer than the checks.
         """
         classes = [one for one in _classes(items) if self.next_of(one, device) is not None]
         heart.stage("earning trust", len(classes), budget_s)
@@ -76,18 +76,18 @@ class Trusting:
         self.earnings += earning.settle(classes)
 
     def next_of(self, one: _Class, device: torch.device) -> Decision | None:
-        """The best of those that would be first for a class and were not tried."""
+        """The best untried kernel that would rank first for a class."""
         selection = HUB.function(one.need.op).op.select(one.need.problem(device), None, packing=one.packing)
         untried = (item for item in selection.faster if self.key_of(one, item, device) not in self.tried)
         return next(untried, None)
 
     def key_of(self, one: _Class, decision: Decision, device: torch.device) -> tuple[str, str, Any]:
-        """A try, as `tried` has it."""
+        """The entry of `tried` for a kernel and a class."""
         return one.need.op, decision.kernel, unpacked_facets(one.need.problem(device))
 
 
 class _Earning:
-    """What threads that earn trust share."""
+    """Shared state of the verifying threads."""
 
     def __init__(
         self, trusting: Trusting, device: torch.device, heart: Heart, until: float, context_len: int, crew: Crew
@@ -96,24 +96,24 @@ class _Earning:
         self.until, self.context_len = until, context_len
         self.tries = self.open = 0
         self.guard = threading.Lock()
-        self.here = threading.Lock()  # kernels that cannot go to a child are asked in this process, one at a time
+        self.here = threading.Lock()  # kernels that cannot run in a child run in this process, one at a time
 
     def settle(self, classes: Sequence[_Class]) -> list[Earning]:
-        """Settle every class; the tries, class by class."""
+        """Verify kernels for every class; return the results, class by class."""
         self.open = len(classes)
-        told: dict[int, list[Earning]] = {place: [] for place in range(len(classes))}
+        results: dict[int, list[Earning]] = {place: [] for place in range(len(classes))}
 
         def work(item: tuple[int, _Class], child: Child) -> None:
             place, one = item
-            self._settle(one, told[place], child)
+            self._settle(one, results[place], child)
             with self.guard:
                 self.open -= 1
 
         self.crew.share_out(list(enumerate(classes)), work)
-        return [earning for earnings in told.values() for earning in earnings]
+        return [earning for earnings in results.values() for earning in earnings]
 
-    def _settle(self, one: _Class, told: list[Earning], child: Child) -> None:
-        """Verify what would be first for a class, best first, until one is right."""
+    def _settle(self, one: _Class, results: list[Earning], child: Child) -> None:
+        """Verify kernels that would rank first for a class, best first, until one is right."""
         trusting = self.trusting
         while (decision := trusting.next_of(one, self.device)) is not None:
             op, name, label = one.need.op, decision.kernel, f"{one.need.op} {decision.kernel}: {one.label}"
@@ -126,8 +126,8 @@ class _Earning:
             if rest <= 0:
                 trusting.left.append((op, name, one.label))
                 continue
-            told.append(self._ask(one, decision, child, min(rest, BUDGET_S), label))
-            log.info("%s; %.0f s of the budget left", told[-1], max(0.0, self.until - time.monotonic()))
+            results.append(self._ask(one, decision, child, min(rest, BUDGET_S), label))
+            log.info("%s; %.0f s of the budget left", results[-1], max(0.0, self.until - time.monotonic()))
 
     def _ask(self, one: _Class, decision: Decision, child: Child, budget_s: float, label: str) -> Earning:
         op = one.need.op
@@ -149,13 +149,13 @@ class _Earning:
         return Earning(op, kernel.name, one.label, found.ok, result.seconds, reason)
 
     def _step(self, label: str, done: int | None = None, total: int | None = None) -> None:
-        """Tell what is being done, unless another thread failed, or was interrupted."""
+        """Report the current step, unless another thread failed or was interrupted."""
         self.crew.check()
         self.heart.step(label, done, total)
 
 
 def _classes(items: Sequence[Item]) -> Iterator[_Class]:
-    """Each problem class of the items once, with all its kinds of calls and token counts."""
+    """Each problem class of the items, with all its kinds of calls and token counts."""
     found: dict[Any, list[Item]] = {}
     for item in items:
         if item.need is not None and item.backend is None:

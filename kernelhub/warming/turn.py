@@ -1,4 +1,4 @@
-"""One compiler per node: who comes first compiles, the others wait for it and then load what it left on disk."""
+"""One compiling process per node: the first one compiles; the others wait and then load the results from disk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernelhub.runtime.caches.store import PlaceError, watching
 
 @dataclass
 class Turn:
-    """Whose turn it was.
+    """The wait for the node's lock.
 
     Attributes:
-        waited_s: how long another process was waited for.
-        waited_for: that process, as words; empty if none was.
-        note: why there was no lock, if there was none.
+        waited_s: seconds of waiting for another process.
+        waited_for: that process, as text; empty without one.
+        note: why there was no lock; empty if there was one.
     """
 
     waited_s: float = 0.0
@@ -29,10 +29,10 @@ class Turn:
 
 @contextlib.contextmanager
 def turn(timeout_s: float, on_wait: OnWait) -> Iterator[Turn]:
-    """Be the only process of this node that compiles, as long as the block lasts.
+    """Hold the node's lock for compilation within the block.
 
     Raises:
-        LockTimeout: another process kept on for longer than that; it is named.
+        LockTimeout: another process kept the lock for longer than `timeout_s`; the message names it.
     """
     mine = Turn()
 
@@ -42,7 +42,7 @@ def turn(timeout_s: float, on_wait: OnWait) -> Iterator[Turn]:
 
     path = _path()
     if path is None:
-        mine.note = "no cache folder can be written, so processes of this node compile the same at the same time"
+        mine.note = "no cache folder is writable, so all processes of this node compile the same items"
         yield mine
         return
     with lock(path, timeout_s=timeout_s, on_wait=waiting):
@@ -50,7 +50,7 @@ def turn(timeout_s: float, on_wait: OnWait) -> Iterator[Turn]:
 
 
 def _path() -> Path | None:
-    """The node's lock: named by host and boot, since nodes may share the folder; None if no folder can be written."""
+    """The node's lock, named by host and boot, since nodes may share the folder; None if no folder is writable."""
     me = myself("")
     for place in usable():
         try:

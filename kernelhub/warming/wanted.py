@@ -1,4 +1,4 @@
-"""What is to be made ready: items, from models, needs, selections, plans, lines of `NotWarmed` and callables."""
+"""The items of a warm-up, from models, needs, selections, plans, lines of `NotWarmed` and callables."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ What = Piece | Iterable[Piece]
 
 _MOST_LAYERS = 3  # that a label names
 _COUNTS = tuple(1 << power for power in range(20))
-_ASKED = ("kwarg", "context")  # sources of a choice that the call itself made
+_REQUESTED = ("kwarg", "context")  # sources of a selection that the call itself requested
 _SHAPE = re.compile(r"\w+\[([\d, ]+)\]")
 
 
 @dataclass(frozen=True)
 class Item:
-    """Calls to make ready together: those of one problem class and one kind of sizes, or a function of the user's.
+    """Calls to prepare together: those of one problem class and one kind of sizes, or a function of the user.
 
     Attributes:
         need: the problem class, with one kind of sizes; None for a function.
-        tokens: token counts to call it with.
-        backend: the kernel that was asked for by name; None for whatever is chosen.
+        tokens: token counts of its calls.
+        backend: the kernel that was requested by name; None for an automatic selection.
         task: the user's function, or a line.
-        name: of the function, or the line.
-        packing: the weights are packed with the plan's `pack` before the kernel runs, whichever is chosen.
+        name: name of the function, or the line.
+        packing: whether the plan's `pack` packs the weights before the selected kernel runs.
     """
 
     need: Need | None
@@ -56,21 +56,21 @@ class Item:
 
     @property
     def label(self) -> str:
-        """Layers and sizes, for people."""
+        """Layers and sizes, as text."""
         if self.need is None:
             return self.name
         sizes = [f"{name} {value}" for kind in self.need.sizes for name, value in kind]
         facets = dict(self.need.facets)
-        told = [f"{name} {facets[name]}" for name in ("q_len", "rows") if name in facets]
-        told += [name for name in ("ragged", "column") if facets.get(name)]
-        layers = self.need.layers or ("as asked",)
+        forms = [f"{name} {facets[name]}" for name in ("q_len", "rows") if name in facets]
+        forms += [name for name in ("ragged", "column") if facets.get(name)]
+        layers = self.need.layers or ("as requested",)
         if len(layers) > _MOST_LAYERS:
             layers = (*layers[: _MOST_LAYERS - 1], f"{len(layers) - _MOST_LAYERS + 1} more")
-        return ", ".join([*layers, *told, *sizes])
+        return ", ".join([*layers, *forms, *sizes])
 
     @property
     def key(self) -> str:
-        """Equal for equal items, in every process; empty for a function, which nothing tells from another."""
+        """Equal for equal items in every process; empty for a function, which has no stable identity."""
         if self.need is None:
             return ""
         packing = (self.packing,) if self.packing else ()
@@ -78,7 +78,7 @@ class Item:
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def selection(self, device: Any, machine: Machine | None = None) -> Selection[Any]:
-        """The selection on the calls of a need."""
+        """The selection for the calls of the need."""
         assert self.need is not None
         return HUB.select_as_called(self.op, self.need.problem(device), self.backend, machine, packing=self.packing)
 
@@ -86,17 +86,17 @@ class Item:
 def items_of(
     what: What, tokens: Sequence[int], setting: Mapping[str, Any], *, on_gpu: bool, packing: bool = False
 ) -> list[Item]:
-    """Every item, each once.
+    """All items, without duplicates.
 
     Args:
         what: as of `kernelhub.warmup`.
         tokens: token counts.
         setting: keyword arguments of `problems_of`, for models.
         on_gpu: whether they will be called on a GPU.
-        packing: whether weights that can be packed are, before the chosen kernel runs.
+        packing: whether weights are packed, if possible, before the selected kernel runs.
 
     Raises:
-        ConfigurationError: a model, line or object that is none.
+        ConfigurationError: an unknown model, an invalid line or an unsupported object.
     """
     pieces = [what] if _is_piece(what) else list(what)  # type: ignore[arg-type]
     of_models: list[Need] = []
@@ -110,14 +110,16 @@ def items_of(
         elif isinstance(piece, (Selection, Plan)):
             selection = piece.selection if isinstance(piece, Plan) else piece
             need = _need_of(selection, piece.bound if isinstance(piece, Plan) else None)
-            if selection.source in _ASKED and selection.kernel is not None:
+            if selection.source in _REQUESTED and selection.kernel is not None:
                 chosen.append((need, selection.kernel.name))
             elif _is_packed(selection):
                 packed.append(need)
             else:
                 needs.append(need)
         elif isinstance(piece, str) and _looks_like_a_line(piece):
-            from kernelhub.warming.lines import line  # here, since it needs torch and `warmup --list` does not
+            from kernelhub.warming.lines import (
+                line,
+            )  # here, since it imports torch, which `warmup --list` does not need
 
             tasks.append(Item(None, task=line(piece).run, name=piece.strip()))
         elif isinstance(piece, (str, Path, Description)):
@@ -126,12 +128,12 @@ def items_of(
             tasks.append(Item(None, task=piece, name=getattr(piece, "__name__", repr(piece))))
         else:
             raise ConfigurationError(
-                f"warmup: {piece!r} is nothing that can be made ready; give a model's name or config.json, plans, "
+                f"warmup: {piece!r} cannot be prepared; give a model's name or config.json, plans, "
                 "selections of explain(), needs of problems_of(), lines of NotWarmed, or functions"
             )
     found = [item for need in forms_of([*of_models, *needs]) for item in _items(need, tokens, None, on_gpu)]
     found += [replace(item, packing=True) for need in forms_of(packed) for item in _items(need, tokens, None, on_gpu)]
-    for need in map(whole, [*needs, *packed]):  # asked for by itself, so that it has a call, whatever the counts
+    for need in map(whole, [*needs, *packed]):  # requested itself, so that it has a call for any token counts
         if not counts_of(need, tokens):
             alone = _items(need, [n for n in _COUNTS if counts_of(need, [n])][:1], None, on_gpu)
             found += [replace(item, packing=need in packed) for item in alone]
@@ -142,7 +144,7 @@ def items_of(
 
 
 def _is_packed(selection: Selection[Any]) -> bool:
-    """Whether a selection is about weights in a kernel's own layout."""
+    """Whether a selection concerns weights in a kernel's own layout."""
     return getattr(selection.problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT
 
 
@@ -152,7 +154,7 @@ def _takes_packed(item: Item) -> bool:
 
 
 def _looks_like_a_line(text: str) -> bool:
-    """Whether a text is a line of `NotWarmed`, and not a model's name."""
+    """Whether a text is a line of `NotWarmed` rather than a model's name."""
     return "kernelhub.warm(" in text
 
 
@@ -172,7 +174,7 @@ def _items(need: Need, tokens: Sequence[int], backend: str | None, on_gpu: bool)
 
 
 def _need_of(selection: Selection[Any], bound: Any) -> Need:
-    """The need behind a selection, in the checkpoint's layout, with the sizes that its plan was prepared with."""
+    """The need of a selection, in the checkpoint's layout, with the sizes that its plan was prepared with."""
     need = need_of(selection.op, selection.problem)
     facets = dict(need.facets)
     if WEIGHT_LAYOUT in facets:
@@ -183,7 +185,7 @@ def _need_of(selection: Selection[Any], bound: Any) -> Need:
 
 
 def _sizes_in(op: str, forms: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
-    """What the operands' forms tell of sizes that no facet holds."""
+    """Sizes of the operands that are not facets."""
     if "quantize" in op and (found := _SHAPE.match(str(forms.get("x", "")))):
         width = int(found[1].split(",")[-1])
         yield "width", width * (2 if op in ("dequantize_nvfp4", "dequantize_mxfp4") else 1)

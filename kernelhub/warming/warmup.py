@@ -1,4 +1,4 @@
-"""`kernelhub.warmup`: everything that serving will need, compiled, loaded and verified before the first request."""
+"""`kernelhub.warmup`: compile, load and verify everything that serving needs before the first request."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from kernelhub.runtime.caches.store import PATIENCE_S
 from kernelhub.warming.bar import bar
 from kernelhub.warming.beat import Heart, Tell
 from kernelhub.warming.building import build_better
+from kernelhub.warming.completed import CompletedItems
 from kernelhub.warming.crew import JOB_BYTES, free_device_bytes, jobs_here, max_jobs, peak
 from kernelhub.warming.defaults import CONTEXT_LEN, MAX_CONTEXT_LEN, VERIFY_BUDGET_S
 from kernelhub.warming.forms import checked
-from kernelhub.warming.jobs import Compiled, compile_in_children
-from kernelhub.warming.journal import Journal
-from kernelhub.warming.lengths import told_of_lengths
+from kernelhub.warming.jobs import ChildResults, compile_in_children
+from kernelhub.warming.lengths import notes_on_lengths
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED, Outcome, WarmUp
 from kernelhub.warming.proof import Proof
-from kernelhub.warming.ready import WANT_OF_MEMORY, Sizing, make_ready
+from kernelhub.warming.ready import OUT_OF_MEMORY, Sizing, make_ready
 from kernelhub.warming.there import device_here
 from kernelhub.warming.trusting import Trusting
 from kernelhub.warming.turn import Turn, turn
@@ -61,12 +61,12 @@ def warmup(
     heartbeat: Tell | None = None,
     timeout_s: float = PATIENCE_S,
 ) -> WarmUp:
-    """Make ready what serving will need: afterwards `kernelhub.seal()` holds, and such calls pass.
+    """Prepare what serving needs: such calls then run after `kernelhub.seal()`.
 
     Each problem class is called at each token count, directly and by ``prepare``, ``begin`` and ``run``, with packed
     weights where the chosen kernel packs, in the forms that engines use (docs/warmup.md). One process of a node
-    compiles; others wait for it, then load what it left in the caches on disk. What is done is kept there too, so a
-    warm-up that was interrupted goes on where it was.
+    compiles; others wait for it, then load its results from the caches on disk. Finished items are recorded there too,
+    so an interrupted warm-up continues.
 
     Args:
         what: a model's name or config.json, as of `problems_of`; plans, selections of `explain`, needs of
@@ -74,32 +74,32 @@ def warmup(
         token_counts: numbers of new tokens per engine step. 1, 2, 4, ... 512, which are the usual sizes of CUDA graphs,
             and 1024 to 8192 by default, on a CPU 1, 4, 16, 64, 256; the largest must be the most that a step will have.
         tp, ep, dtype, kv_dtype, page_size, quantization, phases: as of `problems_of`, for models.
-        device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``, or a product that is here, ``"H200"``; the first GPU unless given,
+        device: ``"cuda"``, ``"cuda:1"``, ``"cpu"``, or a product of this machine, ``"H200"``; by default the first GPU,
             else the CPU.
-        context_len: tokens in the cache for each sequence of the calls that are made.
+        context_len: tokens in the cache for each sequence of the calls.
         max_context_len: the longest sequence that will be served; block tables have room for it.
-        jobs: processes that compile, and that verify. By default min(cores, free memory / 4 GB) shared among the ranks
-            of this node (LOCAL_WORLD_SIZE), and 1 where little is to be compiled, or there is no GPU. FlashInfer's
-            ninja gets as many (MAX_JOBS).
-        verify: hold each kernel that is chosen against its reference, unless evidence is stored that it is right. One
-            that is wrong is quarantined, and the next best is taken. Before that, kernels that would be first but are
-            not verified on this family of devices are verified for each problem class, best first, until one is right:
-            it is chosen from then on, in later processes too (docs/trust.md).
-        verify_budget_s: most seconds for those that would be first; what is left over is listed in `WarmUp.notes`.
-        build: build kernels that take minutes to compile, and are otherwise chosen only once they are built.
-        packing: as of ``prepare``, for engines that pack weights when they load a model: kernels that need that are
-            ranked with the others, verified where they would be first, and made ready with packed weights.
-        progress: called with a `Beat` as each item begins and each second; True shows a bar on standard error.
-        heartbeat: called with a `Beat` each second by a thread, also while a compiler runs: for liveness probes.
-        timeout_s: how long another process that compiles on this node is waited for.
+        jobs: processes that compile and verify. By default min(cores, free memory / 4 GB), shared among the ranks of
+            this node (LOCAL_WORLD_SIZE); 1 if there is little to compile, or no GPU. FlashInfer's ninja gets as many
+            (MAX_JOBS).
+        verify: check each selected kernel against its reference, unless stored evidence says that it is right. A wrong
+            kernel is quarantined, and the next best is used. Before that, kernels that would rank first but are not
+            verified on this family of devices are verified for each problem class, best first, until one is right.
+            Selection then accepts it, in later processes too (docs/trust.md).
+        verify_budget_s: time limit for kernels that would rank first; `WarmUp.notes` lists those that are left.
+        build: build kernels that take minutes to compile, which selection otherwise accepts only once they are built.
+        packing: as of ``prepare``, for engines that pack weights when they load a model: kernels for packed weights are
+            ranked with the others, verified if they would rank first, and prepared with packed weights.
+        progress: called with a `Beat` as each item begins and every second; True shows a bar on standard error.
+        heartbeat: called with a `Beat` every second by a thread, also while a compiler runs: for liveness probes.
+        timeout_s: how long to wait for another process that compiles on this node.
 
     Returns:
-        What was made ready, how, and what failed. Failures are not raised: look at `ok`.
+        What is ready, how it was prepared, and what failed. Failures are not raised: check `ok`.
 
     Raises:
         ConfigurationError: kernelhub is sealed; an unknown model, device or piece of `what`.
-        LockTimeout: another process of this node compiles for longer than `timeout_s`; it is named.
-        DeviceLost: a device error, which ends the use of the device in this process.
+        LockTimeout: another process of this node compiles for longer than `timeout_s`; the message names it.
+        DeviceLost: a device error, after which the device is unusable in this process.
 
     Example:
         >>> import kernelhub
@@ -111,7 +111,7 @@ def warmup(
     if GATE.sealed:
         raise ConfigurationError("kernelhub is sealed: warm up before seal(), or unseal() first")
     if jobs is not None and (type(jobs) is not int or jobs < 1):
-        raise ConfigurationError(f"jobs is {jobs!r}; it is a number of processes, 1 or more")
+        raise ConfigurationError(f"jobs is {jobs!r}; give a number of processes, 1 or more")
     where = device_here(device)
     setting = {"tp": tp, "ep": ep, "dtype": dtype, "kv_dtype": kv_dtype, "page_size": page_size}
     setting |= {"quantization": quantization, "phases": phases}
@@ -140,16 +140,16 @@ class _Run:
     ) -> None:
         self.items, self.device, self.sizing, self.heart = items, device, sizing, heart
         self.jobs, self.verify, self.build = jobs, verify, build
-        self.journal = Journal(facts(device))
+        self.completed = CompletedItems(facts(device))
         self.proof = Proof()
         self.trusting = Trusting()
         self.verify_budget_s = verify_budget_s
         self.outcomes: dict[Item, Outcome] = {}
         self.in_children: dict[str, dict[str, Any]] = {}
-        self.lost = Compiled()
+        self.lost = ChildResults()
         self.processes = 1
-        self.taken_over: dict[str, str] = {}  # how, by key
-        self.tried: set[str] = {""}  # keys of items that got another try; those without a key get none
+        self.taken_over: dict[str, str] = {}  # key -> how it was prepared
+        self.tried: set[str] = {""}  # keys of items that got a second try; items without a key get none
         self.notes: list[str] = []
         self.before = {item for item in items if item.need and _is_ready(item, device)}
 
@@ -161,7 +161,7 @@ class _Run:
             self.heart.stage("waiting", 1)
             with contextlib.ExitStack() as held:
                 mine = held.enter_context(turn(timeout_s, lambda holder, waited: self.heart.step(f"for {holder}")))
-                if mine.waited_for:  # what it found is on disk
+                if mine.waited_for:  # the other process left its results on disk
                     HUB.forget_evidence()
                     self.taken_over = self._done()
                 if not self._pending() and not self.build:
@@ -173,7 +173,7 @@ class _Run:
             self.notes.append(mine.note)
         most = peak(self.device)
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # an engine sizes its cache by what is free
+            torch.cuda.empty_cache()  # an engine sizes its cache by the free memory
         return WarmUp(
             str(facts(self.device)),
             tuple(self.outcomes[item] for item in self.items),
@@ -186,27 +186,27 @@ class _Run:
             tuple(self.proof.unverified),
             time.monotonic() - begun,
             most,
-            (*self.notes, *self.lost.notes, *told_of_lengths(self.outcomes.values(), self.device), *self._not_tried()),
+            (*self.notes, *self.lost.notes, *notes_on_lengths(self.outcomes.values(), self.device), *self._not_tried()),
             tuple(self.trusting.earnings),
             self.heart.stages,
         )
 
     def _not_tried(self) -> list[str]:
-        """What would be first, and was not verified within the time."""
+        """Notes on kernels that would rank first and were not verified within the time."""
         return [
-            f"{op} {kernel} would be first for {label}, and {self.verify_budget_s:g} s were too few to verify it: "
+            f"{op} {kernel} would be first for {label}, but was not verified within {self.verify_budget_s:g} s: "
             "warm up again, or give a larger verify_budget_s"
             for op, kernel, label in self.trusting.left
         ]
 
     def _done(self) -> dict[str, str]:
-        """How items were made ready, by key, that are on disk with the kernels that are chosen for them."""
-        done = self.journal.done()
+        """How items were prepared, by key, for items that are on disk with their currently selected kernels."""
+        done = self.completed.done()
         kept = {item.key: item for item in self.items if item.key in done}
         return {key: done[key][1] for key, item in kept.items() if done[key][0] == self._kernel(item)}
 
     def _pending(self) -> bool:
-        """Whether something is to be compiled or verified."""
+        """Whether there is anything to compile or verify."""
         if any(item.need is None or item.key not in self.taken_over for item in self.items):
             return True
         if not self.verify:
@@ -228,12 +228,12 @@ class _Run:
                 self.proof.settle(self.items, self.device, self.heart, self.jobs)
             self._in_children()
             self._in_this_process()
-            # A kernel that could not be loaded has given way to another, of which nothing is known yet.
+            # Another kernel replaced one that could not be loaded, and has no evidence yet.
             while self.verify and self.proof.settle(self.items, self.device, self.heart, self.jobs):
                 self._in_this_process()
 
     def _in_children(self) -> None:
-        """Compile with several processes, if that pays."""
+        """Compile with several processes, if that is faster."""
         jobs = [(item, self._kernel(item)) for item in self.items if item.need and item.key not in self.taken_over]
         self.processes = min(self.jobs or self._automatic(len(jobs)), max(1, len(jobs)))
         if self.processes < 2:
@@ -249,7 +249,7 @@ class _Run:
         )
 
     def _automatic(self, todo: int) -> int:
-        """How many processes pay: each needs a context of its own on the device, and some seconds to start."""
+        """The useful number of processes: each needs its own device context, and some seconds to start."""
         if self.device.type != "cuda" or todo < _ENOUGH_FOR_CHILDREN:
             return 1
         return max(
@@ -257,9 +257,9 @@ class _Run:
         )
 
     def _in_this_process(self) -> None:
-        """Make every item ready here: what is on disk is loaded, the rest is compiled.
+        """Prepare every item in this process: load items that are on disk, and compile the rest.
 
-        Another round follows where a kernel got another try, for which all choices were forgotten.
+        If a kernel got a second try, which clears all selections, another round follows.
         """
         tried = -1
         while tried != len(self.tried):
@@ -276,16 +276,16 @@ class _Run:
                 continue
             outcome = self._made(item)
             if item.need is not None and outcome.how != FAILED and item.key not in self.taken_over:
-                self.journal.note(item.key, outcome.kernel, outcome.how, outcome.seconds)
+                self.completed.note(item.key, outcome.kernel, outcome.how, outcome.seconds)
             if outcome.how == DECIDED and self.taken_over.get(item.key) in (COMPILED, LOADED):
-                outcome = replace(outcome, how=LOADED)  # our own libraries do not tell that they are loaded
+                outcome = replace(outcome, how=LOADED)  # our own libraries do not report their loading
             self.outcomes[item] = self._joined(item, outcome)
 
     def _made(self, item: Item) -> Outcome:
-        """Make an item ready; where a compiler was killed for memory, after another try, alone and with one job."""
+        """Prepare an item; if a compiler was killed for memory, try again alone and with one job."""
         kernel = self._kernel(item)
         outcome = make_ready(item, self.device, self.sizing, self.heart.step, item in self.before)
-        if outcome.how != FAILED or WANT_OF_MEMORY not in outcome.reason or item.key in self.tried:
+        if outcome.how != FAILED or OUT_OF_MEMORY not in outcome.reason or item.key in self.tried:
             return outcome
         self.tried.add(item.key)
         self.notes.append(f"{item.op} {kernel}: {outcome.reason}; tried again alone with one job")
@@ -298,29 +298,29 @@ class _Run:
         return make_ready(item, self.device, self.sizing, self.heart.step, item in self.before)
 
     def _answered(self, item: Item, answer: dict[str, Any]) -> None:
-        """A child has made an item, or failed."""
+        """Record that a child prepared an item, or failed."""
         self.in_children[item.key] = answer
         if answer["how"] != FAILED:
-            self.journal.note(item.key, answer["kernel"], answer["how"], answer["seconds"])
+            self.completed.note(item.key, answer["kernel"], answer["how"], answer["seconds"])
 
     def _joined(self, item: Item, outcome: Outcome) -> Outcome:
-        """With what a child did for the same kernel before, or an earlier round of this warm-up."""
+        """Add what a child, or an earlier round of this warm-up, did for the same kernel."""
         if outcome.how == FAILED:
             return outcome
         child, earlier = self.in_children.get(item.key) if item.key else None, self.outcomes.get(item)
-        told = [(outcome.how, outcome.seconds)]
+        parts = [(outcome.how, outcome.seconds)]
         if child is not None and child["kernel"] == outcome.kernel and child["how"] != FAILED:
-            told.append((child["how"], child["seconds"]))
+            parts.append((child["how"], child["seconds"]))
         if earlier is not None and earlier.kernel == outcome.kernel and earlier.how != FAILED:
-            told.append((earlier.how, earlier.seconds))
-        how = min((one for one, _ in told), key=_STRENGTH.index)
-        if how == BEFORE and len(told) > 1:
-            how = told[-1][0]
-        return replace(outcome, how=how, seconds=sum(seconds for _, seconds in told))
+            parts.append((earlier.how, earlier.seconds))
+        how = min((one for one, _ in parts), key=_STRENGTH.index)
+        if how == BEFORE and len(parts) > 1:
+            how = parts[-1][0]
+        return replace(outcome, how=how, seconds=sum(seconds for _, seconds in parts))
 
 
 def _is_ready(item: Item, device: torch.device) -> bool:
-    """Whether such calls were decided before this warm-up."""
+    """Whether such calls had a selection before this warm-up."""
     assert item.need is not None
     problem = item.need.problem(device)
     if item.packing and (kernel := item.selection(device).kernel) is not None and kernel.needs_packing:

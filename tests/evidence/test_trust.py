@@ -245,11 +245,12 @@ class TestWarmUp:
         with caplog.at_level("INFO", logger="kernelhub.evidence"):
             done = kernelhub.warmup([need], token_counts=[17], device="cpu", verify_budget_s=300, progress=beats.append)
         lines = [str(beat) for beat in beats if beat.stage == "earning trust"]
-        firsts = [next(line for line in lines if f"vendor.{name}: as asked" in line) for name in ("d_wrong", "g_right")]
+        labels = ("vendor.d_wrong: as requested", "vendor.g_right: as requested")
+        firsts = [next(line for line in lines if label in line) for label in labels]
         assert all(line.startswith(f"earning trust {place}/") for place, line in enumerate(firsts))
         assert all("s of the budget left: attention vendor." in line for line in firsts)
         assert all(0 < beat.budget_left_s <= 300 for beat in beats if beat.stage == "earning trust")
-        assert "attention vendor.g_right: verified, and chosen now" in caplog.text
+        assert "attention vendor.g_right: verified, and selected now" in caplog.text
         stages = dict(done.stages)
         assert set(stages) == {"waiting", "earning trust", "making ready"}  # and not verified a second time
         assert sum(stages.values()) <= done.seconds + 0.1

@@ -200,7 +200,7 @@ class TestChildren:
         node.compiler(f"test -e {marker} || {{ touch {marker}; kill -9 $PPID; exit 1; }}")
         answer = told(node.start(jobs=2))
         assert answer["ok"], answer
-        assert any("for want of memory" in note and "tried again alone" in note for note in answer["notes"])
+        assert any("because memory was exhausted" in note and "tried again alone" in note for note in answer["notes"])
         assert answer["counts"][COMPILED] == 2
 
     def test_a_compiler_that_is_killed_again_and_again_is_named_as_such(self, node):
@@ -209,7 +209,7 @@ class TestChildren:
         assert not answer["ok"]
         failed = [item for item in answer["items"] if item["how"] == FAILED]
         assert {item["op"] for item in failed} == {"fp8_gemm", "fused_moe"}
-        assert all("for want of memory, alone and with one job too" in item["reason"] for item in failed)
+        assert all("because memory was exhausted, alone and with one job too" in item["reason"] for item in failed)
 
     def test_without_children_too(self, node):
         marker = node.folder / "killed"

@@ -95,14 +95,14 @@ class TestWhatIsAsked:
         ("what", "more", "message"),
         [
             ("lama-3.1-8b", {}, "is neither known .did you mean llama-3.1-8b.. nor a file"),
-            (3, {}, "'int' object is not iterable|3 is nothing that can be made ready"),
-            ([3], {}, "3 is nothing that can be made ready; give a model's name"),
-            ("import os; kernelhub.warm('x')", {}, "is no line of NotWarmed"),
-            ("kernelhub.warm(__import__('os').getcwd())", {}, "is no line of NotWarmed"),
+            (3, {}, "'int' object is not iterable|3 cannot be prepared"),
+            ([3], {}, "3 cannot be prepared; give a model's name"),
+            ("import os; kernelhub.warm('x')", {}, "is not a line of NotWarmed"),
+            ("kernelhub.warm(__import__('os').getcwd())", {}, "is not a line of NotWarmed"),
             (FP8, {"token_counts": ()}, "token_counts is empty"),
             (FP8, {"token_counts": (0,)}, "token_counts: 0 is not a number of tokens"),
-            (FP8, {"jobs": 0}, "jobs is 0; it is a number of processes"),
-            (FP8, {"device": "H200"}, "H200 is not here, here is no GPU.*--list"),
+            (FP8, {"jobs": 0}, "jobs is 0; give a number of processes"),
+            (FP8, {"device": "H200"}, "this machine has no GPU, not H200.*--list"),
             ("llama-3.1-8b", {"tp": 3}, "which 3 ranks cannot share evenly"),
         ],
     )
@@ -172,7 +172,7 @@ class TestHow:
             monkeypatch.setenv(name, str(file))
         done = kernelhub.warmup(QUANTIZE, **SMALL)
         assert done.ok
-        assert any("no cache folder can be written" in note for note in done.notes)
+        assert any("no cache folder is writable" in note for note in done.notes)
 
 
 def test_kernels_are_verified_several_at_a_time_in_children() -> None:

@@ -1,4 +1,4 @@
-"""What was made ready on this kind of machine, on disk: so that an interrupted warm-up goes on where it was."""
+"""A file of the items that are ready on this kind of machine, so that an interrupted warm-up continues."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kernelhub.runtime.caches.store import Store
 _NAME = "done"
 
 
-class Journal:
-    """The items that are in the compilers' caches on disk, for one device, driver and set of libraries.
+class CompletedItems:
+    """The items in the compilers' caches on disk, for one device, driver and set of libraries.
 
-    It only saves work: an item that it lists and that a cache has lost is compiled again where it is called.
+    The file only saves work: if a cache has lost an item, the item's first call compiles it again.
     """
 
     def __init__(self, device: DeviceFacts) -> None:
@@ -37,17 +37,17 @@ class Journal:
         self._store = Store("warmup", made_for)
 
     def done(self) -> dict[str, tuple[str, str]]:
-        """Of each item that is done, by its key: the kernel, and how it was made ready."""
+        """The kernel of each completed item by key, and how the item was prepared."""
         kept = _kept(self._store.read(_NAME))
-        return {key: (told["kernel"], told["how"]) for key, told in kept.items()}
+        return {key: (entry["kernel"], entry["how"]) for key, entry in kept.items()}
 
     def note(self, key: str, kernel: str, how: str, seconds: float) -> None:
-        """An item is done: on disk before this returns."""
+        """Add a completed item; it is on disk before this returns."""
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
         entry: dict[str, Any] = {"kernel": kernel, "how": how, "seconds": round(seconds, 3), "date": date}
         self._store.update(_NAME, lambda document: {**_kept(document), key: entry})
 
 
 def _kept(document: Any) -> dict[str, dict[str, str]]:
-    """What a journal lists; nothing where it is none, since it only saves work."""
+    """The entries of a file; none if the file is invalid, since it only saves work."""
     return {} if difference(document, {str: {"kernel": str, "how": str}}) else document
