@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from kernelhub.warming.bar import bar
-from kernelhub.warming.beat import Heart
+from kernelhub.runtime.progress import Heart, bar
 
 if TYPE_CHECKING:
     import rich.console

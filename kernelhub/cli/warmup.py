@@ -13,7 +13,7 @@ from kernelhub.cli.options import add_machine, add_model, add_packing, counts, m
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import PHASES
 from kernelhub.runtime.caches.store import PATIENCE_S
-from kernelhub.warming.bar import bar
+from kernelhub.runtime.progress import bar
 from kernelhub.warming.defaults import CONTEXT_LEN, MAX_CONTEXT_LEN, TOKEN_COUNTS, TOKEN_COUNTS_OF_CPU, VERIFY_BUDGET_S
 from kernelhub.warming.outcome import WarmUp
 

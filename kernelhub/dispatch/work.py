@@ -68,6 +68,7 @@ class Journal:
         caller: finds on whose behalf the calling code works; None if on nobody's.
         count: pieces of work done.
         under_way: the work that is being done now, as phrases.
+        shown: how many displays of progress show `under_way`.
         compile_timeout_s: longest run of a compiler that a backend starts; KERNELHUB_COMPILE_TIMEOUT_S.
     """
 
@@ -77,6 +78,7 @@ class Journal:
         self.caller: Callable[[], Caller | None] = lambda: None
         self.count = 0
         self.under_way: list[str] = []
+        self.shown = 0
         self._work: deque[Work] = deque(maxlen=_KEPT)
         self._swallowed = _Swallowed()
 

@@ -8,7 +8,7 @@ import torch
 
 from kernelhub.dispatch.constraint import NOT_BUILT
 from kernelhub.dispatch.hub import HUB
-from kernelhub.warming.beat import Heart
+from kernelhub.runtime.progress import Heart
 from kernelhub.warming.outcome import FAILED
 from kernelhub.warming.ready import Sizing, make_ready
 from kernelhub.warming.wanted import Item

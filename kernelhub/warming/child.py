@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kernelhub.dispatch.work import JOURNAL
 from kernelhub.ops.models.problems import Need
 from kernelhub.warming.ready import Sizing, make_ready
 from kernelhub.warming.wanted import Item
@@ -36,6 +37,7 @@ def main() -> None:
     """Process items until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    JOURNAL.shown += 1  # by the process that asks
     for line in sys.stdin:
         fields: dict[str, Any] = json.loads(line)
         item = Item(

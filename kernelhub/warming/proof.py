@@ -18,7 +18,7 @@ from kernelhub.evidence.results import NOT_RUN, WRONG, Result
 from kernelhub.evidence.trust import covered
 from kernelhub.evidence.verify import verify, verify_in
 from kernelhub.probes.device import facts
-from kernelhub.warming.beat import Heart
+from kernelhub.runtime.progress import Heart
 from kernelhub.warming.crew import Crew, room_for_children
 from kernelhub.warming.wanted import Item
 

@@ -18,7 +18,7 @@ from kernelhub.dispatch.selection import Decision
 from kernelhub.evidence.apart import Child, goes_apart
 from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.ops.models.problems import Need
-from kernelhub.warming.beat import Heart
+from kernelhub.runtime.progress import Heart
 from kernelhub.warming.crew import Crew, room_for_children
 from kernelhub.warming.outcome import Earning
 from kernelhub.warming.wanted import Item

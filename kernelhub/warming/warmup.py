@@ -17,8 +17,7 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import PHASES
 from kernelhub.probes.device import facts
 from kernelhub.runtime.caches.store import PATIENCE_S
-from kernelhub.warming.bar import bar
-from kernelhub.warming.beat import Heart, Tell
+from kernelhub.runtime.progress import Heart, Tell, bar
 from kernelhub.warming.building import build_better
 from kernelhub.warming.completed import CompletedItems
 from kernelhub.warming.crew import JOB_BYTES, free_device_bytes, jobs_here, max_jobs, peak

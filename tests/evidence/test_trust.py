@@ -19,7 +19,7 @@ from kernelhub.ops.attention.cases import AttentionCases
 from kernelhub.ops.models.calls import need_of
 from kernelhub.ops.models.problems import problems_of
 from kernelhub.probes.device import facts
-from kernelhub.warming.beat import Heart
+from kernelhub.runtime.progress import Heart
 from kernelhub.warming.trusting import Trusting
 from kernelhub.warming.wanted import items_of
 from tests.evidence import fake_vendor

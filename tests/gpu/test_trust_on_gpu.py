@@ -17,7 +17,7 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.standing import OPT_IN, UNTESTED, Standing
 from kernelhub.ops.models.problems import problems_of
 from kernelhub.probes.device import facts
-from kernelhub.warming.bar import bar
+from kernelhub.runtime.progress import bar
 from tests.evidence import fake_vendor
 
 pytestmark = pytest.mark.gpu

@@ -21,7 +21,7 @@ from kernelhub.ops.models.description import FORMATS
 from kernelhub.ops.models.features import FEATURES
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.ops.models.published import CONFIGS
-from kernelhub.warming.beat import Beat, Heart
+from kernelhub.runtime.progress import Beat, Heart
 from kernelhub.warming.forms import forms_of
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED
 from kernelhub.warming.proof import Proof, chosen

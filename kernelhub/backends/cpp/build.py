@@ -20,6 +20,7 @@ from kernelhub.probes.toolchain import run
 from kernelhub.runtime.caches.fingerprint import Fingerprint, digest_of, fingerprint
 from kernelhub.runtime.caches.store import Entry, Store
 from kernelhub.runtime.caches.trusted import load
+from kernelhub.runtime.progress import compiling
 
 _HERE = Path(__file__).parent
 
@@ -81,7 +82,7 @@ def made_for(source: Path, command: list[str]) -> Fingerprint:
 
 
 def _compile(command: list[str], source: Path, target: Path) -> None:
-    with JOURNAL.doing("compile", source.name, "cpp"):
+    with JOURNAL.doing("compile", source.name, "cpp"), compiling(f"{source.name}, once for this CPU"):
         _run(command, source, target)
 
 

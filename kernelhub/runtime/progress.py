@@ -1,16 +1,22 @@
-"""Progress of a warm-up, reported by a separate thread, so that it continues while a compiler runs for minutes."""
+"""Progress of warm-up, long commands and compilers, reported by a thread, also while a compiler runs."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import IO, Any
 
 from kernelhub.dispatch.work import JOURNAL
 
 EVERY_S = 1.0
+
+_log = logging.getLogger("kernelhub.compile")
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,9 @@ class Beat:
 
     @property
     def what(self) -> str:
-        """The label, and the work in progress for it."""
-        return f"{self.label} ({self.doing})" if self.doing else self.label
+        """The label, and what is being done for it where the label does not name that."""
+        named = self.doing.partition(" ")[2] in self.label
+        return self.label if named else f"{self.label} ({self.doing})"
 
     def __str__(self) -> str:
         left = "" if self.remaining_s is None else f", about {self.remaining_s:.0f} s left"
@@ -83,6 +90,7 @@ class Heart:
 
     def __enter__(self) -> Heart:
         if self._tell:
+            JOURNAL.shown += 1
             self._thread.start()
         return self
 
@@ -92,6 +100,7 @@ class Heart:
         self._ended.set()
         if self._tell:
             self._thread.join()
+            JOURNAL.shown -= 1
 
     def stage(self, name: str, total: int, budget_s: float | None = None) -> None:
         """Begin a stage, of at most `budget_s` seconds if given."""
@@ -140,3 +149,76 @@ class Heart:
                 return
             if self._ended.wait(EVERY_S):
                 return
+
+
+@contextlib.contextmanager
+def bar(stream: IO[str]) -> Iterator[Tell]:
+    """A function that prints each `Beat` on a stream: with rich on a terminal, if rich is installed."""
+    progress = _rich(stream)
+    if progress is None:
+        yield _Lines(stream)
+        return
+    with progress:
+        tasks: dict[str, Any] = {}
+
+        def show(beat: Beat) -> None:
+            if not beat.stage:
+                return
+            if beat.stage not in tasks:
+                tasks[beat.stage] = progress.add_task(beat.stage, total=beat.total, label="")
+            progress.update(tasks[beat.stage], total=beat.total, completed=beat.done, label=beat.what)
+
+        yield show
+
+
+class _Lines:
+    """A line when an item or a compilation begins, and one every ten seconds while it runs."""
+
+    _again_s = 10.0
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._last: tuple[str, int, str] | None = None
+        self._said_s = 0.0
+
+    def __call__(self, beat: Beat) -> None:
+        at = (beat.stage, beat.done, beat.doing)
+        if beat.stage and (at != self._last or beat.seconds - self._said_s >= self._again_s):
+            self._last, self._said_s = at, beat.seconds
+            print(beat, file=self._stream, flush=True)
+
+
+def _rich(stream: IO[str]) -> Any:
+    """rich's progress on a terminal; None for a pipe, a file, or if rich is missing."""
+    if not stream.isatty():
+        return None
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Left
+    except ImportError:
+        return None
+    words = (TextColumn("{task.description}"), TextColumn("{task.fields[label]}", markup=False))
+    columns = (words[0], BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left(), words[1])
+    return Progress(*columns, console=Console(file=stream, highlight=False), transient=True)
+
+
+@contextlib.contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """Report that a call waits for a compiler: as progress on a terminal, else as one log record.
+
+    Work that a warm-up or a command already reports is not reported twice.
+    """
+    if JOURNAL.shown:
+        yield
+        return
+    _log.info("compiling %s", what)
+    if not sys.stderr.isatty():
+        yield
+        return
+    with bar(sys.stderr) as show:
+        heart = Heart(None, show)
+        heart.stage("compiling", 1)
+        heart.step(what, 0)
+        with heart:
+            yield
