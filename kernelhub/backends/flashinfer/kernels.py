@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kernelhub.backends.flashinfer import attention, cascade, cudnn, cutlass, gemm, grouped, mla, moe, quant, trtllm
-from kernelhub.backends.flashinfer.moe import codes
 from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(
@@ -34,7 +33,6 @@ KERNELS = (
     *gemm.KERNELS,
     *grouped.KERNELS,
     *moe.KERNELS,
-    *codes.KERNELS,
     *quant.KERNELS,
 )
 

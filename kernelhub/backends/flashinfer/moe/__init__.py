@@ -20,6 +20,7 @@ from kernelhub.backends.flashinfer.moe.requirements import (
     MODULE,
     PACKED,
     SOURCE,
+    UsualScales,
     asked,
     layout,
     trtllm,
@@ -34,9 +35,12 @@ from kernelhub.ops.moe.experts.problem import (
     FP8,
     FP8_BLOCK,
     FP8_BLOCK_GATE_UP,
+    FP8_BLOCK_UE8M0,
     FP8_TENSOR,
     MXFP4,
+    MXFP8,
     MXINT4,
+    NVFP4,
     PLAIN,
     SWIGLU_OAI,
 )
@@ -48,7 +52,22 @@ _UP_FIRST = "experts.up_gate.v1"
 _BLOCKS = "experts.up_gate_blocks.v1"
 _CALLS = (calls.EXPERTS, calls.EXPERTS_SPACE)
 _WIDE_TOKENS = SameValue("activation_dtype", "dtype")
-
+_BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3), (12, 0), (12, 1)))
+_W4A4 = (
+    OneOf("weights", (NVFP4,)),
+    asked(NVFP4, "tokens and the results of the activation are quantised to float4"),
+    OneOf("static_scales", (True,), why="second scales of activations are required"),
+    *widths(128, "scales must fill whole tiles"),
+)
+_MXFP8 = asked(MXFP8, "tokens and the results of the activation are quantised to float8 with power-of-two scales")
+_W4A8 = (
+    OneOf("weights", (MXFP4,)),
+    _MXFP8,
+    BOTH_BIASES,
+    ANY_WIDTH,
+)
+_WITH_BIASES = MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"}
+_STATIC_SCALES = MAPPED | {"static_scales"}
 
 KERNELS = (
     Kernel(
@@ -88,7 +107,7 @@ KERNELS = (
             *CHOICES,
             *widths(16, "rows must be multiples of 16 bytes"),
         ),
-        features=MAPPED | {"static_scales"},
+        features=_STATIC_SCALES,
         layouts=(CHECKPOINT, _UP_FIRST),
         packs_to=_UP_FIRST,
         source=SOURCE,
@@ -97,7 +116,7 @@ KERNELS = (
     Kernel(
         op="fused_moe",
         name="flashinfer.cutlass_experts_mxfp4",
-        target=f"{FOLDER}.experts_mxfp4:ExpertsMxfp4",
+        target=f"{FOLDER}.experts_fp4:ExpertsMxfp4",
         summary=f"CUTLASS's grouped products of MXFP4 by bfloat16 on sm_90; {PACKED}; {COMPILED}",
         band=Band.TUNED,
         constraints=(
@@ -110,7 +129,7 @@ KERNELS = (
             *CHOICES,
             ANY_WIDTH,
         ),
-        features=MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
+        features=_WITH_BIASES,
         **layout("experts.mxfp4.cutlass_sm90.v1"),
         source=SOURCE,
         standings=standings.CUTLASS_EXPERTS_HOPPER,
@@ -157,7 +176,7 @@ KERNELS = (
     Kernel(
         op="fused_moe",
         name="flashinfer.trtllm_experts",
-        target=f"{FOLDER}.trtllm_bf16:TrtllmBf16",
+        target=f"{FOLDER}.trtllm:TrtllmBf16",
         summary=f"TensorRT-LLM's products for sm_100 and sm_103, distributed as binaries; {PACKED}",
         band=Band.TUNED,
         constraints=trtllm(
@@ -174,7 +193,7 @@ KERNELS = (
     Kernel(
         op="fused_moe",
         name="flashinfer.trtllm_experts_fp8",
-        target=f"{FOLDER}.trtllm_fp8:TrtllmFp8",
+        target=f"{FOLDER}.trtllm:TrtllmFp8",
         summary=f"TensorRT-LLM's float8 products with static scales, distributed as binaries; {PACKED}",
         band=Band.TUNED,
         constraints=trtllm(
@@ -184,7 +203,7 @@ KERNELS = (
             OneOf("static_scales", (True,), why="all tokens are quantised with one scale"),
             *widths(128, "scratch memory is sized in multiples of 128"),
         ),
-        features=MAPPED | {"static_scales"},
+        features=_STATIC_SCALES,
         **layout("experts.fp8.trtllm.v1"),
         source=SOURCE,
         standings=standings.TRTLLM_EXPERTS,
@@ -192,11 +211,11 @@ KERNELS = (
     Kernel(
         op="fused_moe",
         name="flashinfer.trtllm_experts_mxfp4",
-        target=f"{FOLDER}.trtllm_mxfp4:TrtllmMxfp4",
+        target=f"{FOLDER}.trtllm_fp4:TrtllmMxfp4",
         summary=f"TensorRT-LLM's products of MXFP4 by bfloat16, distributed as binaries; {PACKED}",
         band=Band.TUNED,
         constraints=trtllm(calls.TRTLLM_FP4, OneOf("weights", (MXFP4,)), _WIDE_TOKENS, BOTH_BIASES, ANY_WIDTH),
-        features=MAPPED | {"w13_bias", "w2_bias", f"activation={SWIGLU_OAI}"},
+        features=_WITH_BIASES,
         **layout("experts.mxfp4.trtllm.v1"),
         source=SOURCE,
         standings=standings.TRTLLM_EXPERTS,
@@ -204,7 +223,7 @@ KERNELS = (
     Kernel(
         op="fused_moe",
         name="flashinfer.trtllm_experts_mxint4",
-        target=f"{FOLDER}.trtllm_mxint4:TrtllmMxint4",
+        target=f"{FOLDER}.trtllm:TrtllmMxint4",
         summary=f"TensorRT-LLM's products of MXINT4 by bfloat16, distributed as binaries; {PACKED}",
         band=Band.TUNED,
         constraints=trtllm(
@@ -215,6 +234,85 @@ KERNELS = (
         ),
         features=MAPPED,
         **layout("experts.mxint4.trtllm.v1"),
+        source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
+    ),
+    # Activations in small groups, which are opt-in.
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_nvfp4",
+        target=f"{FOLDER}.trtllm_fp4:TrtllmNvfp4",
+        summary=f"TensorRT-LLM's products of NVFP4 by NVFP4, opt-in by nvfp4, distributed as binaries; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(calls.TRTLLM_FP4, *_W4A4),
+        features=_STATIC_SCALES,
+        **layout("experts.nvfp4.trtllm.v1"),
+        source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.cutlass_experts_nvfp4",
+        target=f"{FOLDER}.experts_fp4:ExpertsNvfp4",
+        summary=f"CUTLASS's grouped products of NVFP4 by NVFP4, opt-in by nvfp4; {PACKED}; {COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(_BLACKWELL, calls.EXPERTS_CODES, calls.EXPERTS_SPACE),
+            MODULE,
+            UsualScales(),
+            dtype_in("dtype", *HALVES),
+            *_W4A4,
+            *CHOICES,
+        ),
+        features=_STATIC_SCALES,
+        **layout("experts.nvfp4.cutlass.v1"),
+        source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_BOTH,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_mxfp8",
+        target=f"{FOLDER}.trtllm_fp4:TrtllmMxfp8",
+        summary=f"TensorRT-LLM's products of MXFP4 by MXFP8, opt-in by mxfp8, distributed as binaries; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(calls.TRTLLM_FP4, *_W4A8),
+        features=_WITH_BIASES,
+        **layout("experts.mxfp4.trtllm.v1"),
+        source=SOURCE,
+        standings=standings.TRTLLM_EXPERTS,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.cutlass_experts_mxfp8",
+        target=f"{FOLDER}.experts_fp4:ExpertsMxfp8",
+        summary=f"CUTLASS's grouped products of MXFP4 by MXFP8, opt-in by mxfp8; {PACKED}; {COMPILED}",
+        band=Band.TUNED,
+        constraints=(
+            *requirements(_BLACKWELL, calls.EXPERTS_MXFP8, calls.EXPERTS_MXFP8_SPACE),
+            MODULE,
+            BF16,
+            *_W4A8,
+            *CHOICES,
+        ),
+        features=_WITH_BIASES,
+        **layout("experts.mxfp4.cutlass.v1"),
+        source=SOURCE,
+        standings=standings.CUTLASS_EXPERTS_BOTH,
+    ),
+    Kernel(
+        op="fused_moe",
+        name="flashinfer.trtllm_experts_mxfp8_blocks",
+        target=f"{FOLDER}.blocks:TrtllmMxfp8Blocks",
+        summary=f"TensorRT-LLM's MXFP8 products of blocks with UE8M0 scales, opt-in by mxfp8; {PACKED}",
+        band=Band.TUNED,
+        constraints=trtllm(
+            calls.TRTLLM_FP8_BLOCKS,
+            OneOf("weights", (FP8_BLOCK_UE8M0,)),
+            _MXFP8,
+            *widths(128, "blocks must be whole"),
+        ),
+        features=MAPPED,
+        **layout("experts.mxfp8_blocks.trtllm.v1"),
         source=SOURCE,
         standings=standings.TRTLLM_EXPERTS,
     ),

@@ -8,13 +8,13 @@ of such choices when tokens are many.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from flashinfer.fused_moe.core import cutlass_fused_moe, cutlass_fused_moe_workspace_size
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.moe.choices import choices_of
+from kernelhub.backends.flashinfer.moe.operands import choices_of, expert_scales, static_scales
 from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.formats import to_e4m3
@@ -30,6 +30,8 @@ class Experts(ExpertsAdapter, PackingExperts):
     """Weights in the dtype of the tokens."""
 
     weight_dtype: torch.dtype | None = None  # that of the tokens
+    options: ClassVar[dict[str, bool]] = {}  # of the product and of its workspace
+    token_bytes = 4  # of each element of a token, for copies of it and of the result
 
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
@@ -45,8 +47,7 @@ class Experts(ExpertsAdapter, PackingExperts):
     def pack(
         self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
     ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
-        made = swapped(weight) if side == W13 else row_major(weight)
-        return {"weight": made, "scale": scale, "global_scale": None, "bias": None}, unpack
+        return {"weight": up_first(side, weight), "scale": scale, "global_scale": None, "bias": None}, unpack
 
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
@@ -61,12 +62,13 @@ class Experts(ExpertsAdapter, PackingExperts):
                 row_major(tokens),
                 ids,
                 weights,
-                row_major(w13.weight),
-                row_major(w2.weight),
+                self._weight(w13),
+                self._weight(w2),
                 self._dtype,
                 self._scales(w13, w2, values),
                 output=made,
                 use_fused_finalize=False,
+                **self.options,
                 **self._more(w13, w2, values),
                 **with_them,
             )
@@ -76,10 +78,11 @@ class Experts(ExpertsAdapter, PackingExperts):
     def workspace_bytes(self, num_tokens: int) -> int:
         """As the library has it; tokens, choices and a result without gaps."""
         problem = self.problem
+        hidden, inner = self._widths
         size = cutlass_fused_moe_workspace_size(
             num_tokens,
-            problem.hidden_size,
-            problem.intermediate_size,
+            hidden,
+            inner,
             problem.num_experts,
             problem.top_k,
             x_dtype=self._x_dtype,
@@ -87,12 +90,23 @@ class Experts(ExpertsAdapter, PackingExperts):
             output_dtype=self._dtype,
             use_fused_finalize=False,
             device=torch.device(problem.device.type),
+            **self.options,
         )
-        return int(size) + num_tokens * (4 * problem.hidden_size + 16 * problem.top_k * (1 + problem.top_k))
+        return int(size) + num_tokens * (self.token_bytes * hidden + 16 * problem.top_k * (1 + problem.top_k))
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        """Of a token and of an expert, as the library multiplies them."""
+        return self.problem.hidden_size, self.problem.intermediate_size
 
     @property
     def _x_dtype(self) -> torch.dtype:
         return self._dtype
+
+    def _weight(self, side: Matrix) -> Tensor:
+        """A weight; the library takes codes of float4 as int64, 16 in one."""
+        weight = row_major(side.weight)
+        return weight.view(torch.int64) if self.weight_dtype is torch.int64 else weight
 
     def _given(self, x: Tensor, values: Values) -> tuple[Tensor, dict[str, Any]]:
         """Tokens as they are multiplied, and arguments of the library that go with them."""
@@ -138,19 +152,21 @@ class ExpertsFp8(Experts):
         return to_e4m3(x.float() / values.a1_scale.reshape(1, 1))
 
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
-        assert w13.channel_scale is not None
-        assert w2.channel_scale is not None
-        assert values.a1_scale is not None
-        assert values.a2_scale is not None
-        a1, a2 = values.a1_scale.reshape(()), values.a2_scale.reshape(())
-        return [w13.channel_scale[:, 0] * a1, a2.reciprocal(), w2.channel_scale[:, 0] * a2, row_major(a1)]
+        first, second = expert_scales(w13, w2)
+        a1, a2 = static_scales(values)
+        return [first * a1, a2.reciprocal(), second * a2, row_major(a1)]
 
 
 def unpack(packed: PackedWeight) -> Tensors:
     """Weight, scale, global scale and bias as `pack` was given them."""
     weight = packed.tensors["weight"]
     assert weight is not None
-    return swapped(weight) if packed.facts["side"] == W13 else weight, packed.tensors["scale"], None, None
+    return up_first(packed.facts["side"], weight), packed.tensors["scale"], None, None
+
+
+def up_first(side: str, rows: Tensor) -> Tensor:
+    """Rows [E, N, ...] of a projection with those of up before those of gate, and back."""
+    return swapped(rows) if side == W13 else row_major(rows)
 
 
 def swapped(matrices: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from kernelhub.backends.flashinfer.gemm import operands
+from kernelhub.backends.shared.scales import tiled, untiled
+from kernelhub.ops.moe.experts.adapter import W13
 
 BLOCK_BYTES = 128  # of a row that are contiguous where K is blocked
 
@@ -24,6 +26,17 @@ def each(move: Callable[[Tensor], Tensor], experts: Tensor) -> Tensor:
     for place in range(1, experts.shape[0]):
         made[place] = move(experts[place : place + 1])[0]
     return made
+
+
+def for_epilogue(side: str, rows: Tensor) -> Tensor:
+    """Rows [E, N, ...] of a projection: shuffled, those of w13 with up and gate in turn."""
+    return shuffled(in_turn(rows) if side == W13 else rows)
+
+
+def from_epilogue(side: str, rows: Tensor) -> Tensor:
+    """What `for_epilogue` was given."""
+    straight = unshuffled(rows)
+    return one_after_the_other(straight) if side == W13 else straight
 
 
 def shuffled(rows: Tensor) -> Tensor:
@@ -58,3 +71,14 @@ def out_of_blocks(blocks: Tensor) -> Tensor:
     """What `in_blocks` was given."""
     experts, wide, count, _ = blocks.shape
     return blocks.transpose(1, 2).reshape(experts, count, wide * BLOCK_BYTES)
+
+
+def in_tiles(scale: Tensor) -> Tensor:
+    """Scales [E, N, groups] in tiles of 128 rows by 4 groups; N and groups are multiples of these."""
+    return tiled(scale.flatten(0, 1)).view(scale.shape)
+
+
+def out_of_tiles(tiles: Tensor) -> Tensor:
+    """What `in_tiles` was given."""
+    flat = tiles.flatten(0, 1)
+    return untiled(flat, *flat.shape).view(tiles.shape)

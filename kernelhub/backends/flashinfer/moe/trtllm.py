@@ -1,29 +1,46 @@
-"""Shared by the adapters of TensorRT-LLM's experts, which are distributed as binaries for sm_100 and sm_103.
+"""TensorRT-LLM's experts, distributed as binaries for sm_100 and sm_103: what they share, and weights by wide tokens.
 
 They are given the routing's result as it is, ids and float32 weights, by the library's entry points for a routing that
-was made elsewhere (with MXINT4 weights as one number, the weight in bfloat16). Weights are shuffled when a plan packs
-them. A token's choices are summed in their order.
+was made elsewhere. Weights are shuffled when a plan packs them. A token's choices are summed in their order.
 """
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
+from flashinfer.fused_moe.core import (
+    trtllm_bf16_routed_moe,
+    trtllm_fp8_per_tensor_scale_routed_moe,
+    trtllm_mxint4_block_scale_routed_moe,
+)
 from torch import Tensor
 
-from kernelhub.backends.flashinfer.moe.choices import choices_of
+from kernelhub.backends.flashinfer.moe.layouts import (
+    each,
+    for_epilogue,
+    from_epilogue,
+    in_blocks,
+    in_tiles,
+    out_of_blocks,
+    out_of_tiles,
+)
+from kernelhub.backends.flashinfer.moe.operands import choices_of, expert_scales, scales_of, static_scales
 from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0
 from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major
-from kernelhub.ops.formats import E4M3
+from kernelhub.ops.formats import E4M3, to_e4m3
 from kernelhub.ops.moe.experts.adapter import W2, W13, ExpertsAdapter, PackingExperts, Values
 from kernelhub.ops.moe.experts.problem import FP8_TENSOR, MXFP4, MXINT4, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import FP4_GROUP, GROUP, Matrix, matrix
+from kernelhub.ops.packed import PackedWeight, Tensors
 from kernelhub.probes.device import facts_of
 
 RENORMALIZE = 1  # a routing that no kernel runs, as ids are given; but its limits are checked
+_BLOCK_MAJOR_K = 2  # flashinfer.tllm_enums.WeightLayout
 _LEAST_BYTES = 128 << 10  # of an intermediate
 SMALLEST, FEW = 256, 8  # width and experts of the layer that loads the module
 
@@ -33,9 +50,11 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
 
     Attributes:
         most_tile: rows to whole multiples of which an expert's tokens are filled up, at most.
+        token_bytes: of each element of a token, for copies of it and of the result.
     """
 
     most_tile: ClassVar[int]
+    token_bytes: ClassVar[int] = 6
 
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
@@ -80,7 +99,7 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
         rows = choices + min(choices, problem.num_experts) * (self.most_tile - 1)
         inner, hidden = (max(_LEAST_BYTES, 2 * rows * width) for width in (2 * self._inner_width, self._width))
         tables = 4 * (4 * rows + 4 * problem.num_experts + 512) + choices * (12 + 2 * problem.top_k)
-        return inner + hidden + tables + 6 * num_tokens * self._width
+        return inner + hidden + tables + self.token_bytes * num_tokens * self._width
 
     def _load(self) -> None:
         """Pack and run a layer of few and small experts."""
@@ -99,6 +118,144 @@ class TrtllmExperts(ExpertsAdapter, PackingExperts):
         weight = tensors["weight"]
         assert weight is not None
         return matrix(self.problem.weights, weight, tensors["scale"], None, None)
+
+
+class TrtllmBf16(TrtllmExperts):
+    """bfloat16 weights [E, K / 64, N, 64], rows shuffled."""
+
+    most_tile = 128
+
+    def pack(
+        self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
+    ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
+        def moved(expert: Tensor) -> Tensor:
+            return in_blocks(for_epilogue(side, expert.contiguous().view(torch.uint8)))
+
+        made = each(moved, weight).view(torch.bfloat16)
+        return {"weight": made, "scale": None, "global_scale": None, "bias": None}, self._unpack
+
+    @staticmethod
+    def _unpack(packed: PackedWeight) -> Tensors:
+        blocks = packed.tensors["weight"]
+        assert blocks is not None
+
+        def back(expert: Tensor) -> Tensor:
+            return from_epilogue(packed.facts["side"], out_of_blocks(expert))
+
+        return each(back, blocks.view(torch.uint8)).view(packed.dtype), None, None, None
+
+    def run(
+        self, x: Tensor, w13: Matrix, w2: Matrix, choices: tuple[Tensor, Tensor], values: Values, out: Tensor
+    ) -> None:
+        trtllm_bf16_routed_moe(
+            choices,
+            x,
+            row_major(w13.weight),
+            row_major(w2.weight),
+            *self._sizes(w13),
+            RENORMALIZE,
+            True,
+            _BLOCK_MAJOR_K,
+            output=out,
+        )
+
+
+class TrtllmFp8(TrtllmExperts):
+    """float8 weights [E, N, K] with a scale for each expert, rows shuffled, by tokens with a known scale.
+
+    The result of the activation is quantised from the float32 sums, with the scale that `fused_moe` is given for it.
+    """
+
+    most_tile = 128
+
+    def pack(
+        self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
+    ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
+        made = each(partial(for_epilogue, side), weight.view(torch.uint8)).view(weight.dtype)
+        return {"weight": made, "scale": scale, "global_scale": None, "bias": None}, self._unpack
+
+    @staticmethod
+    def _unpack(packed: PackedWeight) -> Tensors:
+        made = packed.tensors["weight"]
+        assert made is not None
+        weight = each(partial(from_epilogue, packed.facts["side"]), made.view(torch.uint8))
+        return weight.view(packed.dtype), packed.tensors["scale"], None, None
+
+    def run(
+        self, x: Tensor, w13: Matrix, w2: Matrix, choices: tuple[Tensor, Tensor], values: Values, out: Tensor
+    ) -> None:
+        first, second = expert_scales(w13, w2)
+        a1, a2 = static_scales(values, 1)
+        both = first * a1
+        trtllm_fp8_per_tensor_scale_routed_moe(
+            choices,
+            None,
+            row_major(to_e4m3(x.float() / a1)),
+            row_major(w13.weight),
+            both / a2,
+            both,
+            row_major(w2.weight),
+            second * a2,
+            *self._sizes(w13),
+            False,
+            RENORMALIZE,
+            output=out,
+        )
+
+
+class TrtllmMxint4(TrtllmExperts):
+    """Codes [E, K / 256, N, 128] and bfloat16 scales in tiles of 128 rows by 4 groups, rows shuffled.
+
+    The library takes a routing for such weights in one form alone: an id and a bfloat16 weight in one number, which is
+    within what a result may be off (`kernelhub.ops.moe.experts.tolerance`), as what an expert adds may be rounded, too.
+    """
+
+    most_tile = 128
+
+    def pack(
+        self, side: str, weight: Tensor, scale: Tensor | None, global_scale: Tensor | None, bias: Tensor | None
+    ) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
+        assert scale is not None
+        tensors: dict[str, Tensor | None] = {
+            "weight": each(lambda codes: in_blocks(for_epilogue(side, codes)), weight),
+            "scale": in_tiles(for_epilogue(side, scale)),
+            "global_scale": None,
+            "bias": None,
+        }
+        return tensors, self._unpack
+
+    @staticmethod
+    def _unpack(packed: PackedWeight) -> Tensors:
+        blocks, tiles = packed.tensors["weight"], packed.tensors["scale"]
+        assert blocks is not None
+        assert tiles is not None
+        back = partial(from_epilogue, packed.facts["side"])
+        return each(lambda codes: back(out_of_blocks(codes)), blocks), back(out_of_tiles(tiles)), None, None
+
+    def run(
+        self, x: Tensor, w13: Matrix, w2: Matrix, choices: tuple[Tensor, Tensor], values: Values, out: Tensor
+    ) -> None:
+        first, second = scales_of(w13, w2)
+        trtllm_mxint4_block_scale_routed_moe(
+            _in_one_number(*choices),
+            x,
+            row_major(w13.weight),
+            first,
+            None,
+            None,
+            None,
+            row_major(w2.weight),
+            second,
+            *self._sizes(w13),
+            RENORMALIZE,
+            output=out,
+        )
+
+
+def _in_one_number(ids: Tensor, weights: Tensor) -> Tensor:
+    """int32 [T, top_k]: the id above, below it the bits of the weight in bfloat16."""
+    bits = weights.to(torch.bfloat16).view(torch.int16).int() & 0xFFFF
+    return ids << 16 | bits
 
 
 def _zeros(weights: str, rows: int) -> tuple[Tensor, Tensor | None]:
