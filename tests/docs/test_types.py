@@ -30,6 +30,12 @@ EXPECTED = {
     "kernelhub.paged_attention.prepare(t, t, t, t, t).begin(t, t).run(t, t, t)": "Tensor",
     "kernelhub.fp8_gemm(t, t, t, t)": "Tensor",
     "kernelhub.attention.explain(t, t, t)": "Selection[Any]",
+    "kernelhub.attention.prepare(t, t, t)": "kernelhub._AttentionPlan[Tensor]",
+    "kernelhub.fp8_gemm.prepare(t, t)": "kernelhub.ops.gemm.fp8.op.Fp8GemmPlan",
+    "kernelhub.attention.kernels()": "tuple[str, ...]",
+    "kernelhub.fp8_gemm.kernels()": "tuple[str, ...]",
+    "kernelhub.attention.reference": "def (*args: Any, **kwargs: Any) -> Any",
+    "kernelhub.attention.kernals()": '"_Attention" has no attribute "kernals"',
     "kernelhub.attentoin": 'Module has no attribute "attentoin"',
     "kernelhub.attention(t, t, t, cusal=True)": 'Unexpected keyword argument "cusal"',
     "kernelhub.fp8_gemm(t, t, bais=t)": 'Unexpected keyword argument "bais"',
@@ -68,7 +74,8 @@ def test_a_type_checker_sees_each_result_and_flags_misspelt_names(kind, tmp_path
         if number.isdecimal():
             by_line[int(number)] = by_line.get(int(number), "") + words + "\n"
     for number, (line, expected) in enumerate(EXPECTED.items(), 4):
-        shown = f"error: {expected}" if expected.startswith(("Module", "Unexpected")) else f'type is "{expected}"'
+        wrong = " attribute " in expected or expected.startswith("Unexpected")
+        shown = f"error: {expected}" if wrong else f'type is "{expected}"'
         assert shown in by_line[number], f"{line}: {told}"
 
 
