@@ -54,13 +54,10 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.grouped.groupwise",
     "kernelhub.backends.flashinfer.grouped.masked",
     "kernelhub.backends.flashinfer.grouped.segments",
-    "kernelhub.backends.flashinfer.grouped.small",
     "kernelhub.backends.flashinfer.moe.experts",
-    "kernelhub.backends.flashinfer.quant.nvfp4",
     "kernelhub.backends.flashinfer.quant.nvfp4_kv",
     "kernelhub.backends.flashinfer.quant.fp4",
-    "kernelhub.backends.flashinfer.quant.groups",
-    "kernelhub.backends.flashinfer.quant.mxfp8",
+    "kernelhub.backends.flashinfer.quant.fp8",
 )
 WRAPPERS: list[Any] = []
 SMALL_SCRATCH = 0  # scratch below which a plan fails

@@ -171,13 +171,13 @@ class TestGlobalScale(OnFake):
 
 class TestPieces(OnFake):
     def test_what_a_launch_cannot_count_is_several(self, monkeypatch) -> None:
-        from kernelhub.backends.flashinfer.quant import groups
+        from kernelhub.backends.flashinfer.quant import fp8
 
         x = activations(21, 256)
         for options in ({}, {"scale_layout": "column"}):
             want = kernelhub.quantize_fp8(x, "group", **options, backend="flashinfer")
             with monkeypatch.context() as patch:
-                patch.setattr(groups, "_MOST_ELEMENTS", 5 * 256)
+                patch.setattr(fp8, "_MOST_ELEMENTS", 5 * 256)
                 patch.setattr(fake, "LARGEST_LAUNCH", 5 * 256 + 256 + 1)
                 got = kernelhub.quantize_fp8(x, "group", **options, backend="flashinfer")
             assert all(same(one, other) for one, other in zip(got, want, strict=True))

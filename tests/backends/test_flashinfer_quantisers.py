@@ -54,13 +54,13 @@ class TestDequantize(OnFake):
         assert wide[..., 1::2].isnan().all()
 
     def test_long_rows_and_large_tensors_are_given_in_pieces(self, monkeypatch) -> None:
-        from kernelhub.backends.flashinfer.quant import nvfp4
+        from kernelhub.backends.flashinfer.quant import nvfp4_kv
 
-        assert nvfp4.columns(1 << 19) == 1 << 19
-        assert nvfp4.columns((1 << 19) + 16) == 16
-        assert nvfp4.columns(3 << 20) == 1 << 19
-        monkeypatch.setattr(nvfp4, "_WIDEST", 64)
-        monkeypatch.setattr(nvfp4, "_MOST", 200)
+        assert nvfp4_kv.columns(1 << 19) == 1 << 19
+        assert nvfp4_kv.columns((1 << 19) + 16) == 16
+        assert nvfp4_kv.columns(3 << 20) == 1 << 19
+        monkeypatch.setattr(nvfp4_kv, "_WIDEST", 64)
+        monkeypatch.setattr(nvfp4_kv, "_MOST", 200)
         monkeypatch.setattr(fake, "LARGEST_LAUNCH", 200)
         codes, scale, factor = kernelhub.quantize_nvfp4(torch.randn(5, 192), backend="torch.quantize")
         want = kernelhub.dequantize_nvfp4.reference(codes, scale, factor, out_dtype=torch.float16)

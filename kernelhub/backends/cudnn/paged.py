@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernelhub.backends.cudnn.graphs import Graphs, Pool, Shape, Uid
 from kernelhub.backends.cudnn.queries import FEWEST_TOKENS, Queries
-from kernelhub.backends.shared.operands import aligned, on_device_of
+from kernelhub.backends.shared.operands import on_device_of, pages_by_head
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
@@ -38,7 +38,8 @@ class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         with on_device_of(q):
             q_at, tokens = offsets_of_queries(step, q)
             queries = Queries(self.problem, q, q_at, values.scale, out, lse)
-            self._run(queries, self._pages(k), self._pages(v), tokens, step, values)
+            k, v = (pages_by_head(cache, self.problem.kv_layout) for cache in (k, v))
+            self._run(queries, k, v, tokens, step, values)
 
     def _run(self, queries: Queries, k: Tensor, v: Tensor, tokens: int, step: PagedStep, values: Values) -> None:
         q, sequences, page_size = queries.q, queries.sequences, self.problem.page_size
@@ -64,13 +65,6 @@ class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         self._graphs.run(shape, queries.tensors(shape.wide) | keys)
         queries.blank(k_lens)
         queries.finish()
-
-    def _pages(self, cache: Tensor) -> Tensor:
-        """[pages, heads, tokens of a page, width] that cuDNN can read; another cache is copied as a whole."""
-        if not cache.shape[0]:  # no sequence has a key, but there has to be an address
-            cache = cache.new_zeros(1, *cache.shape[1:])
-        cache = aligned(cache)
-        return cache.transpose(1, 2) if self.problem.kv_layout == "NHD" else cache
 
 
 def _steps(cache: Tensor) -> tuple[int, int, int]:

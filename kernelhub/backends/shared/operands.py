@@ -60,6 +60,14 @@ def contiguous_copy(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def pages_by_head(cache: Tensor, kv_layout: str) -> Tensor:
+    """A paged cache as [pages, heads, tokens of a page, width], of one page at least; a copy where rows have gaps."""
+    if not cache.shape[0]:  # no sequence has a key, but there has to be an address
+        cache = cache.new_zeros(1, *cache.shape[1:])
+    cache = aligned(cache)
+    return cache.transpose(1, 2) if kv_layout == "NHD" else cache
+
+
 def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     """Queries and a positive factor with the same scores: libraries take the largest product before they scale."""
     if scale > 0:

@@ -215,8 +215,8 @@ class TestReleases:
         assert parameters(package / "gemm/gemm_base.py", "cutlass_segment_gemm_sm90") == of_adapter("grouped/segments")
         if version != "0.6.1":
             path = package / "quantization/fp4_quantization.py"
-            assert parameters(path, "nvfp4_kv_dequant") == of_adapter("quant/nvfp4")
-            assert parameters(path, "nvfp4_kv_quant") == of_adapter("quant/nvfp4_kv")
+            assert parameters(path, "nvfp4_kv_dequant") == of_adapter("quant/nvfp4_kv", "_DEQUANTIZER_TAKES")
+            assert parameters(path, "nvfp4_kv_quant") == of_adapter("quant/nvfp4_kv", "_QUANTIZER_TAKES")
 
     def test_cutlass_s_functions_of_attention_take_what_adapters_give(self, version) -> None:
         """They have no Python source: what the library gives them where it calls them, one by one."""
@@ -369,13 +369,13 @@ def given_to(path: Path, method: str, within: str | None = None) -> list[list[st
     return [[ast.unparse(one) for one in item.args] for item in calls_of if getattr(item.func, "attr", "") == method]
 
 
-def of_adapter(name: str) -> tuple[str, ...]:
+def of_adapter(name: str, constant: str = "_TAKES") -> tuple[str, ...]:
     """What an adapter says that a function takes, read without importing it, since it would import the library."""
     tree = ast.parse((Path(inspect.getfile(calls)).parent / f"{name}.py").read_text())
     said = next(
         item.value
         for item in tree.body
-        if isinstance(item, ast.Assign) and getattr(item.targets[0], "id", "") == "_TAKES"
+        if isinstance(item, ast.Assign) and getattr(item.targets[0], "id", "") == constant
     )
     return tuple(ast.literal_eval(said))
 

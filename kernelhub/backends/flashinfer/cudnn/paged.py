@@ -10,7 +10,7 @@ from torch import Tensor
 from kernelhub.backends.flashinfer.cudnn.library import FEWEST_TOKENS, NATURAL, Classes
 from kernelhub.backends.flashinfer.cudnn.packed import PackedQueries, flat
 from kernelhub.backends.flashinfer.steps import RECOMMENDED_BYTES, stream_of, workspace
-from kernelhub.backends.shared.operands import aligned, on_device_of, positive_scale
+from kernelhub.backends.shared.operands import on_device_of, pages_by_head, positive_scale
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
@@ -27,13 +27,6 @@ class Pages(AttentionAdapter[PagedAttentionProblem, PagedStep]):
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         """Scratch, shared by the kernels of a stream."""
         return RECOMMENDED_BYTES
-
-    def _pages(self, cache: Tensor) -> Tensor:
-        """[pages, heads, tokens of a page, width], as the library has it; where rows have gaps, a copy of the whole."""
-        if not cache.shape[0]:  # no sequence has a key, but there has to be an address
-            cache = cache.new_zeros(1, *cache.shape[1:])
-        cache = aligned(cache)
-        return cache.transpose(1, 2) if self.problem.kv_layout == "NHD" else cache
 
     def _tables(self, step: PagedStep, sequences: int, most: int) -> tuple[Tensor, Tensor]:
         """The block table of as many pages as hold `most` tokens, and int32 [sequences, 1, 1, 1] of lengths."""
@@ -63,7 +56,8 @@ class Prefill(Pages):
             queries = PackedQueries(self.problem, q, q_at, most_q, values.scale, out, lse)
             most = bound(max(1, step.max_pages) * self.problem.page_size, most_q)
             table, lens = self._tables(step, queries.sequences, most)
-            k, v, wide = self._pages(k), self._pages(v), queries.wide
+            k, v = (pages_by_head(cache, self.problem.kv_layout) for cache in (k, v))
+            wide = queries.wide
             given = queries.given(wide)
             sizes = (queries.sequences, most_q, most, queries.scale, wide)
             with self._classes.meet((*sizes, k.shape, k.stride(), v.stride())):
@@ -113,7 +107,7 @@ class Decode(Pages):
             direct = sequences == number and out.is_contiguous() and not out.data_ptr() & 15
             made = flat(out) if direct else rows.new_empty(*rows.shape[:2], self.problem.head_dim_vo)
             table, lens = self._tables(step, sequences, most)
-            k, v = self._pages(k), self._pages(v)
+            k, v = (pages_by_head(cache, self.problem.kv_layout) for cache in (k, v))
             with self._classes.meet((sequences, most, scale, k.shape, k.stride(), v.stride())):
                 cudnn_batch_decode_with_kv_cache(
                     rows,

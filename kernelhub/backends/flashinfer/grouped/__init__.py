@@ -123,7 +123,7 @@ KERNELS = (
     Kernel(
         op="grouped_gemm",
         name="flashinfer.groups_nvfp4",
-        target=f"{_HERE}.small:NvFp4",
+        target=f"{_HERE}.groupwise:NvFp4",
         summary="CUTLASS's grouped product of NVFP4 by NVFP4 for sm_120; rows are gathered into groups padded to 4",
         band=Band.SPECIALISED,
         constraints=(
@@ -139,7 +139,7 @@ KERNELS = (
     Kernel(
         op="grouped_gemm",
         name="flashinfer.groups_mxfp8_mxfp4",
-        target=f"{_HERE}.small:Mxfp8Mxfp4",
+        target=f"{_HERE}.groupwise:Mxfp8Mxfp4",
         summary="CUTLASS's grouped product of MXFP8 by MXFP4 for Blackwell; rows are gathered into groups padded to 4",
         band=Band.SPECIALISED,
         constraints=(

@@ -31,7 +31,7 @@ KERNELS = (
     Kernel(
         op="dequantize_nvfp4",
         name="flashinfer.dequantize",
-        target=f"{_HERE}.nvfp4:DequantizeNvfp4",
+        target=f"{_HERE}.nvfp4_kv:DequantizeNvfp4",
         summary="a row per block of threads, to float16; compiled at first use unless built ahead",
         band=Band.TUNED,
         constraints=(
@@ -102,7 +102,7 @@ KERNELS = (
     Kernel(
         op="quantize_mxfp8",
         name="flashinfer.quantize_mxfp8",
-        target=f"{_HERE}.mxfp8:QuantizeMxfp8",
+        target=f"{_HERE}.fp8:QuantizeMxfp8",
         summary=f"its bits differ from those of the op, so it requires unsafe=True; {_COMPILED}",
         band=Band.TUNED,
         constraints=(
@@ -121,7 +121,7 @@ KERNELS = (
     Kernel(
         op="quantize_fp8",
         name="flashinfer.quantize_fp8",
-        target=f"{_HERE}.groups:QuantizeGroups",
+        target=f"{_HERE}.fp8:QuantizeGroups",
         summary="groups by cuTile; its bits differ from those of the op, so it requires unsafe=True; "
         "compiled in the process",
         band=Band.TUNED,
