@@ -1,7 +1,7 @@
 """The contract cases of an op for one kernel: for tests of kernels inside and outside of kernelhub.
 
-    class TestMine(kernelhub.testing.contract("merge_attention_states")):
-        kernel = "mykernels.merge"
+    class TestMerge(kernelhub.testing.OpContract):
+        op, kernel = "merge_attention_states", "mykernels.merge"
 
 pytest then runs one test for each case of the op that the kernel's record supports. Without pytest:
 
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
@@ -32,7 +32,7 @@ from kernelhub.evidence.checks import DeviceLost, Subject
 from kernelhub.evidence.verify import device_here
 from kernelhub.ops.case import Case
 
-__all__ = ["KernelCase", "OpContract", "WrongResult", "cases", "contract", "repair_interpreter"]
+__all__ = ["KernelCase", "OpContract", "WrongResult", "cases", "repair_interpreter"]
 
 
 class WrongResult(AssertionError):
@@ -57,15 +57,15 @@ class KernelCase:
         label: what is unusual about the call.
         problem: formats and features of the call.
         device: where it runs.
-        values: parameters of the call that are no tensors.
+        elements: of the largest tensor of the call.
     """
 
     op: str
     kernel: str
     label: str
-    problem: str
+    problem: tuple[str, ...]
     device: str
-    values: Mapping[str, Any] = field(compare=False)
+    elements: int
 
     def __str__(self) -> str:
         return self.label
@@ -105,53 +105,53 @@ class KernelCase:
 
 
 class OpContract:
-    """Base of a test class for one kernel; see `contract`.
+    """Base of a pytest class that runs the cases of an op with one kernel.
 
     Attributes:
-        op: name of the op.
+        op: name of the op; the subclass sets it.
         kernel: name of the kernel; the subclass sets it.
         device: where it runs, ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; by default the first GPU, else the CPU.
         quick: run only the few cases of ``kernelhub verify --quick``.
+        most_elements: leave out cases with larger tensors, for kernels that Triton interprets; None for no limit.
+
+    Example:
+        >>> import kernelhub.testing
+        >>> class TestMerge(kernelhub.testing.OpContract):
+        ...     op, kernel = "merge_attention_states", "torch.merge"
     """
 
     op: ClassVar[str]
     kernel: ClassVar[str]
     device: ClassVar[str | None] = None
     quick: ClassVar[bool] = False
+    most_elements: ClassVar[int | None] = None
+
+    @classmethod
+    def accepted_cases(cls) -> list[KernelCase]:
+        """The cases to run.
+
+        Raises:
+            ConfigurationError, KernelUnavailable: as of `cases`.
+        """
+        most = cls.most_elements
+        found = cases(cls.op, kernel=cls.kernel, device=cls.device, quick=cls.quick)
+        return [case for case in found if most is None or case.elements <= most]
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """One test for each case; one skipped test if the kernel cannot run on this machine."""
-        if "kernel_case" not in metafunc.fixturenames:
+        if "case" not in metafunc.fixturenames:
             return
         import pytest
 
         try:
-            found: list[Any] = list(_cases(self.op, self.kernel, self.device, self.quick))
+            found: list[Any] = list(self.accepted_cases())
         except KernelUnavailable as error:
             found = [pytest.param(None, id="unavailable", marks=pytest.mark.skip(reason=str(error)))]
-        metafunc.parametrize("kernel_case", found, ids=lambda case: None if case is None else str(case))
+        metafunc.parametrize("case", found, ids=lambda case: None if case is None else str(case))
 
-    def test_case(self, kernel_case: KernelCase) -> None:
+    def test_case(self, case: KernelCase) -> None:
         """The kernel passes the case."""
-        kernel_case.check()
-
-
-def contract(op: str) -> type[OpContract]:
-    """The base of a test class that runs the cases of an op; the subclass names its `kernel`.
-
-    Args:
-        op: name of the op.
-
-    Raises:
-        ConfigurationError: there is no such op.
-
-    Example:
-        >>> import kernelhub.testing
-        >>> class TestMerge(kernelhub.testing.contract("merge_attention_states")):
-        ...     kernel = "torch.merge"
-    """
-    _ = HUB.record(op)
-    return type(f"{op}_contract", (OpContract,), {"op": op, "__doc__": f"Cases of `{op}`."})
+        case.check()
 
 
 def cases(
@@ -176,7 +176,12 @@ def cases(
         'bfloat16'
         >>> case.check()
     """
-    return _cases(op, kernel, None if device is None else str(device), quick)
+    where = str(device_here(device))
+    found, why = _supported(op, kernel, where, HUB.generation)
+    if not found:
+        raise KernelUnavailable(f"{kernel} supports no case of {op} on {where}: {why}")
+    few = {case.label for case in CASES[op].cases() if case.quick}
+    return tuple(case for case in found if not quick or case.label in few)
 
 
 def repair_interpreter() -> None:
@@ -200,19 +205,16 @@ def _supported(op: str, kernel: str, device: str, generation: int) -> tuple[tupl
         arguments = case.make(subject.device)
         claim = subject.claims(arguments)
         if claim.holds:
-            values = {name: value for name, value in arguments.items() if isinstance(value, bool | int | float | str)}
-            found.append(KernelCase(op, kernel, case.label, claim.problem, device, values))
+            largest = max(tensor.numel() for value in arguments.values() for tensor in _tensors(value))
+            found.append(KernelCase(op, kernel, case.label, tuple(claim.problem.split()), device, largest))
         why = why or claim.why
     return tuple(found), why
 
 
-def _cases(op: str, kernel: str, device: str | None, quick: bool) -> tuple[KernelCase, ...]:
-    where = str(device_here(device))
-    found, why = _supported(op, kernel, where, HUB.generation)
-    if not found:
-        raise KernelUnavailable(f"{kernel} supports no case of {op} on {where}: {why}")
-    few = {case.label for case in CASES[op].cases() if case.quick} if quick else ()
-    return tuple(case for case in found if not quick or case.label in few)
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, list | tuple):
+        return [item for item in value if isinstance(item, Tensor)]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _subject(op: str, kernel: str, device: str) -> Subject:

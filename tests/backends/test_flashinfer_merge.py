@@ -23,7 +23,6 @@ WIDTHS = (64, 128, 256, 512)
 
 class TestMerge(OnFake, MergeOfHalves):
     kernel = NAME
-    widths = WIDTHS
 
     @pytest.mark.parametrize("width", WIDTHS)
     @pytest.mark.parametrize("parts", [2, 3])

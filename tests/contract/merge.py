@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
 import pytest
@@ -10,44 +9,17 @@ import torch
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
+from kernelhub.evidence.cases import CASES
 from kernelhub.ops.merge.inputs import merge_inputs
-from kernelhub.ops.merge.tolerance import largest_error_allowed, lse_error_allowed, quantized_error_allowed
+from kernelhub.ops.merge.tolerance import quantized_error_allowed
+from kernelhub.testing import OpContract
 from tests.conftest import DEVICE
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One call, by what is unusual about it."""
-
-    label: str
-    inputs: dict[str, Any]
-
-    def __str__(self) -> str:
-        return self.label
-
-
-CASES = [
-    *(Case(f"{dtype}"[6:], {"dtype": dtype}) for dtype in DTYPES),
-    *(Case(f"{parts} parts", {"parts": parts}) for parts in (3, 4, 8, 9)),
-    *(Case(f"width {width}", {"head_dim": width}) for width in (1, 16, 72, 80, 96, 192, 256, 512)),
-    *(Case(f"{heads} heads", {"num_heads": heads}) for heads in (1, 3, 7)),
-    *(Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 2, 31, 33, 200)),
-    *(Case(f"batch of {batch}", {"batch": batch, "tokens": 5}) for batch in (1, 3)),
-    Case("batch of 3, 5 parts", {"batch": 3, "tokens": 37, "parts": 5, "dtype": torch.float16}),
-    Case("every row has keys", {"empty": False}),
-]
-
-
-class MergeContract:
-    kernel: ClassVar[str]
-    device: ClassVar[str] = DEVICE
+class MergeContract(OpContract):
+    op = "merge_attention_states"
+    device = DEVICE
     quantises: ClassVar[bool] = True
-
-    @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        return CASES
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         return merge_inputs(**{"tokens": 20, "num_heads": 5, "head_dim": 64, "device": self.device} | changes)
@@ -55,31 +27,11 @@ class MergeContract:
     def run(self, arguments: dict[str, Any], **more: Any) -> Any:
         return kernelhub.merge_attention_states(**arguments, **more, backend=self.kernel)
 
-    def check(self, got: Any, arguments: dict[str, Any]) -> None:
-        want, want_lse = kernelhub.merge_attention_states.reference(
-            arguments["outs"], arguments["lses"], return_lse=True, dtype=torch.float64
-        )
-        out, lse = got if isinstance(got, tuple) else (got, None)
-        assert out.shape == want.shape
-        assert out.dtype is arguments["outs"][0].dtype
-        largest = max(float(part.double().nan_to_num().abs().max()) for part in arguments["outs"])
-        assert float((out.double() - want).abs().max()) <= largest_error_allowed(out.dtype, largest)
-        assert out.isfinite().all()
-        if lse is not None:
-            assert torch.equal(lse == -torch.inf, want_lse == -torch.inf)
-            keys = want_lse != -torch.inf
-            assert ((lse.double() - want_lse).abs() <= lse_error_allowed(want_lse))[keys].all()
-
-    def test_matches_the_reference_in_float64(self, case: Case) -> None:
-        arguments = self.inputs(**case.inputs)
-        first = arguments["outs"][0]
-        out = torch.full_like(first, torch.nan)
-        out_lse = torch.full_like(arguments["lses"][0], torch.nan)
-        got = self.run(arguments, out=out, out_lse=out_lse)
-        assert got[0] is out
-        assert got[1] is out_lse
-        self.check(got, arguments)
-        self.check(self.run(arguments), arguments)
+    def check(self, got: tuple[torch.Tensor, torch.Tensor], arguments: dict[str, Any]) -> None:
+        """Compare a result and its LSE with the reference, within the op's tolerance."""
+        results = {"out": got[0], "out_lse": got[1]}
+        judgement = CASES[self.op].judge(results, arguments | {"return_lse": True})
+        assert judgement.ok, judgement.figures
 
     def test_states_may_come_stacked(self) -> None:
         for parts in (2, 4):
@@ -109,15 +61,6 @@ class MergeContract:
                 out, lse = self.run({"outs": outs, "lses": lses}, return_lse=True)
                 assert torch.equal(out, arguments["outs"][0])
                 torch.testing.assert_close(lse, arguments["lses"][0], rtol=0, atol=2**-17)
-
-    def test_large_lse_do_not_overflow(self) -> None:
-        arguments = self.inputs(dtype=torch.float32, empty=False)
-        for shift in (300.0, -300.0, 1e4):
-            shifted = arguments | {"lses": [lse + shift for lse in arguments["lses"]]}
-            out, lse = self.run(shifted, return_lse=True)
-            assert lse.isfinite().all()
-            want = kernelhub.merge_attention_states.reference(**shifted, dtype=torch.float64)
-            torch.testing.assert_close(out.double(), want, rtol=0, atol=4e-3 if shift > 1e3 else 4e-4)
 
     def test_operands_may_have_any_strides(self) -> None:
         arguments = self.inputs(batch=2)
@@ -159,10 +102,6 @@ class MergeContract:
                 assert torch.equal(lse == -torch.inf, want_lse == -torch.inf)
         assert self.run(arguments, out_scale=1e-9).float().abs().max() == 448
 
-    def test_no_tokens_give_an_empty_result(self) -> None:
-        out, lse = self.run(self.inputs(tokens=0, empty=False), return_lse=True)
-        assert (out.shape, lse.shape) == ((0, 5, 64), (5, 0))
-
     def test_explain_reads_the_call(self) -> None:
         arguments = self.inputs(parts=3)
         selection = kernelhub.merge_attention_states.explain(**arguments, return_lse=True, backend=self.kernel)
@@ -198,22 +137,11 @@ class MergeOfHalves(MergeContract):
     """Of a kernel that takes neither float32 nor any width of heads, and gives no float8 result."""
 
     quantises: ClassVar[bool] = False
-    widths: ClassVar[tuple[int, ...]]
 
-    @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        cases = super().accepted_cases()
-        return [
-            case
-            for case in cases
-            if case.inputs.get("dtype") is not torch.float32 and case.inputs.get("head_dim", 64) in cls.widths
-        ]
-
-    def test_large_lse_do_not_overflow(self) -> None:
+    def test_the_largest_lse_do_not_overflow(self) -> None:
         arguments = self.inputs(dtype=torch.float16, empty=False)
-        for shift in (300.0, -300.0, 1e4, -1e6):
-            shifted = arguments | {"lses": [lse + shift for lse in arguments["lses"]]}
-            self.check(self.run(shifted, return_lse=True), shifted)
+        shifted = arguments | {"lses": [lse - 1e6 for lse in arguments["lses"]]}
+        self.check(self.run(shifted, return_lse=True), shifted)
 
     def test_attention_over_chunks_is_attention(self) -> None:
         q, k, v = (torch.randn(2, tokens, 4, 64, device=self.device).half() for tokens in (6, 50, 50))

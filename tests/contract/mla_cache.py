@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -12,49 +11,22 @@ from torch import Tensor
 import kernelhub
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
+from kernelhub.testing import OpContract
 from tests.conftest import DEVICE
 
 FP8 = torch.float8_e4m3fn
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One call, by what is unusual about it."""
-
-    label: str
-    inputs: dict[str, Any]
-
-    def __str__(self) -> str:
-        return self.label
-
-
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-CASES = [
-    *(Case(str(dtype)[6:], {"dtype": dtype}) for dtype in FLOATS),
-    *(Case(f"{str(dtype)[6:]} to fp8", {"dtype": dtype, "kv_dtype": FP8}) for dtype in FLOATS),
-    *(
-        Case(f"{latent} + {rope}", {"latent_dim": latent, "rope_dim": rope})
-        for latent, rope in ((256, 64), (128, 0), (100, 24), (7, 3), (1, 1))
-    ),
-    *(Case(f"pages of {size}", {"page_size": size}) for size in (1, 3, 16, 256)),
-    *(Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 2, 31, 33)),
-    Case("nothing is skipped", {"skipped": 0}),
-    Case("all are skipped", {"skipped": 1}),
-    Case("the first is skipped", {"tokens": 1, "skipped": 1, "kv_dtype": FP8}),
-]
 
 
 def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-class MlaCacheContract:
-    kernel: ClassVar[str]
-    device: ClassVar[str] = DEVICE
-
-    @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        return CASES
+class MlaCacheContract(OpContract):
+    op = "write_mla_cache"
+    device = DEVICE
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         return write_mla_cache_inputs(**{"tokens": 18, "device": self.device} | changes)
@@ -74,13 +46,6 @@ class MlaCacheContract:
         flat = bits(cache).flatten(0, -2)
         flat[slots[slots >= 0].to(self.device)] = bits(rows)[(slots >= 0).to(self.device)]
         return flat.view(cache.dtype).view(cache.shape)
-
-    def test_the_slots_hold_the_tokens_and_all_else_what_it_held(self, case: Case) -> None:
-        arguments = self.inputs(**case.inputs)
-        want = self.want(arguments)
-        assert torch.equal(bits(kernelhub.write_mla_cache.reference(**arguments)), bits(want))
-        assert self.run(arguments) is arguments["kv_cache"]
-        assert torch.equal(bits(arguments["kv_cache"]), bits(want))
 
     def test_a_scale_that_is_no_power_of_two_divides(self) -> None:
         for dtype in FLOATS:

@@ -39,15 +39,14 @@ kernelhub.register_backend(types.SimpleNamespace(
     __name__="mine", BACKEND=Backend("mine", "theirs"), KERNELS=(record("mine.merge", "bfloat16"),)
 ))
 
-class TestMine(kernelhub.testing.contract("merge_attention_states")):
-    kernel = "mine.merge"
-    device = "cpu"
+class TestMine(kernelhub.testing.OpContract):
+    op, kernel, device = "merge_attention_states", "mine.merge", "cpu"
 
-class TestQuick(kernelhub.testing.contract("merge_attention_states")):
-    kernel, device, quick = "mine.merge", "cpu", True
+class TestQuick(kernelhub.testing.OpContract):
+    op, kernel, device, quick = "merge_attention_states", "mine.merge", "cpu", True
 
-class TestVendor(kernelhub.testing.contract("merge_attention_states")):
-    kernel, device = "flashinfer.merge", "cpu"
+class TestVendor(kernelhub.testing.OpContract):
+    op, kernel, device = "merge_attention_states", "flashinfer.merge", "cpu"
 """
 
 
@@ -111,7 +110,7 @@ def test_one_case_is_verified_alone(liar) -> None:
 
 def test_what_is_misspelt_or_cannot_run_says_so() -> None:
     with pytest.raises(ConfigurationError, match="did you mean merge_attention_states"):
-        kernelhub.testing.contract("merge_attention_state")
+        kernelhub.testing.cases("merge_attention_state", kernel="torch.merge")
     with pytest.raises(ConfigurationError, match=r"has no kernel 'torch.merg' \(did you mean torch.merge\?\)"):
         kernelhub.testing.cases(OP, kernel="torch.merg")
     if not torch.cuda.is_available():

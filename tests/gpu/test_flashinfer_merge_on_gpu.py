@@ -32,7 +32,6 @@ def skip_unless_able(arguments: dict[str, Any]) -> None:
 
 class TestMerge(MergeOfHalves):
     kernel = MERGE
-    widths = (64, 128, 256, 512)
 
     @pytest.fixture(autouse=True)
     def runs_here(self):

@@ -24,12 +24,16 @@ class MergeCases(OpCases):
             label = str(dtype)[6:]
             yield Case(label=label, make=_make(dtype=dtype), quick=True, repeats=True)
             yield Case(label=f"{label}, lse", make=_make(dtype=dtype, return_lse=True), quick=True, repeats=True)
-        for parts in (3, 4, 9):
+        for parts in (3, 4, 8, 9):
             yield Case(label=f"{parts} parts", make=_make(parts=parts, return_lse=True), quick=parts == 3)
-        for width in (1, 72, 80, 128, 256, 512):
+        for width in (1, 16, 72, 80, 96, 128, 192, 256, 512):
             yield Case(label=f"width {width}", make=_make(head_dim=width))
+        for heads in (1, 3, 7):
+            yield Case(label=f"{heads} heads", make=_make(num_heads=heads))
         yield Case(label="128 heads of 128", make=_make(num_heads=128, head_dim=128, return_lse=True), quick=True)
         yield Case(label="batched", make=_make(batch=3, tokens=5, return_lse=True), quick=True)
+        yield Case(label="batch of one", make=_make(batch=1, tokens=5))
+        yield Case(label="batched, 5 parts", make=_make(batch=3, tokens=37, parts=5, dtype=torch.float16))
         yield Case(label="every row has keys", make=_make(empty=False))
         for label, scale in (("a number", 0.02), ("below zero", -0.3), ("tiny: all saturate", 1e-6)):
             # Compared with another scale, since without one the result has another dtype.
@@ -46,9 +50,9 @@ class MergeCases(OpCases):
             yield Case(
                 label=label, make=make, quick=parts == 2, without=other, feature="out_scale in memory", repeats=True
             )
-        for shift in (300.0, -300.0):
+        for shift in (300.0, -300.0, 1e4):
             yield Case(label=f"LSE shifted by {shift:g}", make=_shifted(shift))
-        for tokens in (0, 1, 2, 3, 31, 32, 33, 129):
+        for tokens in (0, 1, 2, 3, 31, 32, 33, 129, 200):
             make = _make(tokens=tokens, return_lse=True)
             yield Case(label=f"{tokens} tokens", make=make, tokens=True, quick=tokens in (0, 1, 2, 33))
 

@@ -34,12 +34,13 @@ class MlaCacheCases(OpCases):
                     feature="kv_scale",
                     quick=label != "3.3",
                 )
+            yield Case(label=f"{str(dtype)[6:]} to fp8", make=_writes(**fp8))
             yield Case(
                 label=f"{str(dtype)[6:]} to fp8, scale as tensor", make=_writes(tensor=True, kv_scale=0.3, **fp8)
             )
         for scale in (0.0171, 0.3, 1.7):
             yield Case(label=f"half way between two codes, scale {scale}", make=_half_way(scale), quick=True)
-        for latent, rope in ((256, 64), (128, 0), (7, 3), (1, 1)):
+        for latent, rope in ((256, 64), (128, 0), (100, 24), (7, 3), (1, 1)):
             yield Case(label=f"{latent} + {rope}", make=_writes(latent_dim=latent, rope_dim=rope))
         for size in (1, 3, 16, 256):
             yield Case(label=f"pages of {size}", make=_writes(page_size=size))
@@ -47,6 +48,7 @@ class MlaCacheCases(OpCases):
             yield Case(
                 label=("nothing is skipped", "all are skipped")[skipped], make=_writes(skipped=skipped), quick=True
             )
+        yield Case(label="the only one is skipped", make=_writes(tokens=1, skipped=1, kv_dtype=E4M3))
         for tokens in (0, 1, 2, 3, 31, 32, 33, 65):
             yield Case(
                 label=f"{tokens} tokens", make=_writes(tokens=tokens), tokens=True, quick=tokens in (0, 1, 2, 33)

@@ -31,6 +31,8 @@ class ConcatCases(OpCases):
                 yield Case(
                     label=f"{tokens} tokens, {heads} heads", make=make, tokens=True, quick=tokens in (0, 1, 2, 33)
                 )
+        for heads in (1, 3):
+            yield Case(label=f"{heads} heads", make=_concat(num_heads=heads))
         for nope, rope in ((192, 64), (7, 3), (1, 1)):
             yield Case(label=f"{nope} + {rope}", make=_concat(nope_dim=nope, rope_dim=rope))
         yield Case(label="NaN and negative zero", make=_any_bits, quick=True)

@@ -13,6 +13,17 @@ from kernelhub.ops.models.shapes import MOE, MoeModel
 from kernelhub.ops.moe.routing.inputs import routing_inputs
 from kernelhub.ops.moe.routing.tolerance import decided, weights_agree
 
+_BIASED: dict[str, Any] = {"scoring": "sigmoid", "correction_bias": True}
+# Experts, experts of a token, groups, groups of a token.
+_GROUPED: tuple[tuple[tuple[int, int, int, int], dict[str, Any]], ...] = (
+    ((12, 3, 4, 1), {}),
+    ((12, 6, 4, 2), _BIASED),
+    ((8, 3, 8, 5), _BIASED),
+    ((160, 6, 8, 3), _BIASED),
+    ((60, 4, 3, 2), {"scoring": "sigmoid"}),
+    ((16, 8, 2, 1), _BIASED | {"scoring": "softmax_after_topk"}),
+    ((64, 8, 8, 8), _BIASED),
+)
 TOKENS = (0, 1, 2, 3, 16, 17, 64, 65, 90)
 
 
@@ -27,11 +38,13 @@ class RoutingCases(OpCases):
             for tokens in TOKENS if name in ("deepseek-v3.2", "gpt-oss-120b") else ():
                 make = _route(name, tokens=tokens)
                 yield Case(label=f"{tokens} tokens, {name}", make=make, tokens=True, quick=tokens in (0, 1, 2, 17))
+        other_bias = torch.linspace(1.0, -1.0, 256, dtype=torch.float32, device="cpu")
         changes: dict[str, Arguments] = {
             "scoring softmax": {"scoring": "softmax"},
             "topk_groups": {"topk_groups": 2},
             "num_groups": {"num_groups": None, "topk_groups": None},
             "correction_bias": {"correction_bias": None},
+            "correction_bias of other experts": {"correction_bias": other_bias},
             "renormalize": {"renormalize": False},
             "scaling_factor": {"scaling_factor": 1.0},
             "scaling_factor tiny": {"scaling_factor": 2.0**-40},
@@ -50,11 +63,18 @@ class RoutingCases(OpCases):
             yield Case(label=f"NaN and infinities, {scoring}", make=_no_numbers(scoring), quick=True)
         for dtype in (torch.bfloat16, torch.float16):
             yield Case(label=str(dtype)[6:], make=_route("qwen3-30b-a3b", dtype=dtype))
-        for experts, top_k in ((1, 1), (8, 8), (9, 2), (129, 22), (512, 22)):
+        for experts, top_k in ((1, 1), (8, 8), (9, 2), (129, 22), (160, 1), (511, 10), (512, 22)):
             model = MoeModel("", experts, top_k, 1, 1)
             yield Case(label=f"{top_k} of {experts}", make=_route(model))
-        biased = MoeModel("", 32, 5, 1, 1, scoring="softmax_after_topk", correction_bias=True)
-        yield Case(label="logits chosen by a bias", make=_route(biased))
+        for (experts, top_k, groups, chosen), more in _GROUPED:
+            model = MoeModel("", experts, top_k, 1, 1, num_groups=groups, topk_groups=chosen, **more)
+            yield Case(label=f"{chosen} of {groups} groups of {experts // groups}, {top_k} experts", make=_route(model))
+        for label, more in (
+            ("softmax, biased", {"correction_bias": True, "renormalize": False}),
+            ("logits chosen by a bias", {"scoring": "softmax_after_topk", "correction_bias": True}),
+            ("sigmoid, not renormalized", {"scoring": "sigmoid", "renormalize": False}),
+        ):
+            yield Case(label=label, make=_route(MoeModel("", 32, 5, 1, 1, **more)))
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         shape = (arguments["logits"].shape[0], arguments["top_k"])
@@ -67,6 +87,16 @@ class RoutingCases(OpCases):
         weights, ids = results["out_weights"], results["out_ids"]
         want, want_ids = expected
         wants = {"out_weights": want, "out_ids": want_ids}
+        ordered = ids.sort(1).values
+        if bool((ordered[:, 1:] <= ordered[:, :-1]).any()):
+            return Judgement(torch.inf, "an expert is chosen twice for a token", wants)
+        if bool(((ids < 0) | (ids >= arguments["logits"].shape[1])).any()):
+            return Judgement(torch.inf, "an id is of no expert", wants)
+        ordered = ids.sort(1).values
+        if bool((ordered[:, 1:] <= ordered[:, :-1]).any()):
+            return Judgement(torch.inf, "an expert is chosen twice for a token", wants)
+        if bool(((ids < 0) | (ids >= arguments["logits"].shape[1])).any()):
+            return Judgement(torch.inf, "an id is of no expert", wants)
         sure = decided(**arguments)  # rounding cannot change the ids of these
         wrong = (ids != want_ids).any(1) & sure
         if bool(wrong.any()):
@@ -93,4 +123,8 @@ def _no_numbers(scoring: str) -> Make:
 
 
 def _otherwise(make: Make, change: Arguments) -> Make:
-    return lambda device: {name: value for name, value in (make(device) | change).items() if value is not None}
+    def made(device: torch.device) -> Arguments:
+        changed = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in change.items()}
+        return {name: value for name, value in (make(device) | changed).items() if value is not None}
+
+    return made
