@@ -145,7 +145,6 @@ class TestFp8Gemm(EveryScaling):
 
 class TestBmmFp8(BmmFp8Contract):
     kernel = "triton.bmm_fp8"
-    claims_determinism = True
 
 
 class TestFp4Gemm(Fp4GemmContract):

@@ -39,15 +39,19 @@ class BmmFp8Cases(OpCases):
                 yield Case(label=f"scaled {label}, {parameter} of zero", make=zeroed(_bmm(**form), parameter))
         for operand in ("a", "b"):
             yield Case(label=f"{operand} in e5m2", make=_bmm(e5m2=operand, **each), quick=True)
+            yield Case(label=f"{operand} in e5m2, 70 tokens", make=_bmm(e5m2=operand, tokens=70, **each))
         for dtype in (FP16, FP32):
             yield Case(label=str(dtype)[6:], make=_bmm(out_dtype=dtype, **each), quick=True)
         for batch in (0, 1, 2, 9):
             yield Case(label=f"batch of {batch}", make=_bmm(batch=batch, **each))
+        yield Case(label="batch of 9 to float32", make=_bmm(batch=9, out_dtype=FP32, **each))
         for tokens in TOKENS:
             for name, shape in (("", {}), (", 512 x 128", real)):
                 make = _bmm(tokens=tokens, **shape)
                 yield Case(label=f"{tokens} tokens{name}", make=make, tokens=True, quick=tokens in FEW_TOKENS)
-        for n, k in ((1, 1), (63, 16), (65, 33), (129, 127), (128, 512)):
+            make = _bmm(tokens=tokens, out_dtype=FP32, **each)
+            yield Case(label=f"{tokens} tokens to float32", make=make, tokens=True)
+        for n, k in ((1, 1), (63, 16), (65, 33), (129, 127), (64, 129), (128, 512)):
             yield Case(label=f"N {n}, K {k}", make=_bmm(n=n, k=k, out_dtype=FP32, **each))
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
