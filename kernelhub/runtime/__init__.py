@@ -1,1 +1,1 @@
-"""WHEN work is done: seal, warm calls, caches, ranks, health, scratch that outlives a call, operators of others."""
+"""Process-wide state: sealing, warm calls, caches, ranks, health, and scratch memory that outlives a call."""

@@ -12,23 +12,23 @@ from kernelhub.dispatch.gate import GATE
 
 @dataclass(frozen=True)
 class Health:
-    """What `kernelhub.health` tells.
+    """The result of `kernelhub.health`.
 
     Attributes:
         ok: no device was lost.
-        reason: the first error with what to do; empty if all is well.
-        device: index of the device that was lost first, -1 for the CPU; None if all is well.
-        since: seconds since the epoch at which it was lost; None if all is well.
-        op: the op out of whose launch the error came; empty if all is well.
-        kernel: the kernel that was launched; empty if all is well.
-        last_plans: the plans made ready last on that device, newest first, each with its calls.
+        reason: the first error with a remedy; empty if `ok`.
+        device: index of the device that was lost first, -1 for the CPU; None if `ok`.
+        since: time of that loss, in seconds since the epoch; None if `ok`.
+        op: the op whose launch raised the error; empty if `ok`.
+        kernel: the kernel that was launched; empty if `ok`.
+        last_plans: the most recent plans on that device, newest first, each with its calls.
         lost_devices: indices of all devices that were lost.
-        sealed: whether `kernelhub.seal` holds.
-        audited: calls that were recomputed and compared (KERNELHUB_AUDIT).
-        wrong_in_service: for each kernel whose numbers were wrong in these, its op, its name and how often. Its calls
-            go on unless KERNELHUB_AUDIT_ACTION says otherwise, so `ok` does not speak of it.
-        not_compared: calls that were taken to be recomputed and were not, by reason, the most first, and how many.
-            Launches that a CUDA graph replays are none of these: no audit sees them.
+        sealed: whether the process is sealed.
+        audited: number of calls that were recomputed and compared (KERNELHUB_AUDIT).
+        wrong_in_service: op, name and number of wrong calls of each kernel that an audit found wrong. Its calls
+            continue unless KERNELHUB_AUDIT_ACTION says otherwise, so `ok` does not include it.
+        not_compared: number of sampled calls that could not be compared, by reason, the most frequent first. Launches
+            that a CUDA graph replays are not included: an audit does not see them.
     """
 
     ok: bool
@@ -45,15 +45,15 @@ class Health:
     not_compared: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """The same as a JSON object."""
+        """Plain values for JSON."""
         return json.dumps(asdict(self))
 
 
 def health() -> Health:
-    """Can this process still serve? Touches no device, takes no lock, and never raises.
+    """Whether this process can still serve. Uses no device, takes no lock, and never raises.
 
-    A device error out of a launch (illegal access, failed launch, uncorrectable memory error) is final for its process:
-    later calls on the device raise `kernelhub.errors.DeviceLost`, and this says so. Running out of memory is not.
+    A device error of a launch (illegal access, failed launch, uncorrectable memory error) is final for its process:
+    later calls on the device raise `kernelhub.errors.DeviceLost`, and `ok` is False. Running out of memory is not.
 
     Example:
         >>> import kernelhub
@@ -70,5 +70,5 @@ def health() -> Health:
         return Health(True, "", None, None, "", "", (), (), GATE.sealed, audited, wrong, left)
     first = min(lost, key=lambda error: error.since)
     devices = tuple(sorted(error.device for error in lost))
-    told = (str(first), first.device, first.since, first.op, first.kernel, first.plans, devices, GATE.sealed)
-    return Health(False, *told, audited, wrong, left)
+    loss = (str(first), first.device, first.since, first.op, first.kernel, first.plans, devices, GATE.sealed)
+    return Health(False, *loss, audited, wrong, left)

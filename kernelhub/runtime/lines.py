@@ -1,6 +1,6 @@
-"""The error of a call that was not made ready, with the line that makes it ready.
+"""The error for a call that is not ready in a sealed process, with the line that makes it ready.
 
-Called while a call is refused, perhaps in the middle of a capture: nothing here touches a device.
+It is built while a call is refused, perhaps during a CUDA-graph capture: nothing here uses a device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernelhub.ops.models.features import a_model_may_ask
 
 _ADVICE = {
     "sync": "{what} is on the device: give its values on the host (seq_lens_cpu=, cu_seqlens_q_cpu= of plan.begin), or "
-    "before sealing choose a kernel that reads no lengths, which kernelhub.explain({op!r}, ...) lists",
+    "before sealing select a kernel that reads no lengths; kernelhub.explain({op!r}, ...) lists them",
     "pack": "pack weights while the model is loaded, before kernelhub.seal(): plan.pack(...)",
 }
 _OPS = "kernelhub.ops."
@@ -52,7 +52,7 @@ def line_for(caller: Caller) -> str:
 
 
 def _forms(caller: Caller, function: Any, device: torch.device) -> dict[str, Any]:
-    """Forms of the arguments: of the op's own frame, or of the plan that runs and what it was prepared with."""
+    """Forms of the arguments: those in the op's frame, or those of the running plan and of its preparation."""
     parameters = inspect.signature(function).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     frame: FrameType | None = caller.frame
@@ -62,14 +62,14 @@ def _forms(caller: Caller, function: Any, device: torch.device) -> dict[str, Any
         if frame.f_code is inspect.unwrap(function).__code__ and not isinstance(said.get("backend"), DryRun):
             return _changed(written({name: said[name] for name in parameters}, device), defaults)
         if str(frame.f_globals.get("__name__", "")).startswith(_OPS):
-            met = _tensors(frame, parameters)  # the outermost is the plan's own, whose arguments are called as the op's
+            met = _tensors(frame, parameters)  # the outermost frame is the plan's; its arguments have the op's names
         frame = frame.f_back
     forms = dict(function.op.forms_of(caller.key, caller.bound))
     return _changed(forms | written(met if caller.bound is not None else {}, device), defaults)
 
 
 def _tensors(frame: FrameType, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors that a plan's run was given, by the names of the op's parameters; those of its step too."""
+    """Tensors that a plan's run and its step received, by the names of the op's parameters."""
     code, said = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     step = said.get("step")
@@ -79,7 +79,7 @@ def _tensors(frame: FrameType, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(forms: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that have their default."""
+    """The arguments that differ from their defaults."""
 
     def same(value: Any, default: Any) -> bool:
         return value is default or (type(value) is type(default) and value == default)
@@ -90,7 +90,7 @@ def _changed(forms: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
 
 
 def _text(value: Any) -> str:
-    """The argument as source. A backend may be given as a list, which reads as well as a tuple."""
+    """The argument as source. A backend may be a list, which is equivalent to a tuple."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name!r}: {_text(item)}" for name, item in value.items()) + "}"
     if type(value) in (list, tuple):
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 
 
 def _context(layer: Any) -> str:
-    """A `kernelhub.use(...)` that says what a layer says."""
+    """The `kernelhub.use(...)` that is equivalent to a layer."""
     said: dict[str, Any] = {
         ("backend" if override.ops == "*" else override.ops): override.names for override in layer.requests
     }
@@ -117,7 +117,7 @@ def _context(layer: Any) -> str:
 
 
 def _index_of(caller: Caller) -> int:
-    """Index of the device of a call that is being decided: an argument on the stack of the dispatch."""
+    """Index of the device of a call during its selection: an argument on the stack of the dispatch."""
     frame: FrameType | None = caller.frame
     while frame is not None:
         index = frame.f_locals.get("device")
@@ -128,16 +128,14 @@ def _index_of(caller: Caller) -> int:
 
 
 def _warmup(caller: Caller) -> str:
-    """That a model's warm-up covers such calls, if a model may ask for them."""
+    """A note that a model's warm-up covers such calls, if a model may make them."""
     if caller.problem is None or not a_model_may_ask(HUB.function(caller.op).op.contract, caller.problem):
         return ""
-    return (
-        "\nkernelhub.warmup(model, ...) covers it, where a model that it is told of asks for it and serves as it says."
-    )
+    return "\nkernelhub.warmup(model, ...) covers it, if a listed model makes this call under the given settings."
 
 
 def _nearest(caller: Caller) -> str:
-    """In what the call differs from the nearest one of its op that is ready."""
+    """How the call differs from the nearest call of its op that is ready."""
     ready = HUB.function(caller.op).op.ready()
     fields = [field.name for field in dataclasses.fields(caller.problem)]
 
@@ -145,10 +143,10 @@ def _nearest(caller: Caller) -> str:
         return [name for name in fields if getattr(other, name) != getattr(caller.problem, name)]
 
     if not ready:
-        return "\nNothing of this op is ready."
+        return "\nNo call of this op is ready."
     other = min(ready, key=lambda one: len(differing(one)))
     names = differing(other)
     if not names:
-        return "\nThe same configuration is ready; its operands are of another form (strides, alignment, sizes)."
-    told = ", ".join(f"{name}={getattr(caller.problem, name)} (ready: {getattr(other, name)})" for name in names)
-    return f"\nThe nearest configuration that is ready differs in {told}."
+        return "\nThe same configuration is ready; its operands have another form (strides, alignment, sizes)."
+    differences = ", ".join(f"{name}={getattr(caller.problem, name)} (ready: {getattr(other, name)})" for name in names)
+    return f"\nThe nearest configuration that is ready differs in {differences}."

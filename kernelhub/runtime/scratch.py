@@ -16,18 +16,18 @@ from torch import Tensor
 
 _KEPT_BYTES = 256 << 20  # larger requests are given back at once
 
-_GUARD_BYTES = 1024  # before and after watched memory; a multiple of every alignment that a kernel asks for
-_CANARY = 0xA5  # as bytes of a float a number that shows; nobody writes it by chance a thousand times
+_GUARD_BYTES = 1024  # before and after watched memory; a multiple of every alignment that a kernel requires
+_CANARY = 0xA5  # a conspicuous value as bytes of a float; no kernel writes it a thousand times by chance
 
 _threads = threading.local()
 
 
 class Guarded:
-    """Memory between two guards that whoever stays inside of it leaves alone.
+    """Memory between two guards, which change only if a kernel writes out of bounds.
 
     Attributes:
-        tag: what it was asked for as.
-        body: the memory, holding what no kernel should read.
+        tag: tag of the request.
+        body: the memory, filled with values that no kernel should read.
     """
 
     def __init__(self, tag: str, num_bytes: int, device: torch.device) -> None:
@@ -36,17 +36,17 @@ class Guarded:
         self.body = self._all[_GUARD_BYTES : _GUARD_BYTES + num_bytes]
 
     def trespassed(self) -> int:
-        """How many bytes outside of it were changed."""
+        """The number of changed bytes outside of it."""
         before, after = self._all[:_GUARD_BYTES], self._all[_GUARD_BYTES + len(self.body) :]
         return int((before != _CANARY).sum()) + int((after != _CANARY).sum())
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Guarded]]:
-    """A block in which all that this thread asks `scratch` for is new and guarded, on every device.
+    """Within the block, every `scratch` of this thread is new and guarded, on every device.
 
     Yields:
-        What was asked for so far.
+        The requests so far.
     """
     before = getattr(_threads, "watched", None)
     handed: list[Guarded] = []
@@ -58,10 +58,10 @@ def watched() -> Iterator[list[Guarded]]:
 
 
 def scratch(tag: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialised memory that the next call with the same tag in the same thread takes again.
+    """Uninitialised memory that the next call with the same tag in the same thread reuses.
 
-    On a GPU it is an ordinary allocation, since the caching allocator already keeps memory warm and knows
-    about streams and graphs.
+    On a GPU it is an ordinary allocation, since the caching allocator already reuses memory and handles streams and
+    graphs.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     watched: list[Guarded] | None = getattr(_threads, "watched", None)

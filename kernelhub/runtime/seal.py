@@ -1,4 +1,4 @@
-"""Sealing a process that is ready to serve: from then on a call either runs at once or says what was missing."""
+"""Sealing a process that is ready to serve: afterwards a call runs immediately or raises with what is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelhub.runtime.lines import not_warmed
 
 
 class Sealed:
-    """What `seal` returns: as a context manager it unseals at the end of the block."""
+    """The result of `seal`: a context manager that unseals at the end of its block."""
 
     def __enter__(self) -> Sealed:
         return self
@@ -22,13 +22,13 @@ class Sealed:
 
 
 def seal() -> Sealed:
-    """From now on nothing that a call does may decide, compile, load, download, tune, pack or wait for the device.
+    """Forbid calls to decide, compile, load, download, tune, pack or wait for the device.
 
-    A call that would raises `kernelhub.errors.NotWarmed`, before anything is launched, under CUDA-graph capture too,
-    with the line to run before sealing. Calls that are ready cost what they cost before. No choice falls to another
-    kernel, and `configure`, `reload`, `register_backend`, `verify` and `agree`, which would have every choice made
-    again, raise `ConfigurationError`. A call that another thread began before is finished. Code that is not kernelhub's
-    may go on compiling; `kernelhub.report().after_seal` lists it.
+    A call that would do so raises `kernelhub.errors.NotWarmed` before anything is launched, also under CUDA-graph
+    capture, with the line to run before sealing. Calls that are ready cost the same as before. No selection uses a
+    fallback. `configure`, `reload`, `register_backend`, `verify` and `agree`, which would repeat every selection, raise
+    `ConfigurationError`. A call that another thread began before runs to its end. Third-party code may still compile;
+    `kernelhub.report().after_seal` lists it.
 
     Returns:
         A context manager that unseals at the end of a block; sealing does not wait for the block.
@@ -52,5 +52,5 @@ def seal() -> Sealed:
 
 
 def unseal() -> None:
-    """Allow all work again, for instance to run the lines of `NotWarmed` and seal once more."""
+    """Allow all work again, for instance to run the lines of `NotWarmed` and then seal again."""
     GATE.open()

@@ -1,4 +1,4 @@
-"""Making one call ready from its form."""
+"""Preparation of one call from its form."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kernelhub.ops.packed import PackedWeight
 
 
 def warm(op: str, *, device: str | torch.device = "cuda", **arguments: Any) -> Selection[Any]:
-    """Make a call once, on zeros, so that all that such calls need is decided, compiled and loaded.
+    """Make a call once, on zeros, so that everything such calls need is decided, compiled and loaded.
 
-    `NotWarmed` prints lines of this. Run them before `kernelhub.seal()`.
+    `NotWarmed` prints calls of this function. Run them before `kernelhub.seal()`.
 
     Args:
         op: name of the op.
-        device: where the operands are.
-        arguments: arguments of the op. A tensor is given as a text, ``"bfloat16[8, 32, 128]"``; strides follow as
+        device: device of the operands.
+        arguments: arguments of the op. A tensor is a string, ``"bfloat16[8, 32, 128]"``; strides follow as
             ``/(8192, 128, 1)``, elements past a 16-byte boundary as ``@2``; tensors that share memory end in the same
-            ``#1``, their ``@`` counted from its start; a device of its own stands before it, ``"cpu int32[4]"``, and
-            integers behind it, ``"int32[3]=0,5,9"``. A packed weight is a mapping of its attributes.
+            ``#1``, their ``@`` counted from its start; another device comes first, ``"cpu int32[4]"``, and integer
+            values last, ``"int32[3]=0,5,9"``. A packed weight is a mapping of its attributes.
 
     Returns:
-        The selection: which kernel ran, and why.
+        The selection: the kernel that ran, and why.
 
     Raises:
         ConfigurationError: kernelhub is sealed, or a name is unknown.
@@ -52,7 +52,7 @@ def warm(op: str, *, device: str | torch.device = "cuda", **arguments: Any) -> S
 
 
 def _packed(value: Any) -> Any:
-    """The weight that a mapping describes; anything else as it is."""
+    """The weight that a mapping describes; any other argument unchanged."""
     if not isinstance(value, Mapping) or "layout" not in value:
         return value
     return PackedWeight(**value)

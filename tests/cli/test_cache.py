@@ -144,7 +144,7 @@ class TestClear:
     def test_a_folder_that_is_no_cache_is_left_and_that_is_said(self, ask, monkeypatch) -> None:
         monkeypatch.setenv("TRITON_CACHE_DIR", "/")
         answer = ask("cache", "clear", "--yes", "triton")
-        assert (answer.code, "left /: TRITON_CACHE_DIR names /, which is no cache" in answer.out) == (1, True)
+        assert (answer.code, "left /: TRITON_CACHE_DIR names /, which is not a cache" in answer.out) == (1, True)
         assert ask("cache", "clear", "--yes", "triton", "--json").json["left"][0]["path"] == "/"
 
     def test_links_are_left_with_the_reason(self, ask, store, tmp_path) -> None:

@@ -411,7 +411,7 @@ class TestReplay:
         [
             (lambda path: path.chmod(0o666), "can be written by other users"),
             (lambda path: path.write_bytes(path.read_bytes()[:-1]), "are not those that were written"),
-            (lambda path: path.write_bytes(b"\x80\x04cos\nsystem\n"), "no case of an audit"),
+            (lambda path: path.write_bytes(b"\x80\x04cos\nsystem\n"), "not a case of an audit"),
             (lambda path: path.write_bytes(b"kernelhub case 1\n" + b"[" * 100_000 + b"\n"), "no JSON"),
             (lambda path: path.write_bytes(b'kernelhub case 1\n{"op": "os.system"}\n'), "is missing"),
             (lambda path: path.unlink(), "No such file"),

@@ -96,9 +96,9 @@ class TestWhatHolds:
         [
             ("", "is not JSON"),
             ('{"op": "attention", "kern', "is not JSON"),
-            ("[1, 2]", "is JSON, but no manifest"),
+            ("[1, 2]", "is JSON, but not a manifest"),
             ("\x00\xff\x00", "is not JSON"),
-            ("{}", "is JSON, but no manifest"),
+            ("{}", "is JSON, but not a manifest"),
         ],
     )
     def test_a_broken_one_is_a_miss_with_its_reason(self, kept, text, reason) -> None:

@@ -77,7 +77,7 @@ class TestTriton:
         reasons = {item.path.name[0]: item.reason for item in cache.items}
         assert reasons["B"] == f"made by Triton 2.0.0, {version} is installed"
         assert reasons["C"] == "kernel.cubin is empty"
-        assert "kernel.cubin, which is not there" in reasons["D"]
+        assert "kernel.cubin, which does not exist" in reasons["D"]
         assert all(item.num_bytes > 0 for item in cache.items if item.path.name[0] in "ABDEF")
 
     def test_an_entry_that_triton_itself_made_is_current(self, tmp_path) -> None:
@@ -106,7 +106,7 @@ class TestTriton:
         for folder in ("/", str(tmp_path)):
             cache = CACHES["triton"].read({"TRITON_CACHE_DIR": folder, "HOME": str(tmp_path)})
             assert cache is not None
-            assert (cache.items, cache.problem) == ((), f"TRITON_CACHE_DIR names {folder}, which is no cache")
+            assert (cache.items, cache.problem) == ((), f"TRITON_CACHE_DIR names {folder}, which is not a cache")
 
 
 class TestFlashInfer:
@@ -247,7 +247,10 @@ class TestOurs:
         meta.write_text("Name: some-kernels\nVersion: 1.0\n")
         file(meta.with_name("RECORD"), "some_kernels.py,sha256=b,0\n")
         (item,) = self.read().items
-        assert (item.state, item.reason) == ("stale", "with other files of some_kernels 1.0 than are installed")
+        assert (item.state, item.reason) == (
+            "stale",
+            "with files of some_kernels 1.0 that differ from the installed ones",
+        )
 
     def test_one_of_another_compiler_is_stale_here_and_left_alone_elsewhere(self, tmp_path, monkeypatch) -> None:
         compiler = file(tmp_path / "nvcc", "12.9")

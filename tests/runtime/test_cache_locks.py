@@ -187,7 +187,7 @@ class TestDeadHolders:
     @pytest.mark.fault("lock_garbage")
     def test_a_file_that_names_nobody_is_respected_for_a_moment_only(self, path, text) -> None:
         path.write_text(text)
-        with pytest.raises(LockTimeout, match="not named"), lock(path, timeout_s=0.1):
+        with pytest.raises(LockTimeout, match="an unnamed process"), lock(path, timeout_s=0.1):
             raise AssertionError
         then = time.time() - 60
         os.utime(path, (then, then))

@@ -152,7 +152,7 @@ class TestDisagreement:
 
     def test_one_rank_refuses_in_strict(self, scene):
         message = failure(scene, "refused_by_rank", [1])
-        assert "rank 0 chose extra.kernel, and strict is on" in message
+        assert "rank 0 selects extra.kernel, and strict is on" in message
 
     def test_one_rank_can_run_nothing_of_what_is_forced(self, scene):
         message = failure(scene, "no_common_kernel", [1])
@@ -195,7 +195,7 @@ class TestTime:
             assert LATE_S <= scene[rank]["first"]["elapsed_s"] < LATE_S + GRACE_S
         late = scene[2]["first"]
         assert (late["code"], late["ranks"]) == ("too_late", [2])
-        given_up = "rank 2 came too late, the others had given up: rank 2 did not call agree() within 3 s"
+        given_up = "rank 2 came too late; the others had given up: rank 2 did not call agree() within 3 s"
         assert given_up in late["message"]
         assert late["elapsed_s"] < SLOW_S, "it is told at once, and does not wait for others"
         assert [answer["second"].get("value") for answer in scene] == [SIZE] * SIZE
@@ -205,8 +205,8 @@ class TestTime:
         for answer in scene:
             assert (answer["code"], answer["ranks"]) == ("rank_slow", [1])
             assert answer["elapsed_s"] < 5 + 6
-        assert "came to agree() and lives, but was not ready within 5 s" in scene[0]["message"]
-        assert "rank 1 was still choosing kernels after 5 s" in scene[1]["message"]
+        assert "called agree() and runs, but was not ready within 5 s" in scene[0]["message"]
+        assert "rank 1 was still selecting kernels after 5 s" in scene[1]["message"]
 
 
 def in_several_groups(rank: int, size: int) -> dict[str, Any]:
@@ -454,10 +454,10 @@ class TestAlone:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"what": [3]}, "3 is no plan, no selection of explain and no need"),
+            ({"what": [3]}, "3 is not a plan, a selection of explain or a need"),
             ({"timeout_s": 0}, "timeout_s is 0"),
-            ({"what": NEED, "tuned": {"x": {1, 2}}}, "tuned holds what JSON cannot"),
-            ({"what": NEED, "tuned": {1: 2}}, "tuned changes on its way through JSON"),
+            ({"what": NEED, "tuned": {"x": {1, 2}}}, "tuned has values that JSON does not support"),
+            ({"what": NEED, "tuned": {1: 2}}, "JSON would change tuned"),
             ({"process_group": object()}, "torch.distributed is not initialised"),
             ({"what": "lama-3.1-8b"}, r"did you mean llama-3\.1-8b"),
         ],

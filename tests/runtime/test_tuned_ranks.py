@@ -125,7 +125,7 @@ def test_a_plan_of_other_sizes_than_those_of_rank_0_runs_no_more(tmp_path) -> No
         assert answer["stale"] == ([True] if rank == 2 else [])
         if rank == 2:
             assert answer["again"]["code"] == "agreement_broken"
-            assert "runs sized.k in other sizes than 3 ranks agreed on since" in answer["again"]["message"]
+            assert "runs sized.k in other sizes than 3 ranks now agree on" in answer["again"]["message"]
         else:
             assert answer["again"]["value"] == [1, 4, 128]
     assert len({answer["digest"] for answer in answers}) == 1

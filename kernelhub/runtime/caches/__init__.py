@@ -1,6 +1,6 @@
-"""What is compiled, measured and verified, kept on disk so that it can neither lie nor block.
+"""Caches on disk for compiled, measured and verified results, validated and non-blocking.
 
-`root` says where, `fingerprint` for which source, compiler, libraries and machine, `manifest` whether what lies there
-is what was put there, `lock` who makes it, `store` puts these together. `known` and `inventory` tell of other
-projects' caches, `variables` moves them below our root.
+`root` gives the folder, `fingerprint` identifies source, compiler, libraries and machine, `manifest` validates entries,
+`lock` gives one process the right to make an entry, and `store` combines these. `known` and `inventory` list the caches
+of other projects; `variables` moves them below our root.
 """

@@ -1,8 +1,8 @@
-"""Calls kept on disk, to be made again: one file each, a line of JSON and the bytes of tensors behind it.
+"""Calls stored on disk for replay: one file each, a line of JSON followed by the bytes of tensors.
 
-They lie in ``audit`` of the first place that can be written, for this user alone (0600). Of more than a number or a
-size the oldest go. A file is read only if nobody else could have put it there, and only as numbers: nothing in it is
-executed.
+The files are in the folder ``audit`` of the first writable place, for this user only (0600). Above a limit on number or
+size, the oldest are removed. A file is read only if no other user could have written it, and only as numbers: nothing
+in it is executed.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,150}")
 
 
 def write_case(name: str, header: dict[str, Any], parts: Iterable[bytes], num_bytes: int) -> tuple[Path | None, str]:
-    """Keep a case; its path, or None and why not.
+    """Store a case; returns its path, or None and the reason.
 
     Args:
-        name: begins the file's name.
-        header: what JSON holds.
-        parts: the bytes behind it.
-        num_bytes: of all parts.
+        name: prefix of the file's name.
+        header: JSON values.
+        parts: the bytes that follow.
+        num_bytes: size of all parts.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot name a case; take letters, digits and _.+-")
+        raise ValueError(f"{name!r} is not a valid name of a case; use letters, digits and _.+-")
     if num_bytes > MOST_BYTES:
-        return None, f"it takes {num_bytes >> 20} MiB, and at most {MOST_BYTES >> 20} are kept"
+        return None, f"it takes {num_bytes >> 20} MiB; the limit is {MOST_BYTES >> 20}"
     content = b"".join([_MAGIC, json.dumps(header).encode(), b"\n", *parts])
     reasons = []
     for place in usable():
@@ -70,28 +70,28 @@ def read_case(path: Path) -> tuple[dict[str, Any], bytes]:
     """Header and bytes of a case.
 
     Raises:
-        OSError: it is not there, or somebody else could have put it there.
-        ValueError: it is no case.
+        OSError: it does not exist, or another user could have written it.
+        ValueError: it is not a case.
     """
     path = path.absolute()
     place = next((place for place in readable() if path.is_relative_to(place.path)), None)
     content = (place.tree() if place is not None else tree(path.parent)).read(path, MOST_BYTES + _MOST_HEADER)
     if not content.startswith(_MAGIC):
-        raise ValueError("it is no case of an audit")
+        raise ValueError("it is not a case of an audit")
     end = content.find(b"\n", len(_MAGIC), len(_MAGIC) + _MOST_HEADER)
     if end < 0:
         raise ValueError("it ends before its operands")
     try:
         header = json.loads(content[len(_MAGIC) : end])
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"its first lines are no JSON: {error}") from None
+        raise ValueError(f"its first lines are not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise ValueError("its first lines are no JSON object")
+        raise ValueError("its first lines are not a JSON object")
     return header, content[end + 1 :]
 
 
 def kept_cases() -> list[Path]:
-    """The files of all cases in places that are read, newest first."""
+    """The files of all cases in readable places, newest first."""
     there = [case for place in readable() if (place.path / FOLDER).is_dir() for case in _cases(place.path / FOLDER)]
     return [path for *_, path in sorted(there, reverse=True)]
 
@@ -107,7 +107,7 @@ def _cases(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def _make_room(folder: Path, num_bytes: int) -> None:
-    """Remove the oldest cases until one more fits."""
+    """Remove the oldest cases until one more is within the limits."""
     there = _cases(folder)
     while there and (len(there) >= MOST_CASES or sum(size for _, size, _ in there) + num_bytes > MOST_BYTES):
         with contextlib.suppress(FileNotFoundError):

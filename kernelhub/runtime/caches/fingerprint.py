@@ -1,7 +1,7 @@
-"""For what something was made: source, flags, compiler, libraries with their files, CUDA, ABI, device.
+"""Identity of a cache entry: source, flags, compiler, libraries with their files, CUDA, ABI, device.
 
-All that decides what comes out is a named part, so a manifest can say which part differs. Nothing is told from times
-of files: a header edited within a second, or a package installed again in the same version, is another fingerprint.
+Everything that affects the result is a named part, so a manifest can report which part differs. File times are not
+used: a header edited within a second, or a package reinstalled in the same version, changes the fingerprint.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _DIGITS = 24  # hexadecimal digits of a digest in a folder's name: 96 bits
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """For what something was made.
+    """Identity of a cache entry.
 
     Attributes:
-        sm: device architecture, a folder of its own: ``"sm_90a"``, ``"cpu-x86_64"``, or ``"any"``.
+        sm: device architecture, a separate folder: ``"sm_90a"``, ``"cpu-x86_64"``, or ``"any"``.
         parts: (name, value) pairs in order of name.
     """
 
@@ -36,11 +36,11 @@ class Fingerprint:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Name of the folder of what was made for exactly these parts."""
+        """Name of the folder of entries with exactly these parts."""
         return digest_of(self.sm, *(word for pair in self.parts for word in pair))[:_DIGITS]
 
     def difference(self, parts: Mapping[str, str]) -> str:
-        """How other parts differ from these, as a phrase; empty if they do not."""
+        """How other parts differ from these, as a phrase; empty if they are equal."""
         mine = dict(self.parts)
         names = [name for name in sorted({*mine, *parts}) if mine.get(name) != parts.get(name)]
         return ", ".join(f"{name} {_short(parts.get(name))}, not {_short(mine.get(name))}" for name in names)
@@ -55,14 +55,14 @@ def fingerprint(
     libraries: Iterable[str] = (),
     **more: str,
 ) -> Fingerprint:
-    """The fingerprint of what a compiler makes of sources, or of what is measured with libraries.
+    """The fingerprint of a compiler's output, or of measurements with libraries.
 
     Args:
         sm: architecture of the device, or ``"any"``.
-        sources: files whose names and contents decide, headers included.
-        flags: of the compiler, without paths that differ between machines.
-        compiler: path of the compiler's executable; its contents decide.
-        libraries: import names of packages whose version and files decide.
+        sources: source files and headers; names and contents count.
+        flags: flags of the compiler, without paths that differ between machines.
+        compiler: path of the compiler's executable; its contents count.
+        libraries: import names of packages; version and files count.
         more: further parts by name, such as ``cuda="13.0"``, ``driver="580.65"``, ``nvrtc="13.0.88"``.
 
     Raises:
@@ -84,7 +84,7 @@ def fingerprint(
 
 
 def host_abi() -> str:
-    """What a library compiled on this machine needs of another: system, processor family, C library."""
+    """The requirements of a library compiled here on another machine: system, processor family, C library."""
     libc = ""
     if "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}):
         libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
@@ -92,9 +92,9 @@ def host_abi() -> str:
 
 
 def version_of(distribution: str) -> str:
-    """Version of an installed distribution, as it is written of what was made with it; ``"none"`` without it.
+    """Version of an installed distribution, as stored in fingerprints; ``"none"`` without it.
 
-    Of torch what it says itself, which names the build, such as +cu130; its wheels need not.
+    For torch, its own version string, which names the build, such as +cu130; the metadata of its wheels may not.
     """
     if distribution == "torch":
         return torch_build().version
@@ -104,8 +104,8 @@ def version_of(distribution: str) -> str:
 def library(name: str) -> str:
     """Version of an installed package and a digest of its files, as they were installed; ``"absent"`` without it.
 
-    The digest is that of the installer's record, which lists a hash of every file. A package without one (an editable
-    installation) is told by the names, sizes and times of its Python files.
+    The digest is that of the installer's record, which lists a hash of every file. For a package without a record (an
+    editable installation) it covers names, sizes and times of its Python files.
     """
     version = "unknown"
     distribution = distributions.distribution(name) or next(iter(distributions.distributions_of(name)), None)
@@ -119,12 +119,12 @@ def library(name: str) -> str:
         return "absent"
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    told = [f"{path} {info.st_size} {info.st_mtime_ns}" for path in files for info in (path.stat(),)]
-    return f"{version} {digest_of(str(spec.origin), *told)[:_DIGITS]}"
+    stats = [f"{path} {info.st_size} {info.st_mtime_ns}" for path in files for info in (path.stat(),)]
+    return f"{version} {digest_of(str(spec.origin), *stats)[:_DIGITS]}"
 
 
 def files_digest(paths: Iterable[Path]) -> str:
-    """Of names and contents, in the order given."""
+    """Digest of names and contents, in the given order."""
     digest = hashlib.sha256()
     for path in paths:
         content = path.read_bytes()
@@ -140,7 +140,7 @@ def file_digest(path: Path) -> str:
 
 
 def descriptor_digest(file: int) -> str:
-    """As `file_digest`, of a file that is open; where it is read next does not change."""
+    """As `file_digest`, of an open file; its position does not change."""
     digest, at = hashlib.sha256(), 0
     while block := os.pread(file, 1 << 20, at):
         digest.update(block)
@@ -149,7 +149,7 @@ def descriptor_digest(file: int) -> str:
 
 
 def digest_of(*words: str) -> str:
-    """SHA-256 of words, in hexadecimal; where one ends and the next begins counts."""
+    """SHA-256 of words, in hexadecimal; the boundaries between words count."""
     digest = hashlib.sha256()
     for word in words:
         encoded = word.encode()

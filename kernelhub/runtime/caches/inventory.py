@@ -1,7 +1,7 @@
-"""What lies in the caches of this machine, ours and those of the libraries: where, how much, and what is of no use.
+"""Inventory of the caches of this machine, kernelhub's and those of libraries: paths, sizes, and unusable entries.
 
-Only what is recognised is an `Item`, and only items are ever removed: not the folders they lie in, nothing that a
-symbolic link leads to, nothing whose form nobody here knows.
+Only a recognised entry is an `Item`, and only items are removed: never their parent folders, targets of symbolic links,
+or entries of unknown form.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from kernelhub.runtime.caches.trusted import Tree
 from kernelhub.runtime.caches.variables import LIBRARIES, NOTE
 
 CURRENT = "current"  # what is installed here would use it
-STALE = "stale"  # another version made it, nothing here reads it again
-BROKEN = "broken"  # incomplete or changed; whoever reads it fails or makes it again
-LEFTOVER = "leftover"  # of a process that was killed
+STALE = "stale"  # another version made it; no installed version reads it
+BROKEN = "broken"  # incomplete or changed; a reader fails or makes it again
+LEFTOVER = "leftover"  # from a process that was killed
 BUSY = "busy"  # a process is making it now
 ELSEWHERE = "elsewhere"  # another machine made it, for itself
-UNKNOWN = "unknown"  # it does not say who made it
+UNKNOWN = "unknown"  # its maker is not recorded
 USELESS = (STALE, BROKEN, LEFTOVER)
-_YOUNG_S = 3600.0  # the longest build known takes a fifth of it
+_YOUNG_S = 3600.0  # five times the longest known build
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing in a cache that can be removed by itself.
+    """One entry of a cache that can be removed separately.
 
     Attributes:
         path: a file or folder.
         state: ``"current"``, ``"stale"``, ``"broken"``, ``"leftover"``, ``"busy"``, ``"elsewhere"`` or ``"unknown"``.
-        reason: why, as a sentence; empty where the state says it all.
-        code: of what does not hold, a key of `notices.CODES`, for entries of ours.
-        num_bytes: of its files.
+        reason: why, as a sentence; empty if the state is enough.
+        code: code of the fault, a key of `notices.CODES`, for kernelhub's entries.
+        num_bytes: size of its files.
     """
 
     path: Path
@@ -66,11 +66,11 @@ class Cache:
 
     Attributes:
         name: ``"kernelhub"``, ``"triton"``, ``"flashinfer"``, ``"deep_gemm"``, ``"vllm"`` or ``"inductor"``.
-        path: where it is, or would be.
+        path: its path, whether or not it exists.
         variable: environment variable that moves it.
         installed: version of the library, or None without it.
-        items: what is in it.
-        problem: why it was not looked into; empty if it was.
+        items: its entries.
+        problem: why it was not read; empty if it was.
     """
 
     name: str
@@ -86,31 +86,31 @@ class Cache:
         return sum(item.num_bytes for item in self.items)
 
     def useless(self) -> tuple[Item, ...]:
-        """Items that nothing here reads again."""
+        """Items that nothing on this machine will read."""
         return tuple(item for item in self.items if item.state in USELESS)
 
 
 def unfinished(path: Path, reason: str) -> Item:
-    """What a writer has not finished: a leftover, unless it is young enough to be written still."""
+    """An unfinished entry: a leftover, unless it is recent enough that a process may still write it."""
     try:
         young = time.time() - path.lstat().st_mtime < _YOUNG_S
     except OSError:
-        young = True  # renamed or removed at this moment
+        young = True  # renamed or removed in the meantime
     return Item(path, BUSY, "a process may be writing it") if young else Item(path, LEFTOVER, reason)
 
 
 def folders(path: Path) -> Iterator[Path]:
-    """The folders in a folder, links to folders left out, in order; none if it is not there."""
+    """The folders in a folder, without links, in order; none if it does not exist."""
     yield from (entry for entry in entries(path) if is_folder(entry))
 
 
 def is_folder(path: Path) -> bool:
-    """Whether it is a folder itself, and no link to one; of what cannot be looked at, no."""
+    """Whether a path is a folder and not a link to one; False if it cannot be read."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 
 def entries(path: Path) -> list[Path]:
-    """What is in a folder, in order; nothing if it is not there or cannot be read."""
+    """The entries of a folder, in order; none if it does not exist or cannot be read."""
     try:
         return sorted(path.iterdir())
     except OSError:
@@ -118,14 +118,14 @@ def entries(path: Path) -> list[Path]:
 
 
 def weighed(items: Iterable[Item]) -> tuple[Item, ...]:
-    """The items with the bytes they take."""
+    """The items with their sizes."""
     return tuple(Item(item.path, item.state, item.reason, item.code, size_of(item.path)) for item in items)
 
 
 def size_of(path: Path) -> int:
     """Bytes of a file, or of the files below a folder. Links are not followed."""
     if not is_folder(path):
-        with contextlib.suppress(OSError):  # removed meanwhile, or not ours to look at
+        with contextlib.suppress(OSError):  # removed in the meantime, or not readable
             return path.lstat().st_size
         return 0
     num_bytes, left = 0, [str(path)]
@@ -140,9 +140,9 @@ def size_of(path: Path) -> int:
 
 
 def remove(cache: Cache, item: Item) -> str:
-    """Remove an item; gives why it was left, or an empty text.
+    """Remove an item; returns why it was left, or an empty text.
 
-    It is left if it is, or lies behind, a symbolic link, so that nothing outside of the cache is ever touched.
+    An item is left if it is a symbolic link or is reached through one, so that nothing outside of the cache changes.
     """
     if item.state == BUSY:
         return item.reason
@@ -155,7 +155,7 @@ def remove(cache: Cache, item: Item) -> str:
         return f"{item.path} is not in {cache.path}"
     path = root / inside
     if os.path.islink(path) or Path(os.path.realpath(path)) != path:
-        return f"{item.path} is, or lies behind, a symbolic link"
+        return f"{item.path} is a symbolic link or is reached through one"
     try:
         if os.path.isdir(path):
             shutil.rmtree(path)
@@ -166,20 +166,20 @@ def remove(cache: Cache, item: Item) -> str:
     except OSError as error:
         return f"{error.filename or path}: {error.strerror or error}"
     except RecursionError:  # shutil calls itself for each folder, before Python 3.13
-        return f"{path} nests too deep to be removed here; rm -r removes it"
+        return f"{path} nests too deeply; remove it with rm -r"
     return ""
 
 
 _DIGEST = re.compile(r"[0-9a-f]{24}")
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
-_MOST_BYTES = 1 << 30  # of a compiler
+_MOST_BYTES = 1 << 30  # of a compiler's executable
 _OF_A_WRITER = re.compile(r"\..+\.(making|bad)-[0-9a-f]{32}|\..+\.lock-([0-9a-f]{32}|breaker)")
 
 
 def caches(*, thorough: bool = False) -> list[Cache]:
-    """Each of our places that is read, or the one that would be made.
+    """Each of our readable places, or the one that would be made.
 
-    Where a folder is named and can be filled, what lies in the user's own is read by nobody who names it, and left.
+    If a folder is set and writable, the folder in the user's home is not read, and is left out.
 
     Args:
         thorough: verify the contents of every file, not only the manifests.
@@ -204,7 +204,7 @@ def _items(place: root.Place, thorough: bool) -> Iterator[Item]:
 
 
 def _of_a_library(folder: Path, tree: Tree) -> Item:
-    """The folder of a library whose variable leads here; what is in it is the library's."""
+    """The folder of a library whose variable points here; its contents are the library's."""
     content = manifest.read(folder / NOTE, tree)
     if isinstance(content, Flaw):
         return Item(folder, UNKNOWN, content.sentence)
@@ -219,7 +219,7 @@ def _item(path: Path, tree: Tree, thorough: bool) -> Item | None:
     if path.is_symlink():
         return Item(path, BROKEN, "it is a symbolic link", "entry_symlink")
     if _OF_A_WRITER.fullmatch(path.name):
-        return unfinished(path, "its writer was ended")
+        return unfinished(path, "its writer was killed")
     if path.name.endswith(".lock"):
         return _lock(path)
     if path.is_dir():
@@ -232,11 +232,11 @@ def _lock(path: Path) -> Item:
     holder = Holder.read(path)
     try:
         age_s = time.time() - path.lstat().st_mtime
-    except OSError:  # given up at this moment
+    except OSError:  # released in the meantime
         return Item(path, BUSY, "it was held a moment ago")
     if holder is not None and (holder.ended() is None if holder.is_here() else age_s < STALE_AFTER_S):
         return Item(path, BUSY, f"held by {holder}")
-    return Item(path, LEFTOVER, f"a lock that {holder or 'nobody'} held {age_s:.0f} s ago")
+    return Item(path, LEFTOVER, f"a lock that {holder or 'an unnamed process'} held {age_s:.0f} s ago")
 
 
 def _judged(path: Path, content: dict[str, Any] | Flaw) -> Item:
@@ -254,7 +254,7 @@ def _judged(path: Path, content: dict[str, Any] | Flaw) -> Item:
 
 
 def _difference(parts: dict[str, str]) -> str:
-    """Which part of a fingerprint is no longer so here, of those that can be asked again."""
+    """The part of a fingerprint that no longer matches this machine, among those that can be computed again."""
     for part, value in parts.items():
         about, _, name = part.rpartition(" ")
         if part == "abi" and value != host_abi():
@@ -268,8 +268,8 @@ def _difference(parts: dict[str, str]) -> str:
             if now != value:
                 return f"with {name} {value}, {now} is installed"
         if about == "library":
-            if not name.isidentifier():  # to look for a submodule would import its package
-                return f"with {name!r}, which names no package"
+            if not name.isidentifier():  # a search for a submodule would import its package
+                return f"with {name!r}, which is not a package name"
             now = library(name)
             if now != value:
                 return _other_library(name, value.partition(" ")[0], now.partition(" ")[0])
@@ -286,12 +286,12 @@ def _is_compiler(path: Path, digest: str) -> bool:
 
 def _other_library(name: str, version: str, now: str) -> str:
     if version == now:
-        return f"with other files of {name} {version} than are installed"
+        return f"with files of {name} {version} that differ from the installed ones"
     return f"with {name} {version}, {now} is installed"
 
 
 def _version(distribution: str) -> str:
-    """As it is written of what was measured with it."""
+    """The version as fingerprints of measurements contain it."""
     if not _DISTRIBUTION.fullmatch(distribution):
         return "none"
     if distribution == "kernelhub":
@@ -300,7 +300,7 @@ def _version(distribution: str) -> str:
 
 
 def _torch_version() -> str:
-    """What torch would say of itself, read from its source: a listing imports nothing."""
+    """torch's own version string, read from its source, since a listing imports nothing."""
     spec = spec_of("torch")
     if spec is None or isinstance(spec, Finding) or not spec.origin:
         return "none"

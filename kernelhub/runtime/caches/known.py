@@ -1,7 +1,7 @@
-"""The caches of Triton, FlashInfer, DeepGEMM, vLLM and torch's inductor: where they are and how their entries look.
+"""The caches of Triton, FlashInfer, DeepGEMM, vLLM and torch's inductor: their folders and the form of their entries.
 
-As their sources of 2025 and 2026 lay them out. An entry is told by its form, so a variable that points at a folder of
-other things makes nothing in it an entry.
+The layouts are those of their sources of 2025 and 2026. An entry is recognised by its form; if a variable points at
+another folder, its contents do not count as entries.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Known:
     """A library's cache.
 
     Attributes:
-        name: of the cache.
+        name: name of the cache.
         package: import name of the library.
         distribution: name of the library on the package index.
         variable: environment variable that moves it.
-        where: the folder, from the environment; None without a home.
-        items: its entries, given the folder and the installed version.
+        where: returns the folder, from the environment; None without a home.
+        items: returns its entries, from the folder and the installed version.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Known:
     items: Callable[[Path, str | None], Iterator[Item]]
 
     def read(self, environ: Mapping[str, str] | None = None) -> Cache | None:
-        """The cache as it is; None where there is no home for it."""
+        """The current cache; None without a folder for it."""
         said = self.where(os.environ if environ is None else environ)
         if said is None:
             return None
         installed = package(self.package, distribution=self.distribution).value
         path = absolute(str(said))
         if path is None:
-            problem = f"{self.variable} names {said}, which leads nowhere: no such home, or no working directory"
+            problem = f"{self.variable} names {said}, which does not resolve: no such home or working directory"
             return Cache(self.name, said, self.variable, installed, (), problem)
         if path in (Path("/"), home_folder(environ)):
-            problem = f"{self.variable} names {path}, which is no cache"
+            problem = f"{self.variable} names {path}, which is not a cache"
             return Cache(self.name, path, self.variable, installed, (), problem)
         return Cache(self.name, path, self.variable, installed, weighed(self.items(path, installed)))
 
@@ -114,14 +114,14 @@ def _inductor_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _triton(path: Path, installed: str | None) -> Iterator[Item]:
-    """A folder for each key; the kernel's metadata tell Triton's version."""
+    """A folder for each key; the kernel's metadata contains Triton's version."""
     for folder in folders(path):
         if not _TRITON_KEY.fullmatch(folder.name):
             continue
         files = entries(folder)
         empty = _empty_binary(files)
         if all(file.name.startswith("tmp.pid_") for file in files):
-            yield unfinished(folder, "its writer was ended before anything was in it")
+            yield unfinished(folder, "its writer was killed before it wrote anything")
         elif empty is not None:
             yield Item(folder, BROKEN, f"{empty.name} is empty")
         else:
@@ -133,15 +133,15 @@ def _triton_entry(folder: Path, files: list[Path], installed: str | None) -> Ite
     for file in files:
         if file.suffix != ".json":
             continue
-        told = _json(file)
-        if told is None:
+        metadata = _json(file)
+        if metadata is None:
             return Item(folder, BROKEN, f"{file.name} is not JSON")
         if file.name.startswith("__grp__"):
-            paths = told.get("child_paths", {})
+            paths = metadata.get("child_paths", {})
             lost = [name for name, path in paths.items() if not os.path.exists(path)] if isinstance(paths, dict) else []
             if lost:
-                return Item(folder, BROKEN, f"{file.name} leads to {lost[0]}, which is not there")
-        version = told.get("triton_version", version)
+                return Item(folder, BROKEN, f"{file.name} refers to {lost[0]}, which does not exist")
+        version = metadata.get("triton_version", version)
     if version is None:
         return Item(folder, UNKNOWN)
     if installed is not None and version != installed:
@@ -150,7 +150,7 @@ def _triton_entry(folder: Path, files: list[Path], installed: str | None) -> Ite
 
 
 def _flashinfer(path: Path, installed: str | None) -> Iterator[Item]:
-    """``<version>/<architectures>/cached_ops/<module>``; of another version than is installed, all of it."""
+    """``<version>/<architectures>/cached_ops/<module>``; the whole folder of a version that is not installed."""
     for version in folders(path):
         if not _VERSION.fullmatch(version.name):
             continue
@@ -163,7 +163,7 @@ def _flashinfer(path: Path, installed: str | None) -> Iterator[Item]:
             libraries = [file for file in entries(module) if file.suffix == ".so"]
             empty = _empty_binary(libraries)
             if not libraries:
-                yield unfinished(module, "a build that did not end: there is no library")
+                yield unfinished(module, "an unfinished build: there is no library")
             elif empty is not None:
                 yield Item(module, BROKEN, f"{empty.name} is empty")
             else:
@@ -171,21 +171,21 @@ def _flashinfer(path: Path, installed: str | None) -> Iterator[Item]:
 
 
 def _deep_gemm(path: Path, installed: str | None) -> Iterator[Item]:
-    """``cache/kernel.<name>.<digest>``; the digest holds source and compiler, so other versions share no entry."""
+    """``cache/kernel.<name>.<digest>``; the digest covers source and compiler, so versions do not share entries."""
     for folder in folders(path / "cache"):
         if not folder.name.startswith("kernel."):
             continue
         binaries = [file for file in entries(folder) if file.suffix in _BINARIES]
         empty = _empty_binary(binaries)
         if not binaries:
-            yield unfinished(folder, "a build that did not end: there is no cubin")
+            yield unfinished(folder, "an unfinished build: there is no cubin")
         elif empty is not None:
             yield Item(folder, BROKEN, f"{empty.name} is empty")
         else:
             yield Item(folder, UNKNOWN)
     for folder in folders(path / "tmp"):
         if re.fullmatch(r"[0-9a-f-]{8,40}", folder.name):
-            yield unfinished(folder, "a build that did not end")
+            yield unfinished(folder, "an unfinished build")
 
 
 def _vllm(path: Path, installed: str | None) -> Iterator[Item]:
@@ -206,7 +206,7 @@ def _vllm(path: Path, installed: str | None) -> Iterator[Item]:
 
 
 def _inductor(path: Path, installed: str | None) -> Iterator[Item]:
-    """Sources and libraries in folders named by two letters of their files' names, and what torch.compile found."""
+    """Sources and libraries in folders named by two letters of their files' names, and results of torch.compile."""
     for folder in folders(path):
         files = entries(folder)
         if re.fullmatch(r"[a-z2-7]{2}", folder.name) and all(file.name[1:3] == folder.name for file in files):
@@ -229,10 +229,10 @@ def _empty_binary(files: list[Path]) -> Path | None:
 
 def _json(path: Path) -> dict[str, object] | None:
     try:
-        told = document.read(path)
+        content = document.read(path)
     except (OSError, DocumentError):
         return None
-    return told if isinstance(told, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 KNOWN = (

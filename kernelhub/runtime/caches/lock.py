@@ -1,13 +1,13 @@
-"""A lock that says who holds it, that ends with its holder, and that holds on NFS.
+"""A file lock that names its holder, ends with its holder, and works on NFS.
 
-It is a file that appears by link(2), which is atomic on every file system that has it, NFS included, where flock may
-be a no-op and O_EXCL was not atomic. Its contents name the holder: host, boot, container, process and the time that
-process started. So a holder that died on this machine is known at once, also if its process id was given away; one
-elsewhere is told by age, since a holder touches its lock every few seconds. Ages are differences of two times that the
-file system gave, so clocks that disagree do no harm.
+The file is created by link(2), which is atomic on every file system that supports it. On NFS, flock may be a no-op and
+O_EXCL was not atomic. The file names the holder: host, boot, container, process and start time of the process. So a
+dead holder on this machine is detected immediately, also if its process id was reused. A dead holder on another machine
+is detected by age, since a holder touches its lock every few seconds. Ages are differences of two times of the file
+system, so differing clocks do no harm.
 
-What a lock protects must be published by an atomic rename: if a holder that was taken for dead comes back, two
-processes make the same thing, and either is good.
+Publish what a lock protects by an atomic rename: if a holder that counted as dead resumes, two processes make the same
+entry, and either is valid.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kernelhub.probes.document import DocumentError
 from kernelhub.runtime.caches.notices import say
 from kernelhub.runtime.caches.trusted import FILE_MODE, create
 
-TOKEN = re.compile(r"[0-9a-f]{32}")  # it becomes part of a path
+TOKEN = re.compile(r"[0-9a-f]{32}")  # it is used in a path
 _MOST_BYTES = 1 << 16
 _MOST_PID = 1 << 31
 _WORDS = 255
@@ -48,11 +48,11 @@ class Holder:
     Attributes:
         host: name of its machine.
         boot: identity of that machine's boot, empty where there is none.
-        container: namespace of process ids; the same number is another process in another one.
+        container: namespace of process ids; process ids are unique only within it.
         pid: process id there.
-        started: when the process started, in clock ticks since the boot; empty where that cannot be told.
-        token: unlike that of any other hold.
-        command: how the process was started, for people.
+        started: start time of the process, in clock ticks since the boot; empty if unknown.
+        token: unique to this hold of the lock.
+        command: command line of the process, for display.
     """
 
     host: str
@@ -65,25 +65,25 @@ class Holder:
 
     @classmethod
     def read(cls, path: Path) -> Holder | None:
-        """Who a lock file names; None if it names nobody that a process of ours could be, or is gone."""
+        """The holder that a lock file names; None if it names no valid process of ours, or does not exist."""
         try:
-            told = document.read(path, _FIELDS, _MOST_BYTES)
+            fields = document.read(path, _FIELDS, _MOST_BYTES)
         except (OSError, DocumentError):
             return None
-        if not TOKEN.fullmatch(told["token"]) or not 0 < told["pid"] < _MOST_PID:
+        if not TOKEN.fullmatch(fields["token"]) or not 0 < fields["pid"] < _MOST_PID:
             return None
-        return cls(**{name: _printed(told[name]) for name in _FIELDS})
+        return cls(**{name: _printed(fields[name]) for name in _FIELDS})
 
     def to_text(self) -> str:
         """The contents of its lock file."""
         return json.dumps(asdict(self))
 
     def is_here(self) -> bool:
-        """Whether its process id means something to this process."""
+        """Whether its process id is valid in this process's namespace."""
         return (self.host, self.boot, self.container) == _here()
 
     def ended(self) -> str | None:
-        """Of a holder that `is_here`: the code of why it is gone, None if it runs."""
+        """Why a holder that `is_here` has ended, as a code; None if it runs."""
         if not _runs(self.pid):
             return "lock_dead_holder"
         started = started_at(self.pid)
@@ -103,12 +103,12 @@ def myself(token: str) -> Holder:
 
 
 def started_at(pid: int) -> str:
-    """When a process started, in clock ticks since the boot; empty where that cannot be told."""
+    """Start time of a process, in clock ticks since the boot; empty if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return ""
-    return text.rpartition(b")")[2].split()[19].decode()  # after the command, which may hold anything
+    return text.rpartition(b")")[2].split()[19].decode()  # after the command, which may contain any character
 
 
 def _runs(pid: int) -> bool:
@@ -124,7 +124,7 @@ def _runs(pid: int) -> bool:
 
 
 def _printed(value: Any) -> Any:
-    """Words that a log line can bear: nothing that ends the line, or turns to the terminal."""
+    """Text that is safe in a log line: no line breaks and no terminal control characters."""
     if not isinstance(value, str):
         return value
     return "".join(letter if letter.isprintable() else "?" for letter in value[:_WORDS])
@@ -139,13 +139,13 @@ def _here() -> tuple[str, str, str]:
     return socket.gethostname(), boot, container
 
 
-STALE_AFTER_S = 120.0  # without a sign of life of a holder elsewhere; NFS keeps attributes for up to 60
+STALE_AFTER_S = 120.0  # without a heartbeat of a holder elsewhere; NFS caches attributes for up to 60
 _BEAT_S = 15.0
-_UNREADABLE_AFTER_S = 10.0  # the longest that a file may be without contents where there is no link(2)
-_BREAKER_S = 10.0  # the longest that taking a dead holder's lock away may last
+_UNREADABLE_AFTER_S = 10.0  # longest time that a file may be empty without link(2)
+_BREAKER_S = 10.0  # longest time for removing a dead holder's lock
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 _SAY_AFTER_S = 5.0
-_AHEAD_S = 60.0  # a sign of life from later than this is none, since the file system gave both times
+_AHEAD_S = 60.0  # a heartbeat further in the future is invalid, since the file system gave both times
 _AT_ONCE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -157,7 +157,7 @@ class Held:
     """A lock that this thread holds.
 
     Attributes:
-        token: unlike that of any other hold.
+        token: unique to this hold of the lock.
         after: token of the dead holder that it was taken from, or None.
     """
 
@@ -166,7 +166,7 @@ class Held:
     after: str | None
 
     def still(self) -> bool:
-        """Whether nobody has taken it over."""
+        """Whether no other process has taken it over."""
         holder = Holder.read(self.path)
         return holder is not None and holder.token == self.token
 
@@ -178,14 +178,14 @@ def lock(
     """Hold the lock `path` among threads, processes and machines.
 
     Args:
-        path: the file, in a folder that is there.
+        path: the file, in an existing folder.
         timeout_s: longest wait.
-        stale_after_s: after how long without a sign of life a holder on another machine counts as dead.
-        on_wait: called several times a second while waiting, with the holder as words and the seconds waited.
+        stale_after_s: time without a heartbeat after which a holder on another machine counts as dead.
+        on_wait: called several times a second while waiting, with the holder as text and the seconds waited.
 
     Raises:
-        LockTimeout: it is held by somebody else, who is named.
-        OSError: the folder cannot be written.
+        LockTimeout: another process holds the lock; the message names it.
+        OSError: the folder is not writable.
     """
     begun = time.monotonic()
     mine = _thread_lock(str(path))
@@ -200,7 +200,7 @@ def lock(
         try:
             yield held
         finally:
-            if os.getpid() == process:  # a child that was forked meanwhile holds nothing
+            if os.getpid() == process:  # a forked child does not hold the lock
                 ended.set()
                 beat.join()
                 _release(held)
@@ -209,7 +209,7 @@ def lock(
 
 
 def _acquire(path: Path, begun: float, timeout_s: float, stale_after_s: float, on_wait: OnWait | None) -> Held:
-    """Wait for the lock. A file of our own beside it is what gets linked, and what tells the file system's time."""
+    """Wait for the lock. A file of our own beside it is linked, and gives the file system's time."""
     me = myself(uuid.uuid4().hex)
     own = path.with_name(f".{path.name}-{me.token}")
     pause, after = _FIRST_PAUSE_S, None
@@ -219,8 +219,8 @@ def _acquire(path: Path, begun: float, timeout_s: float, stale_after_s: float, o
             os.utime(own)
             holder, age_s = Holder.read(path), _age_s(path, own)
             waited_s = time.monotonic() - begun
-            words = f"{holder or 'somebody who is not named'}, {max(age_s or 0, 0):.0f} s ago last seen"
-            if age_s is None and waited_s < timeout_s:  # given up meanwhile
+            words = f"{holder or 'an unnamed process'}, last seen {max(age_s or 0, 0):.0f} s ago"
+            if age_s is None and waited_s < timeout_s:  # released in the meantime
                 continue
             dead = _dead(path, holder, age_s or 0.0, stale_after_s)
             if dead is not None and _break(path, own, me, holder):
@@ -244,7 +244,7 @@ def _acquire(path: Path, begun: float, timeout_s: float, stale_after_s: float, o
 
 
 def _taken(own: Path, path: Path, me: Holder) -> bool:
-    """One attempt. The answer of link(2) may be lost on NFS, so the number of links decides."""
+    """One attempt. NFS may lose the reply of link(2), so the number of links decides."""
     try:
         os.link(own, path)
         return True
@@ -263,34 +263,35 @@ def _taken(own: Path, path: Path, me: Holder) -> bool:
 
 
 def _dead(path: Path, holder: Holder | None, age_s: float, stale_after_s: float) -> tuple[str, str] | None:
-    """Why the holder is dead, as code and sentence; None if it may live."""
+    """Why the holder counts as dead, as code and sentence; None if it may be alive."""
     if not _is_file(path):
-        return "lock_unreadable", f"{path} is no ordinary file, and no process of ours makes such a lock"
+        return "lock_unreadable", f"{path} is not a regular file, so kernelhub did not create it"
     if age_s < -_AHEAD_S:
-        return "lock_expired", f"{path} is held by {holder or 'nobody'}, last seen {-age_s:.0f} s from now"
+        who = holder or "an unnamed process"
+        return "lock_expired", f"{path} is held by {who}, last seen {-age_s:.0f} s in the future"
     if holder is None:
         if age_s > _UNREADABLE_AFTER_S:
             return "lock_unreadable", f"{path} names no holder and is {age_s:.0f} s old"
         return None
     if holder.is_here():
         ended = holder.ended()
-        return None if ended is None else (ended, f"{path} was held by {holder}, which is gone")
+        return None if ended is None else (ended, f"{path} was held by {holder}, which has ended")
     if age_s > stale_after_s:
-        return "lock_expired", f"{path} is held by {holder}, without a sign of life for {age_s:.0f} s"
+        return "lock_expired", f"{path} is held by {holder}, without a heartbeat for {age_s:.0f} s"
     return None
 
 
 def _break(path: Path, own: Path, me: Holder, holder: Holder | None) -> bool:
-    """Take a dead holder's lock away, and only that one. One process at a time may, by a lock of the same kind.
+    """Remove a dead holder's lock, and only that one. A second lock allows one process at a time to do so.
 
-    Renaming the file away and looking whose it was would not do: if it is the next holder's by then, that one cannot
-    find its lock when it gives it up, and nobody ever does.
+    Renaming the file and checking its holder afterwards would be wrong: if the lock belongs to the next holder by then,
+    that holder could not find its lock to release it, and no process ever would.
     """
     breaker = path.with_name(f".{path.name}-breaker")
     if not _taken(own, breaker, me):
         age_s = _age_s(breaker, own)
         if age_s is not None and (age_s > _BREAKER_S or age_s < -_AHEAD_S or not _is_file(breaker)):
-            _remove(breaker, me)  # who made it was ended in these few lines
+            _remove(breaker, me)  # its maker was killed within these lines
         time.sleep(_FIRST_PAUSE_S)
         return False
     try:
@@ -303,7 +304,7 @@ def _break(path: Path, own: Path, me: Holder, holder: Holder | None) -> bool:
 
 
 def _remove(path: Path, me: Holder) -> None:
-    """Take a lock away; a folder in its place is only put away, whatever is in it."""
+    """Remove a lock; a folder in its place is only renamed, with its contents."""
     if path.is_dir() and not path.is_symlink():
         path.rename(path.with_name(f".{path.name}.bad-{me.token}"))
     else:
@@ -311,7 +312,7 @@ def _remove(path: Path, me: Holder) -> None:
 
 
 def _release(held: Held) -> None:
-    """Give it up. What was made under it stands, so a folder that cannot be written any more is said, not raised."""
+    """Release the lock. The protected result is valid, so a folder that became unwritable is reported, not raised."""
     if not held.still():
         return
     try:
@@ -321,22 +322,22 @@ def _release(held: Held) -> None:
 
 
 def _beat(held: Held, ended: threading.Event) -> None:
-    """Signs of life, until the lock is given up or lost."""
+    """Send heartbeats until the lock is released or lost."""
     while not ended.wait(_BEAT_S):
         try:
             if not held.still():
                 return
             os.utime(held.path)
-        except OSError:  # a file system that fails for a moment; the next beat may get through
+        except OSError:  # a transient error of the file system; the next heartbeat may succeed
             continue
 
 
 def _age_s(path: Path, own: Path) -> float | None:
-    """Seconds since the holder's last sign of life, by the file system's clock; None if the lock is gone."""
+    """Seconds since the holder's last heartbeat, by the file system's clock; None if the lock does not exist."""
     try:
         if not _is_file(path):
             return own.stat().st_mtime - path.lstat().st_mtime
-        file = os.open(path, _AT_ONCE)  # NFS asks for fresh attributes when a file is opened
+        file = os.open(path, _AT_ONCE)  # NFS fetches fresh attributes when a file is opened
     except FileNotFoundError:
         return None
     try:
@@ -346,7 +347,7 @@ def _age_s(path: Path, own: Path) -> float | None:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether an ordinary file is there, or nothing at all: no link, pipe, socket, device or folder."""
+    """Whether the path is a regular file or does not exist: not a link, pipe, socket, device or folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
@@ -363,7 +364,7 @@ def _thread_lock(path: str) -> threading.Lock:
 
 
 def _renew() -> None:
-    """After a fork: the threads that held these are not here, their locks in files are the parent's."""
+    """After a fork: the threads that held these locks do not exist here, and their lock files are the parent's."""
     global _thread_locks_guard
     _thread_locks_guard = threading.Lock()
     _thread_locks.clear()

@@ -1,8 +1,8 @@
-"""Whether what lies in the cache is what was put there.
+"""Validation of cache entries.
 
-An entry is a folder with files and a ``manifest.json`` that lists each file's size and SHA-256, for what it was made
-(every part of the fingerprint), by whom, and a digest of itself. A document is one JSON file of the same form with
-the document in it. Whatever does not hold is a `Flaw`, never loaded.
+An entry is a folder with files and a ``manifest.json``, which lists each file's size and SHA-256, every part of the
+fingerprint, the user and machine that made it, and a digest of itself. A document is one JSON file of the same form
+that contains the document. An invalid entry is a `Flaw` and is never loaded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Flaw:
 
 
 def describe(kind: str, name: str, fingerprint: Fingerprint) -> dict[str, Any]:
-    """What manifests and documents say first: for what, by whom, when."""
+    """The first fields of manifests and documents: fingerprint, maker, time."""
     return {
         "format": FORMAT,
         "kind": kind,
@@ -58,22 +58,22 @@ def describe(kind: str, name: str, fingerprint: Fingerprint) -> dict[str, Any]:
 
 
 def version() -> str:
-    """Of the kernelhub that runs."""
+    """Version of the running kernelhub."""
     return str(getattr(sys.modules["kernelhub"], "__version__", "unknown"))
 
 
 def sealed(content: Mapping[str, Any]) -> str:
-    """The text of a manifest or document, with the digest of all else that it says.
+    """The text of a manifest or document, with the digest of its other fields.
 
     Raises:
         ValueError: a number in it is not finite.
-        TypeError: it holds what JSON does not.
+        TypeError: a value in it is not valid in JSON.
     """
     return json.dumps({**content, "sha256": _own_digest(content)}, indent=1, sort_keys=True, allow_nan=False)
 
 
 def write(folder: Path, kind: str, name: str, fingerprint: Fingerprint) -> None:
-    """List the files of a folder in its manifest, and have all of it on disk before this returns."""
+    """Write the manifest of a folder; all files are on disk before this returns."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     listed = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
@@ -86,12 +86,12 @@ def write(folder: Path, kind: str, name: str, fingerprint: Fingerprint) -> None:
 
 
 def verify(folder: Path, tree: Tree, fingerprint: Fingerprint | None = None) -> dict[str, Any] | Flaw:
-    """The manifest of an entry in which everything holds, or what does not.
+    """The manifest of a valid entry, or its flaw.
 
     Args:
         folder: the entry.
-        tree: the cache that it lies in, which says whose files count.
-        fingerprint: for what it must have been made; by default for whatever it says.
+        tree: the cache that contains it, which defines trusted owners.
+        fingerprint: the required fingerprint; by default the one that the entry states.
     """
     if folder.is_symlink():
         return Flaw("entry_symlink", f"{folder} is a symbolic link")
@@ -101,7 +101,7 @@ def verify(folder: Path, tree: Tree, fingerprint: Fingerprint | None = None) -> 
             return content
         wrong = document.difference(content.get("files"), _FILES, "its list of files")
         if wrong:
-            return Flaw("manifest_unreadable", f"{folder / NAME} lists its files in no known way: {wrong}")
+            return Flaw("manifest_unreadable", f"{folder / NAME} has an invalid list of files: {wrong}")
         for name in content["files"]:
             with opened(folder, name, content, tree) as file:
                 if isinstance(file, Flaw):
@@ -113,17 +113,17 @@ def verify(folder: Path, tree: Tree, fingerprint: Fingerprint | None = None) -> 
 
 @contextlib.contextmanager
 def opened(folder: Path, name: str, content: Mapping[str, Any], tree: Tree) -> Iterator[int | Flaw]:
-    """Descriptor of a file that a manifest lists, its contents verified by that descriptor, or what does not hold.
+    """Descriptor of a file that a manifest lists, its contents verified through that descriptor, or its flaw.
 
     Raises:
-        OSError: it is there and cannot be read.
+        OSError: it exists and cannot be read.
     """
-    told, path = content["files"][name], folder / name
+    listed, path = content["files"][name], folder / name
     if "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
         yield Flaw("manifest_foreign", f"{folder / NAME} lists {name!r}, which is outside of the entry")
         return
     if path.is_symlink() or (os.path.lexists(path) and not path.is_file()):
-        yield Flaw("entry_symlink", f"{path} is no ordinary file")
+        yield Flaw("entry_symlink", f"{path} is not a regular file")
         return
     with contextlib.ExitStack() as stack:
         try:
@@ -132,16 +132,16 @@ def opened(folder: Path, name: str, content: Mapping[str, Any], tree: Tree) -> I
             yield Flaw("file_missing", f"there is no {path}")
             return
         size = os.fstat(file).st_size
-        if size != told["bytes"]:
-            yield Flaw("file_truncated", f"{path} has {size} bytes, {told['bytes']} were made")
-        elif descriptor_digest(file) != told["sha256"]:
-            yield Flaw("file_edited", f"{path} does not hold what was made")
+        if size != listed["bytes"]:
+            yield Flaw("file_truncated", f"{path} has {size} bytes, {listed['bytes']} were written")
+        elif descriptor_digest(file) != listed["sha256"]:
+            yield Flaw("file_edited", f"{path} has other contents than were written")
         else:
             yield file
 
 
 def read(path: Path, tree: Tree, fingerprint: Fingerprint | None = None) -> dict[str, Any] | Flaw:
-    """The contents of a manifest or document in which everything holds, or what does not."""
+    """The contents of a valid manifest or document, or its flaw."""
     try:
         if path.is_symlink():
             return Flaw("entry_symlink", f"{path} is a symbolic link")
@@ -156,14 +156,14 @@ def read(path: Path, tree: Tree, fingerprint: Fingerprint | None = None) -> dict
         return Flaw("manifest_unreadable", f"{path} ({len(raw)} bytes) {error}")
     wrong = document.difference(content, _PARTS)
     if wrong:
-        return Flaw("manifest_unreadable", f"{path} is JSON, but no manifest: {wrong}")
+        return Flaw("manifest_unreadable", f"{path} is JSON, but not a manifest: {wrong}")
     if content["sha256"] != _own_digest({key: value for key, value in content.items() if key != "sha256"}):
         return Flaw("manifest_edited", f"{path} was changed after it was written")
     return _foreign(path, content, fingerprint) or content
 
 
 def synchronise(path: Path) -> None:
-    """Have a file or folder on disk, so that after a crash, or on another machine, there is all of it or nothing."""
+    """Flush a file or folder to disk, so that after a crash, or on another machine, it is complete or absent."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -175,11 +175,11 @@ def _foreign(path: Path, content: dict[str, Any], fingerprint: Fingerprint | Non
     if content.get("format") != FORMAT:
         return Flaw("manifest_foreign", f"{path} has format {content.get('format')}, this version reads {FORMAT}")
     if fingerprint is None:
-        told = Fingerprint(str(content.get("sm")), tuple(sorted(content["parts"].items())))
+        stated = Fingerprint(str(content.get("sm")), tuple(sorted(content["parts"].items())))
         folder = path.parent.parent if path.name == NAME else path.parent
-        if told.digest == content.get("fingerprint") == folder.name and told.sm == folder.parent.name:
+        if stated.digest == content.get("fingerprint") == folder.name and stated.sm == folder.parent.name:
             return None
-        return Flaw("manifest_foreign", f"{path} was made for {told.sm}/{content.get('fingerprint')} and copied here")
+        return Flaw("manifest_foreign", f"{path} was made for {stated.sm}/{content.get('fingerprint')} and copied here")
     differs = fingerprint.difference(content["parts"])
     if content.get("sm") != fingerprint.sm:
         differs = f"sm {content.get('sm')}, not {fingerprint.sm}"
@@ -198,5 +198,5 @@ def _own_digest(content: Mapping[str, Any]) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a user without an account, as containers have
+    except (KeyError, OSError, ImportError):  # a user without an account, as in containers
         return str(os.getuid())

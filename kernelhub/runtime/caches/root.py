@@ -1,7 +1,7 @@
-"""Where things are kept: the folder the user names, else the user's cache, else the user's own temporary folder.
+"""The root folders of the cache: the configured folder, else the user's cache, else the user's own temporary folder.
 
-A place is judged from owners, permissions and mounts, without writing; it is made when something is first kept in it.
-The first that can be written is; those before it are read too, as far as nobody else can write them.
+A place is checked by owners, permissions and mounts, without writing, and created at its first use. The first writable
+place is written; earlier places are read too, if no other user can write them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TAG_TEXT = (
 )
 _LEAST_BYTES = 256 << 10  # of free space; a folder with less holds no compiled source
 
-# What the operating system says when a place is of no use, as the code that is said of it.
+# Errors of the operating system that make a place unusable -> code of the notice.
 PLACE_ERRORS = {
     errno.EROFS: "cache_read_only",
     errno.EACCES: "cache_unwritable",
@@ -57,7 +57,7 @@ class Place:
     Attributes:
         path: absolute.
         origin: ``"KERNELHUB_CACHE_DIR"``, ``"XDG_CACHE_HOME"``, ``"home"`` or ``"temporary"``.
-        shared: whether it is another user's on purpose, to be read and not written.
+        shared: whether it belongs to another user on purpose; it is read and not written.
     """
 
     path: Path
@@ -65,15 +65,15 @@ class Place:
     shared: bool = False
 
     def judge(self, *, executable: bool = False) -> Finding:
-        """Could something be kept here? Codes of a bad answer are those of `notices.CODES`.
+        """Whether the place can be written. Codes of a negative finding are those of `notices.CODES`.
 
         Args:
-            executable: whether what is kept is loaded as code, which ``noexec`` forbids.
+            executable: whether files are loaded as code, which ``noexec`` forbids.
         """
         if not self.path.is_absolute():
-            return self._bad("cache_not_a_folder", f"{self.path} leads nowhere: no such home, or no working directory")
+            return self._bad("cache_not_a_folder", f"{self.path} does not resolve: no such home or working directory")
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            self.path.lstat()  # a name that is too long is told here, not where the folder is made
+            self.path.lstat()  # reports a name that is too long before the folder is created
         nearest = next(folder for folder in (self.path, *self.path.parents) if os.path.lexists(folder))
         if not nearest.is_dir():
             return self._bad("cache_not_a_folder", f"{nearest} is not a folder")
@@ -81,7 +81,7 @@ class Place:
         if foreign is not None:
             return self._bad(*foreign)
         if self.shared:
-            return self._bad("cache_shared", f"{self.path} is shared, and only read")
+            return self._bad("cache_shared", f"{self.path} is shared, and therefore read-only")
         mount = os.statvfs(nearest)
         if not os.access(nearest, os.W_OK | os.X_OK):
             if mount.f_flag & os.ST_RDONLY:
@@ -97,10 +97,10 @@ class Place:
         return found(str(self.path), str(self.path), f"{self.path} is writable")
 
     def trusted(self, *, executable: bool = False) -> bool:
-        """Whether what lies here may be read: nobody else can have put it there.
+        """Whether files here may be read: no other user can have written them.
 
         Args:
-            executable: whether it is loaded as code, which ``noexec`` forbids.
+            executable: whether they are loaded as code, which ``noexec`` forbids.
         """
         try:
             if executable and os.statvfs(self.path).f_flag & getattr(os, "ST_NOEXEC", 0):
@@ -110,7 +110,7 @@ class Place:
             return False
 
     def refused(self) -> tuple[str, str] | None:
-        """Of a folder that is there and may not be read: code and reason; None of any other."""
+        """Code and reason for an existing folder that may not be read; None for any other folder."""
         try:
             return self._foreign(self.path) if self.path.is_absolute() and self.path.is_dir() else None
         except OSError:
@@ -121,7 +121,7 @@ class Place:
         return tree(self.path, shared=self.shared)
 
     def make(self) -> None:
-        """Make the folder, and mark it as a cache."""
+        """Create the folder, and mark it as a cache."""
         make_folder(self.path)
         foreign = self._foreign(self.path)
         if foreign is not None:
@@ -130,17 +130,17 @@ class Place:
             create(self.path / TAG, _TAG_TEXT.encode())
 
     def _foreign(self, folder: Path) -> tuple[str, str] | None:
-        """Code and reason, where another user can say what lies here, or a superuser would fill another's home."""
+        """Code and reason if another user controls the contents, or root would write into another user's home."""
         link = foreign_link(folder)
         if link is not None:
-            return "cache_other_user", f"{link} is a link that user {link.lstat().st_uid} made"
+            return "cache_other_user", f"{link} is a link that user {link.lstat().st_uid} created"
         info = folder.stat()
-        if folder != self.path:  # the place itself is yet to be made, for this user alone
+        if folder != self.path:  # the place itself will be created for this user only
             if os.geteuid() != 0 or info.st_uid == 0 or self.origin == VARIABLE:
                 return None
             return "cache_other_user", f"{folder} belongs to user {info.st_uid}, this is 0"
         if self.origin == "temporary" and (folder.is_symlink() or info.st_uid != os.geteuid()):
-            return "cache_other_user", f"{folder} was put there by user {folder.lstat().st_uid}"
+            return "cache_other_user", f"user {folder.lstat().st_uid} created {folder}"
         try:
             self.tree().check(info, folder)
         except Untrusted as refused:
@@ -152,7 +152,7 @@ class Place:
 
 
 def places(environ: Mapping[str, str] | None = None) -> tuple[Place, ...]:
-    """The places that are tried, best first. Nothing is looked at on disk."""
+    """The candidate places, best first, without reading the disk."""
     environ = os.environ if environ is None else environ
     result = []
     if environ.get(VARIABLE):
@@ -168,7 +168,7 @@ def places(environ: Mapping[str, str] | None = None) -> tuple[Place, ...]:
 
 
 def absolute(path: str) -> Path | None:
-    """A path from the root on; None of one in a home that nobody has, or in a working directory that was removed."""
+    """The absolute path; None if it is in an unknown home, or in a working directory that was removed."""
     path = os.path.expanduser(path)
     try:
         return None if path.startswith("~") else Path(os.path.abspath(path))
@@ -177,10 +177,10 @@ def absolute(path: str) -> Path | None:
 
 
 def home_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The user's home: HOME, else that of the user's account; None where neither is an absolute path."""
+    """The user's home: HOME, else that of the user's account; None if neither is an absolute path."""
     environ = os.environ if environ is None else environ
     path = environ.get("HOME", "")
-    with contextlib.suppress(KeyError, ImportError):  # a user without an account, as containers have
+    with contextlib.suppress(KeyError, ImportError):  # a user without an account, as in containers
         import pwd
 
         path = path if os.path.isabs(path) else pwd.getpwuid(os.getuid()).pw_dir
@@ -188,21 +188,21 @@ def home_folder(environ: Mapping[str, str] | None = None) -> Path | None:
 
 
 def usable(*, executable: bool = False) -> Iterator[Place]:
-    """Places that can be written, best first. What is wrong with those passed over is said as they are passed."""
+    """Writable places, best first. Faults of skipped places are reported as they are skipped."""
     if home_folder() is None and not os.environ.get(VARIABLE):
-        say("cache_no_home", "HOME", "neither HOME nor this user's account names a home")
+        say("cache_no_home", "HOME", "neither HOME nor this user's account gives a home")
     for place in places():
         finding = judged(place, executable)
         if finding.ok:
             yield place
         else:
-            say(finding.code, place.path, f"nothing can be kept in {place.path}: {finding.reason}")
+            say(finding.code, place.path, f"{place.path} cannot be used: {finding.reason}")
 
 
 def readable(*, executable: bool = False) -> list[Place]:
-    """Places that are read, best first: as far as the first that can be written, so that what is there decides.
+    """Readable places, best first, up to the first writable one.
 
-    A folder that is named and can be filled is filled, whatever lies in the user's own; one that cannot is read first.
+    A configured folder that is writable is used alone; one that is not writable is read before the next places.
     """
     result = []
     for place in places():
@@ -210,21 +210,21 @@ def readable(*, executable: bool = False) -> list[Place]:
             result.append(place)
             if place.shared:
                 owner = place.path.stat().st_uid
-                say("cache_shared", place.path, f"{place.path} is read, and what user {owner} put there is believed")
+                say("cache_shared", place.path, f"{place.path} is read, and files of user {owner} are trusted")
         elif (refused := place.refused()) is not None:
-            say(refused[0], place.path, f"nothing in {place.path} is read: {refused[1]}")
+            say(refused[0], place.path, f"{place.path} is not read: {refused[1]}")
         if place.path not in _failed and judged(place, executable).ok:
             break
     return result
 
 
 def fails(place: Place) -> None:
-    """Note that writing failed, though nothing had spoken against it: from now on what lies behind it is read too."""
+    """Record that writing failed in a place that had passed its checks; later places are then read too."""
     _failed.add(place.path)
 
 
 def best(*, executable: bool = False) -> Finding:
-    """The place that would be written, or why the first cannot be. Says nothing, writes nothing."""
+    """The place that would be written, or why the first cannot be. Reports and writes nothing."""
     answers = [judged(place, executable) for place in places()]
     good = next((answer for answer in answers if answer.ok), None)
     if good is not None:
@@ -234,7 +234,7 @@ def best(*, executable: bool = False) -> Finding:
 
 
 def keeps(kind: str, *, executable: bool = False) -> Finding:
-    """Could things of a kind be had: made and kept, or found in a place that was filled before? Writes nothing."""
+    """Whether entries of a kind are available: a place is writable, or one was filled before. Writes nothing."""
     finding = best(executable=executable)
     filled = (
         None
@@ -255,15 +255,15 @@ def code_of(error: OSError) -> str | None:
 
 
 def judged(place: Place, executable: bool) -> Finding:
-    """As `Place.judge`, also of a place that does not answer."""
+    """As `Place.judge`, also for a place whose file system fails."""
     try:
         return place.judge(executable=executable)
-    except OSError as error:  # a mount that has gone away answers nothing
+    except OSError as error:  # a stale mount
         code = code_of(error) or "cache_unwritable"
         return lacking(str(place.path), code, f"{place.path}: {error.strerror or error}", CODES[code][1])
 
 
 def _temporary_folder(environ: Mapping[str, str]) -> Path:
-    """As `tempfile` takes it from the environment, but without trying to write."""
+    """The folder that `tempfile` takes from the environment, without a test write."""
     named = (environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
     return Path(next((path for path in named if os.path.isabs(path)), "/tmp"))

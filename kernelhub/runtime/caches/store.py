@@ -1,4 +1,4 @@
-"""Files that are made once, and documents that are rewritten, found again by what they were made for.
+"""Cache entries that are made once, and documents that are rewritten, both identified by a fingerprint.
 
 >>> import tempfile; from pathlib import Path
 >>> from kernelhub.runtime.caches.fingerprint import fingerprint
@@ -12,10 +12,10 @@
 >>> entry.file("kernel.cubin").read_bytes()
 b'...'
 
-Below each place there is ``<kind>/<sm>/<fingerprint>/<name>``: a folder with its manifest (`get`), beside the JSON
-documents (`write`). Both appear whole, by one rename. A document is ``<name>.json`` with a revision: where several
-places have one, the latest counts. A place that fails in use is skipped for the next one, with a notice. A process that
-can write nowhere keeps its documents in memory.
+The path below each place is ``<kind>/<sm>/<fingerprint>/<name>``: a folder with its manifest (`get`), beside the JSON
+documents (`write`). Both appear complete, by one rename. A document is ``<name>.json`` with a revision; if several
+places have one, the latest counts. A place that fails in use is skipped with a notice. A process without a writable
+place keeps its documents in memory.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from kernelhub.runtime.caches.notices import CODES, announce, say
 from kernelhub.runtime.caches.root import PLACE_ERRORS, VARIABLE, Place, best, code_of, fails, places, readable, usable
 from kernelhub.runtime.caches.trusted import FILE_MODE, Tree, Untrusted, create
 
-# What a maker may suffer from the place that it writes to; of any other error it is the cause itself.
+# Errors of `make` that the place causes; `make` itself causes all others.
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ESTALE, errno.EIO)
 
 
 class PlaceError(Exception):
-    """A place could not be used after all.
+    """A place failed in use.
 
     Attributes:
         place: the place.
         code: a key of `notices.CODES`.
-        reason: what the operating system said.
+        reason: the error of the operating system.
     """
 
     def __init__(self, place: Place, code: str, reason: str) -> None:
@@ -62,12 +62,12 @@ class PlaceError(Exception):
     def say(self) -> None:
         """Report it, once for each place, and read the next places from now on."""
         fails(self.place)
-        say(self.code, self.place.path, f"nothing can be kept in {self.place.path}: {self.reason}")
+        say(self.code, self.place.path, f"{self.place.path} cannot be used: {self.reason}")
 
 
 @contextlib.contextmanager
 def watching(place: Place, errors: Collection[int] = tuple(PLACE_ERRORS)) -> Iterator[None]:
-    """Turn those errors of the operating system that speak of the place into a `PlaceError`."""
+    """Turn errors of the operating system that concern the place into a `PlaceError`."""
     try:
         yield
     except OSError as error:
@@ -82,7 +82,7 @@ def watching(place: Place, errors: Collection[int] = tuple(PLACE_ERRORS)) -> Ite
 
 @contextlib.contextmanager
 def alone(place: Place, folder: Path, name: str, patience_s: float, on_wait: OnWait | None) -> Iterator[Held | None]:
-    """Hold the lock of one entry; None is held if its holder did not give it up in time, which is said."""
+    """Hold the lock of one entry; without a lock, with a notice, if its holder does not release it in time."""
     with contextlib.ExitStack() as stack:
         held = None
         with watching(place):
@@ -95,7 +95,7 @@ def alone(place: Place, folder: Path, name: str, patience_s: float, on_wait: OnW
 
 
 def replace(path: Path, text: str, mode: int = FILE_MODE) -> None:
-    """Put a text in place of a file, whole or not at all, and on disk before this returns."""
+    """Replace a file by a text atomically; it is on disk before this returns."""
     making = path.with_name(f".{path.name}.making-{uuid.uuid4().hex}")
     try:
         create(making, text.encode())
@@ -103,7 +103,7 @@ def replace(path: Path, text: str, mode: int = FILE_MODE) -> None:
         synchronise(making)
         try:
             os.replace(making, path)
-        except IsADirectoryError:  # which nobody of ours put there
+        except IsADirectoryError:  # which kernelhub did not create
             aside = path.with_name(f".{path.name}.bad-{uuid.uuid4().hex}")
             os.rename(path, aside)
             os.replace(making, path)
@@ -119,18 +119,18 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,120}")
 _END = ".json"
 _MOST_REVISIONS = 1 << 53
 
-_memory: dict[tuple[str, str, str], tuple[int, Any]] = {}  # documents of a process that can write nowhere
+_memory: dict[tuple[str, str, str], tuple[int, Any]] = {}  # documents of a process without a writable place
 _memory_guard = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Documents:
-    """One kind of documents, made for one fingerprint.
+    """One kind of documents, for one fingerprint.
 
     Attributes:
-        kind: what is kept, the name of a folder: ``"cpp"``, ``"nvrtc"``, ``"evidence"``.
-        fingerprint: for what it is made.
-        folder: the only place to use, instead of those that `root.places` names.
+        kind: the kind of documents, the name of a folder: ``"cpp"``, ``"nvrtc"``, ``"evidence"``.
+        fingerprint: the fingerprint of the documents.
+        folder: the only place to use, instead of those of `root.places`.
         executable: whether files are loaded as code, which a mount may forbid.
     """
 
@@ -140,36 +140,36 @@ class Documents:
     executable: bool = False
 
     def read(self, name: str) -> Any:
-        """The document, or None: the latest of those that hold, should several places have one."""
+        """The document, or None: the latest valid one, if several places have one."""
         revision, document, flaws = self._latest(name)
         for path, flaw in flaws:
             say(flaw.code, path, flaw.sentence)
         return document if revision else None
 
     def every(self) -> Iterator[tuple[str, Any]]:
-        """Every document with its name, by name; a `Flaw` for one of which no copy holds, which is not said."""
+        """All documents by name; a `Flaw` for one without a valid copy, without a notice."""
         for name in sorted(self._names()):
             revision, document, flaws = self._latest(name)
             if revision or flaws:
                 yield name, document if revision else flaws[0][1]
 
     def write(self, name: str, document: Any) -> str:
-        """Keep a document, in place of an earlier one; in memory where no place can be written.
+        """Store a document, replacing an earlier one; in memory if no place is writable.
 
         Args:
-            document: what JSON holds; numbers must be finite.
+            document: JSON values; numbers must be finite.
 
         Returns:
-            Empty if it is on disk, else why it is nowhere.
+            Empty if it is on disk, else why it is not.
         """
         return self._write(name, document, self._latest(name)[0] + 1)
 
     def update(self, name: str, change: Callable[[Any], Any], *, patience_s: float = _PATIENCE_S) -> Any:
-        """Read, change and write a document, alone among all processes; gives what was written.
+        """Read, change and write a document under its lock; returns what was written.
 
         Args:
-            change: takes the document, or None, and gives the new one.
-            patience_s: how long another process that changes it is waited for. Then it is changed without the lock.
+            change: takes the document, or None, and returns the new one.
+            patience_s: how long to wait for another process that changes it. After that it is changed without the lock.
         """
         place = next(self._usable(), None)
         if place is not None:
@@ -181,7 +181,7 @@ class Documents:
         return self._changed(name, change)
 
     def path(self, name: str) -> Path:
-        """Where the document is, in the first place that has it, else where it would be."""
+        """Path of the document, in the first place that has it, else in the place that would be written."""
         there = self._readable() or list(places())
         paths = [self._folder(place) / f"{checked(name)}{_END}" for place in there]
         return next((path for path in paths if os.path.lexists(path)), paths[0])
@@ -199,7 +199,7 @@ class Documents:
         for place in self._readable():
             try:
                 found = os.listdir(self._folder(place))
-            except OSError:  # not there, or not ours to list
+            except OSError:  # does not exist, or cannot be listed
                 continue
             names |= {name.removesuffix(_END) for name in found if name.endswith(_END)}
         with _memory_guard:
@@ -207,7 +207,7 @@ class Documents:
         return {name for name in names if _NAME.fullmatch(name)}
 
     def _latest(self, name: str) -> tuple[int, Any, list[tuple[Path, Flaw]]]:
-        """Revision and document, (0, None) without one; and what does not hold, with its path."""
+        """Revision and document, (0, None) without one; and the flaws, with their paths."""
         with _memory_guard:
             revision, document = copy.deepcopy(_memory.get(self._key(name), (0, None)))
         flaws = []
@@ -219,7 +219,7 @@ class Documents:
             if isinstance(content, Flaw):
                 flaws.append((path, content))
             elif "document" not in content or not 0 < content.get("revision", 0) < _MOST_REVISIONS:
-                flaws.append((path, Flaw("manifest_unreadable", f"{path} is a manifest, and no document")))
+                flaws.append((path, Flaw("manifest_unreadable", f"{path} is a manifest, not a document")))
             elif content["revision"] > revision:
                 revision, document = content["revision"], content["document"]
         return revision, document, flaws
@@ -239,7 +239,7 @@ class Documents:
             except PlaceError as failed:
                 failed.say()
                 reasons.append(f"{place.path}: {failed.reason}")
-        say("cache_memory", self.kind, f"{self.kind}/{name} is kept in memory, and is gone when the process ends")
+        say("cache_memory", self.kind, f"{self.kind}/{name} is kept in memory, and is lost when the process ends")
         with _memory_guard:
             _memory[self._key(name)] = revision, copy.deepcopy(document)
         return "; ".join(reasons) or best(executable=self.executable).reason
@@ -269,7 +269,7 @@ class Documents:
 
 
 def holds_any(kind: str, sm: str) -> bool:
-    """Whether anything of a kind is kept for an architecture, in any place or in memory; reads nothing of it."""
+    """Whether any place or the memory contains entries of a kind for an architecture; does not read them."""
     with _memory_guard:
         if any(key[0] == kind and key[1].startswith(f"{checked(sm)}/") for key in _memory):
             return True
@@ -277,35 +277,35 @@ def holds_any(kind: str, sm: str) -> bool:
 
 
 def forget_memory(kind: str) -> None:
-    """Drop the documents of a kind that are in no place."""
+    """Drop the documents of a kind that are in memory only."""
     with _memory_guard:
         for key in [key for key in _memory if key[0] == kind]:
             del _memory[key]
 
 
 def checked(name: str) -> str:
-    """The name of a kind, an architecture or a document.
+    """Check the name of a kind, an architecture or a document.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a valid name.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot name an entry; take letters, digits and _.+-, not a dot first")
+        raise ValueError(f"{name!r} is not a valid name of an entry; use letters, digits and _.+-, no leading dot")
     return name
 
 
-# How long one compilation is waited for: FlashInfer's longest takes 11 minutes on two cores.
+# Longest wait for one compilation: FlashInfer's longest takes 11 minutes on two cores.
 PATIENCE_S = 1200.0
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Files that were made and verified.
+    """The verified files of an entry.
 
     Attributes:
         path: folder of the files.
-        manifest: what is known of them.
-        tree: the cache that they lie in.
+        manifest: the manifest of the files.
+        tree: the cache that contains them.
     """
 
     path: Path
@@ -314,11 +314,11 @@ class Entry:
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[int]:
-        """Descriptor of one of its files, verified by that descriptor once more.
+        """Descriptor of one of its files, verified again through that descriptor.
 
         Raises:
-            KeyError: the manifest lists no such file.
-            CacheError: it is not what was made.
+            KeyError: the manifest does not list the file.
+            CacheError: the file was changed.
         """
         self.file(name)
         with manifest.opened(self.path, name, self.manifest, self.tree) as file:
@@ -327,10 +327,10 @@ class Entry:
             yield file
 
     def file(self, name: str) -> Path:
-        """One of its files.
+        """Path of one of its files.
 
         Raises:
-            KeyError: the manifest lists no such file.
+            KeyError: the manifest does not list the file.
         """
         if name not in self.manifest["files"]:
             raise KeyError(f"{self.path} holds {', '.join(self.manifest['files'])}, not {name}")
@@ -339,10 +339,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Store(Documents):
-    """One kind of things, made for one fingerprint: documents, and entries of files. Attributes as of `Documents`."""
+    """Documents and entries of one kind, for one fingerprint. Attributes as of `Documents`."""
 
     def find(self, name: str) -> Entry | None:
-        """The entry, its files verified; None if there is none, or none that holds, which is said."""
+        """The entry, with verified files; None without a valid one, with a notice for an invalid one."""
         found = (self._found_in(place, name) for place in self._readable())
         return next((entry for entry in found if entry is not None), None)
 
@@ -354,16 +354,16 @@ class Store(Documents):
         patience_s: float = PATIENCE_S,
         on_wait: OnWait | None = None,
     ) -> Entry:
-        """The entry, made now if there is none. One process makes it, on all machines that share the place.
+        """The entry, made now if it does not exist. One process makes it, among all machines that share the place.
 
         Args:
-            name: of the entry.
-            make: fills the empty folder that it is given; what it raises reaches the caller.
-            patience_s: how long another process that makes it is waited for. Then it is made without the lock.
-            on_wait: called while waiting, with the holder as words and the seconds waited.
+            name: name of the entry.
+            make: fills the given empty folder; its errors reach the caller.
+            patience_s: how long to wait for another process that makes it. After that it is made without the lock.
+            on_wait: called while waiting, with the holder as text and the seconds waited.
 
         Raises:
-            CacheError: no place can be written.
+            CacheError: no place is writable.
         """
         found = self.find(name)
         if found is not None:
@@ -377,7 +377,7 @@ class Store(Documents):
                 failed.say()
                 reasons.append(f"{place.path}: {failed.reason}")
         reason = "; ".join(reasons) or best(executable=self.executable).reason
-        notice = say("cache_unavailable", self.kind, f"{self.kind}/{name} cannot be kept anywhere: {reason}")
+        notice = say("cache_unavailable", self.kind, f"{self.kind}/{name} cannot be stored anywhere: {reason}")
         raise CacheError(f"{notice.sentence}; {notice.remedy}")
 
     def _found_in(self, place: Place, name: str) -> Entry | None:
@@ -397,7 +397,7 @@ class Store(Documents):
         with alone(place, folder, checked(name), patience_s, on_wait) as held:
             if held is not None and held.after is not None:
                 shutil.rmtree(_making(folder, name, held.after), ignore_errors=True)
-            found = self._found_in(place, name)  # whoever was waited for may have made it
+            found = self._found_in(place, name)  # the process that was waited for may have made it
             if found is not None:
                 return found
             token = held.token if held is not None else uuid.uuid4().hex
@@ -414,7 +414,7 @@ class Store(Documents):
                 shutil.rmtree(making, ignore_errors=True)
 
     def _published(self, making: Path, path: Path, tree: Tree) -> Entry:
-        """By one rename. What lies there already is taken if it holds, and put away if not."""
+        """Publish by one rename. An existing entry is used if it is valid, and moved away if not."""
         for _ in range(8):
             content = manifest.verify(path, tree, self.fingerprint) if os.path.lexists(path) else None
             if content is not None and not isinstance(content, Flaw):
@@ -428,20 +428,20 @@ class Store(Documents):
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not making.is_dir():
                     raise
-                continue  # another process published, or put away, between two of these lines
+                continue  # another process published or moved it between two of these lines
             manifest.synchronise(path.parent)
             written = manifest.verify(path, tree, self.fingerprint)
             if not isinstance(written, Flaw):
                 return Entry(path, written, tree)
             say(written.code, path, written.sentence)
-            raise OSError(errno.EIO, "does not hold what was just written", str(path))
+            raise OSError(errno.EIO, "does not contain what was just written", str(path))
         raise OSError(errno.EIO, "is replaced again and again", str(path))
 
 
 def _making(folder: Path, name: str, token: str) -> Path:
-    """Where an entry is made; named by the holder's token, so that who takes its lock over clears it away."""
+    """Folder in which an entry is made; named by the holder's token, so that the next holder of its lock removes it."""
     if not TOKEN.fullmatch(token):
-        raise ValueError(f"{token!r} is no token of a lock")
+        raise ValueError(f"{token!r} is not a token of a lock")
     return folder / f".{name}.making-{token}"
 
 

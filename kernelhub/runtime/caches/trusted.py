@@ -1,12 +1,12 @@
-"""What may be loaded, executed or believed: files that nobody else could have put there, opened once.
+"""Trusted files: files that no other user could have written, opened once, and so safe to load or execute.
 
-A file counts if it, and every folder from it up to the root of its cache, belongs to this user or to root and can be
-written by nobody else. Each folder is opened by descriptor from the one above it, without following links, and asked
-by that descriptor; so what was checked is what is read, hashed and loaded, whatever becomes of the path meanwhile.
-What is made here is for this user alone, whatever the umask says: folders 0700, files 0600.
+A file is trusted if it, and every folder from it up to the root of its cache, belongs to this user or to root and no
+other user can write it. Each folder is opened by descriptor from its parent, without following links, and checked
+through that descriptor. So the checked file is the one that is read, hashed and loaded, even if the path changes in the
+meantime. New files are for this user only, regardless of the umask: folders 0700, files 0600.
 
-A root that is shared on purpose (``KERNELHUB_CACHE_SHARED=1``) counts its owner too, and its folders may be writable
-by a group; files still may not.
+In a root that is shared on purpose (``KERNELHUB_CACHE_SHARED=1``) files of its owner are trusted too. Its folders may
+be writable by a group; its files may not.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 _CLOSE = getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _CLOSE
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _NO_LINK | _CLOSE  # a pipe would keep its reader waiting for ever
+_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _NO_LINK | _CLOSE  # opening a pipe would block
 _MOST_LINKS = 40  # as Linux follows
 _numbers = itertools.count()
 
 
 class Untrusted(OSError):
-    """Somebody else could have put it there.
+    """Another user could have written the file or folder.
 
     Attributes:
         code: ``"cache_other_user"`` or ``"cache_open_to_others"``.
@@ -44,11 +44,11 @@ class Untrusted(OSError):
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder below which files count.
+    """A folder below which files can be trusted.
 
     Attributes:
         path: absolute.
-        owners: users whose files count.
+        owners: users whose files are trusted.
         shared: whether a group may write its folders.
     """
 
@@ -57,10 +57,10 @@ class Tree:
     shared: bool = False
 
     def check(self, info: os.stat_result, path: object) -> None:
-        """Refuse a file or folder that somebody else could have put there.
+        """Refuse a file or folder that another user could have written.
 
         Raises:
-            Untrusted: whose it is, or who can write it.
+            Untrusted: it belongs to another user, or other users can write it.
         """
         if info.st_uid not in self.owners:
             raise Untrusted("cache_other_user", path, f"belongs to user {info.st_uid}, this is {os.geteuid()}")
@@ -71,10 +71,10 @@ class Tree:
 
     @contextlib.contextmanager
     def folder(self, path: Path | None = None) -> Iterator[int]:
-        """Descriptor of a folder of the tree, by default of its root, each one on the way checked.
+        """Descriptor of a folder of the tree, by default of its root; every folder on the way is checked.
 
         Raises:
-            OSError: it is not there, is a link, or is `Untrusted`.
+            OSError: it does not exist, is a link, or is `Untrusted`.
         """
         here = os.open(self.path, _FOLDER)
         try:
@@ -92,24 +92,24 @@ class Tree:
 
     @contextlib.contextmanager
     def opened(self, path: Path) -> Iterator[int]:
-        """Descriptor of an ordinary file of the tree, to read.
+        """Descriptor of a regular file of the tree, to read.
 
         Raises:
-            OSError: it is not there, is a link, a pipe or a device, or is `Untrusted`.
+            OSError: it does not exist, is a link, a pipe or a device, or is `Untrusted`.
         """
         with self.folder(path.parent) as folder:
             here = _open(path.name, _FILE, folder, path)
         try:
             info = os.fstat(here)
             if not stat.S_ISREG(info.st_mode):
-                raise OSError(errno.EINVAL, "is no ordinary file", str(path))
+                raise OSError(errno.EINVAL, "is not a regular file", str(path))
             self.check(info, path)
             yield here
         finally:
             os.close(here)
 
     def read(self, path: Path, most_bytes: int) -> bytes:
-        """The bytes of an ordinary file of the tree, at most so many.
+        """The bytes of a regular file of the tree, up to a limit.
 
         Raises:
             OSError: as of `opened`.
@@ -118,10 +118,10 @@ class Tree:
             return file.read(most_bytes)
 
     def make(self, path: Path) -> None:
-        """Make a folder of the tree, and those above it up to the root, each checked if it is there.
+        """Create a folder of the tree and its parents up to the root; existing ones are checked.
 
         Raises:
-            OSError: it cannot be made, or one on the way is `Untrusted`.
+            OSError: it cannot be created, or a folder on the way is `Untrusted`.
         """
         make_folder(self.path)
         reached = self.path
@@ -135,12 +135,12 @@ class Tree:
     def _parts(self, path: Path | None) -> tuple[str, ...]:
         parts = () if path is None else path.relative_to(self.path).parts
         if ".." in parts:
-            raise OSError(errno.EINVAL, "leads out of the cache", str(path))
+            raise OSError(errno.EINVAL, "is outside of the cache", str(path))
         return parts
 
 
 def tree(path: Path, *, shared: bool = False) -> Tree:
-    """The tree below a folder: files of this user and of root count, in a shared one those of its owner too."""
+    """The tree below a folder: files of this user and of root are trusted, in a shared one those of its owner too."""
     owners = {os.geteuid(), 0}
     if shared:
         with contextlib.suppress(OSError):
@@ -149,39 +149,39 @@ def tree(path: Path, *, shared: bool = False) -> Tree:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, for this user alone; one that is there stays as it is."""
+    """Create a folder and its parents, for this user only; existing folders are unchanged."""
     missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     for folder in reversed(missing):
         _make(str(folder), None)
     if not path.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(path))
+        raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(path))
 
 
 def create(path: Path, content: bytes) -> None:
-    """Write a file that is not there yet, for this user alone.
+    """Write a new file, for this user only.
 
     Raises:
-        FileExistsError: something is there, a link that leads nowhere too.
+        FileExistsError: the path exists, also as a dangling link.
     """
     here = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSE, FILE_MODE)
     with os.fdopen(here, "wb") as file:
-        os.fchmod(here, FILE_MODE)  # a umask may have taken even the owner's
+        os.fchmod(here, FILE_MODE)  # a umask may have removed even the owner's permissions
         file.write(content)
 
 
 def close_to_others(folder: Path) -> None:
-    """Take from everybody else what a compiler left in a folder of ours."""
+    """Remove other users' permissions from a compiler's files in a folder of ours."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(FOLDER_MODE if path.is_dir() else FILE_MODE)
 
 
 def foreign_link(path: Path, links: int = 0) -> Path | None:
-    """The first link on a path that neither this user nor root made, so that its maker says where the path leads."""
+    """The first link on a path that another user than this one or root created, and therefore controls."""
     for reached in (*reversed(path.parents), path):
         try:
             info = reached.lstat()
-        except OSError:  # not there, or not ours to look at, which whoever opens it is told
+        except OSError:  # does not exist or is not readable, which opening it will report
             return None
         if stat.S_ISLNK(info.st_mode):
             if info.st_uid not in (0, os.geteuid()) or links > _MOST_LINKS:
@@ -192,13 +192,13 @@ def foreign_link(path: Path, links: int = 0) -> Path | None:
 
 
 def load(descriptor: int, path: Path) -> ctypes.CDLL:
-    """The library behind a descriptor that was checked; `path` is for its messages.
+    """Load the library of a checked descriptor; `path` is for messages.
 
-    By the descriptor where there is /proc, so that no path is looked up again. The dynamic linker takes a name that it
-    met for the library that it met there, and numbers of descriptors are given again, so each name is used once.
+    With /proc it is loaded by descriptor, so that no path is resolved again. The dynamic linker identifies a library by
+    name, and descriptor numbers are reused, so each name is used once.
 
     Raises:
-        OSError: it is no library for this machine.
+        OSError: it is not a library for this machine.
     """
     name = f"/proc/self/fd/{'./' * next(_numbers)}{descriptor}"
     try:
@@ -208,7 +208,7 @@ def load(descriptor: int, path: Path) -> ctypes.CDLL:
 
 
 def _open(name: str, flags: int, folder: int, path: Path) -> int:
-    """As os.open below a folder, its errors with the whole path."""
+    """os.open below a folder, with the whole path in its errors."""
     try:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
@@ -220,4 +220,4 @@ def _make(name: str, folder: int | None) -> None:
         os.mkdir(name, FOLDER_MODE, dir_fd=folder)
     except FileExistsError:
         return
-    os.chmod(name, FOLDER_MODE, dir_fd=folder)  # a umask may have taken even the owner's
+    os.chmod(name, FOLDER_MODE, dir_fd=folder)  # a umask may have removed even the owner's permissions

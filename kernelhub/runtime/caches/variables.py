@@ -1,8 +1,8 @@
-"""Moving the caches of the libraries below our root, by the variables that they read. What the user set stays.
+"""Environment variables that move the caches of libraries below our root. Variables that the user set are kept.
 
-Each library's folder is one for its version and files, the C library and torch, since some of them reuse what another
-CUDA, compiler or build of the same version made (FlashInfer's issues 4489 and 5145). So a mixed fleet, and an upgrade,
-may share a mount.
+Each library's folder depends on its version and files, the C library and torch, since some libraries reuse entries of
+another CUDA, compiler or build of the same version (FlashInfer's issues 4489 and 5145). So a mixed fleet, and an
+upgrade, can share a mount.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernelhub.runtime.caches.store import PlaceError, watching
 from kernelhub.runtime.caches.store import replace as rewrite
 
 LIBRARIES = "libraries"  # the folder below the root
-NOTE = "kernelhub.json"  # in each library's folder: for what it is
+NOTE = "kernelhub.json"  # in each library's folder: the versions that it is for
 SET, KEPT, LATE = "set", "kept", "late"
 
 
@@ -31,11 +31,11 @@ class Assignment:
     """One variable.
 
     Attributes:
-        name: of the variable.
-        value: what it has now, or would have.
-        became: ``"set"``; ``"kept"``, the user had set it; ``"late"``, it is set but the library is imported already
-            and reads it no more in this process, only in those that it starts.
-        meaning: what follows from it.
+        name: name of the variable.
+        value: its current or planned value.
+        became: ``"set"``; ``"kept"``, the user had set it; ``"late"``, it is set, but the library is already imported
+            and only child processes will read it.
+        meaning: its effect.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Assignments:
-    """All variables, and the root below which they lead.
+    """All variables, and the root of their folders.
 
     Attributes:
         root: the folder.
-        variables: what became of each.
-        finding: whether the root can be written.
+        variables: the state of each variable.
+        finding: whether the root is writable.
     """
 
     root: Path
@@ -99,7 +99,7 @@ _NO_DOWNLOAD = "FLASHINFER_NO_DOWNLOAD"
 
 
 def cache_variables(*, offline: bool = False, environ: MutableMapping[str, str] | None = None) -> Assignments:
-    """What `set_cache_variables` would set; nothing is changed or written."""
+    """The variables that `set_cache_variables` would set; nothing is changed or written."""
     environ = os.environ if environ is None else environ
     finding = _root(environ)
     below = Path(finding.subject)
@@ -109,29 +109,29 @@ def cache_variables(*, offline: bool = False, environ: MutableMapping[str, str] 
         late = moved.reads_once and environ is os.environ and moved.package in sys.modules
         result.append(_assignment(environ, moved.variable, value, moved.meaning, late))
     if offline:
-        meaning = "FlashInfer downloads nothing: what is missing fails at once, not after a minute of attempts"
+        meaning = "FlashInfer downloads nothing: a missing file fails immediately, not after a minute of attempts"
         result.append(_assignment(environ, _NO_DOWNLOAD, "1", meaning, late=False))
     return Assignments(below, tuple(result), finding)
 
 
 def set_cache_variables(*, offline: bool = False, environ: MutableMapping[str, str] | None = None) -> Assignments:
-    """Have every library keep what it compiles below kernelhub's root, and say what was set.
+    """Move the caches of all libraries below kernelhub's root, and return the variables.
 
-    Call it before the libraries are imported, or start the engine with what ``kernelhub cache env`` prints. Each folder
-    that is set is made, with a note of the versions that it is for, so that `kernelhub cache list` can tell old ones.
+    Call it before the libraries are imported, or start the engine with the output of ``kernelhub cache env``. Each
+    folder is created with a note of its versions, so that `kernelhub cache list` can identify old ones.
 
     Args:
         offline: also forbid downloads.
-        environ: where to set them, by default the environment of this process and of those that it starts.
+        environ: the environment to change, by default that of this process and its children.
 
     Returns:
-        What became of each variable; those that were set before are kept. Nothing is set where no place below the
-        root can be written, which ``finding`` tells.
+        The state of each variable; those that were set before are kept. If no root is writable, nothing is set, and
+        ``finding`` has the reason.
 
     Example:
         >>> import kernelhub, tempfile
         >>> environment = {"KERNELHUB_CACHE_DIR": tempfile.mkdtemp(), "TRITON_CACHE_DIR": "/mine"}
-        >>> told = kernelhub.set_cache_variables(offline=True, environ=environment)
+        >>> assigned = kernelhub.set_cache_variables(offline=True, environ=environment)
         >>> environment["FLASHINFER_NO_DOWNLOAD"], environment["TRITON_CACHE_DIR"]
         ('1', '/mine')
     """
@@ -147,9 +147,9 @@ def set_cache_variables(*, offline: bool = False, environ: MutableMapping[str, s
 
 
 def _note(result: Assignments) -> Finding | None:
-    """Make each folder that is to be set, for this user alone, and say in it for what it is; why that fails, or None.
+    """Create each folder for this user only, with a note of its versions; returns why that fails, or None.
 
-    Libraries load what they find there, so a variable never leads to a folder that others can write.
+    Libraries load files from there, so a variable never points at a folder that others can write.
     """
     place = root.Place(result.root, root.VARIABLE)
     wanted = {item.name: item.value for item in result.variables if item.became != KEPT}
@@ -173,7 +173,7 @@ def _made_for(moved: _Moved) -> Fingerprint:
 
 
 def _root(environ: MutableMapping[str, str]) -> Finding:
-    """The first place of an environment that can be written, else the first with what is wrong with it."""
+    """The first writable place of an environment, else the first place with its fault."""
     findings = [root.judged(place, executable=True) for place in root.places(environ)]
     return next((finding for finding in findings if finding.ok), findings[0])
 

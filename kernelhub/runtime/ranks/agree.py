@@ -31,23 +31,23 @@ from kernelhub.runtime.ranks.statement import Stated, state, statement_of, table
 
 T = TypeVar("T")
 What = Plan | Need | Selection[Any]
-_LOOK_S = 0.5  # how often the waiting thread sees whether the process runs
-_STOOD_S = 1.0  # without running, beyond what a busy machine makes of such a look
-_LONGEST_S = 86400.0  # longer ones overflow what a thread can wait
-_LAST_BREATH_S = 0.5  # a process that is killed closes its connections a little before it is gone
+_LOOK_S = 0.5  # how often the waiting thread checks whether the process runs
+_STOOD_S = 1.0  # a longer pause than a busy machine causes means that the process was stopped
+_LONGEST_S = 86400.0  # longer times overflow the wait of a thread
+_LAST_BREATH_S = 0.5  # a killed process closes its connections shortly before it ends
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What every rank of a group runs from now on, until `kernelhub.reload()`.
+    """The kernels that every rank of a group runs until `kernelhub.reload()`.
 
     Attributes:
-        rank, size: of this process in the group.
+        rank, size: rank of this process, and size of the group.
         choices: one for each problem class.
         digest: equal on all ranks.
-        tuned: the lead's tuned choices.
-        stale: plans that were given and run no more, since another kernel was agreed on; prepare them again.
-        elapsed_s: what agreeing took.
+        tuned: rank 0's tuned choices.
+        stale: given plans that no longer run, since the ranks agreed on another kernel; prepare them again.
+        elapsed_s: time of the agreement.
     """
 
     rank: int
@@ -85,31 +85,32 @@ def agree(
     device: DeviceLike = None,
     packing: bool = False,
 ) -> Agreement:
-    """Have all ranks run one plan, or none. Every rank of the group calls it, with the same problem classes.
+    """Make all ranks run one plan, or none. Every rank of the group calls it, with the same problem classes.
 
-    Of the kernels that every rank can run, the one is taken that rank 0 ranks first, for each problem class. A kernel
-    that one rank refuses, or whose adapter it cannot load, is refused on all: `explain` shows it as
-    ``refused_by_rank``, with the rank and its reason. Then what was agreed on stands until `kernelhub.reload()`; a call
-    that would run another kernel for such a problem raises. Nothing is sent through the group's collectives: ranks
-    meet in its store, so that a rank that is dead or slow is named within the time-out.
+    For each problem class, the kernel that rank 0 ranks first among those that every rank can run is selected. A kernel
+    that one rank rejects, or whose adapter it cannot load, is rejected on all ranks: `explain` shows it as
+    ``refused_by_rank``, with the rank and its reason. The agreement is in force until `kernelhub.reload()`; a call that
+    would run another kernel for such a problem raises. The group's collectives are not used: ranks exchange messages
+    through its store, so that a dead or slow rank is named within the time-out.
 
     Args:
-        process_group: of torch.distributed; the default one unless given. Without any, this process is the only rank.
+        process_group: group of torch.distributed; by default the default group. Without any, this process is the only
+            rank.
         what: plans, selections or needs (`kernelhub.problems_of`), one or several; a model, as of `problems_of`; or
-            nothing, for all choices that this process has made so far.
-        tp: of a model, ranks that share every layer; the size of the group unless given.
+            nothing, for all selections of this process so far.
+        tp: for a model, ranks that share every layer; by default the size of the group.
         timeout_s: longest wait for all ranks together, in seconds.
-        tuned: tuned choices, plain values that JSON can hold; those of rank 0 are given to all. By default what
-            `kernelhub.tune` measured and holds on rank 0: then every rank ranks kernels and sizes kernels by it, and by
-            nothing of its own, until `kernelhub.reload()`.
-        device: where needs and models are met: as of `explain`, by default the current GPU, else the CPU.
-        packing: as of ``prepare``, the same on all ranks: of needs and models, kernels that need their weights packed
-            are ranked with the others.
+        tuned: tuned choices, plain JSON values; all ranks use those of rank 0. By default the valid measurements of
+            `kernelhub.tune` on rank 0: every rank then ranks and sizes kernels by these alone, until
+            `kernelhub.reload()`.
+        device: device of needs and models: as of `explain`, by default the current GPU, else the CPU.
+        packing: as of ``prepare``, the same on all ranks: for needs and models, kernels for packed weights are ranked
+            with the others.
 
     Raises:
-        RanksDisagree: nothing changes on any rank; `code` tells why, and `ranks` where. docs/ranks.md lists the codes.
-        ConfigurationError: this process is not in the group, `what` is nothing that can be agreed on, or kernelhub is
-            sealed.
+        RanksDisagree: nothing changes on any rank; `code` is the cause, and `ranks` the ranks concerned. docs/ranks.md
+            lists the codes.
+        ConfigurationError: this process is not in the group, `what` has an unsupported type, or kernelhub is sealed.
 
     Example:
         >>> import kernelhub
@@ -157,7 +158,7 @@ def agree(
 
 
 def _group(process_group: Any) -> tuple[Any, int, int]:
-    """Store, rank and size of a group; no store where this process is alone."""
+    """Store, rank and size of a group; no store if this process is alone."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
@@ -168,7 +169,7 @@ def _group(process_group: Any) -> tuple[Any, int, int]:
     rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
     if rank < 0:
         raise ConfigurationError("agree: this process is not in the group; only its ranks may call this")
-    store_of = getattr(c10d, "_get_process_group_store", None)  # no public name gives a group's store
+    store_of = getattr(c10d, "_get_process_group_store", None)  # torch has no public function for a group's store
     if store_of is None:
         raise ConfigurationError(f"agree: torch {torch.__version__} does not expose the store of a process group")
     return store_of(process_group or dist.group.WORLD), rank, size
@@ -183,13 +184,13 @@ def _items(what: Any, tp: int) -> list[What]:
     for item in items:
         if not isinstance(item, Plan | Need | Selection):
             raise ConfigurationError(
-                f"agree: {item!r} is no plan, no selection of explain and no need; problems_of(model) gives needs"
+                f"agree: {item!r} is not a plan, a selection of explain or a need; problems_of(model) returns needs"
             )
     return items
 
 
 def _own_table(given: dict[str, Any] | None, where: DeviceFacts) -> dict[str, Any]:
-    """This rank's table: what it was given, else what was measured here."""
+    """This rank's table: the given one, else the measurements of this machine."""
     return _plain_table(HUB.machine.tuned(where).plain()) if given is None else given
 
 
@@ -197,11 +198,9 @@ def _plain_table(tuned: Mapping[str, Any]) -> dict[str, Any]:
     try:
         table: dict[str, Any] = json.loads(json.dumps(dict(tuned)))
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"agree: tuned holds what JSON cannot: {error}") from None
+        raise ConfigurationError(f"agree: tuned has values that JSON does not support: {error}") from None
     if table != dict(tuned):
-        raise ConfigurationError(
-            "agree: tuned changes on its way through JSON; give names as str, and lists for tuples"
-        )
+        raise ConfigurationError("agree: JSON would change tuned; use str for names, and lists for tuples")
     HUB.machine.check_tuned(table)
     return table
 
@@ -213,14 +212,14 @@ def _on_gpu(device: DeviceLike) -> bool:
 def _held_with_others(
     meeting: Meeting, items: list[What], where: DeviceFacts, given: dict[str, Any] | None, packing: bool
 ) -> tuple[Stated, Outcome, Mapping[str, Any]]:
-    """State what this rank would run, and settle with the others."""
+    """Send what this rank would run, and settle with the others."""
     rank, clock = meeting.rank, meeting.clock
     try:
         clock.doing = "choosing"
         stated, table = state(items, where, packing), _own_table(given, where)
         mine = statement_of(stated, rank, str(this_process()), table_digest(table))
     except Exception as error:
-        message = f"rank {rank} ({this_process()}) could not tell its plans: {type(error).__name__}: {error}"
+        message = f"rank {rank} ({this_process()}) could not state its plans: {type(error).__name__}: {error}"
         return meeting.give_up(Failure("rank_failed", message, (rank,)))
     clock.doing = "waiting for ranks"
     outcome, tuned_there = (lead if rank == LEAD else follow)(meeting, stated, mine, table)
@@ -228,7 +227,7 @@ def _held_with_others(
 
 
 def _bounded(work: Callable[[], T], clock: Clock, rank: int) -> T:
-    """Run `work` in a thread, so that a store that hangs, or a choice that takes too long, does not hang the caller."""
+    """Run `work` in a thread, so that a store that hangs, or a slow selection, does not block the caller."""
     outcome: list[T | BaseException] = []
     context = contextvars.copy_context()
 
@@ -245,15 +244,15 @@ def _bounded(work: Callable[[], T], clock: Clock, rank: int) -> T:
         if clock.stood_s:
             raise Ended(_stood(clock, rank))
         if clock.doing == "choosing":
-            message = f"rank {rank} was still choosing kernels after {clock.timeout_s:g} s; give a longer timeout_s"
+            message = f"rank {rank} was still selecting kernels after {clock.timeout_s:g} s; give a longer timeout_s"
             raise Ended(Failure("rank_slow", message, (rank,)))
-        clock.told = _silent_store(clock, rank)
-        raise Ended(clock.told)
+        clock.reported = _silent_store(clock, rank)
+        raise Ended(clock.reported)
     result = outcome[0]
     if isinstance(result, Ended | KernelhubError):
         raise result
     if isinstance(result, RuntimeError | OSError):  # torch's errors of a connection are RuntimeErrors
-        if clock.stood_s:  # the others ended the meeting meanwhile, and with it perhaps the store
+        if clock.stood_s:  # the others ended the meeting in the meantime, and perhaps the store
             raise Ended(_stood(clock, rank)) from result
         raise Ended(_lost_store(clock, result)) from result
     if isinstance(result, BaseException):
@@ -262,7 +261,7 @@ def _bounded(work: Callable[[], T], clock: Clock, rank: int) -> T:
 
 
 def _join(thread: threading.Thread, clock: Clock) -> None:
-    """Wait for the work until its time is over; a process that stood still meanwhile then looks what became of it."""
+    """Wait for the work until the time-out; a process that was stopped in the meantime then reads the result."""
     ends = time.monotonic() + clock.timeout_s + clock.grace_s
     before = time.monotonic()
     while thread.is_alive() and before < ends:
@@ -276,14 +275,14 @@ def _join(thread: threading.Thread, clock: Clock) -> None:
 
 
 def _stood(clock: Clock, rank: int) -> Failure:
-    """What the others say of this rank, which did not run for longer than they wait."""
+    """The failure of this rank, which did not run for longer than the others wait."""
     message = f"rank {rank} ({this_process()}) did not run for {clock.stood_s:.0f} s: it was stopped"
     code = "rank_silent" if clock.stood_long else "rank_slow"
-    return Failure(code, f"{message}, and the others have ended without it; start all again", (rank,))
+    return Failure(code, f"{message}, and the others have ended without it; restart all ranks", (rank,))
 
 
 def _silent_store(clock: Clock, rank: int) -> Failure:
-    """Why a look at the store does not come back."""
+    """The failure when the store does not answer."""
     message = f"the group's store, which rank {LEAD} usually holds, has not answered rank {rank}"
     message += f" while {clock.doing}, within {clock.timeout_s:g} s"
     if clock.lead is not None and clock.lead.stopped():
@@ -292,13 +291,13 @@ def _silent_store(clock: Clock, rank: int) -> Failure:
 
 
 def _lost_store(clock: Clock, error: BaseException) -> Failure:
-    """Why the store cannot be reached any more."""
+    """The failure when the store is no longer reachable."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     until = time.monotonic() + _LAST_BREATH_S
     while clock.lead is not None and not clock.lead.gone() and time.monotonic() < until:
         time.sleep(_LAST_BREATH_S / 20)
     if clock.lead is not None and clock.lead.gone():
         message = f"rank {LEAD} ({clock.lead}) {clock.lead.gone()} while ranks were agreeing; see its log"
-        return Failure("rank_dead", f"{message}, and start all again", (LEAD,))
+        return Failure("rank_dead", f"{message}, and restart all ranks", (LEAD,))
     message = f"the group's store, which rank {LEAD} usually holds, is gone: {reason}; see the log of rank {LEAD}"
     return Failure("store_lost", message, (LEAD,))

@@ -1,4 +1,4 @@
-"""What was agreed on, made to hold in this process: overrides and refusals for selection, and an end to other plans."""
+"""Enforcement of an agreement in this process: overrides and rejections for selection, and an end to other plans."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _UNDO = "call kernelhub.reload() on every rank, and agree again"
 
 @dataclass(frozen=True)
 class Choice:
-    """What every rank runs for one problem class.
+    """The kernel that every rank runs for one problem class.
 
     Attributes:
         op: name of the op.
-        facets: of the problem, without the device.
-        kernel: what runs.
-        because: why rank 0 ranks it first of those that all can run.
-        refused: kernels that a rank could run and another refuses, with that rank's number and reason.
+        facets: facets of the problem, without the device.
+        kernel: the kernel that runs.
+        because: why rank 0 ranks it first among those that all ranks can run.
+        refused: kernels that one rank supports and another rejects, with that rank's number and reason.
         fingerprint: equal on all ranks.
     """
 
@@ -60,11 +60,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class AgreedOp:
-    """What ranks agreed on for one op; the hub asks it at every choice.
+    """The agreement for one op, which the hub checks at every selection.
 
     Attributes:
-        pins: kernels and refusals by problem class.
-        rank, size: of this process in the group.
+        pins: kernels and rejections by problem class.
+        rank, size: rank of this process, and size of the group.
     """
 
     pins: Pins
@@ -72,10 +72,10 @@ class AgreedOp:
     size: int
 
     def check(self, selection: Selection[Any]) -> None:
-        """Refuse a choice that differs from what was agreed on.
+        """Refuse a selection that differs from the agreement.
 
         Raises:
-            RanksDisagree: with both kernels.
+            RanksDisagree: names both kernels.
         """
         override = self.pins.overrides.get(self.pins.key(selection.problem))
         if override is None or selection.selected in override.names:
@@ -83,13 +83,13 @@ class AgreedOp:
         raise RanksDisagree(
             "agreement_broken",
             f"{selection.op}: rank {self.rank} would run {selection.selected} ({selection.because}), but {self.size} "
-            f"ranks agreed on {override.names[0]} for {selection.problem}; take that back, or {_UNDO}",
+            f"ranks agreed on {override.names[0]} for {selection.problem}; undo that, or {_UNDO}",
             (self.rank,),
         )
 
 
 def try_all(stated: Stated, outcome: Outcome) -> dict[str, tuple[str, str, str, str]]:
-    """Load the adapters that were settled on: kernel, code, reason and remedy of those that cannot be, by class."""
+    """Load the settled adapters; returns kernel, code, reason and remedy of those that fail, by class."""
     lacking = {}
     for key, settled in outcome.items():
         selection = stated.selections[key]
@@ -105,14 +105,14 @@ def try_all(stated: Stated, outcome: Outcome) -> dict[str, tuple[str, str, str, 
 
 
 def fingerprints(stated: Stated, outcome: Outcome, tuned: str) -> list[Fingerprint]:
-    """Those of everything that was settled on, in the order of problem classes."""
+    """The fingerprints of all settled kernels, in the order of problem classes."""
     return [_fingerprint(stated.selections[key], outcome[key].kernel, tuned) for key in sorted(outcome)]
 
 
 def agreed_on(
     stated: Stated, outcome: Outcome, rank: int, size: int, tuned: str
 ) -> tuple[dict[str, AgreedOp], tuple[Choice, ...]]:
-    """What the hub is to hold, beside what it holds already, and the choices for people."""
+    """The additional state of the hub, and the choices for display."""
     by_op: dict[str, AgreedOp] = {}
     choices = []
     who = f"the agreement of {size} ranks" if size > 1 else "the agreement of this one rank"
@@ -124,21 +124,21 @@ def agreed_on(
             pins = known.pins if known is not None else Pins({})
             by_op[op] = AgreedOp(Pins(dict(pins.overrides), dict(pins.refusals), of_device=False), rank, size)
         overrides, refusals = _open(by_op[op].pins)
-        told = {
+        rejections = {
             name: Rejection("refused_by_rank", f"rank {item.rank} refuses it: {item.code}: {item.reason}", _there(item))
             for name, item in settled.refused.items()
             if item.rank != rank
         }
         for same in (facets, *as_packed(facets, _record(op, settled.kernel).layouts)):
             overrides[ProblemClass(None, same)] = Override(op, (settled.kernel,), RANKS, who, undo=_UNDO)
-            refusals[ProblemClass(None, same)] = told
+            refusals[ProblemClass(None, same)] = rejections
         mark = str(_fingerprint(selection, settled.kernel, tuned))
         choices.append(Choice(op, facets, settled.kernel, settled.because, settled.refused, mark))
     return by_op, tuple(choices)
 
 
 def stop(stated: Stated, outcome: Outcome, size: int) -> tuple[Plan, ...]:
-    """Have plans of other kernels than agreed on run no more."""
+    """Stop plans of other kernels than the agreed ones."""
     stale = []
     for key, plans in stated.plans.items():
         for plan in plans:
@@ -153,7 +153,7 @@ def stop(stated: Stated, outcome: Outcome, size: int) -> tuple[Plan, ...]:
 
 
 def sizes_of(stated: Stated) -> dict[Plan, Mapping[int, Any]]:
-    """The measured sizes, such as tiles, that each plan's kernel takes if it is made now."""
+    """The measured sizes, such as tiles, that each plan's kernel would use if prepared now."""
     return {
         plan: fingerprint.sizes_of(HUB.machine, _record(plan.selection.op, plan.kernel), plan.selection.problem)
         for plans in stated.plans.values()
@@ -163,12 +163,12 @@ def sizes_of(stated: Stated) -> dict[Plan, Mapping[int, Any]]:
 
 
 def stop_other_sizes(stated: Stated, before: Mapping[Plan, Mapping[int, Any]], size: int) -> tuple[Plan, ...]:
-    """Have plans run no more that were made with other sizes than those of rank 0's table: their bits may differ."""
+    """Stop plans that were prepared with other sizes than those of rank 0's table: their bits may differ."""
     stale = []
     for plan, now in sizes_of(stated).items():
         if before[plan] != now:
-            told = f"{plan.selection.op}: this plan runs {plan.kernel} in other sizes than {size} ranks agreed on since"
-            _stop(plan, f"{told}; prepare it again")
+            reason = f"{plan.selection.op}: this plan runs {plan.kernel} in other sizes than {size} ranks now agree on"
+            _stop(plan, f"{reason}; prepare it again")
             stale.append(plan)
     return tuple(stale)
 
@@ -179,7 +179,7 @@ def _stop(plan: Plan, message: str) -> None:
 
 
 class _Stopped:
-    """In place of a stopped plan's adapter: whatever is asked of it raises."""
+    """Replaces the adapter of a stopped plan; every use raises."""
 
     def __init__(self, message: str) -> None:
         self._refuse = _refusing(message)
@@ -196,14 +196,14 @@ def _refusing(message: str) -> Callable[..., NoReturn]:
 
 
 def _open(pins: Pins) -> tuple[dict[Any, Override], dict[Any, Mapping[str, Rejection]]]:
-    """The tables of one that is being made."""
+    """The tables of an agreement under construction."""
     assert isinstance(pins.overrides, dict)
     assert isinstance(pins.refusals, dict)
     return pins.overrides, pins.refusals
 
 
 def _as_read(kernel: Kernel, problem: Any) -> Any:
-    """The problem that a kernel runs: with weights in its own layout, if it reads none as in a checkpoint."""
+    """The problem that a kernel runs: with weights in its own layout, if it does not read those of a checkpoint."""
     if not kernel.needs_packing or getattr(problem, WEIGHT_LAYOUT, CHECKPOINT) != CHECKPOINT:
         return problem
     return replace(problem, **{WEIGHT_LAYOUT: kernel.packs_to})

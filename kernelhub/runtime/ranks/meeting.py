@@ -1,8 +1,8 @@
-"""Where ranks meet: a store of the process group, in which nobody waits longer than the time-out.
+"""The exchange of messages between ranks through the process group's store, with a time-out for every wait.
 
-Each meeting has keys of its own. ``decision`` is written once, by whoever is first: the lead, when every rank has
-confirmed, or any rank that gives up. So all ranks come to one end, also where their clocks and time-outs differ; a
-rank that comes late finds what the others decided without it.
+Each meeting has its own keys. The first writer sets ``decision``, once: the lead, when every rank has confirmed, or any
+rank that gives up. So all ranks get the same result, also if their clocks and time-outs differ; a late rank reads the
+decision of the others.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Process:
     """One process.
 
     Attributes:
-        host: its name, for people.
-        namespace: equal for two processes that can see each other by number; empty if that cannot be told.
-        pid: its number there.
-        started: when it started, in the kernel's ticks, so that a number that was given again is told; 0 if unknown.
+        host: name of the host, for display.
+        namespace: equal for two processes that share process ids; empty if unknown.
+        pid: process id there.
+        started: start time in the kernel's ticks, which identifies a reused process id; 0 if unknown.
     """
 
     host: str
@@ -44,7 +44,7 @@ class Process:
         return f"{self.host}, process {self.pid}"
 
     def gone(self) -> str:
-        """Why the process runs no more, as a phrase; empty if it runs, or if that cannot be seen from here."""
+        """Why the process no longer runs, as a phrase; empty if it runs, or cannot be seen from here."""
         if not self.namespace or self.namespace != _namespace():
             return ""
         state, started = _state_of(self.pid)
@@ -58,7 +58,7 @@ class Process:
 
 
 def this_process() -> Process:
-    """The process that asks."""
+    """The current process."""
     return Process(socket.gethostname(), _namespace(), os.getpid(), _state_of(os.getpid())[1])
 
 
@@ -80,18 +80,18 @@ def _state_of(pid: int) -> tuple[str, int]:
 
 
 BEAT_S = 0.5
-SILENT_S = 30.0  # an import of a large library may keep a process from beating for many seconds
-LINGER_S = 3.0  # for others to read the decision from a store that this process may hold
-GRACE_S = LINGER_S + 2.0  # beyond the time-out, for a rank that is in the middle of a look at the store
-_PAUSE_S = (0.002, 0.1)  # between looks at the store: at first, and after a while
+SILENT_S = 30.0  # an import of a large library may block heartbeats for many seconds
+LINGER_S = 3.0  # for others to read the decision from a store that this process may host
+GRACE_S = LINGER_S + 2.0  # beyond the time-out, for a rank that is reading the store
+_PAUSE_S = (0.002, 0.1)  # between reads of the store: at first, and later
 _PIECE_BYTES = 1 << 20
-_MOST_BYTES = 64 << 20  # of a statement, which is some hundred kilobytes
+_MOST_BYTES = 64 << 20  # limit for a statement, which has some hundred kilobytes
 _AGREED = "agreed"
-_OF_DEAF_RANKS = ("rank_dead", "rank_silent", "rank_slow")  # the ranks that these are about do not look at the store
+_OF_DEAF_RANKS = ("rank_dead", "rank_silent", "rank_slow")  # the ranks concerned do not read the store
 
 
 class Ended(Exception):
-    """The meeting failed; holds why."""
+    """The meeting failed; contains the failure."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -100,11 +100,11 @@ class Ended(Exception):
 
 @dataclass
 class Clock:
-    """When the meeting ends, what this rank is doing, and who leads, once that is known.
+    """Deadline of the meeting, current step of this rank, and the lead, once it is known.
 
     Attributes:
-        stood_s: the longest that this process did not run, as when it is stopped and continued.
-        told: what the caller was told already, since the store did not answer.
+        stood_s: the longest time that this process did not run, as when it is stopped and continued.
+        reported: the failure that the caller got already, since the store did not answer.
     """
 
     timeout_s: float
@@ -112,7 +112,7 @@ class Clock:
     doing: str = "arriving"
     lead: Process | None = None
     stood_s: float = 0.0
-    told: Failure | None = None
+    reported: Failure | None = None
 
     @property
     def grace_s(self) -> float:
@@ -124,7 +124,7 @@ class Clock:
 
     @property
     def stood_long(self) -> bool:
-        """Whether others that wait for this process have taken it to be silent."""
+        """Whether other ranks that wait for this process now count it as silent."""
         return self.stood_s > SILENT_S
 
     @property
@@ -133,17 +133,17 @@ class Clock:
 
     @property
     def long_over(self) -> bool:
-        """Whether no rank waits any longer, not even for a store that does not answer."""
+        """Whether no rank still waits, not even for a store that does not answer."""
         return self.elapsed_s >= self.timeout_s + self.grace_s
 
 
 class Meeting:
-    """One call of `agree`, seen by one rank.
+    """One call of `agree`, from the view of one rank.
 
     Args:
-        store: of the process group; any `torch.distributed.Store`.
-        rank, size: of the group.
-        clock: of this call.
+        store: store of the process group; any `torch.distributed.Store`.
+        rank, size: rank of this process, and size of the group.
+        clock: clock of this call.
     """
 
     def __init__(self, store: Any, rank: int, size: int, clock: Clock) -> None:
@@ -155,14 +155,14 @@ class Meeting:
         self._prefix = f"kernelhub.agree/{number}"
 
     def arrive(self) -> None:
-        """Tell that this rank is here.
+        """Announce this rank.
 
         Raises:
             Ended: the others have ended the meeting already.
         """
         failure = self._decided()
         if failure is not None and failure.code == "rank_missing":
-            late = f"rank {self.rank} came too late, the others had given up: {failure.message}"
+            late = f"rank {self.rank} came too late; the others had given up: {failure.message}"
             raise Ended(Failure("too_late", late, (self.rank,)))
         if failure is not None:
             raise Ended(failure)
@@ -171,9 +171,9 @@ class Meeting:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Tell, as long as the block runs, that this rank lives; from a thread and connection of its own.
+        """Send heartbeats of this rank within the block, from a separate thread and connection.
 
-        The thread connects, too: that looks names up, which takes 5 s where the name server does not answer.
+        The thread also opens the connection: name lookup takes 5 s if the name server does not answer.
         """
         done = threading.Event()
 
@@ -184,7 +184,7 @@ class Meeting:
                 while not done.wait(BEAT_S):
                     number += 1
                     store.set(self._key(f"beat/{self.rank}"), str(number))
-            except Exception:  # the store is gone, which the meeting itself will tell
+            except Exception:  # the store is not reachable, which the meeting itself reports
                 return
 
         thread = threading.Thread(target=beat, name="kernelhub beat", daemon=True)
@@ -195,14 +195,14 @@ class Meeting:
             done.set()
 
     def say(self, word: str, value: Any) -> None:
-        """Leave this rank's value under a word, unless it comes too late."""
+        """Store this rank's value under a word, unless it is too late."""
         if self.clock.over:
             message = f"rank {self.rank} ({this_process()}) was {self.clock.doing} for {self.clock.elapsed_s:.0f} s"
             self.give_up(Failure("rank_slow", f"{message}; give a longer timeout_s", (self.rank,)))
         self._set(f"{word}/{self.rank}", value)
 
     def hear_all(self, word: str) -> list[Any]:
-        """Every rank's value under a word, in order; for the lead."""
+        """Every rank's value under a word, in order; called by the lead."""
         heard: dict[int, Any] = {}
 
         def look() -> bool:
@@ -215,11 +215,11 @@ class Meeting:
         return [heard[rank] for rank in range(self.size)]
 
     def hear_lead(self, word: str, after: str = "") -> Any | None:
-        """The lead's value under a word; None if instead it has told that all agree.
+        """The lead's value under a word; None if the lead announced instead that all agree.
 
         Args:
-            word: what it says next.
-            after: the word that it hears of every rank before it does.
+            word: the lead's next word.
+            after: the word that the lead needs from every rank before.
         """
         agreed = False
 
@@ -233,34 +233,34 @@ class Meeting:
         return None if agreed else self._get(f"{word}/{LEAD}")
 
     def conclude(self) -> None:
-        """Tell that all agree; for the lead.
+        """Announce that all agree; called by the lead.
 
         Raises:
-            Ended: a rank has given up before.
+            Ended: a rank gave up before.
         """
         self._decide(Failure(_AGREED, "", ()))
 
     def give_up(self, failure: Failure) -> NoReturn:
         """End the meeting for every rank.
 
-        Where no rank ended it though its time is long over, the store did not answer them: whoever looks now, with the
-        store back, tells what they were told.
+        If no rank ended it although its time is long over, the store did not answer. When the store is back, the next
+        rank that reads it writes the failure that its caller got.
 
         Raises:
-            Ended: with the failure that was told first.
+            Ended: the first failure that was written.
         """
-        if self.clock.told is not None:
-            failure = self.clock.told
+        if self.clock.reported is not None:
+            failure = self.clock.reported
         elif self.rank == LEAD and self.clock.long_over:
             message = f"the group's store did not answer while rank {LEAD} ({this_process()}) did not run"
             message += f", within {self.clock.timeout_s:g} s: it was stopped or cut off"
-            failure = Failure("store_silent", f"{message}; start all again", (LEAD,))
+            failure = Failure("store_silent", f"{message}; restart all ranks", (LEAD,))
         self._decide(failure)
         raise Ended(failure)
 
     def leave(self, failure: Failure | None) -> None:
-        """Tell that this rank knows the end; the lead waits a little until all do that came and can."""
-        with contextlib.suppress(RuntimeError, OSError):  # the store is gone, so nobody reads it any more
+        """Confirm that this rank has the decision; the lead waits briefly for all ranks that can confirm."""
+        with contextlib.suppress(RuntimeError, OSError):  # the store is not reachable, so no rank reads it
             self._set(f"left/{self.rank}", True)
             until = time.monotonic() + LINGER_S
             deaf = failure.ranks if failure is not None and failure.code in _OF_DEAF_RANKS else ()
@@ -271,7 +271,7 @@ class Meeting:
                 time.sleep(_PAUSE_S[1] / 4)
 
     def _decide(self, decision: Failure) -> None:
-        """Write the decision unless one is written; raise if that which stands is a failure."""
+        """Write the decision unless one exists; raise if the existing one is a failure."""
         text = json.dumps(asdict(decision))
         stands = _failure(self.store.compare_set(self._key("decision"), "", text))
         if stands.code != _AGREED:
@@ -283,13 +283,13 @@ class Meeting:
         return _failure(self.store.get(self._key("decision"))) if self._has("decision") else None
 
     def _wait(self, look: Callable[[], bool], watch: Sequence[int], owed: str, first: str) -> None:
-        """Look until it is there; end the meeting when a watched rank dies or time is over.
+        """Wait for a value; end the meeting if a watched rank dies or time is over.
 
         Args:
-            look: whether it is there.
-            watch: ranks that owe it.
-            owed: the word that is waited for.
-            first: the word that all ranks say before it can come, or empty.
+            look: returns whether the value exists.
+            watch: ranks that have to send it.
+            owed: the awaited word.
+            first: the word that all ranks send before, or empty.
         """
         pause, checked = _PAUSE_S[0], 0.0
         while not look():
@@ -302,32 +302,32 @@ class Meeting:
                     self._watch(watch, owed)
                 if self.clock.over:
                     self.give_up(self._who_is_missing(owed, first))
-            except _AgreedMeanwhile:  # the lead had everything; what is looked for is there at the next look
+            except _AgreedMeanwhile:  # the lead has agreed; the next read finds the value
                 continue
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE_S[1])
 
     def _watch(self, ranks: Sequence[int], owed: str) -> None:
-        """End the meeting if one of some ranks has died, or has not beaten for long."""
+        """End the meeting if one of the ranks has died, or sends no heartbeat."""
         for rank in ranks:
             if rank == self.rank or not self._known(rank) or self._has(f"{owed}/{rank}"):
                 continue
             peer = self.peers[rank]
             gone = peer.gone()
             if gone:
-                message = f"rank {rank} ({peer}) {gone} while ranks were agreeing; see its log, and start all again"
+                message = f"rank {rank} ({peer}) {gone} while ranks were agreeing; see its log, and restart all ranks"
                 self.give_up(Failure("rank_dead", message, (rank,)))
             silent_s = self._silent_s(rank)
             if silent_s > SILENT_S:
                 state = "is stopped" if peer.stopped() else "is stopped, swapped out or cut off"
-                message = f"rank {rank} ({peer}) has not been heard of for {silent_s:.0f} s: it {state}"
+                message = f"rank {rank} ({peer}) has sent no heartbeat for {silent_s:.0f} s: it {state}"
                 self.give_up(Failure("rank_silent", message, (rank,)))
 
     def _who_is_missing(self, owed: str, first: str) -> Failure:
-        """Which ranks did not come, and which came and did not finish.
+        """The failure that names ranks that did not come, or that came and did not finish.
 
-        Whoever's time is over first tells it, so all have to find the same: those that the lead waits for, too, and
-        only if there are none the lead.
+        The first rank whose time is over reports it, so all ranks must name the same ones: those that the lead waits
+        for, and the lead only if there are none.
         """
         waited = f"within {self.clock.timeout_s:g} s"
         absent = [rank for rank in range(self.size) if not self._known(rank)]
@@ -337,7 +337,7 @@ class Meeting:
         slow = [rank for rank in range(self.size) if first and not self._has(f"{first}/{rank}")]
         lacking, slow = (first, slow) if slow else (owed, [LEAD])
         where = "; ".join(f"rank {rank} ({self.peers[rank]})" for rank in slow)
-        message = f"{where} came to agree() and lives, but was not ready {waited} ({lacking} is missing)"
+        message = f"{where} called agree() and runs, but was not ready {waited} ({lacking} is missing)"
         return Failure("rank_slow", f"{message}; warm up before, or give a longer timeout_s", tuple(slow))
 
     def _known(self, rank: int) -> bool:
@@ -347,7 +347,7 @@ class Meeting:
         return rank in self.peers
 
     def _silent_s(self, rank: int) -> float:
-        """How long a rank's beat has stood still, as seen from here."""
+        """Seconds since a rank's last heartbeat, as seen from this rank."""
         number = int(self.store.get(self._key(f"beat/{rank}"))) if self._has(f"beat/{rank}") else 0
         known = self._beats.get(rank)
         if known is None or known[0] != number:
@@ -362,7 +362,7 @@ class Meeting:
         return bool(self.store.check([self._key(word)]))
 
     def _set(self, word: str, value: Any) -> None:
-        """Leave a value, in pieces that any store takes; the piece that others look for comes last."""
+        """Store a value, in pieces that any store accepts; the piece that others wait for comes last."""
         data = zlib.compress(json.dumps(value).encode(), 1)
         pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]
         for number, piece in enumerate(pieces[1:], 1):
@@ -376,21 +376,22 @@ class Meeting:
                 data += bytes(self.store.get(self._key(f"{word}#{number}")))
             return json.loads(_decompressed(data))
         except (ValueError, zlib.error) as error:
-            message = f"what rank {word.rpartition('/')[2]} said did not reach rank {self.rank} whole ({word}: {error})"
+            sender = word.rpartition("/")[2]
+            message = f"the message of rank {sender} did not reach rank {self.rank} complete ({word}: {error})"
             self.give_up(Failure("message_damaged", f"{message}; agree again", (self.rank,)))
 
 
 def _decompressed(data: bytes) -> bytes:
-    """What `_set` compressed, up to a bound that no statement reaches."""
+    """Decompress a value of `_set`, up to a limit that no statement reaches."""
     stream = zlib.decompressobj()
     plain = stream.decompress(data, _MOST_BYTES)
     if not stream.eof:
-        raise ValueError(f"it is cut off, or longer than {_MOST_BYTES >> 20} MiB")
+        raise ValueError(f"it is truncated, or longer than {_MOST_BYTES >> 20} MiB")
     return plain
 
 
 class _AgreedMeanwhile(Exception):
-    """This rank wanted to give up, but the lead had told before that all agree."""
+    """This rank was about to give up, but the lead had already announced that all agree."""
 
 
 def _failure(text: bytes | str) -> Failure:

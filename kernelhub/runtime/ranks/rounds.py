@@ -1,4 +1,4 @@
-"""The rounds in which ranks settle: the lead proposes, all try, and again without what one could not load."""
+"""The rounds of an agreement: the lead proposes kernels, all ranks load them, and kernels that fail are left out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def alone(stated: Stated, table: dict[str, Any]) -> tuple[Stated, Outcome, Mappi
 def lead(
     meeting: Meeting, stated: Stated, mine: Mapping[str, Any], table: Mapping[str, Any]
 ) -> tuple[Outcome, Mapping[str, Any]]:
-    """Hear all, settle, have all try; again without what one could not load, until all are ready."""
+    """Receive all statements, settle, and let all ranks load; repeat without failed kernels until all are ready."""
     meeting.say("tuned", table)
     meeting.say("said", mine)
     statements = meeting.hear_all("said")
@@ -49,7 +49,7 @@ def lead(
         if not lacking:
             unlike = tuple(rank for rank, answer in enumerate(answers) if answer["digest"] != answers[LEAD]["digest"])
             if unlike:
-                message = f"what was settled has another fingerprint on rank {unlike[0]} than on rank {LEAD}"
+                message = f"the settled kernels have another fingerprint on rank {unlike[0]} than on rank {LEAD}"
                 meeting.give_up(Failure("fingerprint_differs", f"{message}; install the same on both", unlike))
             meeting.conclude()
             return outcome, table
@@ -59,24 +59,24 @@ def lead(
 def follow(
     meeting: Meeting, stated: Stated, mine: Mapping[str, Any], table: Mapping[str, Any]
 ) -> tuple[Outcome, Mapping[str, Any]]:
-    """State, then try what the lead settles on, until it tells that all agree."""
+    """Send the statement, then load what the lead settles, until it announces that all agree."""
     meeting.say("said", mine)
     tuned = meeting.hear_lead("tuned") or {}
     outcome: dict[str, Settled] = {}
     for attempt in itertools.count():
-        told = meeting.hear_lead(f"outcome{attempt}", after=f"ready{attempt - 1}" if attempt else "said")
-        if told is None:
+        message = meeting.hear_lead(f"outcome{attempt}", after=f"ready{attempt - 1}" if attempt else "said")
+        if message is None:
             break
-        if told["tuned"] != table_digest(tuned):
-            message = f"the table of tuned choices did not reach rank {meeting.rank} as rank {LEAD} sent it"
-            meeting.give_up(Failure("table_differs", f"{message}; agree again", (meeting.rank,)))
-        outcome = {key: _settled(plain) for key, plain in told["settled"].items()}
+        if message["tuned"] != table_digest(tuned):
+            reason = f"the table of tuned choices did not reach rank {meeting.rank} as rank {LEAD} sent it"
+            meeting.give_up(Failure("table_differs", f"{reason}; agree again", (meeting.rank,)))
+        outcome = {key: _settled(plain) for key, plain in message["settled"].items()}
         meeting.say(f"ready{attempt}", _ready(stated, outcome, tuned))
     return outcome, tuned
 
 
 def _ready(stated: Stated, outcome: Outcome, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Load what was settled on, and answer with what could not be, or with the digest of all fingerprints."""
+    """Load the settled kernels; send those that failed, or the digest of all fingerprints."""
     lacking = try_all(stated, outcome)
     if lacking:
         return {"lacking": lacking, "digest": ""}

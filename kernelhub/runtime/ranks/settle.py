@@ -1,7 +1,7 @@
-"""What ranks settle on, from what each of them states: pure functions of plain values.
+"""The kernels on which ranks settle, from the statements of all ranks: pure functions of plain values.
 
-A statement is what `ranks_statement` makes, as it came over the wire. The first rank leads: among the kernels that
-every rank can run, the one that it ranks first is taken.
+A statement is the result of `ranks_statement`, as received. The first rank leads: its first-ranked kernel among those
+that every rank can run is selected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAD = 0
 
 @dataclass(frozen=True)
 class Refusal:
-    """A kernel that a rank cannot run, with the code, reason and remedy that `explain` shows there."""
+    """A kernel that a rank cannot run, with the code, reason and remedy of `explain` there."""
 
     rank: int
     code: str
@@ -35,12 +35,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Settled:
-    """One problem class that is settled.
+    """The result for one problem class.
 
     Attributes:
-        kernel: what every rank runs.
-        because: why the lead ranks it first of those.
-        refused: kernels that some rank could run and another refuses.
+        kernel: the kernel that every rank runs.
+        because: why the lead ranks it first among those.
+        refused: kernels that some rank supports and another rejects.
     """
 
     kernel: str
@@ -57,8 +57,8 @@ def settle(
     """The kernel of each problem class, or why there is none.
 
     Args:
-        statements: one of each rank, in order.
-        failed: kernels whose adapter a rank could not load when it tried, by problem class.
+        statements: one per rank, in order.
+        failed: kernels whose adapter a rank could not load, by problem class.
     """
     failure = _unlike(statements)
     if failure is not None:
@@ -73,7 +73,7 @@ def settle(
 
 
 def _unlike(statements: Sequence[Statement]) -> Failure | None:
-    """What ranks must have in common and have not."""
+    """The failure if ranks differ in what they must have in common."""
     lead = statements[LEAD]
     for other in statements[1:]:
         ranks, who = (LEAD, other["rank"]), f"rank {other['rank']} ({other['where']})"
@@ -83,12 +83,12 @@ def _unlike(statements: Sequence[Statement]) -> Failure | None:
         words = sorted({*lead["policy"], *other["policy"]})
         unlike = [word for word in words if lead["policy"].get(word, "") != other["policy"].get(word, "")]
         if unlike:
-            told = "; ".join(
+            differences = "; ".join(
                 f"{word} is {other['policy'].get(word) or 'unset'} on {who} and "
                 f"{lead['policy'].get(word) or 'unset'} on rank {LEAD} ({lead['where']})"
                 for word in unlike
             )
-            return Failure("policy_differs", f"{told}; say the same on every rank", ranks)
+            return Failure("policy_differs", f"{differences}; use the same settings on every rank", ranks)
         missing = [key for key in lead["selections"] if key not in other["selections"]]
         extra = [key for key in other["selections"] if key not in lead["selections"]]
         if missing or extra:
@@ -99,7 +99,7 @@ def _unlike(statements: Sequence[Statement]) -> Failure | None:
 
 
 def _settle(key: str, statements: Sequence[Statement], failed: Mapping[str, Refusal]) -> Settled | Failure:
-    """One problem class."""
+    """Settle one problem class."""
     selections = [statement["selections"][key] for statement in statements]
     lead = selections[LEAD]
     refused: dict[str, Refusal] = {}
@@ -108,7 +108,7 @@ def _settle(key: str, statements: Sequence[Statement], failed: Mapping[str, Refu
         if refusal is not None:
             refused[kernel] = refusal
     chosen = next((kernel for kernel in lead["order"] if kernel not in refused), None)
-    told = "; ".join(f"rank {item.rank} refuses {name}: {item.code}: {item.reason}" for name, item in refused.items())
+    reasons = "; ".join(f"rank {one.rank} refuses {name}: {one.code}: {one.reason}" for name, one in refused.items())
     ranks = tuple(sorted({item.rank for item in refused.values()}))
     if chosen is None:
         none = [
@@ -116,17 +116,17 @@ def _settle(key: str, statements: Sequence[Statement], failed: Mapping[str, Refu
             for statement, selection in zip(statements, selections, strict=True)
             if not selection["order"]
         ]
-        told = told or f"rank {', '.join(map(str, none))} can run none"
-        message = f"no kernel can run {key} on every rank: {told}; `kernelhub explain` on those ranks says what to do"
+        reasons = reasons or f"rank {', '.join(map(str, none))} can run none"
+        message = f"no kernel can run {key} on every rank: {reasons}; `kernelhub explain` on those ranks lists remedies"
         return Failure("no_common_kernel", message, ranks or tuple(none))
     if chosen != lead["order"][0] and any(statement["strict"] for statement in statements):
-        message = f"{key}: rank {LEAD} chose {lead['order'][0]}, and strict is on, so that no other may take its place"
-        return Failure("refused_by_rank", f"{message}: {told}", ranks)
+        message = f"{key}: rank {LEAD} selects {lead['order'][0]}, and strict is on, so no other kernel may replace it"
+        return Failure("refused_by_rank", f"{message}: {reasons}", ranks)
     return _same(key, chosen, statements) or Settled(chosen, lead["because"], refused)
 
 
 def _refusal(kernel: str, selections: Sequence[Mapping[str, Any]]) -> Refusal | None:
-    """The first rank's that cannot run a kernel."""
+    """The refusal of the first rank that cannot run a kernel."""
     for rank, selection in enumerate(selections):
         if kernel not in selection["order"]:
             why = selection["refused"].get(kernel, ("kernel_unknown", "no kernel of that name is registered there", ""))
@@ -135,7 +135,7 @@ def _refusal(kernel: str, selections: Sequence[Mapping[str, Any]]) -> Refusal | 
 
 
 def _same(key: str, kernel: str, statements: Sequence[Statement]) -> Failure | None:
-    """The kernel must be one and the same on every rank."""
+    """Check that the kernel is the same on every rank."""
     lead = statements[LEAD]["kernels"][key.partition(" ")[0]][kernel]
     for other in statements[1:]:
         theirs = other["kernels"][key.partition(" ")[0]][kernel]

@@ -1,4 +1,4 @@
-"""What one rank states of itself: its versions, what was said to it, and its selection on every problem class."""
+"""The statement of one rank: its versions, its settings, and its selection for every problem class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.problems import Need
 from kernelhub.probes.device import DeviceFacts
 
-# Variables of which a difference can change a choice.
+# Variables that can change a selection.
 _CHOOSING = (
     "KERNELHUB_FORCE", "KERNELHUB_PREFER", "KERNELHUB_DISABLE", "KERNELHUB_DETERMINISTIC", "KERNELHUB_BATCH_INVARIANT",
     "KERNELHUB_STRICT", "KERNELHUB_PLUGINS", "KERNELHUB_IGNORE_VLLM_ENV", "KERNELHUB_LOCK_MISSING",
@@ -28,7 +28,7 @@ _CHOOSING = (
 
 @dataclass(frozen=True)
 class Stated:
-    """A rank's selections by the key of their problem class, its plans, and whether weights will be packed."""
+    """A rank's selections by key of the problem class, its plans, and whether weights will be packed."""
 
     selections: Mapping[str, Selection[Any]]
     plans: Mapping[str, tuple[Plan, ...]]
@@ -39,9 +39,9 @@ def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts, pac
     """This rank's selections.
 
     Args:
-        what: plans and selections stand as they are; for a need the choice is made now.
-        device: where needs are met.
-        packing: whether weights of needs are packed before the chosen kernel runs.
+        what: plans and selections, used as they are; for a need the selection is made now.
+        device: device of the needs.
+        packing: whether weights of needs are packed before the selected kernel runs.
 
     Raises:
         ConfigurationError: two plans of one problem class run different kernels.
@@ -67,12 +67,12 @@ def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts, pac
 
 
 def key_of(selection: Selection[Any]) -> str:
-    """The problem class of a selection, as people read it: the op, then its facets."""
+    """The problem class of a selection, as text: the op, then its facets."""
     return f"{selection.op} {json.dumps(dict(facets_of(selection.problem)), sort_keys=True)}"
 
 
 def statement_of(stated: Stated, rank: int, where: str, tuned: str) -> dict[str, Any]:
-    """What goes over the wire.
+    """The statement as plain values.
 
     Args:
         stated: the rank's selections.
@@ -101,7 +101,7 @@ def statement_of(stated: Stated, rank: int, where: str, tuned: str) -> dict[str,
 
 
 def policy_words() -> dict[str, str]:
-    """Everything that was said to this process and can change a choice, by where it was said."""
+    """All settings of this process that can change a selection, by source."""
     settings = HUB.settings
     words = {name: _said(settings.values[name]) for name in _CHOOSING}
     words["the config file"] = _words(settings.file)
@@ -113,7 +113,7 @@ def policy_words() -> dict[str, str]:
 
 
 def _said(setting: Setting) -> str:
-    """What a variable says, the same for two ways to write it; nothing if that is the default."""
+    """The normalised value of a variable; empty if it is the default."""
     if setting.value == setting.variable.default:
         return ""
     return str(setting.value) if isinstance(setting.value, bool) else setting.text or ""
