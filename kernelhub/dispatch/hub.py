@@ -133,7 +133,7 @@ class Hub:
             layers = (settings.force, *reversed(contexts), self.configured, settings.environment, settings.file)
             policy = combine(layers, registry.known_part(settings.foreign), op)
             if backend is not None:
-                registry.check_names(backend, "backend=")
+                registry.check_names(backend, f"{op}(backend=)")
                 policy = policy.asking(op, backend)
             pins = self._pins(op, settings, registry)
             policy = replace(policy, pins=pins) if pins else policy
@@ -170,7 +170,7 @@ class Hub:
             packing: weights as in a checkpoint will be packed for whichever kernel is chosen.
             barred: what else speaks against kernels, by name.
         """
-        policy = self.policy(op, names_asked_for(backend), self.contexts.get())
+        policy = self.policy(op, names_asked_for(op, backend), self.contexts.get())
         if packing or barred:
             policy = replace(policy, packing=packing, barred={**policy.barred, **(barred or {})})
         return self.select(op, problem, policy, machine)

@@ -127,8 +127,8 @@ class Op(Generic[ProblemT]):
             backend = tuple(backend)
         try:
             return self._overrides.get((cast(Backend, backend), HUB.contexts.get(), key))
-        except TypeError:  # it cannot be a key: say so by name
-            names_asked_for(cast(Backend, backend))
+        except TypeError:  # one of the two cannot be a key; of the rest of the key the op's checks report it
+            names_asked_for(self.contract.name, backend.backend if isinstance(backend, DryRun) else backend)
             raise
 
     def decide(self, key: Key, device: int, backend: Backend | DryRun) -> Run:
@@ -165,7 +165,7 @@ class Op(Generic[ProblemT]):
         """
         if GATE.lost:
             GATE.check_device(device)
-        request = Request(names_asked_for(backend), HUB.contexts.get(), key, device)
+        request = Request(names_asked_for(self.contract.name, backend), HUB.contexts.get(), key, device)
         table = self._bound_otherwise if request.backend is not None or request.contexts else self._bound
         bound = table.get(request)
         if bound is not None:
@@ -259,7 +259,7 @@ class Op(Generic[ProblemT]):
 
     def policy(self, backend: Backend) -> Policy:
         """What the user said about the op, here and now."""
-        return HUB.policy(self.contract.name, names_asked_for(backend), HUB.contexts.get())
+        return HUB.policy(self.contract.name, names_asked_for(self.contract.name, backend), HUB.contexts.get())
 
     def kernels(self) -> tuple[str, ...]:
         """Names of every registered kernel, sorted."""

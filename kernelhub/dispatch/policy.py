@@ -36,13 +36,13 @@ from kernelhub.errors import ConfigurationError
 Names = tuple[str, ...]
 
 
-def names_asked_for(backend: Any) -> Names | None:
-    """``backend=`` of a call as a tuple of names."""
+def names_asked_for(op: str, backend: Any) -> Names | None:
+    """``backend=`` of a call of an op as a tuple of names."""
     if backend is None:
         return None
-    names = names_of(backend, "backend")
+    names = names_of(backend, f"{op}: backend")
     if not names:
-        raise ConfigurationError(f"backend is {backend!r}; name a backend or a kernel, or leave it out")
+        raise ConfigurationError(f"{op}: backend is {backend!r}; name a backend or a kernel, or leave it out")
     return names
 
 

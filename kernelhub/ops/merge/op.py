@@ -95,7 +95,7 @@ def _check_scale(scale: Any, first: Tensor) -> None:
         if scale.device != first.device:
             refuse("out_scale", f"is on {scale.device}", f"move it to {first.device}")
         check_wants_no_gradient(NAME, "out_scale", scale)
-    elif type(scale) not in (float, int) or not math.isfinite(scale) or not scale:
+    elif not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale) or not scale:
         refuse("out_scale", f"is {scale!r}", "give a finite float other than 0, or float32 of one element")
 
 
@@ -327,7 +327,7 @@ def merge_attention_states(
             return_lse is True or out_lse is not None,
             None if out_scale is None else "tensor" if isinstance(out_scale, Tensor) else "value",
         )
-    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
+    except (AttributeError, TypeError, ValueError, LookupError, RuntimeError):
         check(outs, lses, return_lse, out_scale)
         raise
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)

@@ -56,7 +56,7 @@ def problem_of(key: Any, device: int) -> RoutingProblem:
         correction_bias=has_bias,
         # The weights of a softmax over the chosen sum to one already.
         renormalize=renormalize and scoring != SOFTMAX_AFTER_TOPK,
-        scaling_factor=scaled,
+        scaling_factor=bool(scaled),  # a factor of numpy compares to a bool of numpy
     )
 
 
