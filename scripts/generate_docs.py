@@ -419,7 +419,7 @@ def codes() -> str:
         "capability": "made for another generation of GPU",
         "dtype": "does not take this dtype",
         "value": "does not take this value of a facet",
-        "range": "a size lies outside what it takes",
+        "range": "a size is outside the supported range",
         "divisibility": "a size is no multiple of what it needs",
         "mismatch": "two facets differ that must agree",
         "feature": "does not honour a feature that the call uses",

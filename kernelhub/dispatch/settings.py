@@ -132,7 +132,7 @@ _OVERRIDES = "[op=]name[,name][;...], a name being a backend, a kernel or a glob
 VARIABLES = {
     variable.name: variable
     for variable in (
-        Variable("KERNELHUB_FORCE", parse_overrides, (), _OVERRIDES, "Run these, whatever the code asks for, or fail."),
+        Variable("KERNELHUB_FORCE", parse_overrides, (), _OVERRIDES, "Run these, whatever the code requests, or fail."),
         Variable("KERNELHUB_PREFER", parse_overrides, (), _OVERRIDES, "Rank these first where they can run."),
         Variable("KERNELHUB_DISABLE", parse_overrides, (), _OVERRIDES, "Never run these."),
         Variable(
@@ -206,7 +206,7 @@ VARIABLES = {
             "here, vendor or measured",
             "Choose kernels verified on this family of devices or machine; or too what a vendor states; or only ours.",
         ),
-        Variable("KERNELHUB_STRICT", parse_bool, None, "0 or 1", "Never fall to another kernel; raise instead."),
+        Variable("KERNELHUB_STRICT", parse_bool, None, "0 or 1", "Allow no fallback; raise instead."),
         Variable(
             "KERNELHUB_PLUGINS",
             _parse_names,

@@ -51,7 +51,7 @@ _PACKAGES = _all(
 
 _DEVICES = _all(
     "FX2",
-    ("unknown_arch", "sm_137, which nobody knows", "capability", "nothing to do: a portable kernel runs"),
+    ("unknown_arch", "sm_137, an unknown architecture", "capability", "nothing to do: a portable kernel runs"),
     (
         "sibling_arch",
         "sm_121 for a kernel that is compiled for sm_120",
