@@ -15,6 +15,7 @@ from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import add_facets, from_words, given, op_named, ops
 from kernelhub.cli.options import add_model_name, counts, facets_of_model, names, seconds
 from kernelhub.dispatch.contract import OpRecord
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.problem import as_dict
 from kernelhub.errors import ConfigurationError
 
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     problem, selection = _asked(arguments)
     chosen = [item.kernel for item in selection.decisions if item.accepted]
     if arguments.backend is not None:
+        HUB.registry.check_names(arguments.backend, "--backend")
         chosen = [name for name in chosen if {name, name.partition(".")[0]} & set(arguments.backend)]
     rows = _measured(arguments, problem, chosen) if chosen else []
     if arguments.json:

@@ -32,6 +32,12 @@ def test_a_facet_that_is_none_is_answered_with_the_nearest(ask):
     assert "'num_head=2' is not a FACET=VALUE of merge_attention_states (did you mean num_heads?)" in answer.err
 
 
+def test_a_misspelt_backend_is_refused_with_the_nearest(ask):
+    answer = ask(*MERGE, "--backend", "tritn")
+    assert (answer.code, answer.out) == (2, "")
+    assert "--backend: 'tritn' is no backend and no kernel (did you mean triton?)" in answer.err
+
+
 def test_no_kernel_is_exit_1(ask):
     answer = ask(*MERGE, "--backend", "flashinfer")
     assert answer.code == 1
