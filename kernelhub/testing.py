@@ -28,7 +28,7 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, KernelUnavailable
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.checks import DeviceLost, Subject
+from kernelhub.evidence.checks import DeviceUnusable, Subject
 from kernelhub.evidence.verify import device_here
 from kernelhub.ops.case import Case
 
@@ -95,7 +95,7 @@ class KernelCase:
             raise KernelUnavailable(f"{self.kernel} cannot run {self.op}: {error}") from error
         except OutOfMemory as error:
             raise MemoryError(f"{self.op}, {self.label}: {error}") from error
-        except DeviceLost as error:
+        except DeviceUnusable as error:
             found = error.check
         if isinstance(found, str):
             raise KernelUnavailable(f"{self.kernel} does not support {self.op}, {self.label}: {found}")

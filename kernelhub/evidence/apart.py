@@ -1,6 +1,6 @@
-"""Cases asked in a child process: a kernel that crashes, hangs or leaves takes that process along, and no other.
+"""Checks in a child process: a kernel that crashes, hangs or exits ends only that process.
 
-One child serves a run. It is started anew after it ended, so that only a kernel that ends it costs another start.
+One child serves a run. It is restarted only after a kernel has ended it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Literal
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.evidence.call import OutOfMemory, Unavailable
-from kernelhub.evidence.checks import DeviceLost, Subject
+from kernelhub.evidence.checks import DeviceUnusable, Subject
 from kernelhub.evidence.layers import plain_layers
 from kernelhub.evidence.results import Check
 from kernelhub.ops.case import Case
@@ -40,7 +40,7 @@ _which: ContextVar[Which] = ContextVar("kernels verified in a child", default="f
 
 
 class Ended(Exception):
-    """The kernel ended the child, or had to be ended with it: nothing more is to be asked of it."""
+    """The kernel ended the child, or the child had to be killed: the kernel gets no further checks."""
 
     def __init__(self, check: Check) -> None:
         self.check = check
@@ -49,7 +49,7 @@ class Ended(Exception):
 
 @contextlib.contextmanager
 def all_apart() -> Iterator[None]:
-    """Inside the block every kernel is verified in a child, kernelhub's own too."""
+    """Within the block every kernel is verified in a child, also kernelhub's own."""
     token = _which.set("all")
     try:
         yield
@@ -58,7 +58,7 @@ def all_apart() -> Iterator[None]:
 
 
 def goes_apart(kernel: Kernel) -> bool:
-    """Whether a kernel is verified in a child: those of libraries and third parties, on the command line all."""
+    """Whether a kernel is verified in a child: kernels of libraries and third parties; on the command line, all."""
     if not can_go_apart(kernel):
         return False
     registered = HUB.registry.backends[kernel.backend]
@@ -68,15 +68,15 @@ def goes_apart(kernel: Kernel) -> bool:
 
 
 def can_go_apart(kernel: Kernel) -> bool:
-    """Whether a child has it: what was registered at run time is known in this process alone."""
+    """Whether a child has the kernel: one that was registered at run time exists only in this process."""
     return not HUB.is_of_this_process(kernel.backend)
 
 
 class Child:
-    """The process that serves a run; it is started when it is first asked.
+    """The child process of a run, started at its first check.
 
     Args:
-        variables: of its environment, beside this process's own.
+        variables: environment variables in addition to this process's own.
     """
 
     def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -84,7 +84,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._number = 0
-        self._served: set[tuple[str, str]] = set()  # by the process that runs now
+        self._served: set[tuple[str, str]] = set()  # by the current process
 
     def __enter__(self) -> Child:
         return self
@@ -96,8 +96,8 @@ class Child:
         """Check one case, as `Subject.check` does.
 
         Raises:
-            Ended: the kernel crashed, hung or left.
-            Unavailable, OutOfMemory, DeviceLost: as `Subject.check`.
+            Ended: the kernel crashed, hung or exited.
+            Unavailable, OutOfMemory, DeviceUnusable: as `Subject.check`.
         """
         key = (subject.kernel.op, subject.kernel.name)
         others = bool(self._served - {key})
@@ -106,10 +106,10 @@ class Child:
         except Ended as ended:
             if ended.check.code == "hung" or not others:
                 raise
-        return self._ask(subject, case)  # what another kernel did to the process before may have ended it
+        return self._ask(subject, case)  # an earlier kernel may have corrupted the process
 
     def close(self) -> None:
-        """End the process, with all that it started."""
+        """End the process and its children."""
         process, self._process, self._buffer, self._served = self._process, None, b"", set()
         if process is not None:
             end_group(process.pid)
@@ -142,11 +142,11 @@ class Child:
             raise Ended(Check(case.label, code, "", math.inf, answer, case.tokens))
         if answer.get("number") != self._number:
             self.close()
-            raise Ended(Check(case.label, "crashed", "", math.inf, "it spoiled what its process answers", case.tokens))
+            raise Ended(Check(case.label, "crashed", "", math.inf, "it corrupted its process's output", case.tokens))
         return self._meant(answer)
 
     def _meant(self, answer: dict[str, Any]) -> Check | str:
-        """What an answer says."""
+        """The result of a reply."""
         if "refused" in answer:
             return str(answer["refused"])
         if "unavailable" in answer:
@@ -155,11 +155,11 @@ class Child:
             raise OutOfMemory(str(answer["memory"]))
         check = Check.from_dict(answer["check"])
         if answer.get("lost"):
-            self.close()  # the next kernel gets a process whose device is well
+            self.close()  # the next kernel gets a process with a working device
         if check.code == "crashed":
             raise Ended(check)
         if answer.get("lost"):
-            raise DeviceLost(check)
+            raise DeviceUnusable(check)
         return check
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -170,17 +170,17 @@ class Child:
             [sys.executable, "-I", "-c", _CODE, json.dumps(sys.path), json.dumps(plain_layers())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # a kernel may print anything, without end
+            stderr=subprocess.DEVNULL,  # a kernel may print without limit
             start_new_session=True,
             env={**os.environ, **self._variables},
         )
         ready = self._answer(_START_TIMEOUT_S)
         if isinstance(ready, str):
-            raise Unavailable(f"the process that would ask it does not start: {ready}")
+            raise Unavailable(f"the child process does not start: {ready}")
         return self._process
 
     def _answer(self, timeout_s: float) -> dict[str, Any] | str:
-        """The next line of the child as an object, or how it ended, as a sentence; then it is gone."""
+        """The child's next line as an object, or, after it ended, a sentence that says how."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -188,7 +188,7 @@ class Child:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
         while b"\n" not in self._buffer:
-            gone = process.poll() is not None  # asked first: what it wrote before is still read
+            gone = process.poll() is not None  # checked first, so that earlier output is still read
             if poll.poll(0 if gone else _PAUSE_S * 1000):
                 part = os.read(descriptor, 1 << 16)
                 self._buffer += part
@@ -196,7 +196,7 @@ class Child:
                     continue
                 if part:
                     self.close()
-                    return "it wrote to what its process answers by"
+                    return "it wrote to the reply channel of its process"
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)
                 gone = True
@@ -214,18 +214,18 @@ class Child:
             answer = None
         if not isinstance(answer, dict):
             self.close()
-            return "it wrote to what its process answers by"
+            return "it wrote to the reply channel of its process"
         return answer
 
 
 def _how_it_ended(code: int | None) -> str:
     if code is None:
-        return "it closed what its process answers by"
+        return "it closed the reply channel of its process"
     if code >= 0:
         return f"it ended its process with exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    memory = ", as the system does for want of memory" if -code == signal.SIGKILL else ""
+    memory = ", as the system does without free memory" if -code == signal.SIGKILL else ""
     return f"{name} ended its process{memory}"

@@ -1,4 +1,4 @@
-"""The most time that verifying a kernel takes where nothing is said, in seconds; light to import."""
+"""Default time limits for the verification of a kernel, in seconds; cheap to import."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One call of one kernel, guarded on all sides.
+"""One guarded call of one kernel.
 
-Destinations are poisoned with NaN and lie between guards, workspaces lie between guards, inputs are compared with what
-they were.
+Destinations are poisoned with NaN, destinations and workspaces are between guards, and inputs are compared with their
+values before the call.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from kernelhub.evidence.results import CANNOT_LAUNCH
 from kernelhub.ops.case import Arguments, Judgement, OpCases
 from kernelhub.runtime.scratch import Guarded, watched
 
-# What is refused before anything is launched says nothing about a kernel: policy, ranks, seal, a full disk.
+# Errors before a launch are no evidence about a kernel: policy, ranks, seal, a full disk.
 _NOT_ITS_OWN = (NoKernel, KernelUnavailable, NotWarmed, RanksDisagree, ConfigurationError, CacheError, LockTimeout)
 
 
 class Unavailable(Exception):
-    """The kernel cannot be asked at all here, which says nothing about its numbers."""
+    """The kernel cannot run here at all, which is no evidence about its numbers."""
 
 
 class OutOfMemory(Exception):
@@ -52,7 +52,7 @@ class OutOfMemory(Exception):
 
 
 class Failed(Exception):
-    """The call itself went wrong, by a code of `results.CODES`."""
+    """The call itself failed, with a code of `results.CODES`."""
 
     def __init__(self, code: str, figures: str) -> None:
         self.code = code
@@ -60,13 +60,13 @@ class Failed(Exception):
 
 
 class Expectations:
-    """What answers to calls are judged by, asked once for each call; of the last two, for as long as it lives."""
+    """The expected results of calls, computed once per call and cached for the last two calls."""
 
     def __init__(self) -> None:
         self._known: tuple[tuple[Arguments, Any], ...] = ()
 
     def of(self, cases: OpCases, arguments: Arguments) -> Any:
-        """What `cases.expect` gives for these very arguments."""
+        """The result of `cases.expect` for exactly these arguments."""
         for known, expected in self._known:
             if known is arguments:
                 return expected
@@ -76,7 +76,7 @@ class Expectations:
 
 
 class Answer(NamedTuple):
-    """What a call gave, and what is thought of it."""
+    """The results of a call, and their judgement."""
 
     results: dict[str, Tensor]
     judgement: Judgement
@@ -84,14 +84,14 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """How a kernel is called.
+    """A way to call a kernel with guards.
 
     Attributes:
         function: its op.
         kernel: its record.
         cases: the op's cases.
-        device: where it runs.
-        expectations: of its calls.
+        device: its device.
+        expectations: expected results of its calls.
     """
 
     function: OpFunction[Any, Any, Any]
@@ -110,15 +110,15 @@ class Call:
         own: bool = False,
         places: Mapping[str, Tensor] | None = None,
     ) -> Answer:
-        """Call the kernel and judge what it gives.
+        """Call the kernel and judge its results.
 
         Args:
-            arguments: what its results are judged by.
-            packed: what it is called with instead: the same with a packed weight.
-            given: the memory that it is called with, which holds these values already; else copies.
-            apart: let destinations be parts of wider tensors.
-            own: give no destinations, so that the results lie where the kernel puts them.
-            places: destinations, which operands may lie in.
+            arguments: arguments for the expected results.
+            packed: arguments with a packed weight, passed to the kernel instead.
+            given: operands that already contain these values, passed to the kernel; by default copies.
+            apart: make destinations parts of wider tensors.
+            own: pass no destinations, so that the kernel allocates its results.
+            places: destinations, which may share memory with operands.
 
         Raises:
             Failed, Unavailable, OutOfMemory: there is no result.
@@ -157,7 +157,7 @@ class Call:
         return Answer(results, judgement)
 
     def _run(self, given: Arguments) -> tuple[Any, list[Guarded]]:
-        """What the op returns, and the workspaces that were asked for."""
+        """The result of the op, and the workspaces that it requested."""
         with watched() as workspaces, unaudited():
             try:
                 returned = self.function(**given, backend=self.kernel.name)
@@ -188,7 +188,7 @@ class Call:
 
 
 class _Place(NamedTuple):
-    """A destination: the memory that is guarded, the tensor in it, and what lies between its rows."""
+    """A destination: the guarded memory, the tensor in it, and the elements between its rows."""
 
     guard: Guarded
     tensor: Tensor
@@ -203,7 +203,7 @@ def _lies_in(value: Any, places: Mapping[str, Tensor]) -> bool:
 
 
 def why(error: Exception, kernel: str) -> str:
-    """Why a kernel cannot be asked: what speaks against it, where that is known, else the first line of the error."""
+    """Why a kernel cannot run: its rejection, if there is one, else the first line of the error."""
     if isinstance(error, NoKernel):
         found = next((item for item in error.selection.decisions if item.kernel == kernel and item.rejections), None)
         if found is not None:

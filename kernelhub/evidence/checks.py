@@ -1,6 +1,6 @@
-"""One case of one kernel, held against the reference, and varied where that may not change what comes out.
+"""Check of one case of one kernel against the reference, also under variations that must not change the result.
 
-What comes out is judged by the op's own tolerance; what is wrong is told apart by its code.
+The op's tolerance judges the result; a code identifies each kind of fault.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, ov
 from kernelhub.evidence.results import Check
 from kernelhub.ops.case import Arguments, Case, Make, OpCases, Packing, each
 
-NOT_HELD = "its format does not hold this weight"  # begins what `Subject.check` says of a layout that rounds
-_IGNORED = 0.25  # a result that moved by less of what the feature moves the reference by has not heard of it
+NOT_HELD = "its format does not hold this weight"  # prefix of `Subject.check` for a layout that rounds
+_IGNORED = 0.25  # below this fraction of the feature's effect on the reference, the kernel ignores the feature
 
 
-class DeviceLost(Exception):
+class DeviceUnusable(Exception):
     """The kernel's error left the device unusable for this process."""
 
     def __init__(self, check: Check) -> None:
@@ -40,14 +40,14 @@ class DeviceLost(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel that is asked.
+    """A kernel under check.
 
     Attributes:
         function: its op.
         kernel: its record.
         cases: the op's cases.
-        device: where it runs.
-        expectations: of the calls of one case.
+        device: its device.
+        expectations: expected results of the calls of one case.
     """
 
     function: OpFunction[Any, Any, Any]
@@ -57,7 +57,7 @@ class Subject:
     expectations: Expectations = field(default_factory=Expectations, repr=False, compare=False)
 
     def claims(self, arguments: Arguments) -> _Claim:
-        """Whether the kernel says that it can answer a call, quarantine aside."""
+        """Whether the kernel's record supports a call, ignoring quarantine."""
         selection = self.function.explain(**arguments)
         decision = next(item for item in selection.decisions if item.kernel == self.kernel.name)
         codes = {rejection.code for rejection in decision.rejections}
@@ -75,11 +75,11 @@ class Subject:
         Raises:
             Unavailable: it cannot be loaded.
             OutOfMemory: the case does not fit.
-            DeviceLost: nothing can be run after this.
+            DeviceUnusable: nothing can run after this.
         """
         try:
             return replace(self, expectations=Expectations())._check(case)
-        except (torch.OutOfMemoryError, MemoryError) as error:  # of what is around the kernel: tensors, the reference
+        except (torch.OutOfMemoryError, MemoryError) as error:  # outside of the kernel: tensors, the reference
             raise OutOfMemory(str(error)) from error
 
     def _check(self, case: Case) -> Check | str:
@@ -100,7 +100,7 @@ class Subject:
             except Failed as failure:
                 check = found(failure.code, math.inf, str(failure))
                 if self._lost():
-                    raise DeviceLost(check) from failure
+                    raise DeviceUnusable(check) from failure
                 return check
         if wrong is not None:
             code, figures = wrong
@@ -108,7 +108,7 @@ class Subject:
         return found("ok", answer.judgement.ratio)
 
     def _wrong_with(self, case: Case, arguments: Arguments, answer: Answer) -> tuple[str, str] | None:
-        """What is wrong with an answer, or shows when the call is varied: a code with figures, or None."""
+        """The fault of a result or of the varied calls: a code with figures, or None."""
         results, judgement = answer
         if case.without is not None:
             ignored = self._ignores(case, answer, case.without)
@@ -125,7 +125,7 @@ class Subject:
         return None
 
     def _differs_otherwise(self, arguments: Arguments, results: dict[str, Tensor]) -> tuple[str, str] | None:
-        """What goes wrong when the call is made again, and in other memory."""
+        """The fault when the call is repeated, and made in other memory."""
         if self.kernel.deterministic:
             again = self._ask(arguments).results
             differ = [name for name, tensor in results.items() if not same(again[name], tensor)]
@@ -133,7 +133,7 @@ class Subject:
                 return "other_bits", f"{' and '.join(differ)} of the same call made twice differ"
         for code, where, ask in (
             ("strides", "where operands and results are parts of wider tensors", self._in_wider),
-            ("own_result", "where it makes the result itself", self._in_its_own),
+            ("own_result", "where it allocates the result itself", self._in_its_own),
             ("in_place", "where the result takes the place of an operand", self._in_place),
             ("stale", "the second time, with other values in the same memory", self._later),
         ):
@@ -146,7 +146,7 @@ class Subject:
         return None
 
     def _in_wider(self, arguments: Arguments) -> Answer | None:
-        """What a call with operands and destinations in wider memory gives; None where it is none of the kernel's."""
+        """The result of a call with operands and destinations in wider memory; None if unsupported."""
         whole = {name: value for name, value in arguments.items() if name in self.cases.whole}
         wide = each(in_wider, arguments) | whole
         if not self.claims(wide).holds:
@@ -167,7 +167,7 @@ class Subject:
         return self._ask(arguments, given=made[0], places=made[1])
 
     def _later(self, arguments: Arguments) -> Answer | None:
-        """The second of two calls in the same memory; packed weights do not change, and are another's."""
+        """The second of two calls in the same memory; packed weights do not change, and have a check of their own."""
         later = self.cases.later(arguments)
         if self.kernel.needs_packing or not self.claims(later).holds:
             return None
@@ -177,7 +177,7 @@ class Subject:
         return self._ask(later, given=memory)
 
     def _ignores(self, case: Case, answer: Answer, without: Make) -> tuple[str, str] | None:
-        """Whether the result is that of the call without the feature, where the reference's is not."""
+        """Whether the result equals that of the call without the feature, although the reference's does not."""
         plain = without(self.device)
         claim = self.claims(plain)
         if not claim.holds:
@@ -185,14 +185,14 @@ class Subject:
         with self._allowed(claim):
             other = self._ask(plain)
         if not other.judgement.ok:
-            return None  # that the numbers are wrong without it is another case's finding
+            return None  # another case reports wrong numbers without the feature
         moved = apart(answer.results, other.results)
         wanted = apart(answer.judgement.want, other.judgement.want)
         share = 0.0 if answer.judgement.ok else _IGNORED
         names = [name for name in moved if name in wanted]
         if not any(wanted[name] > 0 for name in names) or any(moved[name] > share * wanted[name] for name in names):
             return None
-        figures = f"with {case.feature} it gives what it gives without; {answer.judgement.figures}"
+        figures = f"with {case.feature} it gives the same result as without; {answer.judgement.figures}"
         return "feature_ignored", figures
 
     def _packs_badly(self, arguments: Arguments) -> tuple[str, str] | None:
@@ -231,7 +231,7 @@ class Subject:
         own: bool = False,
         places: Mapping[str, Tensor] | None = None,
     ) -> Answer:
-        """Call the kernel, with its weight packed if it reads no other."""
+        """Call the kernel, with its weight packed if it supports no other layout."""
         if packed is None and given is None and self.kernel.needs_packing:
             made = self._packed(arguments)
             packed = None if made is None else made[0]
@@ -240,12 +240,12 @@ class Subject:
 
     @contextlib.contextmanager
     def _allowed(self, claim: _Claim) -> Iterator[None]:
-        """A quarantined kernel runs only where that is said to be all right; its own limits were asked before."""
+        """Allow a quarantined kernel to run; its own limits were checked before."""
         with use(unsafe=True) if claim.quarantined else contextlib.nullcontext():
             yield
 
     def _lost(self) -> bool:
-        """Whether an error of the device stays: every later call refuses, or the device answers no more."""
+        """Whether a device error is permanent: every later call raises, or the device no longer responds."""
         if (self.device.index or 0 if self.device.type == "cuda" else -1) in GATE.lost:
             return True
         if self.device.type != "cuda":
@@ -259,11 +259,11 @@ class Subject:
 
 
 class _NotHeld(Exception):
-    """The kernel's layout does not hold the numbers of a weight, as it says itself."""
+    """The kernel's layout cannot represent the values of a weight, by its own report."""
 
 
 class _Claim(NamedTuple):
-    """Whether a kernel answers a call, the class of its problem, and whether only its quarantine speaks against it."""
+    """Whether a kernel supports a call, its problem class, and whether quarantine is its only rejection."""
 
     holds: bool
     problem: str
@@ -272,7 +272,7 @@ class _Claim(NamedTuple):
 
 
 def class_of(schema: Any, problem: Any) -> str:
-    """The formats of a problem and the features it asks for, but no size."""
+    """The formats of a problem and the features it requires, without sizes."""
     formats = [f"{name}={getattr(problem, name)}" for name in schema.facets if isinstance(getattr(problem, name), str)]
     plain = {feature_name(name, getattr(problem, name)) for name, facet in schema.facets.items() if facet.semantic}
     return " ".join(dict.fromkeys([*formats, *(name for name in schema.features_used(problem) if name in plain)]))

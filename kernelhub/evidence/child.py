@@ -1,7 +1,7 @@
-"""The process in which kernels are verified that may end it: it reads cases and answers, a line of JSON each.
+"""The child process in which kernels that may end it are verified: one line of JSON per case and per reply.
 
-`evidence.apart` starts it. Answers go to the standard output that it was started with, through a descriptor of their
-own; what a kernel prints goes nowhere, and what it reads is empty.
+`evidence.apart` starts it. Replies go to the original standard output, through a separate descriptor. Output of a
+kernel is discarded, and its standard input is empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.checks import DeviceLost, Subject
+from kernelhub.evidence.checks import DeviceUnusable, Subject
 from kernelhub.evidence.layers import take_over
 from kernelhub.evidence.results import Check
 from kernelhub.evidence.serving import serving_case
@@ -31,7 +31,7 @@ _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG, linux/prctl.h
 
 
 def main() -> None:
-    """Serve cases until there are no more."""
+    """Process cases until the input ends."""
     process = os.getpid()
     _end_with_parent()
     orders, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
@@ -54,17 +54,17 @@ def _say(answers: Any, answer: Mapping[str, Any]) -> None:
 
 
 def _answer(order: Mapping[str, Any]) -> dict[str, Any]:
-    """What asking a case gave; whatever the kernel raises is its doing, since nobody else ends this process so."""
+    """The result of a case. Any exception counts as the kernel's, since no other code runs here."""
     subject, case = _asked(order)
     if subject is None or case is None:
-        return {"unavailable": "it is registered in the process that verifies, and not in the one that would ask it"}
+        return {"unavailable": "it is registered in the parent process, but not in the child that would run it"}
     try:
         found = subject.check(case)
     except Unavailable as error:
         return {"unavailable": str(error)}
     except OutOfMemory as error:
         return {"memory": str(error)}
-    except DeviceLost as error:
+    except DeviceUnusable as error:
         return {"check": error.check.to_dict(), "lost": True}
     except BaseException as error:
         figures = f"it raised {type(error).__name__}: {error}"
@@ -86,7 +86,7 @@ def _asked(order: Mapping[str, Any]) -> tuple[Subject | None, Case | None]:
 
 
 def _end_with_parent() -> None:
-    """Have the system end this process if the one that started it is killed while a kernel hangs here."""
+    """Let the system end this process if its parent is killed while a kernel hangs here."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)

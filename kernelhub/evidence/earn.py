@@ -1,6 +1,6 @@
-"""Trust is earned here: a kernel is held against its reference on one problem class, in a process that it may end.
+"""Verification of a kernel on one problem class, so that trust allows it: it is checked in a process that it may end.
 
-What passes is kept (`trust`), and selection may choose the kernel for that class from then on; what is wrong is
+If it passes, the result is stored (`trust`), and selection accepts the kernel for that class; a wrong kernel is
 quarantined.
 """
 
@@ -20,7 +20,7 @@ from kernelhub.evidence import trust
 from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.checks import NOT_HELD, DeviceLost, Subject
+from kernelhub.evidence.checks import NOT_HELD, DeviceUnusable, Subject
 from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, changing, keep, kept_of, now
 from kernelhub.evidence.results import RIGHT, Check, Result, is_of_serving
@@ -32,16 +32,16 @@ from kernelhub.probes.device import facts
 CONTEXT_LEN = 1024
 TOKEN_COUNTS = (1, 2, 3, 7, 16, 33, 64, 65, 128, 200, 512, 1025, 2048, 4096)
 BUDGET_S = 120.0  # of one kernel on one problem class
-_SMALL = 64  # tokens on a CPU, where a reference of more takes seconds
+_SMALL = 64  # tokens on a CPU, where a larger reference takes seconds
 
 
 @dataclass(frozen=True)
 class Earned:
-    """What holding a kernel against its reference on one problem class gave.
+    """The result of verifying a kernel on one problem class.
 
     Attributes:
-        result: the checks; `Result.status` is ``"right"`` if the kernel may be chosen for the class from now on.
-        unwritten: why that holds for this process only; empty if it is kept on disk.
+        result: the checks; `Result.status` is ``"right"`` if selection now accepts the kernel for the class.
+        unwritten: why that applies to this process only; empty if it is on disk.
     """
 
     result: Result
@@ -64,18 +64,18 @@ def earn(
     apart: bool | None = None,
     step: Callable[[str], None] = lambda label: None,
 ) -> Earned:
-    """Verify a kernel for a problem class, and keep what came out.
+    """Verify a kernel for a problem class, and store the result.
 
     Args:
-        kernel: its record; only trust, quarantine and weights that it must pack may speak against it for the class.
+        kernel: its record; its only rejections for the class may be trust, quarantine and weights that it must pack.
         need: the problem class, weights as in a checkpoint.
-        device: where to run.
+        device: device of the calls.
         tokens: token counts of serving, up to the largest that will be served; `TOKEN_COUNTS` by default.
         context_len: tokens of a sequence in a paged cache.
-        budget_s: most seconds; if not every call was made by then, nothing is earned.
-        child: the process to ask in; a new one by default.
+        budget_s: time limit in seconds; if some calls are left by then, the kernel is not verified.
+        child: the child process to use; a new one by default.
         apart: as of `kernelhub.verify`.
-        step: told of each call as it begins.
+        step: called with each call as it begins.
     """
     begin = time.monotonic()
     wanted = tokens or [count for count in TOKEN_COUNTS if device.type != "cpu" or count <= _SMALL]
@@ -105,7 +105,7 @@ def earn(
 
 
 class _Asking:
-    """The calls of one problem class, asked one after the other until one fails."""
+    """The calls of one problem class, checked one after the other until one fails."""
 
     def __init__(self, kernel: Kernel, need: Need, device: torch.device, asked_in: Child | Here, until: float) -> None:
         self.checks: list[Check] = []
@@ -120,7 +120,7 @@ class _Asking:
 
     def ask(self, calls: Sequence[ServingCall], step: Callable[[str], None]) -> None:
         if not calls:
-            self.why_not = "the class has no call of these token counts"
+            self.why_not = "the class has no call with these token counts"
         for place, asked in enumerate(calls):
             call = replace(asked, scale_bits=self._scale_bits)
             if self.checks and time.monotonic() > self._until:
@@ -137,7 +137,7 @@ class _Asking:
                 self.left_out += 1
                 self.passed.append(f"left out for lack of memory: {call.label}")
                 continue
-            except (DeviceLost, Ended) as error:
+            except (DeviceUnusable, Ended) as error:
                 found = error.check
             if isinstance(found, str):
                 self.why_not = f"its record refuses a call of the class: {found}"
@@ -148,7 +148,7 @@ class _Asking:
             self.passed.append(replace(call, scale_bits=self._scale_bits).label)
 
     def _check(self, call: ServingCall) -> Check | str:
-        """One call; of a kernel whose layout rounds the scales, with scales that it holds, in this call and later."""
+        """Check one call; if the kernel's layout rounds scales, use scales that it can represent from then on."""
         found = self._asked_in.check(self._subject, call.case())
         for bits in SCALE_BITS[SCALE_BITS.index(self._scale_bits) + 1 :]:
             if not isinstance(found, str) or not found.startswith(NOT_HELD):
@@ -159,7 +159,7 @@ class _Asking:
 
 
 def _keep(kernel: Kernel, need: Need, device: torch.device, result: Result) -> str:
-    """Put what is wrong in the place of what was known of the class; the rest of what was known stands."""
+    """Replace the stored results of the class by the failures; keep the other results."""
     before = kept_of(kernel, facts(device))
     known = before.result.checks if before is not None else ()
     others = tuple(check for check in known if not is_of_serving(check) or not check.case.startswith(mark_of(need)))

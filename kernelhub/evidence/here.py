@@ -1,7 +1,7 @@
-"""Cases asked in this process, within a time: by a thread, so that a kernel that hangs does not hang who verifies.
+"""Checks in this process with a time-out, in a thread, so that a hanging kernel does not block the caller.
 
-The thread of a kernel that hangs cannot be ended. It is left behind, with the memory and the device that it holds; only
-a child process can be ended (see `apart`), and only there does a kernel end that keeps the interpreter's lock.
+The thread of a hanging kernel cannot be ended. It remains, with its memory and its device. Only a child process can be
+ended (see `apart`), also if its kernel keeps the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _Answer = Check | str | BaseException
 
 
 class Here:
-    """The thread that serves a run; it is started when it is first asked.
+    """The thread of a run, started at its first check.
 
     Attributes:
-        hung: whether a kernel has not come back.
+        hung: whether a kernel did not return.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Here:
         self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
     def check(self, subject: Subject, case: Case) -> Check | str:
-        """Check one case, as `Subject.check` does, which says what else is raised.
+        """Check one case, as `Subject.check` does, and with its errors.
 
         Raises:
             Ended: the kernel hung.
@@ -49,7 +49,7 @@ class Here:
         def ask() -> None:
             try:
                 if index >= 0:
-                    torch.cuda.set_device(index)  # each thread has a current one of its own
+                    torch.cuda.set_device(index)  # each thread has its own current device
                 answers.put(context.run(subject.check, case))
             except BaseException as error:
                 answers.put(error)
@@ -67,7 +67,7 @@ class Here:
         return answer
 
     def close(self) -> None:
-        """Let the thread end, once it is done with what it was asked."""
+        """Let the thread end after its current check."""
         orders, self._orders = self._orders, None
         if orders is not None:
             orders.put(None)

@@ -1,4 +1,4 @@
-"""What the store of evidence holds about a device, as selection reads it."""
+"""The stored evidence about a device, as selection reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process was told by `configure` and `use`, as plain values for a child that is to choose as it does."""
+"""The settings of `configure` and `use` as plain values, so that a child process selects as its parent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FLAGS = ("deterministic", "batch_invariant", "strict", "unsafe", "trust")
 
 
 def plain_layers() -> list[dict[str, Any]]:
-    """What `configure` said, then each context, outermost first."""
+    """The settings of `configure`, then of each context, outermost first."""
     return [_plain(layer) for layer in (HUB.configured, *HUB.contexts.get())]
 
 
 def take_over(plain: list[dict[str, Any]]) -> None:
-    """Heed in this process what `plain_layers` gave in another one."""
+    """Apply in this process what `plain_layers` returned in another one."""
     configured, *contexts = [_layer(item) for item in plain]
     HUB.configure(configured)
     if contexts:

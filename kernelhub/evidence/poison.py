@@ -1,4 +1,4 @@
-"""Memory that shows what was done to it, and results told apart: poison, copies, differences."""
+"""Poisoned and guarded memory that reveals wrong writes; copies, and differences between results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.ops.case import Arguments, Judgement, bytes_of, each
 from kernelhub.runtime.scratch import Guarded
 
-# NaN with a payload that no kernel makes, so that what was not written is told from a NaN that was computed.
+# NaN with a payload that no kernel computes, to distinguish unwritten elements from a computed NaN.
 _POISON = {
     torch.bfloat16: (torch.int16, 0x7FA5),
     torch.float16: (torch.int16, 0x7DA5),
@@ -21,11 +21,11 @@ _POISON = {
     torch.int64: (torch.int64, -0x25A5A5A5A5A5A5A6),
 }
 _POISON_BYTE = (torch.uint8, 0x5A)
-_LEAD_BYTES, _TRAIL_BYTES = 128, 16  # multiples of every alignment that kernels ask for of a start, and of a row
+_LEAD_BYTES, _TRAIL_BYTES = 128, 16  # multiples of every alignment that kernels require of a start, and of a row
 
 
 def poisoned(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Guarded:
-    """Memory for a result between guards, full of what no kernel gives."""
+    """Memory for a result between guards, filled with poison."""
     guard = Guarded(name, math.prod(shape) * dtype.itemsize, device)
     integers, value = _POISON.get(dtype, _POISON_BYTE)
     guard.body.view(integers).fill_(value)
@@ -33,13 +33,13 @@ def poisoned(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torc
 
 
 def untouched(tensor: Tensor) -> Tensor:
-    """Where a tensor still holds its poison; bool, of its shape."""
+    """Mask of the elements that still contain poison; bool, of the tensor's shape."""
     integers, value = _POISON.get(tensor.dtype, _POISON_BYTE)
     return tensor.contiguous().view(integers).view(tensor.shape) == value
 
 
 def kind_of_error(results: Mapping[str, Tensor], judgement: Judgement) -> str:
-    """The code of an error, by what stands where the reference has a number."""
+    """The code of an error, by the elements for which the reference has a number."""
     for name, got in results.items():
         want = judgement.want.get(name)
         if want is None or want.shape != got.shape or not got.numel():
@@ -57,7 +57,7 @@ def kind_of_error(results: Mapping[str, Tensor], judgement: Judgement) -> str:
 
 
 def apart(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
-    """By how much results differ: the largest difference, or of codes the number of them that do."""
+    """Difference of results: the largest one, or for codes, the number of differing ones."""
     distances = {}
     for name, one in left.items():
         other = right.get(name)
@@ -73,7 +73,7 @@ def apart(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, 
 
 
 def largest_difference(results: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> str:
-    """The element that differs most from what the reference gives, in words; empty if none can be compared."""
+    """The element that differs most from the reference, in words; empty if none can be compared."""
     found: tuple[float, str] = (0.0, "")
     for name, expected in want.items():
         got = results.get(name)
@@ -89,7 +89,7 @@ def largest_difference(results: Mapping[str, Tensor], want: Mapping[str, Tensor]
 
 
 def copied(arguments: Arguments) -> Arguments:
-    """The arguments in memory of their own: of the same strides, and what shares memory does so again."""
+    """Copies of the arguments with the same strides; arguments that share memory also do so in the copies."""
     memory: dict[int, torch.UntypedStorage] = {}
 
     def copy(tensor: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def overwrite(given: Arguments, values: Arguments) -> None:
 
 
 def in_wider(tensor: Tensor) -> Tensor:
-    """The same values as part of a wider tensor, if its rows are whole: NaN or -1 stands before and between them."""
+    """The same values as part of a wider tensor, if rows are contiguous; NaN or -1 fills the space around rows."""
     if not tensor.ndim or not tensor.numel() or tensor.stride(-1) != 1:
         return tensor
     raw = _raw(tensor)
@@ -124,28 +124,28 @@ def in_wider(tensor: Tensor) -> Tensor:
 
 
 def wide_shape(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
-    """The shape of a wider tensor, of which `inner` gives the part that has this shape."""
+    """The shape of a wider tensor; `inner` returns its part of this shape."""
     return (*shape[:-1], shape[-1] + (_LEAD_BYTES + _TRAIL_BYTES) // dtype.itemsize)
 
 
 def inner(wide: Tensor, width: int) -> Tensor:
-    """The part of a wider tensor that is meant; alignment stays what it is without the rest."""
+    """The part of a wider tensor that contains the values, with unchanged alignment."""
     return wide[..., _LEAD_BYTES // wide.itemsize :][..., :width]
 
 
 def around(wide: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The rest of it."""
+    """The rest of a wider tensor."""
     lead = _LEAD_BYTES // wide.itemsize
     return wide[..., :lead], wide[..., lead + width :]
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """As integers, of which every bit is copied."""
+    """The tensor as integers, so that every bit is copied."""
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
 
 def changed(given: Arguments, before: Arguments, written: Collection[str]) -> Iterator[str]:
-    """Names of arguments that the call changed and may not."""
+    """Names of arguments that the call changed without permission."""
     for name, value in given.items():
         if name in written:
             continue
@@ -155,5 +155,5 @@ def changed(given: Arguments, before: Arguments, written: Collection[str]) -> It
 
 
 def same(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors are equal to the bit."""
+    """Whether two tensors are bitwise equal."""
     return left.shape == right.shape and left.dtype is right.dtype and torch.equal(bytes_of(left), bytes_of(right))

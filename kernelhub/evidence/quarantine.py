@@ -1,7 +1,7 @@
-"""Kernels that gave a wrong result on this machine, and are therefore not chosen by themselves.
+"""Quarantine of kernels that gave a wrong result on this machine: selection does not choose them automatically.
 
 A kernel is quarantined as a whole, for its op on one device: its checks are samples, and a kernel that ignores a mask
-in bfloat16 is not to be trusted with float16, where nobody looked. `kernelhub verify` that passes lifts it.
+in bfloat16 is not trusted with float16, which was not checked. A passing `kernelhub verify` lifts the quarantine.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _HOLDER = {"host": str, "boot": str, "container": str, "pid": int, "started": st
 _RUNNING = {"at": float, "holder": _HOLDER}
 _SCHEMA = {"op": str, "kernel": str, "date": str, "left_out": int, "checks": [_CHECK], "running?": _RUNNING}
 _MOST_PID = 1 << 31
-changing = threading.RLock()  # held while a result is read and written anew: kernels are verified by several threads
-_LONGEST_S = 3600.0  # that a process elsewhere, of which nothing can be told, verifies one kernel
+changing = threading.RLock()  # held while a result is read and rewritten: several threads verify kernels
+_LONGEST_S = 3600.0  # longest verification of one kernel by a process elsewhere, whose state is unknown
 
 
 @dataclass(frozen=True)
 class Record:
-    """A stored result that holds here and now.
+    """A stored result that is valid now on this machine.
 
     Attributes:
-        result: what was found.
-        date: when, ISO 8601 in UTC.
+        result: the result.
+        date: its date, ISO 8601 in UTC.
     """
 
     result: Result
@@ -54,12 +54,12 @@ class Record:
 
 
 @dataclass
-class Kept:
-    """What the store says of a device.
+class StoredResults:
+    """The stored results of a device.
 
     Attributes:
-        records: by (op, kernel).
-        misses: documents that say nothing here, each with its reason.
+        records: results by (op, kernel).
+        misses: documents that are not valid here, each with its reason.
     """
 
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Kept:
 
 
 def quarantined(device: DeviceFacts) -> dict[tuple[str, str], Rejection]:
-    """For each quarantined kernel of a device, by (op, kernel), what selection says; asked once by `Machine`."""
+    """The rejection of each quarantined kernel of a device, by (op, kernel); `Machine` reads it once."""
     kept = all_kept(device, wrong_only=True)
     for miss in kept.misses:
         say(miss)
@@ -80,25 +80,25 @@ def quarantined(device: DeviceFacts) -> dict[tuple[str, str], Rejection]:
 
 @functools.cache
 def say(miss: store.Miss) -> None:
-    """Warn that a document does not count, once in a process."""
-    log.warning("%s %s; it counts as not there", miss.path, miss.reason)
+    """Warn that a document is ignored, once per process."""
+    log.warning("%s %s; it is ignored", miss.path, miss.reason)
 
 
 def remedy(result: Result) -> str:
-    """What gets a kernel out of quarantine, or runs it all the same."""
-    forced = f"use(unsafe=True) with backend= runs {result.kernel} as it is"
-    if any(check.code == IN_SERVICE for check in result.failures):  # what an audit found the very call takes back
-        return f"mend it, then `kernelhub replay` the case in the folder audit of the cache; {forced}"
+    """How to lift the quarantine of a kernel, or run it regardless."""
+    forced = f"use(unsafe=True) with backend= runs {result.kernel} regardless"
+    if any(check.code == IN_SERVICE for check in result.failures):  # only a replay of the call lifts an audit's result
+        return f"fix it, then `kernelhub replay` the case in the folder audit of the cache; {forced}"
     commands = dict.fromkeys(
         f"`kernelhub verify {result.op} --backend {result.kernel}{f' {check.problem}' if is_of_serving(check) else ''}`"
         for check in result.failures
     )
-    return f"mend it, then {' and '.join(commands)}; {forced}"
+    return f"fix it, then {' and '.join(commands)}; {forced}"
 
 
-def all_kept(device: DeviceFacts, *, wrong_only: bool = False) -> Kept:
-    """Every stored result of a device, or every bad one, and those that do not hold here with the reason."""
-    kept = Kept()
+def all_kept(device: DeviceFacts, *, wrong_only: bool = False) -> StoredResults:
+    """All stored results of a device, or only failures, and those that are not valid here with the reason."""
+    kept = StoredResults()
     if store.is_empty(device.arch):
         return kept
     records = {(kernel.op, kernel.name): kernel for item in HUB.registry.backends.values() for kernel in item.kernels}
@@ -109,7 +109,7 @@ def all_kept(device: DeviceFacts, *, wrong_only: bool = False) -> Kept:
         if wrong_only and document.get("status") == RIGHT:
             continue
         kernel = records.get((str(document.get("op")), str(document.get("kernel"))))
-        if kernel is None and wrong_only:  # of a plugin that is not installed now, so that nobody can choose it
+        if kernel is None and wrong_only:  # of a plugin that is not installed, so it cannot be selected
             continue
         if kernel is None:
             kept.misses.append(store.Miss(path, "is about a kernel that is not registered"))
@@ -123,7 +123,7 @@ def all_kept(device: DeviceFacts, *, wrong_only: bool = False) -> Kept:
 
 
 def kept_of(kernel: Kernel, device: DeviceFacts) -> Record | None:
-    """The stored result of one kernel, if one holds here."""
+    """The stored result of one kernel, if it is valid here."""
     shelf = made_for(device)
     document = store.read(shelf, name_of(kernel))
     if document is None:
@@ -134,10 +134,10 @@ def kept_of(kernel: Kernel, device: DeviceFacts) -> Record | None:
 
 @dataclass
 class Note:
-    """That a kernel is being verified, on disk.
+    """A note on disk that a kernel is being verified.
 
     Attributes:
-        ended: whether what came out took its place.
+        ended: whether a result has replaced the note.
     """
 
     ended: bool = False
@@ -145,9 +145,9 @@ class Note:
 
 @contextlib.contextmanager
 def begun(kernel: Kernel, device: DeviceFacts) -> Iterator[Note]:
-    """Write down that a kernel is verified inside the block; if the process ends there, the kernel is quarantined.
+    """Store a note that a kernel is verified within the block; if the process ends there, the kernel is quarantined.
 
-    What was known of the kernel stands beside it, and stands again where the block ends without another result.
+    Earlier results stay in the note, and are restored if the block ends without a new result.
     """
     note = Note()
     running = {"at": time.time(), "holder": asdict(myself(uuid.uuid4().hex))}
@@ -157,23 +157,23 @@ def begun(kernel: Kernel, device: DeviceFacts) -> Iterator[Note]:
         yield note
     finally:
         if not note.ended:
-            with changing:  # what another thread found of the kernel meanwhile stands
+            with changing:  # keep results that another thread stored in the meantime
                 _write(kernel, device, *_known(kernel, device))
 
 
 def _known(kernel: Kernel, device: DeviceFacts) -> tuple[Result, str]:
-    """What is known of a kernel, and since when."""
+    """The stored result of a kernel, and its date."""
     kept = kept_of(kernel, device)
     return (Result(kernel.op, kernel.name), now()) if kept is None else (kept.result, kept.date)
 
 
 def now() -> str:
-    """The date of what is found now."""
+    """The date of a new result."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def keep(kernel: Kernel, device: DeviceFacts, result: Result, date: str) -> str:
-    """Store a result; empty, or why it holds for this process only."""
+    """Store a result; returns why it is valid in this process only, or an empty text."""
     return _write(kernel, device, result, date)
 
 
@@ -193,13 +193,13 @@ def _write(
 
 
 def _record(path: Any, document: Mapping[str, Any], key: Mapping[str, str]) -> Record | store.Miss:
-    """What a document says, if it is about the kernel as it is now."""
+    """The result of a document, if it concerns the kernel in its current state."""
     stored = document.get("key")
     if not isinstance(stored, dict):
         return store.Miss(path, "has no key")
     other = difference(stored, key)
     if other:
-        return store.Miss(path, f"is about something else: {other}")
+        return store.Miss(path, f"is for another state: {other}")
     wrong = difference_of_form(document, _SCHEMA)
     if wrong:
         return store.Miss(path, f"is not as kernelhub writes it: {wrong}")
@@ -213,7 +213,7 @@ def _record(path: Any, document: Mapping[str, Any], key: Mapping[str, str]) -> R
 
 
 def _of_one_that_ended(running: Mapping[str, Any]) -> tuple[Check, ...]:
-    """The check of a kernel whose verification never ended, though its process has."""
+    """The failed check of a kernel whose verification did not end although its process did."""
     holder, at = Holder(**{name: running["holder"][name] for name in _HOLDER}), running["at"]
     if not 0 < holder.pid < _MOST_PID:
         return ()

@@ -1,4 +1,4 @@
-"""What holding kernels against their references gave: per check, per kernel, and in all."""
+"""Results of checking kernels against their references: per check, per kernel, and in total."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RIGHT, WRONG, NOT_RUN = "right", "wrong", "not run"
-IN_SERVICE = "wrong_in_service"  # by an audit of real calls: verification, which passed, does not take it back
+IN_SERVICE = "wrong_in_service"  # found by an audit of real calls; a passing verification does not lift it
 
-CANNOT_LAUNCH = "cannot_launch"  # a module or file that its launch needs is not here: nothing is known of its numbers
+CANNOT_LAUNCH = "cannot_launch"  # a module or file that its launch needs is missing: no evidence about its numbers
 
-SERVING = "serving"  # begins the label of a check of a call of serving, see `cases.serving`
+SERVING = "serving"  # prefix of the label of a check with a serving call, see `evidence.serving`
 
-# What may be wrong with a kernel, worst first. Of several the one that most checks show is the code of its result.
+# Faults of a kernel, worst first. If there are several, the most frequent one is the code of its result.
 CODES = {
     "crashed": "it ended the process that ran it",
     "hung": "it did not end",
@@ -31,25 +31,25 @@ CODES = {
     "wrong_numbers": "its numbers are wrong",
     "token_count": "its numbers are wrong for some token counts",
     "strides": "its numbers are wrong for operands or results that are parts of wider tensors",
-    "own_result": "its numbers are wrong where it makes the result itself",
-    "in_place": "its numbers are wrong where the result takes the place of an operand",
-    "stale": "its numbers are wrong once the same memory holds other values",
-    "packing": "what it packed did not come back bit for bit, or gave another result",
-    "other_bits": "it gave other bits the second time, and claims that it does not",
+    "own_result": "its numbers are wrong if it allocates the result itself",
+    "in_place": "its numbers are wrong if the result overwrites an operand",
+    "stale": "its numbers are wrong once the same memory contains other values",
+    "packing": "its packed weights do not unpack bit for bit, or give another result",
+    "other_bits": "it is declared deterministic, but gave other bits the second time",
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """One call held against the reference.
+    """One call compared with the reference.
 
     Attributes:
-        case: what is unusual about the call.
+        case: label of the call.
         code: ``"ok"`` or one of `CODES`.
-        problem: the class of problem: its formats, and the features it asks for.
-        ratio: the largest error over what is allowed; at most 1 is right. NaN where there is no number.
-        figures: what was seen, as a sentence; empty if it is right.
-        tokens: whether the case is one of several that differ in their number of tokens only.
+        problem: the problem class: its formats, and the features it requires.
+        ratio: the largest error relative to the tolerance; at most 1 is right. NaN if there is no number.
+        figures: the fault, as a sentence; empty if it is right.
+        tokens: whether the case is one of several that differ only in their number of tokens.
     """
 
     case: str
@@ -70,7 +70,7 @@ class Check:
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> Check:
-        """The check that `to_dict` wrote; raises KeyError, TypeError or ValueError for anything else."""
+        """The check from `to_dict`; raises KeyError, TypeError or ValueError for anything else."""
         ratio = plain["ratio"]
         made = Check(
             str(plain["case"]),
@@ -81,12 +81,12 @@ class Check:
             bool(plain.get("tokens", False)),
         )
         if not made.ok and made.code not in CODES:
-            raise ValueError(f"{made.code!r} is no code of a check")
+            raise ValueError(f"{made.code!r} is not a code of a check")
         return made
 
 
 def is_of_serving(check: Check) -> bool:
-    """Whether a check is about a call of serving."""
+    """Whether a check is one of a serving call."""
     return check.case.startswith(f"{SERVING} ")
 
 
@@ -95,11 +95,11 @@ class Result:
     """All checks of one kernel.
 
     Attributes:
-        op, kernel: which.
-        checks: those that count: of this run, and what earlier runs found wrong and this one did not repeat.
-        left_out: cases that were not run for lack of time or memory.
-        why_not: why no check was run, or no more; empty if all were.
-        seconds: what it took.
+        op, kernel: the op and the kernel.
+        checks: checks of this run, and failures of earlier runs that this one did not repeat.
+        left_out: cases that did not run for lack of time or memory.
+        why_not: why no check ran, or why the run stopped; empty if all ran.
+        seconds: its time.
     """
 
     op: str
@@ -115,7 +115,7 @@ class Result:
 
     @property
     def status(self) -> str:
-        """``"right"``, ``"wrong"`` or ``"not run"``; the last also where calls fail only because they cannot launch."""
+        """``"right"``, ``"wrong"`` or ``"not run"``; the last also if calls fail only because they cannot launch."""
         codes = {check.code for check in self.failures}
         if codes == {CANNOT_LAUNCH} or not self.checks:
             return NOT_RUN
@@ -123,7 +123,7 @@ class Result:
 
     @property
     def code(self) -> str:
-        """What is wrong with it, in a word; ``"ok"`` or ``"not_run"`` if nothing is."""
+        """The code of its fault; ``"ok"`` or ``"not_run"`` without one."""
         failures = self.failures
         if not failures:
             return "ok" if self.checks else "not_run"
@@ -136,7 +136,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """What is wrong with it, as a sentence with figures; why nothing was run; or empty."""
+        """Its fault, as a sentence with figures; or why nothing ran; or empty."""
         failures = self.failures
         if not failures:
             return self.why_not
@@ -147,7 +147,7 @@ class Result:
 
     @property
     def worst(self) -> float:
-        """The largest error over what is allowed, of all checks."""
+        """The largest error relative to the tolerance, of all checks."""
         return max((check.ratio for check in self.checks if not math.isnan(check.ratio)), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,13 +168,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Verification:
-    """What one run of `kernelhub.verify` found; `str` for people, `to_dict` for machines.
+    """The results of one run of `kernelhub.verify`; `str` for people, `to_dict` for machines.
 
     Attributes:
         device: the device that kernels ran on.
-        results: one for each kernel that was looked at.
-        lifted: kernels that were quarantined before and are not any more, as (op, kernel).
-        unwritten: why results could not be kept on disk; empty if they were.
+        results: one for each kernel.
+        lifted: kernels that were quarantined before and no longer are, as (op, kernel).
+        unwritten: why results could not be stored on disk; empty if they were.
     """
 
     device: str
@@ -189,7 +189,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether no kernel was found wrong."""
+        """Whether no kernel is wrong."""
         return not self.counts[WRONG]
 
     def to_dict(self) -> dict[str, Any]:

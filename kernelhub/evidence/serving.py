@@ -1,4 +1,4 @@
-"""Calls of serving as cases: a problem class at the sizes that a model really has, with other values each time."""
+"""Serving calls as cases: a problem class at the real sizes of a model, with new values each time."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from kernelhub.ops.models.problems import Need
 
 _PLAIN = ("tokens", "context_len", "seed", "repeats", "scale_bits")
 _MOST_SEEDS = 1 << 30
-_MOST_SIZES = 6  # token counts of one kind of call: the least, the most, and some between
-_MOST_OF_ALL = 12  # of all kinds of call together, but for the least and the most of each
+_MOST_SIZES = 6  # token counts of one kind of call: the smallest, the largest, and some between
+_MOST_OF_ALL = 12  # of all kinds of call together, without the smallest and the largest of each
 
 
 @dataclass(frozen=True)
 class ServingCall:
-    """One call of a problem class, as plain values from which any process makes the same tensors.
+    """One call of a problem class, as plain values from which any process creates the same tensors.
 
     Attributes:
         need: the problem class, with one kind of sizes.
         tokens: new tokens.
         context_len: tokens of a sequence in a paged cache.
-        seed: of the values.
-        repeats: whether it is also asked again, in other memory and with other values.
+        seed: seed of the values.
+        repeats: whether it is repeated in other memory and with other values.
         scale_bits: significant bits of scales, as of `calls_of`.
     """
 
@@ -44,7 +44,7 @@ class ServingCall:
     @property
     def label(self) -> str:
         sizes = "".join(f", {name} {value}" for kind in self.need.sizes for name, value in kind)
-        again = ", asked again in other memory" if self.repeats else ""
+        again = ", repeated in other memory" if self.repeats else ""
         bits = "" if self.scale_bits is None else f", scales of {self.scale_bits} bits"
         return f"{mark_of(self.need)}: {self.tokens} tokens{sizes}, seed {self.seed}{bits}{again}"
 
@@ -63,30 +63,30 @@ class ServingCall:
 
 
 def mark_of(need: Need) -> str:
-    """How labels of calls of a problem class begin, the same in every process."""
+    """The prefix of labels of a problem class's calls, the same in every process."""
     text = repr((need.op, sorted(need.facets)))
     return f"{SERVING} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def serving_case(plain: Mapping[str, Any]) -> Case:
-    """The case that `ServingCall.to_dict` tells of."""
+    """The case from `ServingCall.to_dict`."""
     return ServingCall(Need.from_dict(plain["need"]), **{name: plain[name] for name in _PLAIN}).case()
 
 
 def serving_calls(
     need: Need, tokens: Sequence[int], context_len: int, most_sizes: int = _MOST_SIZES
 ) -> list[ServingCall]:
-    """Calls of a problem class to hold a kernel against its reference with.
+    """Calls of a problem class for checks of a kernel against its reference.
 
-    Sizes are the least and the most of `tokens`, and some between, in random order and with random values. The
-    smallest comes once more at the end, after all others, so that what they left behind shows; that one is also asked
-    in other memory.
+    Sizes are the smallest and the largest of `tokens`, and some between, in random order and with random values. The
+    smallest is repeated at the end, so that stale state of the others shows; that call is also repeated in other
+    memory.
 
     Args:
         need: the problem class.
-        tokens: token counts of serving; those of which the class has no call are left out.
+        tokens: token counts of serving; those without a call of the class are left out.
         context_len: tokens of a sequence in a paged cache.
-        most_sizes: most token counts of each kind of call; fewer where there are many kinds, but at least two.
+        most_sizes: most token counts of each kind of call; fewer if there are many kinds, but at least two.
     """
     draw = random.Random()
     found: list[ServingCall] = []
@@ -104,7 +104,7 @@ def serving_calls(
 
 
 def _spread(sizes: Sequence[int], most: int, draw: random.Random) -> list[int]:
-    """The least, the most, and random ones between."""
+    """The smallest, the largest, and random ones between."""
     if len(sizes) <= most:
         return list(sizes)
     return sorted([sizes[0], sizes[-1], *draw.sample(sizes[1:-1], most - 2)])

@@ -1,8 +1,7 @@
-"""Documents of evidence on disk, kept as all caches are: replaced whole, with a manifest, in the next best place.
+"""Documents of evidence on disk, stored as in all caches: replaced atomically, with a manifest.
 
-The only module of this room that touches files. A document that cannot be read is a miss with its reason, and one that
-cannot be written anywhere is kept for this process, so a folder that is read-only, full or somebody else's stops
-nothing.
+Only this module of the package accesses files. A document that cannot be read is a miss with its reason. A document
+that cannot be written is kept for this process, so a read-only, full or foreign folder stops nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Miss:
-    """A document that is there and says nothing here.
+    """A document that exists and is not valid here.
 
     Attributes:
         path: the file.
-        reason: why it does not count, as a sentence.
+        reason: why it is ignored, as a sentence.
     """
 
     path: Path
@@ -35,23 +34,23 @@ class Miss:
 
 
 def documents(made_for: Fingerprint) -> Documents:
-    """Where the documents that hold for something are."""
+    """The documents of a fingerprint."""
     return Documents(KIND, made_for)
 
 
 def is_empty(architecture: str) -> bool:
-    """Whether nothing at all is kept about devices of an architecture, which is told without looking into anything."""
+    """Whether there is no document about devices of an architecture, without reading any file."""
     return not holds_any(KIND, architecture)
 
 
 def read(made_for: Fingerprint, name: str) -> Document | None:
-    """The document, or None where there is none that holds, which is said."""
+    """The document, or None without a valid one, with a notice for an invalid one."""
     found = documents(made_for).read(name)
     return found if isinstance(found, dict) else None
 
 
 def read_all(made_for: Fingerprint) -> Iterator[tuple[Path, Document | Miss]]:
-    """Every document that is kept for something, by name, with its path."""
+    """All documents of a fingerprint, by name, with their paths."""
     shelf = documents(made_for)
     for name, document in shelf.every():
         path = shelf.path(name)
@@ -60,14 +59,14 @@ def read_all(made_for: Fingerprint) -> Iterator[tuple[Path, Document | Miss]]:
         elif isinstance(document, dict):
             yield path, document
         else:
-            yield path, Miss(path, f"holds a {type(document).__name__}, no object")
+            yield path, Miss(path, f"contains a {type(document).__name__}, not an object")
 
 
 def write(made_for: Fingerprint, name: str, document: Document) -> str:
-    """Put a document in its place, whole or not at all.
+    """Store a document atomically.
 
     Returns:
-        Empty if it is on disk; else why it is not, and it holds for this process only.
+        Empty if it is on disk; else why it is not, and it is valid in this process only.
     """
     shelf = documents(made_for)
     why_not = shelf.write(name, document)
@@ -75,5 +74,5 @@ def write(made_for: Fingerprint, name: str, document: Document) -> str:
 
 
 def forget_unwritten() -> None:
-    """Drop what could not be written."""
+    """Drop documents that could not be written."""
     forget_memory(KIND)

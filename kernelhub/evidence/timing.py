@@ -1,6 +1,6 @@
-"""How long calls take beside each other: medians of samples taken in turn, by events on a GPU, with their noise.
+"""Times of calls relative to each other: medians of interleaved samples, by events on a GPU, with their noise.
 
-What else the machine does slows all of them alike, so their ratio holds where their times do not.
+Other load on the machine slows all calls alike, so their ratio is more reliable than their times.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _WARM_UP_CALLS = 2
 _FEWEST, _MOST = 3, 50
 # Shorter calls are timed several at once.
 _SAMPLE_S = 0.002
-# Written before each call on a GPU: more than any L2 cache holds, and long enough to write (0.1 ms at 5 TB/s)
-# that the host has queued the call by the time the GPU comes to it.
+# Written before each call on a GPU: larger than any L2 cache, and the write takes long enough (0.1 ms at 5 TB/s)
+# that the host has queued the call before the GPU reaches it.
 _FLUSHED_BYTES = 512 << 20
 # The median distance of samples from their median, times this, is their standard deviation where they are normal.
 _OF_MAD = 1.4826
@@ -32,8 +32,8 @@ class Timing:
 
     Attributes:
         median_s: median over the samples.
-        samples: how many there were.
-        noise_s: how far samples lie from it, as a standard deviation that outliers do not move.
+        samples: number of samples.
+        noise_s: spread of the samples, as a standard deviation that is robust against outliers.
     """
 
     median_s: float
@@ -82,7 +82,7 @@ def _by_clock(call: Call, repeats: int) -> float:
 
 
 def _by_events(flushed: torch.Tensor, call: Call, repeats: int) -> float:
-    """Seconds of one call on the current GPU, its operands in no cache."""
+    """Seconds of one call on the current GPU, with cold caches."""
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     torch.cuda.synchronize()
     for start, end in events:

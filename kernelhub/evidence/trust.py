@@ -1,7 +1,7 @@
-"""Which problem classes each kernel was verified for on this machine: what the policy of trust reads.
+"""The problem classes that each kernel was verified for on this machine, as the trust policy reads them.
 
-A class is a problem without its device: every facet counts, so that nothing is covered that was not asked. An entry
-holds while the device, the driver, the versions and the record are as they were; else it is a miss, with the reason.
+A class is a problem without its device: every facet counts, so that only checked classes are covered. An entry is valid
+while the device, the driver, the versions and the record are unchanged; else it is a miss with the reason.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _guard = threading.Lock()
 
 @dataclass(frozen=True)
 class Covered:
-    """One problem class that a kernel was right for.
+    """One problem class for which a kernel was right.
 
     Attributes:
-        facets: of the problem, without the device, weights as in a checkpoint.
-        date: when, ISO 8601 in UTC.
-        calls: what was asked, by label: sizes, and what was unusual.
-        seconds: what it took.
+        facets: facets of the problem, without the device, weights as in a checkpoint.
+        date: date of the verification, ISO 8601 in UTC.
+        calls: labels of the checked calls, with their sizes.
+        seconds: time of the verification.
     """
 
     facets: Facets
@@ -58,7 +58,7 @@ class Covered:
 
 
 def classes(device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Facets]]:
-    """By (op, kernel), the problem classes that were verified on a device and hold; asked once by `Machine`."""
+    """The valid verified problem classes of a device, by (op, kernel); `Machine` reads them once."""
     misses: list[Miss] = []
     found = {key: frozenset(item.facets for item in items) for key, items in covered(device, misses).items()}
     for miss in misses:
@@ -67,7 +67,7 @@ def classes(device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Facets]]
 
 
 def covered(device: DeviceFacts, misses: list[Miss] | None = None) -> dict[tuple[str, str], tuple[Covered, ...]]:
-    """All that was verified on a device and holds, by (op, kernel); what does not hold is added to `misses`."""
+    """All valid verifications of a device, by (op, kernel); invalid ones are added to `misses`."""
     told = [] if misses is None else misses
     if not holds_any(KIND, device.arch):
         return {}
@@ -78,7 +78,7 @@ def covered(device: DeviceFacts, misses: list[Miss] | None = None) -> dict[tuple
         path, kernel = shelf.path(name), kernels.get(name)
         if isinstance(document, Flaw):
             told.append(Miss(path, f"does not count: {document.sentence.removeprefix(f'{path} ')}"))
-        elif kernel is not None:  # of a plugin that is not installed now, so that nobody can choose it
+        elif kernel is not None:  # of a plugin that is not installed, so it cannot be selected
             items = _read(document, kernel, device)
             if isinstance(items, str):
                 told.append(Miss(path, items))
@@ -88,7 +88,7 @@ def covered(device: DeviceFacts, misses: list[Miss] | None = None) -> dict[tuple
 
 
 def keep(kernel: Kernel, device: DeviceFacts, facets: Facets, calls: Sequence[str], seconds: float) -> str:
-    """Note that a kernel was right for a problem class; empty, or why that holds for this process only."""
+    """Store that a kernel was right for a problem class; returns why it is not on disk, or an empty text."""
     made = Covered(facets, datetime.now(timezone.utc).isoformat(timespec="seconds"), tuple(calls), seconds)
 
     def changed(document: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def keep(kernel: Kernel, device: DeviceFacts, facets: Facets, calls: Sequence[st
 
 
 def withdraw(kernel: Kernel, device: DeviceFacts) -> None:
-    """Forget all that a kernel was verified for: it was found wrong."""
+    """Remove all verified classes of a kernel, which was found wrong."""
     with _guard:
         shelf = _shelf(device)
         if shelf.read(name_of(kernel)) is not None:
@@ -112,7 +112,7 @@ def withdraw(kernel: Kernel, device: DeviceFacts) -> None:
 
 
 def forget_unwritten() -> None:
-    """Drop what could not be written."""
+    """Drop documents that could not be written."""
     forget_memory(KIND)
 
 
@@ -125,7 +125,7 @@ def _document(kernel: Kernel, device: DeviceFacts, items: list[dict[str, Any]]) 
 
 
 def _read(document: Any, kernel: Kernel, device: DeviceFacts) -> tuple[Covered, ...] | str:
-    """The classes of a document, or why it says nothing here."""
+    """The classes of a document, or why it is not valid here."""
     wrong = difference_of_form(document, _SCHEMA)
     if wrong:
         return f"is not as kernelhub writes it: {wrong}"
@@ -133,7 +133,7 @@ def _read(document: Any, kernel: Kernel, device: DeviceFacts) -> tuple[Covered, 
         return "is about another kernel than its name says"
     other = difference(document["key"], key_of(kernel, device))
     if other:
-        return f"is about something else: {other}"
+        return f"is for another state: {other}"
     names = set(HUB.registry.contracts[kernel.op].schema.facets) - {"device"}
     return tuple(
         Covered(tuple(sorted(item["facets"].items())), item["date"], tuple(item["calls"]), float(item["seconds"]))

@@ -1,6 +1,6 @@
-"""What a result holds for: one kernel, as it is now, on one device, between these versions.
+"""The key of a result: one kernel in its current state, on one device, with these versions.
 
-A result is about nothing else. Whoever reads one compares all of it, and what differs makes it a miss, by name.
+A reader compares the whole key; any difference makes the result a miss, which names the difference.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from kernelhub.runtime.caches.fingerprint import Fingerprint, host_abi, library,
 
 FORMAT = 1
 _LIBRARIES = ("torch", "triton")
-_MOST_BYTES = 1 << 20  # of a file that is read; of a larger one, which is no source, only the size counts
+_MOST_BYTES = 1 << 20  # limit for reading a file; for a larger one, which is not source code, only the size counts
 
 
 def made_for(device: DeviceFacts) -> Fingerprint:
-    """What all results of a device hold for: the device, and the versions and files of what every kernel runs on."""
+    """The common key of all results of a device: the device, and versions and files of the common libraries."""
     told = {name: value for name, value in _everywhere(device).items() if name not in (*_LIBRARIES, "architecture")}
     libraries = {f"library {name}": _files_of(name) for name in _LIBRARIES}
     return Fingerprint(device.arch, tuple(sorted({"abi": host_abi(), **told, **libraries}.items())))
 
 
 def name_of(kernel: Kernel) -> str:
-    """The name of the document that holds the result of a kernel."""
+    """The name of the document with the result of a kernel."""
     return f"{kernel.op}.{kernel.name}"
 
 
 def key_of(kernel: Kernel, device: DeviceFacts) -> dict[str, str]:
-    """All that a result of this kernel depends on, as plain words."""
+    """The key of a result of this kernel, as plain values."""
     key = {"format": str(FORMAT), "op": kernel.op, "kernel": kernel.name, **_everywhere(device)}
     registered = HUB.registry.backends.get(kernel.backend)
     library = registered.backend.package if registered is not None and registered.backend is not None else ""
@@ -50,14 +50,14 @@ def key_of(kernel: Kernel, device: DeviceFacts) -> dict[str, str]:
 
 
 def difference(found: Mapping[str, Any], now: Mapping[str, str]) -> str:
-    """What of a stored key is not as it is now, as a phrase; empty if nothing is."""
+    """How a stored key differs from the current one, as a phrase; empty if it does not."""
     names = dict.fromkeys([*now, *found])
     wrong = [f"{name} was {found.get(name)}, is {now.get(name)}" for name in names if found.get(name) != now.get(name)]
     return "; ".join(wrong)
 
 
 def digest_of(kernel: Kernel) -> str:
-    """A digest of the record, and of the sources of the package that its adapter is in."""
+    """A digest of the record, and of the sources of its adapter's package."""
     record = [kernel.op, kernel.name, kernel.target, *sorted(kernel.features), *kernel.layouts, kernel.packs_to]
     record += [str(kernel.deterministic), str(kernel.batch_invariant), str(int(kernel.graph))]
     module = kernel.target.partition(":")[0]
@@ -84,20 +84,20 @@ def _everywhere(device: DeviceFacts) -> dict[str, str]:
 
 @functools.cache
 def _files_of(package: str) -> str:
-    """Version of a package and a digest of its files, as they were at first."""
+    """Version of a package and a digest of its files, as first read by this process."""
     return library(package)
 
 
 @functools.cache
 def _version_of_package(package: str) -> str:
-    """The versions of the distributions that a package comes from."""
+    """The versions of the distributions of a package."""
     names = {item.name for item in distributions_of(package)}
     return ", ".join(f"{name} {version_of(name)}" for name in sorted(names)) or "none"
 
 
 @functools.cache
 def _digest_of_sources(module: str) -> str:
-    """Of every file of one of our backends, since adapters share code within it, or of those around another module."""
+    """Digest of all files of one of our backends, whose adapters share code, or of the files beside another module."""
     digest = hashlib.sha256()
     for path in _sources(module):
         size = path.stat().st_size
@@ -107,7 +107,7 @@ def _digest_of_sources(module: str) -> str:
 
 
 def _sources(module: str) -> list[Path]:
-    """Of one of our backends, all below its folder; of another module, those beside it in its package."""
+    """All files below the folder of one of our backends; for another module, the files beside it in its package."""
     origin = _origin(module)
     if origin is None or not origin.is_file():
         return []
@@ -118,7 +118,7 @@ def _sources(module: str) -> list[Path]:
 
 
 def _origin(name: str) -> Path | None:
-    """The file of a module, without importing more than the packages that it is in."""
+    """The file of a module; only its parent packages are imported."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         file = getattr(loaded, "__file__", None)

@@ -1,4 +1,4 @@
-"""`kernelhub.verify`: every kernel that claims a problem is held against the op's reference on this device."""
+"""`kernelhub.verify`: check every kernel that supports a problem against the op's reference on this device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
 from kernelhub.evidence.budgets import FULL_BUDGET_S, QUICK_BUDGET_S
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.checks import DeviceLost, Subject
+from kernelhub.evidence.checks import DeviceUnusable, Subject
 from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, changing, keep, kept_of, now
@@ -47,38 +47,38 @@ def verify(
     token_counts: Sequence[int] | None = None,
     case: str | None = None,
 ) -> Verification:
-    """Hold kernels against the references of their ops, on this machine, and keep what came out.
+    """Check kernels against the references of their ops on this machine, and store the results.
 
-    Each kernel is called with the cases of its op that its record takes: outputs poisoned with NaN, workspaces and
-    outputs between guards, token counts of 0, 1, odd ones and one past a tile, tiny and zero scales, each feature
-    toggled, weights packed and unpacked. A kernel that fails any is quarantined: selection rejects it with the code
-    ``quarantined`` from then on, in this process and in others that start later, until it passes.
+    Each kernel runs the cases of its op that its record supports: outputs poisoned with NaN, workspaces and outputs
+    between guards, token counts of 0, 1, odd ones and one past a tile, tiny and zero scales, each feature toggled,
+    weights packed and unpacked. A kernel that fails any case is quarantined: selection rejects it with the code
+    ``quarantined``, in this process and in later ones, until it passes.
 
-    No call of a kernel takes longer than KERNELHUB_VERIFY_TIMEOUT_S, compiling included. Kernels of libraries and of
-    third parties run in a child process, so that one that crashes, hangs or leaves is recorded and ends nothing else;
-    the command runs all of them so. What is registered at run time, and kernelhub's own, run in a thread of this
-    process. One that hangs there is recorded, too (unless it keeps the interpreter's lock), but its thread cannot be
-    ended, and where it holds a GPU nothing else is asked there in this process. That a kernel is being verified is
-    written down before it is launched, so that one which ends this process is quarantined in the next.
+    No call of a kernel takes longer than KERNELHUB_VERIFY_TIMEOUT_S, including compilation. Kernels of libraries and of
+    third parties run in a child process, so that a crash, hang or exit is recorded and ends nothing else; the command
+    runs all kernels so. Kernels that are registered at run time, and kernelhub's own, run in a thread of this process.
+    A hang there is recorded too (unless the kernel keeps the interpreter's lock), but its thread cannot be ended, and
+    on a GPU nothing else is checked in this process. A note is stored before a kernel is launched, so that a kernel
+    that ends this process is quarantined in the next one.
 
     Args:
         op: one op, or its name; all of them by default.
         backend: backends, kernels or globs; all by default.
-        device: where to run: ``"cuda"``, ``"cuda:1"``, ``"cpu"``; by default the first GPU, else the CPU.
+        device: ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; by default the first GPU, else the CPU.
         quick: a few cases of each kernel, and those that failed before.
-        budget_s: most seconds for each kernel; its remaining cases are left out, which is said. 120 by default,
-            20 if quick. Cases that failed before come first.
-        progress: called as each kernel begins, with its name, its place and how many there are.
-        apart: True for a child process for kernelhub's own kernels, too (a few seconds, and on a GPU a context of its
-            own), all but what is registered at run time, which no other process has; False for none, as for a debugger.
-        facets: of one problem class of `op`, as of `kernelhub.explain`: kernels are called as serving calls them, in
-            random order and with other values each time, and one that is right may be chosen for this class from then
-            on (docs/trust.md). All facets count; only token counts are left open.
-        token_counts: for `facets`, those of serving, up to the most that a step will have.
-        case: the label of one case of `op`, to run that case alone.
+        budget_s: time limit per kernel in seconds; the result counts the cases that are left out. 120 by default, 20 if
+            quick. Cases that failed before come first.
+        progress: called as each kernel begins, with its name, its position and the number of kernels.
+        apart: True to use a child process for kernelhub's own kernels too (a few seconds, and on a GPU a context of its
+            own), except for kernels that are registered at run time; False to use none, as for a debugger.
+        facets: facets of one problem class of `op`, as of `kernelhub.explain`: kernels are called as in serving, in
+            random order and with new values each time. Selection then accepts a right kernel for this class
+            (docs/trust.md). All facets count, except token counts.
+        token_counts: for `facets`, the token counts of serving, up to the most that a step will have.
+        case: the label of one case of `op`, to run only that case.
 
     Returns:
-        One result for each kernel that could be chosen on this device. Results are kept below ``evidence`` in the
+        One result for each kernel that can be selected on this device. Results are stored below ``evidence`` in the
         cache folder (``KERNELHUB_CACHE_DIR``), keyed by device, driver, versions and the digest of the kernel.
 
     Raises:
@@ -117,9 +117,9 @@ def verify(
             unwritten = kept_not or unwritten
             results.append(result)
             if device_lost and not elsewhere:
-                lost = f"{subject.kernel.name} left the device unusable for this process; start it anew"
+                lost = f"{subject.kernel.name} left the device unusable for this process; restart it"
             elif here.hung and where.type != "cpu" and not lost:
-                lost = f"{subject.kernel.name} hangs on the device in this process; start it anew, or give apart=True"
+                lost = f"{subject.kernel.name} hangs on the device in this process; restart it, or give apart=True"
             if result.checks and was_wrong and not result.failures:
                 lifted.append((subject.kernel.op, subject.kernel.name))
     finally:
@@ -130,9 +130,9 @@ def verify(
 
 
 def verify_in(child: Child, kernel: Kernel, device: torch.device) -> Result:
-    """Hold one kernel against the quick cases of its op in a child that is given, and keep what came out.
+    """Check one kernel with the quick cases of its op in a given child, and store the result.
 
-    Who calls it has choices made anew afterwards: `HUB.forget_evidence`.
+    The caller must reset selections afterwards: `HUB.forget_evidence`.
     """
     subject = Subject(HUB.function(kernel.op), kernel, CASES[kernel.op], device)
     return _kept(subject, True, QUICK_BUDGET_S, child)[0]
@@ -141,11 +141,11 @@ def verify_in(child: Child, kernel: Kernel, device: torch.device) -> Result:
 def _kept(
     subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here, label: str | None = None
 ) -> tuple[Result, bool, bool, str]:
-    """As of `_verified`, and why the result is not on disk, if it is not."""
+    """The result of `_verified`, and why it is not on disk, if it is not."""
     unwritten, where = "", facts(subject.device)
     with begun(subject.kernel, where) as note:
         result, was_wrong, device_lost = _verified(subject, quick, limit_s, asked_in, label)
-        note.ended = bool(result.checks)  # what came out takes the place of the note
+        note.ended = bool(result.checks)  # the result replaces the note
         if result.checks:
             with changing:
                 unwritten = keep(subject.kernel, where, result, now())
@@ -162,9 +162,9 @@ def _verify_class(
     facets: Mapping[str, Any],
     token_counts: Sequence[int] | None,
 ) -> Verification:
-    """Hold kernels against the reference on one problem class."""
+    """Check kernels against the reference on one problem class."""
     if op is None:
-        raise ConfigurationError("verify: facets and token_counts are those of one op; name it")
+        raise ConfigurationError("verify: facets and token_counts belong to one op; give op")
     function = HUB.function(op) if isinstance(op, str) else op
     name = function.op.contract.name
     problem = problem_from(function.op.contract, facts(device), dict(facets))
@@ -189,7 +189,7 @@ def _verify_class(
 
 
 def _takes(function: OpFunction[Any, Any, Any], problem: Any, kernel: Kernel) -> bool:
-    """Whether a kernel could run a problem class but for trust, quarantine, and weights that it packs itself."""
+    """Whether a kernel can run a problem class, apart from trust, quarantine, and weights that it packs itself."""
     decision = next(item for item in function.op.select(problem, None).decisions if item.kernel == kernel.name)
     allowed = {"quarantined", UNTRUSTED, OPT_IN} | ({"layout"} if kernel.packs_to else set())
     return decision.accepted or {rejection.code for rejection in decision.rejections} <= allowed
@@ -201,14 +201,14 @@ def count(
     backend: str | Sequence[str] | None = None,
     device: torch.device | str | None = None,
 ) -> int:
-    """How many kernels `verify` would look at; arguments as of it."""
+    """The number of kernels that `verify` would check, for the same arguments."""
     return sum(1 for _ in _subjects(op, backend, device_here(device)))
 
 
 def _verified(
     subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here, label: str | None
 ) -> tuple[Result, bool, bool]:
-    """The result of one kernel, whether an earlier one was bad, and whether the device is lost."""
+    """The result of one kernel, whether an earlier result was a failure, and whether the device is lost."""
     start = time.monotonic()
     before = kept_of(subject.kernel, facts(subject.device))
     failed = {check.case: check for check in before.result.failures} if before is not None else {}
@@ -230,7 +230,7 @@ def _verified(
         except OutOfMemory:
             left_out += 1
             continue
-        except DeviceLost as error:
+        except DeviceUnusable as error:
             checks[case.label], lost = error.check, True
             break
         except Ended as error:
@@ -241,10 +241,10 @@ def _verified(
             checks[case.label] = found
         else:
             first = first or found
-    # What failed before and was not asked again still stands; in a full run a case that is not there any more is gone.
-    # What was wrong at a model's sizes stands until that class of problems is verified again (see `earn`).
+    # An earlier failure stays until its case runs again; a full run drops cases that no longer exist.
+    # A failure at a model's sizes stays until that problem class is verified again (see `earn`).
     labels = {case.label for case in subject.cases.cases()}
-    # An audit saw what no case asks: `kernelhub replay` of its call takes that back.
+    # A failure in an audit stays until `kernelhub replay` of its call passes: no case covers it.
     stays = {check.case for check in failed.values() if is_of_serving(check) or check.code == IN_SERVICE}
     unasked = [check for name, check in failed.items() if name not in checks]
     some = quick or label is not None or left_out > 0
@@ -254,7 +254,7 @@ def _verified(
         subject.kernel.name,
         tuple(checks.values()),
         left_out,
-        why_not or ("" if checks else f"it takes none of the cases: {first}"),
+        why_not or ("" if checks else f"it supports none of the cases: {first}"),
         time.monotonic() - start,
     )
     if checks:
@@ -263,9 +263,9 @@ def _verified(
 
 
 def _check_label(op: OpFunction[Any, Any, Any] | str | None, label: str) -> None:
-    """Refuse a label that no case of the op has."""
+    """Raise for a label that no case of the op has."""
     if op is None:
-        raise ConfigurationError("verify: case is one of an op's; name the op")
+        raise ConfigurationError("verify: case belongs to one op; give op")
     name = op if isinstance(op, str) else op.op.contract.name
     labels = [case.label for case in CASES[name].cases()]
     if label not in labels:
@@ -284,7 +284,7 @@ def _in_order(cases: Iterator[Case], quick: bool, failed: dict[str, Check]) -> l
 def _subjects(
     op: OpFunction[Any, Any, Any] | str | None, backend: str | Sequence[str] | None, device: torch.device
 ) -> Iterator[Subject]:
-    """The kernels asked for that could be chosen on a device."""
+    """The requested kernels that can be selected on a device."""
     _ = HUB.settings
     if op is None:
         names = list(HUB.registry.contracts)
@@ -302,28 +302,28 @@ def _subjects(
 
 
 def _could_run(kernel: Kernel, device: torch.device) -> bool:
-    """Whether nothing that stands for every problem speaks against a kernel: device, packages, what is disabled."""
+    """Whether no rejection of a kernel applies to every problem: device, packages, disabled kernels."""
     problem = _Anywhere(facts(device))
     for constraint in kernel.constraints:
         if set(constraint.fields) <= {"device"}:
-            with contextlib.suppress(Exception):  # what a foreign constraint raises is told where its kernel is asked
+            with contextlib.suppress(Exception):  # the kernel's check reports errors of its constraints
                 if constraint.reject(problem, HUB.machine) is not None:  # type: ignore[arg-type]
                     return False
     return True
 
 
 class _Anywhere:
-    """A problem of which nothing but the device is asked."""
+    """A problem that has only a device."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
 
 
 def device_here(device: torch.device | str | None) -> torch.device:
-    """The device to run on: as it is named, else the first GPU, else the CPU.
+    """The device to run on: the named one, else the first GPU, else the CPU.
 
     Raises:
-        ConfigurationError: there is none of that name here.
+        ConfigurationError: this machine has no such device.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

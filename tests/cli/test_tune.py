@@ -30,7 +30,7 @@ def test_a_row_for_each_size_a_summary_and_progress(ask):
     assert [row[2] for row in rows] == ["2", "3"]
     assert {row[3] for row in rows} == {"torch.routing"}
     assert "1 problem classes, 2 sizes measured on" in answer.out
-    assert "regret of the choices 0.0 % on average and 0.0 % at most" in answer.out
+    assert "regret of the selections 0.0 % on average and 0.0 % at most" in answer.out
     assert "tuning 0/1, 0 s: route_experts (router)" in answer.err
 
 

@@ -261,7 +261,7 @@ def test_after_seal_audits_go_on_and_decide_nothing_new(told) -> None:
         assert plan.kernel == "liar.k"
         assert kernelhub.report().after_seal == ()
     (record,) = [item for item in told.records if item.levelno == logging.ERROR]
-    assert "it is quarantined for the next process, and not at once: kernelhub is sealed" in record.message
+    assert "it is quarantined for the next process, not immediately: kernelhub is sealed" in record.message
 
 
 def test_where_ranks_agreed_one_alone_does_not_choose_anew(told, monkeypatch) -> None:
@@ -273,7 +273,7 @@ def test_where_ranks_agreed_one_alone_does_not_choose_anew(told, monkeypatch) ->
     plan.run(*operands())
     assert the_audit().wrong == 1
     assert HUB.generation == generation, "every choice stands"
-    assert "not at once: ranks agreed on what runs" in told.text
+    assert "not immediately: ranks agreed on what runs" in told.text
 
 
 def test_a_wrong_kernel_is_chosen_no_more_in_the_next_process_and_verification_does_not_take_that_back() -> None:
@@ -299,7 +299,7 @@ def test_a_wrong_kernel_is_chosen_no_more_at_once_if_that_is_asked_for(told) -> 
     assert not torch.allclose(kernelhub.attention(q, k, v), want, atol=1e-4)
     torch.testing.assert_close(kernelhub.attention(q, k, v), want, rtol=0, atol=1e-4)
     assert decision().code == "quarantined"
-    assert "a plan that is held runs it until it is prepared again" in told.text
+    assert "an existing plan runs it until it is prepared again" in told.text
 
 
 def test_a_call_that_raises_raises_as_before_and_is_not_counted_as_compared() -> None:
@@ -379,7 +379,7 @@ class TestReplay:
         told = capsys.readouterr().out
         assert "liar.k on" in told
         assert "wrong (wrong_numbers)" in told
-        assert "results kept in the file:" in told
+        assert "results stored in the file:" in told
 
     def test_without_a_file_lists_those_that_are_kept(self, case, capsys) -> None:
         assert main(["replay"]) == 0
@@ -399,7 +399,7 @@ class TestReplay:
         assert decision().code == "quarantined"
         with liars.mended(liars.ThirtyPercentOff):
             assert main(["replay", str(case), "--device", "cpu"]) == 0
-        assert "does not quarantine it any more" in capsys.readouterr().out
+        assert "no longer quarantines it" in capsys.readouterr().out
         assert decision().accepted
 
     def test_is_for_this_user_alone(self, case) -> None:
@@ -410,9 +410,9 @@ class TestReplay:
         ("spoil", "message"),
         [
             (lambda path: path.chmod(0o666), "can be written by other users"),
-            (lambda path: path.write_bytes(path.read_bytes()[:-1]), "are not those that were written"),
+            (lambda path: path.write_bytes(path.read_bytes()[:-1]), "its operands were changed"),
             (lambda path: path.write_bytes(b"\x80\x04cos\nsystem\n"), "not a case of an audit"),
-            (lambda path: path.write_bytes(b"kernelhub case 1\n" + b"[" * 100_000 + b"\n"), "no JSON"),
+            (lambda path: path.write_bytes(b"kernelhub case 1\n" + b"[" * 100_000 + b"\n"), "not JSON"),
             (lambda path: path.write_bytes(b'kernelhub case 1\n{"op": "os.system"}\n'), "is missing"),
             (lambda path: path.unlink(), "No such file"),
         ],
@@ -494,7 +494,7 @@ class TestAnotherKernel:
         kernelhub.attention(*operands(900))
         audit = the_audit("torch.blocked")
         assert (audit.checked, audit.wrong, audit.disputed) == (1, 0, 1)
-        assert "liar.k answers a call otherwise" in told.text
+        assert "the result of liar.k differs" in told.text
 
 
 @pytest.mark.parametrize(

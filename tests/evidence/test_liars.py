@@ -70,7 +70,7 @@ def test_a_kernel_that_loses_the_device_ends_the_run_and_the_process_is_told_so(
     by_name = {result.kernel: result for result in found.results}
     assert by_name["liar.k"].code == "raised"
     assert len(by_name["liar.k"].checks) == 1
-    later = [result for result in found.results if "start it anew" in result.why_not]
+    later = [result for result in found.results if "restart it" in result.why_not]
     assert later
     assert not any(result.checks for result in later)
     assert not kernelhub.health().ok

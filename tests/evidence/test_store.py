@@ -112,7 +112,7 @@ class TestWhatHolds:
     @pytest.mark.parametrize(
         ("document", "reason"),
         [
-            ([1, 2], "holds a list"),
+            ([1, 2], "contains a list"),
             ({}, "is about a kernel that is not registered"),
             ({"op": "attention", "kernel": "torch.packed"}, "has no key"),
         ],

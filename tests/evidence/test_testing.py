@@ -104,7 +104,7 @@ def test_one_case_is_verified_alone(liar) -> None:
     assert [(check.case, check.code) for check in found.results[0].checks] == [("9 parts", "wrong_numbers")]
     with pytest.raises(ConfigurationError, match=r"no case '9 part' \(did you mean 9 parts\?\); its \d+ cases are"):
         kernelhub.verify(OP, device="cpu", case="9 part")
-    with pytest.raises(ConfigurationError, match="name the op"):
+    with pytest.raises(ConfigurationError, match="give op"):
         kernelhub.verify(device="cpu", case="9 parts")
 
 

@@ -249,7 +249,7 @@ class TestLimits:
         found = tuned(need, memory_bytes=1000)
         assert not found.entries
         assert not found.ok
-        assert "may be taken on cpu; give memory_bytes" in found.left_out[0].why
+        assert "may be used on cpu; give memory_bytes" in found.left_out[0].why
 
     def test_no_time_left_keeps_what_was_measured(self, need) -> None:
         plugin("slow", Slow)
@@ -269,9 +269,7 @@ class TestLimits:
 
     def test_a_class_without_such_calls_says_so(self, need) -> None:
         paged = kernelhub.problems_of("llama-3.1-8b", phases=["decode"])
-        assert (
-            tuned(paged, token_counts=[1], backend="flashinfer").left_out[0].why.startswith("no kernel that is asked")
-        )
+        assert tuned(paged, token_counts=[1], backend="flashinfer").left_out[0].why.startswith("no requested kernel")
 
     def test_sealed_it_refuses(self, need) -> None:
         with kernelhub.seal(), pytest.raises(ConfigurationError, match=r"tune before seal\(\), or unseal\(\)"):
@@ -280,7 +278,7 @@ class TestLimits:
     def test_forced_it_refuses(self, need, monkeypatch) -> None:
         monkeypatch.setenv("KERNELHUB_FORCE", "attention=torch")
         kernelhub.reload()
-        with pytest.raises(ConfigurationError, match="KERNELHUB_FORCE=attention=torch has one kernel run"):
+        with pytest.raises(ConfigurationError, match="KERNELHUB_FORCE=attention=torch forces one kernel"):
             tuned(need)
 
     def test_after_an_agreement_it_refuses(self, need) -> None:
@@ -291,7 +289,7 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"token_counts": [0]}, "token_counts holds 0"),
+            ({"token_counts": [0]}, "token_counts contains 0"),
             ({"token_counts": []}, "token_counts is empty"),
             ({"samples": 0}, "samples is 0"),
             ({"budget_s": -1}, "budget_s is -1"),
@@ -305,7 +303,7 @@ class TestLimits:
             tuned(need, **arguments)
 
     def test_neither_model_nor_need(self) -> None:
-        with pytest.raises(ConfigurationError, match="3 is no plan, no selection of explain and no need"):
+        with pytest.raises(ConfigurationError, match="3 is not a plan, a selection of explain or a need"):
             kernelhub.tune([3])
         with pytest.raises(ConfigurationError, match=r"did you mean llama-3\.1-8b"):
             kernelhub.tune("lama-3.1-8b")

@@ -134,15 +134,15 @@ class TestMisses:
         [
             (lambda plain: plain["kernels"]["torch.packed"].update(record="other"), "another record of torch.packed"),
             (lambda plain: plain["kernels"]["torch.packed"]["versions"].update(torch="1.0"), "was measured with"),
-            (lambda plain: plain["problem"].update(no_such_facet=1), "in another's place"),
-            (lambda plain: plain.pop("ranking"), "is not as kernelhub writes it"),
+            (lambda plain: plain["problem"].update(no_such_facet=1), "under another key"),
+            (lambda plain: plain.pop("ranking"), "an invalid entry of"),
             (lambda plain: plain.update(ranking=["x.y"]), "is not of the kernels that were measured"),
             (lambda plain: plain.update(word="best"), "its word is 'best'"),
-            (lambda plain: plain["sizes"][0]["times"]["torch.packed"].update(us=-1.0), "is no time"),
-            (lambda plain: plain["sizes"][0]["times"]["torch.packed"].update(us=0), "takes no time"),
+            (lambda plain: plain["sizes"][0]["times"]["torch.packed"].update(us=-1.0), "is not a time"),
+            (lambda plain: plain["sizes"][0]["times"]["torch.packed"].update(us=0), "a time of zero or less"),
             (lambda plain: plain["sizes"][0]["times"]["torch.packed"].update(us="fast"), "is 'fast', not a number"),
-            (lambda plain: plain.update(sizes=None), "is not as kernelhub writes it"),
-            (lambda plain: plain.update(op="paged_attention"), "in another's place"),
+            (lambda plain: plain.update(sizes=None), "an invalid entry of"),
+            (lambda plain: plain.update(op="paged_attention"), "under another key"),
         ],
     )
     def test_an_entry_that_says_nothing_here(self, cache, change, reason, caplog) -> None:

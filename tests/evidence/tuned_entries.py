@@ -12,7 +12,7 @@ from kernelhub.dispatch.fingerprint import record_digest
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.problem_class import facets_of
 from kernelhub.evidence.tuning import tables
-from kernelhub.evidence.tuning.entry import Entry, Kind, Measured, Size
+from kernelhub.evidence.tuning.entry import Entry, Kind, Measured, MeasuredSize
 from kernelhub.probes.device import facts
 
 CPU = facts(torch.device("cpu"))
@@ -27,7 +27,7 @@ def entry(op: str, facets: Mapping[str, Any], us: Mapping[str, float], tokens: i
     times = {name: Measured(value, 0.01 * value, 9, "clock", **more.get(name, {})) for name, value in us.items()}
     ranking = tuple(sorted(us, key=lambda name: us[name]))
     regime = HUB.registry.contracts[op].regime(problem)
-    size = Size(tokens, f"{op}, {tokens} tokens", times)
+    size = MeasuredSize(tokens, f"{op}, {tokens} tokens", times)
     return Entry(op, facets_of(problem), regime, tuple(reversed(ranking)), ranking, "faster", (size,), kinds, DATE)
 
 

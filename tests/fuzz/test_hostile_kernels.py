@@ -144,7 +144,7 @@ def test_a_gpu_that_a_kernel_holds_is_not_asked_again_in_this_process(site, monk
     hung, other = kernelhub.verify("attention", backend="hostile", quick=True).results
     assert (hung.code, other.why_not) == (
         "hung",
-        f"{hung.kernel} hangs on the device in this process; start it anew, or give apart=True",
+        f"{hung.kernel} hangs on the device in this process; restart it, or give apart=True",
     )
 
 

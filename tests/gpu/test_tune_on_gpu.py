@@ -103,5 +103,5 @@ def test_tiles_are_tried_and_those_taken_are_right(rows):
 def test_lack_of_memory_is_told_and_the_process_lives():
     found = kernelhub.tune(need(), token_counts=[16], device=GPU, memory_bytes=1 << 20)
     assert not found.entries
-    assert "may be taken on cuda:0" in found.left_out[0].why
+    assert "may be used on cuda:0" in found.left_out[0].why
     assert kernelhub.tune(need(), token_counts=[16], device=GPU, configurations=False).ok

@@ -147,7 +147,7 @@ def test_a_rank_that_heeds_no_evidence_is_named(tmp_path) -> None:
 
 
 def test_a_table_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no table as kernelhub writes it"):
+    with pytest.raises(ConfigurationError, match="not a valid table"):
         kernelhub.agree(what=NEED, device="cpu", tuned={"format": FORMAT, "entries": [{"op": "attention"}]})
 
 

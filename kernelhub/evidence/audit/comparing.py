@@ -1,8 +1,8 @@
-"""One audited call held against the op's reference, or first against another kernel, by the op's own judge.
+"""Comparison of one audited call with the op's reference, or first with another kernel, by the op's tolerance.
 
-The judge is `OpCases.judge`, the one that `kernelhub.verify` asks, so that both mean the same by right. A kernel is
-found wrong by the reference alone. Another kernel that answers the same within the tolerance spares the reference's
-time and memory; where it answers otherwise, the reference decides, and where that takes too much the call is disputed.
+`OpCases.judge` compares, as in `kernelhub.verify`, so that right means the same in both. Only the reference can prove a
+kernel wrong. If another kernel gives the same result within the tolerance, the reference is not computed, which saves
+time and memory. If the two differ, the reference decides; if it would take too much memory, the call is disputed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ RIGHT_NUMBERS, WRONG_NUMBERS, DISPUTED, NO_NUMBERS = "right", "wrong", "disputed
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a comparison.
+    """The result of a comparison.
 
     Attributes:
         outcome: ``"right"``, ``"wrong"``, ``"disputed"`` or ``"no_numbers"``.
-        code: of what is wrong, a key of `results.CODES`; empty unless it is.
-        ratio: the largest error over what is allowed.
+        code: code of the fault, a key of `results.CODES`; empty if it is right.
+        ratio: the largest error relative to the tolerance.
         figures: the error in words.
-        by: what it was held against: ``"reference"`` or the name of a kernel.
+        by: what it was compared with: ``"reference"`` or the name of a kernel.
     """
 
     outcome: str
@@ -50,27 +50,27 @@ class Comparison:
 
 @dataclass
 class Others:
-    """The kernels that may be asked before the reference: of another backend, able, and verified on this machine.
+    """Kernels that may be compared before the reference: of another backend, supported, and verified on this machine.
 
-    Their standing is read once. After `kernelhub.seal` one answers only if it was made ready before; what it would
-    have to compile or load is refused there as for any call, and the reference is taken.
+    Their standing is read once. After `kernelhub.seal` such a kernel runs only if it was prepared before; otherwise its
+    call is refused like any other, and the reference is computed.
     """
 
     selection: Selection[Any]
     _names: list[str] | None = field(default=None)
 
     def names(self) -> list[str]:
-        """Their names, best first."""
+        """The names of the kernels, best first."""
         if self._names is None:
             self._names = [kernel.name for kernel in self._able() if self._is_right(kernel)]
         return self._names
 
     def drop(self, name: str) -> None:
-        """Compare with this kernel no more."""
+        """Stop comparing with this kernel."""
         self._names = [other for other in self.names() if other != name]
 
     def _able(self) -> list[Kernel]:
-        """Those against which nothing speaks but that another was asked for; none under KERNELHUB_FORCE."""
+        """Kernels whose only rejection is that another one was requested; none under KERNELHUB_FORCE."""
         chosen = self.selection.kernel
         if chosen is None or self.selection.source == "force":
             return []
@@ -86,13 +86,13 @@ class Others:
 def compared(
     cases: OpCases, results: Mapping[str, Tensor], arguments: Arguments, others: Others, *, affordable: bool
 ) -> Comparison:
-    """Hold results against another kernel, the reference, or both.
+    """Compare results with another kernel, the reference, or both.
 
     Args:
-        cases: of the op.
-        results: what the kernel gave, by the names that the judge knows.
-        arguments: as before the launch.
-        others: kernels that may be asked.
+        cases: cases of the op.
+        results: results of the kernel, by the names of `OpCases.judge`.
+        arguments: arguments as before the launch.
+        others: kernels that may be compared.
         affordable: whether the reference may be computed.
     """
     with unaudited(), torch.inference_mode(False), torch.no_grad():
@@ -108,7 +108,7 @@ def _compared(
         try:
             with HUB.ledger.unreported():
                 judgement = _answering(cases, name).judge(results, arguments)
-        except KernelhubError:  # it cannot answer this after all, or kernelhub is sealed and it was not made ready
+        except KernelhubError:  # the call is unsupported, or kernelhub is sealed and the kernel is not ready
             others.drop(name)
             continue
         if judgement.ok:
@@ -126,7 +126,7 @@ def _compared(
 
 
 def _answering(cases: OpCases, kernel: str) -> OpCases:
-    """The same judge, with a kernel in the reference's place."""
+    """The op's cases, with a kernel in place of the reference."""
 
     class Answering(type(cases)):  # type: ignore[misc]
         @property
@@ -151,9 +151,9 @@ def _widened(made: Any, dtype: torch.dtype) -> Any:
 
 
 def _no_numbers(cases: OpCases, results: Mapping[str, Tensor], arguments: Arguments, judgement: Judgement) -> bool:
-    """Whether the reference gives NaN, or more than the result's dtype holds, where the op is to write.
+    """Whether the reference gives NaN or overflows the result's dtype in a place that the op writes.
 
-    Rows that an engine pads with what was there before give such; a kernel is not to blame for what it makes of them.
+    Rows that an engine pads with stale values cause this; a kernel's result for them has no meaning.
     """
     past = cases.untouched(arguments)
     for name, want in judgement.want.items():

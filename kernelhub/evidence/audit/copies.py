@@ -1,4 +1,4 @@
-"""Copies of what a launch reads and writes, and the memory that these and the recomputing take."""
+"""Copies of the operands and results of a launch, and the memory of the copies and of the recomputation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kernelhub.evidence.audit.launches import Read, Rows, Unpacked
 from kernelhub.ops.case import Arguments
 
 _WIDE = 8  # bytes of an element of a reference in float64
-_WIDE_COPIES = 3  # of operands and results that a reference and its judge hold at one time
+_WIDE_COPIES = 3  # of operands and results that a reference and its comparison hold at one time
 _ATTENDING = ("attention", "paged_attention", "mla_attention")
 _SCORES = 4  # matrices of scores that a reference of attention holds at one time
-MOST_RECURRENT_TOKENS = 4096  # of `linear_attention`, whose reference takes them one by one
+MOST_RECURRENT_TOKENS = 4096  # of `linear_attention`, whose reference processes them one by one
 
 
 def copied(arguments: Arguments) -> Arguments:
-    """The arguments in memory of their own, those rows that count of what is large."""
+    """Copies of the arguments; of large ones, only the rows that the call reads."""
     unpacked: dict[int, tuple[Tensor | None, ...]] = {}
 
     def copy(value: Any) -> Any:
@@ -33,7 +33,7 @@ def copied(arguments: Arguments) -> Arguments:
 
 
 def copied_results(read: Read) -> dict[str, Tensor]:
-    """The results in memory of their own, in the shapes of the op."""
+    """Copies of the results, in the shapes of the op."""
     made = {name: _copy(value) for name, value in read.results.items()}
     return {name: value.reshape(read.forms[name]) if name in read.forms else value for name, value in made.items()}
 
@@ -58,7 +58,7 @@ def tensors_of(arguments: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 def bytes_of_copies(read: Read) -> int:
-    """What the copies of a launch take."""
+    """Bytes of the copies of a launch."""
     return sum(map(_bytes, read.arguments.values())) + sum(map(_bytes, read.results.values()))
 
 
@@ -81,14 +81,14 @@ def _elements(value: Any) -> int:
 
 
 def bytes_of_reference(op: str, read: Read) -> int:
-    """What recomputing a launch by the op's reference takes beyond the copies, at most, as far as shapes tell."""
+    """Upper bound on the bytes of recomputing a launch by the op's reference, without the copies, from shapes alone."""
     arguments = read.arguments
     elements = sum(map(_elements, arguments.values())) + sum(map(_elements, read.results.values()))
     if op == "fused_moe":
         experts: int = max(arguments["w13"].shape[0], 1)
         weights = _elements(arguments["w13"]) + _elements(arguments["w2"])
         pairs: int = arguments["topk_ids"].numel()
-        # Of each expert in turn, and three values of its width for each token that goes to it.
+        # One expert at a time, and three values of its width for each of its tokens.
         width: int = max(arguments["x"].shape[-1], 1)
         of_one: int = weights // experts
         return _WIDE * (_WIDE_COPIES * (elements - weights + 2 * of_one) + 4 * pairs * of_one // width)
@@ -97,7 +97,7 @@ def bytes_of_reference(op: str, read: Read) -> int:
         q = arguments["q"]
         queries, keys = _longest(arguments)
         scores = _SCORES * q.shape[-2] * queries * keys
-        if op != "mla_attention":  # heads of keys and values are repeated for those of queries
+        if op != "mla_attention":  # the heads of keys and values are repeated for the heads of queries
             elements += keys * q.shape[-2] * q.shape[-1] * 2
     elif op == "mqa_logits":
         scores = _WIDE_COPIES * arguments["q"].shape[0] * arguments["q"].shape[1] * arguments["k"].shape[0]
@@ -107,7 +107,7 @@ def bytes_of_reference(op: str, read: Read) -> int:
 
 
 def _longest(arguments: Arguments) -> tuple[int, int]:
-    """Most queries and keys of one sequence, as far as shapes tell."""
+    """Upper bounds on the queries and keys of one sequence, from shapes alone."""
     q = arguments["q"]
     ragged = arguments.get("cu_seqlens_q") is not None
     queries = (arguments.get("max_seqlen_q") or q.shape[0]) if ragged else 1 if q.ndim == 3 else q.shape[1]
@@ -121,5 +121,5 @@ def _longest(arguments: Arguments) -> tuple[int, int]:
 
 
 def takes_too_long(op: str, arguments: Arguments) -> bool:
-    """Whether the reference of a call would hold its caller up for seconds."""
+    """Whether the reference of a call would delay its caller for seconds."""
     return op == "linear_attention" and arguments["q"].shape[:-2].numel() > MOST_RECURRENT_TOKENS

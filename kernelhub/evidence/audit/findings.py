@@ -1,4 +1,4 @@
-"""What is done about a wrong call: it is told, it is kept for `kernelhub replay`, and the kernel is quarantined."""
+"""Handling of a wrong call: it is reported and stored for `kernelhub replay`, and the kernel is quarantined."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ at_fork(_renew)
 
 
 def found_wrong(found: Found, settings: AuditSettings) -> None:
-    """Tell, keep and quarantine, once for each kernel and class of problem on a device."""
+    """Report, store and quarantine, once for each kernel and problem class on a device."""
     kernel, device = found.kernel, found.selection.problem.device
     with _guard:
         key = (kernel.op, kernel.name, found.problem_class, str(device))
@@ -38,7 +38,7 @@ def found_wrong(found: Found, settings: AuditSettings) -> None:
     path, why_not = replay.keep_case(found)
     unwritten = quarantine(found)
     told = [f"{kernel.op} {kernel.name}: wrong in service for {found.problem_class}: {found.figures}"]
-    told.append(f"`kernelhub replay {path}` runs it again" if path else f"the case is not kept: {why_not}")
+    told.append(f"`kernelhub replay {path}` runs it again" if path else f"the case is not stored: {why_not}")
     told.append(_what_becomes_of_it(kernel, settings) + (f" ({unwritten})" if unwritten else ""))
     log.error("; ".join(told))
     if settings.action == QUARANTINE and not _why_not_at_once() and HUB.machine.evidence is not None:
@@ -49,22 +49,22 @@ def _what_becomes_of_it(kernel: Kernel, settings: AuditSettings) -> str:
     if HUB.machine.evidence is None:
         return "it stays in use: KERNELHUB_EVIDENCE is 0"
     if settings.action != QUARANTINE:
-        return "it is quarantined for the next process, and KERNELHUB_AUDIT_ACTION=quarantine would do so at once"
+        return "it is quarantined for the next process, and KERNELHUB_AUDIT_ACTION=quarantine would do so immediately"
     why_not = _why_not_at_once()
     if why_not:
-        return f"it is quarantined for the next process, and not at once: {why_not}"
-    return "it is quarantined: calls choose anew, and a plan that is held runs it until it is prepared again"
+        return f"it is quarantined for the next process, not immediately: {why_not}"
+    return "it is quarantined: calls select again; an existing plan runs it until it is prepared again"
 
 
 def _why_not_at_once() -> str:
-    """What speaks against choosing anew in this process; empty if nothing does."""
+    """Why this process must not select again; empty if it may."""
     if GATE.sealed:
-        return "kernelhub is sealed, and another choice would have to be made, loaded and compiled while it serves"
+        return "kernelhub is sealed, and another kernel would have to be selected, loaded and compiled while it serves"
     if HUB.agreed:
         return "ranks agreed on what runs, and this one would run another kernel than the others"
     return ""
 
 
 def forget_told() -> None:
-    """Tell again what was told."""
+    """Clear the reports, so that they are made again."""
     _told.clear()

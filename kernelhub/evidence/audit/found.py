@@ -1,4 +1,4 @@
-"""A wrong call, and what it does to its kernel's record on this machine: quarantine, and its end."""
+"""A wrong call, and the quarantine of its kernel on this machine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Found:
     """A call whose numbers were wrong.
 
     Attributes:
-        selection: of the kernel.
-        arguments: copies, as before the launch.
-        results: copies of what the kernel gave.
-        comparison: what is wrong with them.
+        selection: selection of the kernel.
+        arguments: copies from before the launch.
+        results: copies of the kernel's results.
+        comparison: the comparison that failed.
     """
 
     selection: Selection[Any]
@@ -41,7 +41,7 @@ class Found:
 
     @property
     def problem_class(self) -> str:
-        """The class of problem, which is told once."""
+        """The problem class, which is reported once."""
         return class_of(HUB.registry.contracts[self.selection.op].schema, self.selection.problem)
 
     @property
@@ -52,7 +52,7 @@ class Found:
 
 
 def quarantine(found: Found) -> str:
-    """Write down that a kernel was wrong, beside what is known of it; empty, or why it is not on disk."""
+    """Store that a kernel was wrong, with its other results; returns why it is not on disk, or an empty text."""
     kernel, device = found.kernel, found.selection.problem.device
     before = kept_of(kernel, device)
     label = label_of(found.problem_class)
@@ -64,7 +64,7 @@ def quarantine(found: Found) -> str:
 
 
 def lift(kernel: Kernel, device: DeviceFacts, problem_class: str) -> bool:
-    """Take back what was written down for a class, since the call is right now; whether there was anything."""
+    """Remove the stored result of a class, since the call is right now; returns whether there was one."""
     before, label = kept_of(kernel, device), label_of(problem_class)
     if before is None or not any(check.case == label for check in before.result.checks):
         return False
@@ -75,7 +75,7 @@ def lift(kernel: Kernel, device: DeviceFacts, problem_class: str) -> bool:
 
 
 def label_of(problem_class: str) -> str:
-    """The name of the check that stands for a class."""
+    """The name of the check of a class."""
     return f"in service: {problem_class}"
 
 

@@ -1,9 +1,9 @@
-"""What a launch was asked, in the words of its op: how a call is audited whichever way it came.
+"""Conversion of a launch to arguments of its op, so that every kind of call can be audited.
 
-Every call of a kernel ends in a launch of its adapter: direct ones, `plan.run`, `step.run`, and those of a compiled
-graph. Each op has a reader here, which makes of the launch's operands the arguments that the op's reference and its
-`OpCases.judge` take, and names the results. A reader copies nothing and asks the device nothing; where a call reads a
-few pages or slots of something large, it says which (`Rows`).
+Every call of a kernel ends in a launch of its adapter: direct calls, `plan.run`, `step.run`, and calls of a compiled
+graph. Each op has a reader here. It converts a launch's operands to the arguments of the op's reference and of
+`OpCases.judge`, and names the results. A reader copies nothing and does not access the device. If a call reads a few
+pages or slots of a large tensor, the reader lists them (`Rows`).
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from kernelhub.ops.packed import PackedWeight, packed_at
 from kernelhub.ops.quant.arguments import fp8_scale_shape
 from kernelhub.ops.quant.problem import TENSOR
 
-METHODS = ("launch", "compute", "launch_weights")  # of adapters, by which an op runs a kernel
+METHODS = ("launch", "compute", "launch_weights")  # of adapters; an op runs a kernel through them
 
 
 class NotAudited(Exception):
-    """This launch cannot be recomputed; the message is a word of `dispatch.audits.SKIPPED`."""
+    """This launch cannot be recomputed; the message is a key of `dispatch.audits.SKIPPED`."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Those rows of a tensor that a call reads, copied together.
+    """The rows of a tensor that a call reads, copied together.
 
     Attributes:
         source: ``[N, ...]``.
-        index: int64 ``[n]``, on the same device. A row at a negative one is zeros in the copy; what is too large is
-            brought within the tensor.
-        keep: which of the tokens in each row count, bool ``[n, tokens]``; the others are zeros in the copy.
-        token_dim: the dimension of the row that holds tokens.
+        index: int64 ``[n]``, on the same device. A negative index gives a row of zeros in the copy; too large
+            an index is clamped.
+        keep: the valid tokens in each row, bool ``[n, tokens]``; the others are zeros in the copy.
+        token_dim: the dimension of the row that contains tokens.
     """
 
     source: Tensor
@@ -70,7 +70,7 @@ class Rows:
         return self.index.numel() * (self.source[:1].numel() * self.source.itemsize if self.source.shape[0] else 0)
 
     def copied(self) -> Tensor:
-        """The rows in memory of their own."""
+        """A copy of the rows."""
         raw = self.source.view(torch.uint8) if self.source.itemsize == 1 else self.source
         made = raw.index_select(0, self.index.clamp(0, max(self.source.shape[0] - 1, 0)))
         made.masked_fill_((self.index < 0).view(-1, *(1 for _ in self.source.shape[1:])), 0)
@@ -83,11 +83,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Unpacked:
-    """One of the checkpoint's tensors that a packed weight was made from.
+    """A tensor of the checkpoint, recovered from a packed weight.
 
     Attributes:
         weight: the packed weight.
-        place: which of `weight.unpack()`; the first is the weight itself.
+        place: index in `weight.unpack()`; the first is the weight itself.
     """
 
     weight: PackedWeight
@@ -100,7 +100,7 @@ class Unpacked:
 
     @property
     def num_bytes(self) -> int:
-        """Of all parts, about, told with the first."""
+        """Approximate bytes of all parts, counted with the first."""
         return 0 if self.place else self.weight.num_bytes
 
     @property
@@ -110,12 +110,12 @@ class Unpacked:
 
 
 class Read(NamedTuple):
-    """A launch in the words of its op.
+    """A launch as arguments and results of its op.
 
     Attributes:
-        arguments: by parameter, as before the launch.
-        results: where the launch writes, by the names that `OpCases.judge` gives them.
-        forms: shapes of results in the op, where the launch sees others.
+        arguments: arguments by parameter, as before the launch.
+        results: destinations of the launch, by the names of `OpCases.judge`.
+        forms: shapes of results in the op, if those of the launch differ.
     """
 
     arguments: Arguments
@@ -163,8 +163,8 @@ def _attention(problem: Any, given: tuple[Any, ...]) -> Read:
 
 
 def _pages(step: PagedStep, page_size: int, *caches: tuple[Tensor, int]) -> tuple[Tensor, list[Rows]]:
-    """The block table of the copies, and those pages of the caches that the sequences of a step use."""
-    lengths = step._lengths  # what the host was told; nobody asks the device
+    """The block table of the copies, and the pages of the caches that the sequences of a step use."""
+    lengths = step._lengths  # lengths on the host, so that the device is not read
     columns = step.max_pages
     if lengths is not None:
         columns = min(columns, max((-(-length // page_size) for length in lengths), default=0))
@@ -174,11 +174,11 @@ def _pages(step: PagedStep, page_size: int, *caches: tuple[Tensor, int]) -> tupl
 def _gathered(
     block_table: Tensor, seq_lens: Tensor, columns: int, page_size: int, caches: Sequence[tuple[Tensor, int]]
 ) -> tuple[Tensor, list[Rows]]:
-    """The same for lengths and pages in tensors.
+    """The block table and pages, from lengths and pages in tensors.
 
     Args:
-        columns: of the block table, those that may be used.
-        caches: each with the dimension of a page that holds tokens.
+        columns: number of columns of the block table that may be used.
+        caches: caches, each with the dimension of a page that contains tokens.
     """
     device, num_seqs = block_table.device, block_table.shape[0]
     index = block_table[:, :columns].reshape(-1).long()
@@ -229,7 +229,7 @@ def _mla_attention(problem: Any, given: tuple[Any, ...]) -> Read:
 
 
 def _write_mla_cache(problem: Any, given: tuple[Any, ...]) -> Read:
-    """Of the cache only the rows that are written, as pages of one token: the rest of it is not looked at."""
+    """The rows of the cache that are written, as pages of one token; the rest of the cache is not read."""
     kv_c, k_rope, kv_cache, slot_mapping, kv_scale = given
     pages, page_size, width = kv_cache.shape
     strides = kv_cache.stride()
@@ -238,7 +238,7 @@ def _write_mla_cache(problem: Any, given: tuple[Any, ...]) -> Read:
     elif pages == 1:
         flat = kv_cache[0].unsqueeze(1)
     else:
-        raise NotAudited("unread")  # pages that lie apart cannot be read as rows without copying them all
+        raise NotAudited("unread")  # non-contiguous pages cannot be read as rows without a copy of all
     rows = Rows(flat, slot_mapping)
     places = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
     slots = torch.where(slot_mapping < 0, slot_mapping, places)
@@ -314,7 +314,7 @@ def _linear_attention(problem: Any, given: tuple[Any, ...]) -> Read:
 
 
 def _as_scales(scale: Tensor | None, format: str) -> Tensor | None:
-    """Bytes as exponents, where the format says that they are."""
+    """Bytes as exponents, if the format requires it."""
     exponents = scale is not None and scale.dtype is torch.uint8 and format.startswith("mx")
     return scale.view(E8M0) if exponents and scale is not None else scale
 
@@ -360,7 +360,7 @@ def _bmm_fp8(problem: Any, given: tuple[Any, ...]) -> Read:
 
 
 def _side(name: str, problem: Any, given: Matrix) -> Arguments:
-    """One projection of experts as in a checkpoint."""
+    """One projection of experts, as in a checkpoint."""
     scale, global_scale, weights = given.scale, None, problem.weights
     if problem.weight_layout != CHECKPOINT:
         parts = (name, f"{name}_scale", f"{name}_global_scale", f"{name}_bias")
@@ -453,7 +453,7 @@ def _dequantize(problem: Any, given: tuple[Any, ...]) -> Read:
 
 
 def _as_in_checkpoint(problem: Any, weight: Arguments) -> Arguments:
-    """The arguments that a plan's `pack` took, in its order, the weight first: of packed ones by unpacking them."""
+    """The arguments of a plan's `pack`, in its order, the weight first; packed weights are unpacked."""
     if problem.weight_layout == CHECKPOINT:
         return weight
     packed = packed_at(next(iter(weight.values())))
@@ -496,7 +496,7 @@ READERS: dict[str, Reader] = {
 
 
 def rearranges(adapter: Any) -> bool:
-    """Whether a kernel is launched with weights of a checkpoint that it has laid out anew, which nobody else reads."""
+    """Whether a kernel is launched with weights of a checkpoint in a layout of its own."""
     return (
         isinstance(adapter, ExpertsAdapter)
         and type(adapter).arrange is not ExpertsAdapter.arrange
@@ -505,10 +505,10 @@ def rearranges(adapter: Any) -> bool:
 
 
 class Arranged:
-    """What the weights were that an adapter laid out anew, as long as somebody has them.
+    """The original weights of an adapter's rearranged weights, as long as they are alive.
 
     Args:
-        adapter: its `arrange` is noted from now on.
+        adapter: an adapter; its calls of `arrange` are recorded from now on.
     """
 
     def __init__(self, adapter: ExpertsAdapter) -> None:
@@ -517,14 +517,14 @@ class Arranged:
         adapter.arrange = self.arrange  # type: ignore[method-assign]
 
     def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
-        """The adapter's own."""
+        """Call the adapter's own `arrange`, and record the weights."""
         made = self._arrange(w13, w2)
         for one, other in zip(made, (w13, w2), strict=True):
             self._made_from[one.weight] = [None if part is None else TensorWeakRef(part) for part in other]
         return made
 
     def given_to(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What a launch was given, with the weights as they were."""
+        """The operands of a launch, with the original weights."""
         return tuple(self._before(part) if isinstance(part, Matrix) else part for part in given)
 
     def _before(self, made: Matrix) -> Matrix:
@@ -535,7 +535,7 @@ class Arranged:
         return Matrix(weight, *rest)
 
 
-# How large a call is, told without asking the device, from what its launch is given.
+# The size of a call, from the operands of its launch, without reading the device.
 _first: Callable[[tuple[Any, ...]], Hashable] = lambda given: given[0].numel().bit_length()  # noqa: E731
 
 
@@ -557,5 +557,5 @@ SIZES: dict[str, Callable[[tuple[Any, ...]], Hashable]] = {
 
 
 def size_of(op: str) -> Callable[[tuple[Any, ...]], Hashable]:
-    """What tells calls of different sizes apart, for the calls of an op."""
+    """The function that gives the size of a call, for an op."""
     return SIZES.get(op, _first)

@@ -1,4 +1,4 @@
-"""A wrong call as a file, and the file as a call again: `kernelhub replay`."""
+"""Storage of a wrong call in a file, and its replay: `kernelhub replay`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HOW = {"op": str, "kernel": str, "class": str, "date": str, "figures": str, "by
 
 
 def keep_case(found: Found) -> tuple[Path | None, str]:
-    """Write a wrong call down; the file, or None and why not."""
+    """Store a wrong call; returns the file, or None and the reason."""
     parts: list[bytes] = []
     kernel, problem = found.kernel, found.selection.problem
     try:
@@ -65,7 +65,7 @@ def keep_case(found: Found) -> tuple[Path | None, str]:
 
 
 def _written(value: Any, parts: list[bytes]) -> Any:
-    """A value as JSON holds it; the bytes of tensors go to `parts`."""
+    """A value for JSON; the bytes of tensors are appended to `parts`."""
     if isinstance(value, Tensor):
         begin = sum(map(len, parts))
         parts.append(bytes_of(value.cpu().contiguous()).numpy().tobytes())
@@ -78,21 +78,21 @@ def _written(value: Any, parts: list[bytes]) -> Any:
         return {"float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"an argument is a {type(value).__name__}, which is not kept")
+    raise TypeError(f"an argument is a {type(value).__name__}, which cannot be stored")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A case that was read.
+    """A case read from a file.
 
     Attributes:
-        op, kernel: what was wrong.
-        problem_class: for which problems.
-        date: when.
-        figures: what was wrong with it.
-        versions: between which it was.
-        arguments: of the call, on the CPU.
-        results: what the kernel gave, on the CPU.
+        op, kernel: the op and the wrong kernel.
+        problem_class: the problem class.
+        date: date of the call.
+        figures: the error in words.
+        versions: versions at that time.
+        arguments: arguments of the call, on the CPU.
+        results: results of the kernel, on the CPU.
     """
 
     op: str
@@ -109,16 +109,16 @@ def load_case(path: Path) -> Kept:
     """A case from its file.
 
     Raises:
-        CacheError: it cannot be read, could have been put there by others, or is none.
+        CacheError: it cannot be read, other users could have written it, or it is not a case.
     """
     try:
         header, content = read_case(path)
         return _from_header(header, content)
     except OSError as error:
-        remedy = f"copy it into a folder of this user that nobody else writes, with `chmod 600 {path}`"
+        remedy = f"copy it into a folder that only this user can write, with `chmod 600 {path}`"
         raise CacheError(f"{path} is not read: {error.strerror or error}; {remedy}") from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise CacheError(f"{path} is not read: {error}; take a file that an audit wrote") from error
+        raise CacheError(f"{path} is not read: {error}; give a file that an audit wrote") from error
 
 
 def _from_header(header: dict[str, Any], content: bytes) -> Kept:
@@ -126,9 +126,9 @@ def _from_header(header: dict[str, Any], content: bytes) -> Kept:
         if not isinstance(header.get(name), kind):
             raise ValueError(f"its {name!r} is missing")
     if header["bytes"] != len(content) or hashlib.sha256(content).hexdigest() != header["digest"]:
-        raise ValueError("its operands are not those that were written")
+        raise ValueError("its operands were changed")
     if header["op"] not in CASES:
-        raise ValueError(f"it is of {header['op']!r}, which is no op here")
+        raise ValueError(f"it is a case of {header['op']!r}, which is not an op of this version")
     memory = bytearray(content)
     arguments = {str(name): _from_written(value, memory) for name, value in header["arguments"].items()}
     results = {str(name): _from_written(value, memory) for name, value in header["results"].items()}
@@ -141,14 +141,14 @@ def _from_written(value: Any, memory: bytearray) -> Any:
     if not isinstance(value, dict):
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        raise ValueError("an argument is no value")
+        raise ValueError("an argument is not a value")
     if "tensor" in value:
         dtype, shape, begin = _DTYPES[value["tensor"]], value["shape"], value["at"]
         if not all(type(size) is int and size >= 0 for size in (*shape, begin)):
             raise ValueError("a tensor has no shape")
         num_bytes = math.prod(shape) * dtype.itemsize
         if begin + num_bytes > len(memory):
-            raise ValueError("a tensor lies outside of its bytes")
+            raise ValueError("a tensor is larger than its bytes")
         if not num_bytes:
             return torch.empty(shape, dtype=dtype, device="cpu")
         raw = torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes, offset=begin)
@@ -164,20 +164,20 @@ def _from_written(value: Any, memory: bytearray) -> Any:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a case gave when it was run again.
+    """The result of a replay.
 
     Attributes:
         kept: the case.
         kernel: the kernel that ran.
-        device: where.
+        device: device of the run.
         ok: whether its numbers are right.
-        code: what is wrong with them, a key of `results.CODES`, or ``"ok"``.
-        ratio: the largest error over what is allowed.
+        code: code of the fault, a key of `results.CODES`, or ``"ok"``.
+        ratio: the largest error relative to the tolerance.
         figures: the error in words.
-        kept_ratio: the same for the results that were kept.
-        kept_figures: the error of these in words.
-        differs: versions that were others.
-        lifted: whether the kernel was taken out of quarantine.
+        kept_ratio: the ratio of the stored results.
+        kept_figures: the error of the stored results in words.
+        differs: versions that differ from those of the case.
+        lifted: whether the kernel left quarantine.
     """
 
     kept: Kept
@@ -220,29 +220,29 @@ class Replayed:
         kept = self.kept
         yield f"{kept.op} {kept.kernel}, {kept.date}: {kept.figures}"
         told = f": {self.kept_figures}" if self.kept_figures else ""
-        yield f"results kept in the file: {self.kept_ratio:.3g} times what is allowed{told}"
+        yield f"results stored in the file: {self.kept_ratio:.3g} times what is allowed{told}"
         for name, (then, here) in self.differs.items():
             yield f"{name} was {then}, is {here}"
         selection = "right" if self.ok else f"wrong ({self.code})"
         told = f": {self.figures}" if self.figures else ""
         yield f"{self.kernel} on {self.device} now: {selection}, {self.ratio:.3g} times what is allowed{told}"
         if self.lifted:
-            yield f"{kept.op} {kept.kernel}: this call does not quarantine it any more"
+            yield f"{kept.op} {kept.kernel}: this call no longer quarantines it"
 
 
 def replay(path: Path, backend: str | None = None, device: torch.device | str = "cpu") -> Replayed:
-    """Run a kept case again, and hold what comes out, and what was kept, against the reference.
+    """Run a stored case again, and compare the new and the stored results with the reference.
 
-    Where the kernel that was wrong is right now, the call does not quarantine it any more.
+    If the wrong kernel is right now, the call no longer quarantines it.
 
     Args:
         path: the file.
-        backend: a backend or kernel to run; by default the one that was wrong.
-        device: where.
+        backend: a backend or kernel to run; by default the wrong one.
+        device: device of the run.
 
     Raises:
-        CacheError: the file cannot be read, could have been put there by others, or is none.
-        NoKernel: no such kernel can run it here.
+        CacheError: the file cannot be read, other users could have written it, or it is not a case.
+        NoKernel: no such kernel can run the case here.
     """
     kept, where = load_case(path), torch.device(device)
     cases, function = CASES[kept.op], HUB.function(kept.op)

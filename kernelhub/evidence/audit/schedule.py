@@ -1,14 +1,13 @@
-"""Which calls of a kernel are recomputed: first those of a new size, then a share of all.
+"""The calls of a kernel that are recomputed: first those of a new size, then a share of all.
 
-A call is taken if
+A call is sampled if
 
-1. its size falls between two powers of two in which no earlier call of this problem did, or
-2. it is the 1st, 2nd, 4th, 8th, ... call, as long as these lie closer than the share's calls, or
-3. it is the one of its stretch of ``1 / share`` calls whose place was drawn for that stretch.
+1. its size is between two powers of two without an earlier call of this problem, or
+2. it is the 1st, 2nd, 4th, 8th, ... call, as long as these are closer together than the share's calls, or
+3. it is the one call that was drawn from its interval of ``1 / share`` calls.
 
-The places are drawn anew for each stretch, by a generator that starts elsewhere in each process and for each problem:
-a fault that shows at every 100th call is not missed because stretches are multiples of 100, and ranks of one engine do
-not all stop at the same call.
+The position is drawn for each interval, with a seed that differs between processes and problems. So a fault at every
+100th call is found although intervals are multiples of 100, and ranks of one engine do not all stop at the same call.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ import random
 import secrets
 from collections.abc import Hashable
 
-PHASE = secrets.randbits(64)  # of this process
+PHASE = secrets.randbits(64)  # seed of this process
 
 
 class Schedule:
     """The calls of one problem.
 
     Args:
-        share: of the calls, above 0 and up to 1.
-        seed: what tells this problem from others.
-        phase: of the process.
+        share: share of the calls, above 0 and up to 1.
+        seed: distinguishes this problem from others.
+        phase: seed of the process.
 
     Attributes:
-        due: number of the next call, counted from 0, that may be taken whatever its size.
-        sizes: the sizes that were met.
+        due: number of the next call, from 0, that may be sampled at any size.
+        sizes: sizes so far.
     """
 
     def __init__(self, share: float, seed: str, phase: int = PHASE) -> None:
@@ -43,7 +42,7 @@ class Schedule:
         self.sizes: set[Hashable] = set()
 
     def takes(self, number: int, size: Hashable) -> bool:
-        """Whether a call is taken; sets when the next is due. Numbers rise, but may skip some."""
+        """Whether a call is sampled; sets when the next one is due. Numbers increase, but may skip values."""
         new = size not in self.sizes
         self.sizes.add(size)
         taken = new or number >= self.due
@@ -57,6 +56,6 @@ class Schedule:
         return taken
 
     def _draw(self) -> int:
-        """The call that is taken of a stretch."""
+        """The sampled call of an interval."""
         first, end = (-int(-stretch // self._share) for stretch in (self._stretch, self._stretch + 1))
         return self._random.randrange(first, max(end, first + 1))

@@ -1,12 +1,12 @@
-"""Launches that are counted, and of which some are recomputed.
+"""Counting of launches, and recomputation of some of them.
 
-Where a kernel is made ready while a share is set, the methods that launch it are replaced by ones that count. With no
-share nothing of this is loaded, and calls run what they always ran.
+If a share is set while a kernel is prepared, counting methods replace the methods that launch it. Without a share this
+module is not loaded, and calls are unchanged.
 
-On a CPU a call is compared before it returns. On a GPU its operands are copied on the caller's stream before the
-launch, its results after it, and an event is recorded behind them; the call returns. Once the event has passed, a later
-call that is looked at compares the copies on a stream of the audit's own, so that neither the caller's stream nor its
-memory waits for anything; the calling thread does, for as long as recomputing takes.
+On a CPU a call is compared before it returns. On a GPU the operands are copied on the caller's stream before the launch
+and the results after it, an event is recorded, and the call returns. Once the event has passed, a later sampled call
+compares the copies on the audit's own stream. So neither the caller's stream nor its memory waits; the calling thread
+waits for the recomputation.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
 log = logging.getLogger("kernelhub.audit")
 
 MOST_PENDING = 4  # calls whose copies wait to be compared
-_LOOK_AGAIN = 64  # calls after which one that left something pending looks whether it may be compared
-_OWN_COMPUTE = (AttentionAdapter.compute, GroupedGemmAdapter.compute)  # which do no more than launch
+_LOOK_AGAIN = 64  # calls after which a pending comparison is tried again
+_OWN_COMPUTE = (AttentionAdapter.compute, GroupedGemmAdapter.compute)  # these only launch
 
 
 def watch(adapter: Any, selection: Selection[Any], device: int, settings: AuditSettings) -> None:
-    """Count the launches of an adapter, and have a share of them recomputed."""
+    """Count the launches of an adapter, and recompute a share of them."""
     AUDITS.settle = PENDING.settle_all
     one = Watch(selection, device, settings, Arranged(adapter) if rearranges(adapter) else None)
     for name in METHODS:
@@ -69,10 +69,10 @@ class Watch:
     """The launches of one kernel for one problem.
 
     Args:
-        selection: what was chosen.
+        selection: the selection of the kernel.
         device: index of the GPU, -1 for the CPU.
-        settings: what is audited.
-        arranged: of a kernel that lays out weights anew, what they were.
+        settings: settings of the audit.
+        arranged: original weights, for a kernel that rearranges them.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Watch:
         self._failure_told = False
 
     def watched(self, adapter: Any, name: str) -> Callable[..., Any]:
-        """A method of an adapter that launches, counted."""
+        """A counting version of an adapter's method that launches."""
         launch = getattr(adapter, name)
         count, schedule, size, look = itertools.count().__next__, self.schedule, size_of(self.op), self.look
         sizes = schedule.sizes
@@ -103,7 +103,7 @@ class Watch:
         return _of(adapter, audited)
 
     def look(self, launch: Callable[..., Any], number: int, size: Any, given: tuple[Any, ...]) -> Any:
-        """Run a call that may be due; compare it, or have it compared later."""
+        """Run a call that may be due; compare it now or later."""
         if PAUSED.now or torch.compiler.is_compiling():
             return launch(*given)
         with self._guard:
@@ -114,29 +114,29 @@ class Watch:
         copy = self._begin(given) if taken else None
         if copy is None:
             return launch(*given)
-        with unaudited():  # it may launch again by itself
+        with unaudited():  # it may launch recursively
             returned = launch(*given)
         try:
             copy.end(returned)
         except torch.OutOfMemoryError:
             self.skip("memory")
-        except Exception as error:  # an audit ends no call
+        except Exception as error:  # an audit never fails a call
             self.failed(error)
         return returned
 
     def skip(self, why: str) -> None:
-        """Count a call that is not compared, by a word of `SKIPPED`."""
+        """Count a call that is not compared, by a key of `SKIPPED`."""
         AUDITS.note_skipped(self.op, self.kernel, why)
 
     def failed(self, error: Exception) -> None:
-        """Count a call whose audit raised, and tell the first."""
+        """Count a call whose audit raised, and log the first."""
         self.skip("failed")
         if not self._failure_told:
             self._failure_told = True
             log.warning("%s %s: a call could not be audited: %r", self.op, self.kernel, error, exc_info=error)
 
     def _begin(self, given: tuple[Any, ...]) -> _Copy | None:
-        """Copies of what a launch reads; None, counted, where it is not compared."""
+        """Copies of a launch's operands; None, with a count, if it is not compared."""
         try:
             if self.device in GATE.lost:
                 raise NotAudited("lost")
@@ -153,18 +153,18 @@ class Watch:
             self.skip(str(why))
         except torch.OutOfMemoryError:
             self.skip("memory")
-        except Exception as error:  # an audit ends no call
+        except Exception as error:  # an audit never fails a call
             self.failed(error)
         return None
 
     def _check_room(self, read: Read) -> bool:
-        """Whether the reference may be computed too; raises where not even copies may be made."""
+        """Whether the reference may be computed too; raises if not even copies may be made."""
         if takes_too_long(self.op, read.arguments):
             raise NotAudited("time")
         copies, reference = bytes_of_copies(read), bytes_of_reference(self.op, read)
         most = self.settings.num_bytes - PENDING.num_bytes
         affordable = copies + reference <= most
-        if not affordable and not (4 * copies <= most and self.others.names()):  # another kernel takes about a result
+        if not affordable and not (4 * copies <= most and self.others.names()):  # another kernel needs about a result
             raise NotAudited("bytes")
         if self.device >= 0 and copies + (reference if affordable else 2 * copies) > _free_bytes(self.device) // 2:
             raise NotAudited("memory")
@@ -172,14 +172,14 @@ class Watch:
 
 
 def _of(adapter: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that passes for a method of an adapter: whose it is, is asked where a launch fails."""
+    """A function with `__self__`, like a method of an adapter: error handling of a launch reads it."""
     launch.__self__ = adapter  # type: ignore[attr-defined]
     return launch
 
 
 @dataclass
 class _Copy:
-    """A call that is being audited: its operands before the launch, and later its results."""
+    """A call under audit: its operands before the launch, and later its results."""
 
     watch: Watch
     read: Read
@@ -187,8 +187,8 @@ class _Copy:
     affordable: bool
 
     def end(self, returned: Any) -> None:
-        """Copy the results and compare, or leave that to a later call."""
-        if isinstance(returned, Tensor) and not self.read.results:  # what a launch that makes its result gives
+        """Copy the results and compare now, or in a later call."""
+        if isinstance(returned, Tensor) and not self.read.results:  # the result of a launch that allocates it
             self.read = self.read._replace(results={"out": returned})
         with torch.inference_mode(False), torch.no_grad():
             results = copied_results(self.read)
@@ -202,7 +202,7 @@ class _Copy:
             self._look_again(results)
 
     def compare(self, results: dict[str, Tensor]) -> bool:
-        """Hold the results against the reference, and do what is to be done about wrong ones; whether they are not."""
+        """Compare the results with the reference, and handle wrong ones; returns whether they are right."""
         watch = self.watch
         outcome = compared(watch.cases, results, self.arguments, watch.others, affordable=self.affordable)
         if outcome.outcome == NO_NUMBERS:
@@ -211,9 +211,7 @@ class _Copy:
         AUDITS.note_checked(watch.op, watch.kernel)
         if outcome.outcome == DISPUTED:
             AUDITS.note_disputed(watch.op, watch.kernel)
-            told = (
-                "%s %s: %s answers a call otherwise, and the reference would take more than KERNELHUB_AUDIT_BYTES: %s"
-            )
+            told = "%s %s: the result of %s differs, and the reference would take more than KERNELHUB_AUDIT_BYTES: %s"
             log.warning(told, watch.op, watch.kernel, outcome.by, outcome.figures)
         elif outcome.outcome == WRONG_NUMBERS:
             self._wrong(outcome, results)
@@ -226,7 +224,7 @@ class _Copy:
         found_wrong(Found(watch.selection, self.arguments, results, outcome), watch.settings)
 
     def _look_again(self, results: dict[str, Tensor]) -> None:
-        """On a CPU nobody but the kernel has had the results since: what is otherwise now was written late."""
+        """On a CPU only the kernel can have changed the results since the copy: a difference was written late."""
         with torch.inference_mode(False), torch.no_grad():
             now = copied_results(self.read)
         late = [name for name, tensor in results.items() if not same(now[name], tensor)]
@@ -240,10 +238,10 @@ class _Pending:
     """A call whose copies wait for the device.
 
     Attributes:
-        copy: operands.
-        results: copies of what it gave.
-        ready: recorded behind the copies.
-        num_bytes: of both.
+        copy: copies of the operands.
+        results: copies of the results.
+        ready: event that is recorded after the copies.
+        num_bytes: size of all copies.
     """
 
     copy: _Copy
@@ -253,7 +251,7 @@ class _Pending:
 
 
 class Pending:
-    """The calls whose copies wait for their device, a few at most."""
+    """The calls whose copies wait for their device, up to `MOST_PENDING`."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -261,37 +259,37 @@ class Pending:
         self._streams: dict[int, Any] = {}
 
     def renew(self) -> None:
-        """After a fork: devices are of no use there, and threads that are not here may have held the lock."""
+        """Reset after a fork: the child cannot use devices, and a thread of the parent may have held the lock."""
         self.__init__()  # type: ignore[misc]
 
     @property
     def num_bytes(self) -> int:
-        """Of all copies that wait."""
+        """Bytes of all waiting copies."""
         return sum(one.num_bytes for queue in list(self._queues.values()) for one in list(queue))
 
     def of(self, device: int) -> tuple[_Pending, ...]:
-        """Those of a device, oldest first."""
+        """Waiting calls of a device, oldest first."""
         return tuple(self._queues.get(device, ()))
 
     def add(self, one: _Pending) -> None:
-        """Have a call compared once its event has passed."""
+        """Add a call to compare once its event has passed."""
         with self._guard:
             self._queues.setdefault(one.copy.watch.device, deque()).append(one)
 
     def settle(self, device: int) -> None:
-        """Compare the calls of a device whose copies are made by now, without waiting for others."""
+        """Compare the calls of a device whose copies are complete, without waiting for others."""
         if not self._queues.get(device) or device in GATE.lost or torch.cuda.is_current_stream_capturing():
             return
         while (one := self._next(device)) is not None:
             self._compare(one, device)
 
     def settle_all(self) -> None:
-        """The same for every device, from a thread that is not inside a call."""
+        """Compare completed calls of every device, from a thread that is not inside a call."""
         for device in list(self._queues):
             self.settle(device)
 
     def _next(self, device: int) -> _Pending | None:
-        """The oldest call of a device, taken out, if its event has passed."""
+        """Remove and return the oldest call of a device, if its event has passed."""
         with self._guard:
             queue = self._queues[device]
             return queue.popleft() if queue and queue[0].ready.query() else None
@@ -303,11 +301,11 @@ class Pending:
                 side = torch.cuda.current_stream(device)
                 side.wait_event(one.ready)
                 for tensor in (*tensors_of(one.copy.arguments), *one.results.values()):
-                    tensor.record_stream(side)  # its memory is the caller's stream's, and is used here
+                    tensor.record_stream(side)  # allocated on the caller's stream, used on this one
                 one.copy.compare(one.results)
         except torch.OutOfMemoryError:
             watch.skip("memory")
-        except Exception as error:  # an audit ends no call
+        except Exception as error:  # an audit never fails a call
             watch.failed(error)
 
     def _stream(self, device: int) -> Any:
@@ -322,13 +320,13 @@ at_fork(PENDING.renew)
 
 
 def _free_bytes(device: int) -> int:
-    """What can be taken of a GPU's memory: what nobody holds, and what torch holds and does not use."""
+    """Available GPU memory: free memory, and memory that torch caches without using it."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _in_pool_of_a_graph(device: int) -> bool:
-    """Whether torch.compile runs a graph for the first time or captures it: in its memory nothing may be kept."""
+    """Whether torch.compile warms up or captures a graph, whose memory must not be kept."""
     trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
     manager = None if trees is None else trees.get_manager(device, create_if_none_exists=False)
     return manager is not None and (manager.in_warmup or manager.in_recording)

@@ -1,5 +1,5 @@
-"""Measured times of kernels on this machine: taken by `kernelhub.tune`, kept as tables, read at the first decision.
+"""Measured times of kernels on this machine: measured by `kernelhub.tune`, stored as tables, read by selection.
 
-`decide` says which kernel a measurement makes the choice, `timers` how one is taken, `entry` what is kept of it,
-`tables` where it is kept, `lookup` what selection is told, `tune` does all of it for a model.
+`decide` computes the ranking from times, `timers` measures, `entry` is the stored form, `tables` stores entries,
+`lookup` gives them to selection, and `tune` does all of it for a model.
 """

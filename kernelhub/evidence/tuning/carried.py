@@ -1,4 +1,4 @@
-"""Tables carried to another machine of the same kind: written from what is kept, and kept from what is read."""
+"""Export of tables for another machine of the same kind, and their import."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kernelhub.probes.device import facts
 
 
 def export_stored(path: str | Path, device: torch.device | str | None = None) -> int:
-    """Write everything that is kept of a device here and holds as a table file; how many problem classes that is.
+    """Write all valid entries of a device as a table file; returns the number of problem classes.
 
     Raises:
-        ConfigurationError: no such device, or the file cannot be written.
+        ConfigurationError: no such device, or the file is not writable.
     """
     _ = HUB.settings
     where = facts(device_here(device))
@@ -30,11 +30,11 @@ def export_stored(path: str | Path, device: torch.device | str | None = None) ->
 
 
 def import_table(path: str | Path, device: torch.device | str | None = None) -> list[Entry]:
-    """Keep what a table file says, as if it had been measured here.
+    """Store the entries of a table file as if they had been measured here.
 
     Raises:
-        ConfigurationError: the file is of another kind of device or other versions, damaged, or holds an entry that
-            does not hold here; nothing is kept then.
+        ConfigurationError: the file is for another kind of device or other versions, is damaged, or contains an entry
+            that is not valid here; nothing is stored then.
     """
     _ = HUB.settings
     where = facts(device_here(device))

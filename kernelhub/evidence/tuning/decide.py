@@ -1,7 +1,7 @@
-"""What measured times make of an order of kernels: pure functions of plain values.
+"""The ranking of kernels from their order and measured times: pure functions of plain values.
 
 The order's first kernel keeps its place unless another is faster by more than the noise and by more than a margin. So
-two runs on one machine give one answer, and a choice changes only where somebody would feel it.
+two runs on one machine give the same result, and a selection changes only for a noticeable gain.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# Least gain that changes a choice. The same kernel timed twice on one GPU differs by 1 to 2 %: clocks and memory
-# temperature move that much in a minute (docs/measured.md); 3 % is beyond that, and below what an engine shows.
+# Least gain that changes a selection. The same kernel timed twice on one GPU differs by 1 to 2 %, since clocks and
+# memory temperature drift that much in a minute (docs/measured.md). 3 % is above that, and below an engine's noise.
 MARGIN = 0.03
 
 FIRST, FASTER, TIE, ALONE = "first", "faster", "tie", "alone"
@@ -24,42 +24,42 @@ WORDS = {
 
 
 class Time(NamedTuple):
-    """Microseconds of a call, and the standard deviation of a sample."""
+    """Time of a call in microseconds, and the standard deviation of a sample."""
 
     us: float
     noise_us: float = 0.0
 
 
 class Choice(NamedTuple):
-    """Kernels, best first, and how the first came to be: one of `WORDS`."""
+    """Kernels, best first, and why the first one is: a key of `WORDS`."""
 
     ranking: tuple[str, ...]
     word: str
 
 
 class Regret(NamedTuple):
-    """What a choice costs beside the fastest: microseconds of a call, and percent of the fastest's time."""
+    """Extra time of a kernel over the fastest: microseconds of a call, and percent of the fastest's time."""
 
     us: float
     percent: float
 
 
 def beats(one: Time, other: Time, margin: float = MARGIN) -> bool:
-    """Is `one` faster by more than the noise of both and by more than the margin?"""
+    """Whether `one` is faster by more than the noise of both and by more than the margin."""
     gain = other.us - one.us
     return gain > margin * other.us and gain > math.hypot(one.noise_us, other.noise_us)
 
 
 def decide(order: Sequence[str], times: Mapping[str, Time], margin: float = MARGIN) -> Choice:
-    """Which kernel is chosen for one size.
+    """The ranking for one size.
 
     Args:
-        order: kernels as they are ranked without measurements.
-        times: of those that were measured, at least one.
+        order: kernels as ranked without measurements.
+        times: times of the measured kernels, at least one.
         margin: as of `beats`.
 
     Returns:
-        The chosen one, then the others from the fastest. Of several that nothing tells apart, the order decides.
+        The selected kernel, then the others from the fastest. The order decides between equal times.
     """
     place = {name: index for index, name in enumerate(order)}
     named = sorted(times, key=lambda name: (place.get(name, len(place)), name))
@@ -70,21 +70,21 @@ def decide(order: Sequence[str], times: Mapping[str, Time], margin: float = MARG
     unbeaten = [name for name in named if not any(beats(time, times[name], margin) for time in times.values())]
     if incumbent in unbeaten:
         chosen, word = incumbent, FIRST if fastest == incumbent else TIE
-    else:  # whoever beats one that beats the incumbent beats the incumbent too, so that there is such a one
+    else:  # a kernel that beats one that beats the incumbent beats the incumbent too, so one exists
         chosen, word = next(name for name in unbeaten if beats(times[name], times[incumbent], margin)), FASTER
     return Choice((chosen, *(name for name in by_time if name != chosen)), word)
 
 
 def decide_for_all(order: Sequence[str], sizes: Sequence[Mapping[str, Time]], margin: float = MARGIN) -> Choice:
-    """Which kernel is chosen where one problem class covers several sizes: the one with the least total regret.
+    """The ranking for a problem class of several sizes: the kernel with the least total regret is first.
 
-    Regret is counted in shares of the fastest kernel's time at each size, and every size counts alike: in microseconds
-    the largest alone would decide. A kernel that was not measured at a size that others were measured at cannot be
-    chosen for all of them; it ranks last.
+    Regret is relative to the fastest kernel's time at each size, and all sizes have equal weight: in microseconds the
+    largest size alone would decide. A kernel without a measurement at a size of other kernels cannot be selected for
+    all sizes; it ranks last.
 
     Args:
         order: as of `decide`.
-        sizes: times at each size; at least one of them holds a kernel.
+        sizes: times at each size; at least one of them contains a kernel.
         margin: as of `beats`.
     """
     sizes = [times for times in sizes if times]
@@ -97,7 +97,7 @@ def decide_for_all(order: Sequence[str], sizes: Sequence[Mapping[str, Time]], ma
 
 
 def slowdown(kernel: str, sizes: Sequence[Mapping[str, Time]]) -> Time:
-    """How many times as long as the fastest a kernel takes, on average over the sizes that it was measured at."""
+    """Time of a kernel relative to the fastest, on average over its measured sizes."""
     measured = [(times[kernel], min(time.us for time in times.values())) for times in sizes if kernel in times]
     ratios = [time.us / best for time, best in measured]
     noise = math.sqrt(sum((time.noise_us / best) ** 2 for time, best in measured)) / len(measured)
@@ -105,7 +105,7 @@ def slowdown(kernel: str, sizes: Sequence[Mapping[str, Time]]) -> Time:
 
 
 def regret(chosen: str, times: Mapping[str, Time]) -> Regret | None:
-    """What a kernel costs beside the fastest; None if it was not measured."""
+    """Extra time of a kernel over the fastest; None if it was not measured."""
     if chosen not in times:
         return None
     best = min(time.us for time in times.values())

@@ -1,6 +1,6 @@
-"""What was measured of one problem class: times at each size, the choice that follows, and for what it holds.
+"""The measurements of one problem class: times at each size, the resulting ranking, and the versions of its kernels.
 
-An entry is plain values on disk. What is no entry as kernelhub writes it raises when it is read, and is a miss.
+An entry is plain values on disk. Reading an invalid entry raises, and counts as a miss.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SCHEMA = {
     "sizes": [{"tokens": int, "label": str, "times": {str: _TIMES}, "out?": {str: str}}],
 }
 
-WRONG = "wrong:"  # how the reason begins why a kernel that gave a wrong result was not timed
+WRONG = "wrong:"  # prefix of the reason for a kernel that was not timed because its result was wrong
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Measured:
     """Times of one kernel at one size.
 
     Attributes:
-        us: median of a call, in microseconds, with `configuration`.
-        noise_us: standard deviation of a sample, by the median distance from the median.
-        samples: how many there were.
+        us: median time of a call, in microseconds, with `configuration`.
+        noise_us: standard deviation of a sample, from the median distance to the median.
+        samples: number of samples.
         how: ``"graph"``, ``"events"`` or ``"clock"``: see `timers`.
-        configuration: sizes that were faster than the kernel's own; None if its own were taken.
-        own_us: what it took with its own sizes, where others were faster.
+        configuration: sizes that were faster than the kernel's defaults; None if the defaults were fastest.
+        own_us: time with the default sizes, if others were faster.
     """
 
     us: float
@@ -86,14 +86,14 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Size:
-    """One call of a problem class.
+class MeasuredSize:
+    """One measured call of a problem class.
 
     Attributes:
         tokens: its number of tokens.
-        label: what else is said of the call.
-        times: of the kernels that were right, by name.
-        out: kernels that were not timed, each with why.
+        label: further properties of the call.
+        times: times of the right kernels, by name.
+        out: kernels that were not timed, each with the reason.
     """
 
     tokens: int
@@ -103,18 +103,18 @@ class Size:
 
     @property
     def wrong(self) -> dict[str, str]:
-        """Kernels that gave a wrong result, each with what was wrong."""
+        """Kernels with a wrong result, each with its fault."""
         return {name: why for name, why in self.out.items() if why.startswith(WRONG)}
 
-    def excluding(self, wrong: Mapping[str, str]) -> Size:
-        """The same without the times of kernels that were wrong at another size."""
+    def excluding(self, wrong: Mapping[str, str]) -> MeasuredSize:
+        """The size without the times of kernels that were wrong at another size."""
         times = {name: measured for name, measured in self.times.items() if name not in wrong}
         out = {name: f"at another size {why}" for name, why in wrong.items() if name in self.times}
-        return Size(self.tokens, self.label, times, {**self.out, **out})
+        return MeasuredSize(self.tokens, self.label, times, {**self.out, **out})
 
     @property
     def plain_times(self) -> dict[str, Time]:
-        """Times for `decide`."""
+        """The times for `decide`."""
         return {name: measured.time for name, measured in self.times.items()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,15 +122,15 @@ class Size:
         return {"tokens": self.tokens, "label": self.label, "times": times, "out": dict(self.out)}
 
     @staticmethod
-    def from_dict(plain: Mapping[str, Any]) -> Size:
+    def from_dict(plain: Mapping[str, Any]) -> MeasuredSize:
         times = {str(name): Measured.from_dict(item) for name, item in plain["times"].items()}
         out = {str(name): str(why) for name, why in plain.get("out", {}).items()}
-        return Size(int(plain["tokens"]), str(plain["label"]), times, out)
+        return MeasuredSize(int(plain["tokens"]), str(plain["label"]), times, out)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kernel as it was when it was measured: versions of its libraries, by package, and the digest of its record."""
+    """The state of a kernel at its measurement: versions of its libraries by package, and the digest of its record."""
 
     versions: Mapping[str, str]
     record: str
@@ -142,13 +142,13 @@ class Entry:
 
     Attributes:
         op: name of the op.
-        facets: of the problem, without the device.
+        facets: facets of the problem, without the device.
         regime: the op's name for the phase.
-        order: kernels that can run it, as they are ranked without measurements.
-        ranking: those that were measured, best first.
-        word: how the first of them came to be, one of `decide.WORDS`.
-        sizes: what was measured.
-        kernels: those of `ranking`, as they were.
+        order: kernels that can run it, as ranked without measurements.
+        ranking: measured kernels, best first.
+        word: why the first of them is, a key of `decide.WORDS`.
+        sizes: the measured sizes.
+        kernels: the state of each kernel of `ranking`.
         date: ISO 8601, in UTC.
     """
 
@@ -158,30 +158,30 @@ class Entry:
     order: tuple[str, ...]
     ranking: tuple[str, ...]
     word: str
-    sizes: tuple[Size, ...]
+    sizes: tuple[MeasuredSize, ...]
     kernels: Mapping[str, Kind]
     date: str
 
     @property
     def key(self) -> str:
-        """The problem class, as documents are keyed."""
+        """The problem class, as key in documents."""
         return key_of(self.facets)
 
     @property
     def chosen(self) -> str:
         return self.ranking[0]
 
-    def regrets(self, kernel: str | None = None) -> list[tuple[Size, Regret | None]]:
-        """What a kernel, by default the chosen one, costs beside the fastest at each size."""
+    def regrets(self, kernel: str | None = None) -> list[tuple[MeasuredSize, Regret | None]]:
+        """Extra time of a kernel, by default the selected one, over the fastest at each size."""
         return [(size, regret(kernel or self.chosen, size.plain_times)) for size in self.sizes if size.times]
 
     def without(self, gone: set[str]) -> Entry | None:
-        """The entry without kernels that cannot be chosen any more; None if that leaves none."""
+        """The entry without kernels that can no longer be selected; None if none is left."""
         ranking = tuple(name for name in self.ranking if name not in gone)
         return Entry(**{**vars(self), "ranking": ranking}) if ranking else None
 
     def tuned(self) -> Tuned:
-        """What selection is told."""
+        """The entry in the form that selection reads."""
         configurations: dict[str, dict[int, Configuration]] = {}
         for size in self.sizes:
             for name, measured in size.times.items():
@@ -190,7 +190,7 @@ class Entry:
         return Tuned(self.ranking, {name: self.because(name) for name in self.ranking}, configurations)
 
     def because(self, kernel: str) -> str:
-        """Why a kernel is chosen: its time, the next one's, the noise and the date, at the size where it matters most.
+        """Why a kernel is selected: its time, the next one's, noise and date, at the size with the largest gain.
 
         That is the size at which it gains most on the next in the ranking.
         """
@@ -230,10 +230,10 @@ class Entry:
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> Entry:
-        """The entry that `to_dict` wrote.
+        """The entry from `to_dict`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the values are not an entry.
         """
         wrong = difference(plain, _SCHEMA)
         if wrong:
@@ -243,7 +243,7 @@ class Entry:
             for name, kind in plain["kernels"].items()
         }
         ranking = tuple(map(str, plain["ranking"]))
-        sizes = tuple(Size.from_dict(size) for size in plain["sizes"])
+        sizes = tuple(MeasuredSize.from_dict(size) for size in plain["sizes"])
         known = {name for size in sizes for name in size.times}
         if not ranking or set(ranking) != known or not known <= set(kernels):
             raise ValueError("its ranking is not of the kernels that were measured")
@@ -267,7 +267,7 @@ def key_of(facets: Facets) -> str:
     return json.dumps(dict(facets), sort_keys=True)
 
 
-def _told(size: Size, kernel: str) -> str:
+def _told(size: MeasuredSize, kernel: str) -> str:
     where = f" for {size.tokens} tokens" if size.tokens else ""
     return f"{kernel} {_us(size.times[kernel].us)}{where}"
 
@@ -279,12 +279,12 @@ def _us(us: float) -> str:
 def _number(value: Any) -> float:
     number = float(value)
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{value!r} is not a time")
     return number
 
 
 def _positive(value: Any) -> float:
     number = _number(value)
     if number == 0:
-        raise ValueError("a call that takes no time")
+        raise ValueError("a call has a time of zero or less")
     return number

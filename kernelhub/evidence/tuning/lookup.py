@@ -1,8 +1,8 @@
-"""What selection is told of measured times: read from disk once for each op, judged once for each problem class.
+"""Measured times for selection: read from disk once per op, and validated once per problem class.
 
-An entry holds while every kernel in it is as it was measured: same versions of its libraries, same record. A kernel
-that is not here any more leaves the ranking and changes nothing for the rest. Anything else makes the entry a miss,
-which the logger ``kernelhub.evidence`` says once and `kernelhub doctor` lists.
+An entry is valid while every kernel in it is unchanged: same versions of its libraries, same record. A kernel that is
+no longer installed is removed from the ranking; the others stay. Any other change makes the entry a miss, which the
+logger ``kernelhub.evidence`` reports once and `kernelhub doctor` lists.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from kernelhub.evidence.tuning.entry import Entry, key_of
 from kernelhub.evidence.tuning.tables import FORMAT, Plain
 from kernelhub.probes.device import DeviceFacts
 
-_Place = tuple[Path, Plain]  # an entry, and where it stands
+_Place = tuple[Path, Plain]  # the file of an entry, and the entry
 _NOT_ASKED: Any = object()
 
 
 def table_of(device: DeviceFacts, files: Sequence[str]) -> MeasuredTable:
-    """The measurements of a device that is here: the user's own, then table files, then those that are shipped."""
+    """The measurements of a device of this machine: the user's own, then table files, then shipped tables."""
     return MeasuredTable(device, files)
 
 
 def table_from(document: Mapping[str, Any], device: DeviceFacts) -> GivenTable:
-    """What another rank measured, as it sent it."""
+    """The measurements of another rank, as received."""
     return GivenTable(document, device)
 
 
 class MeasuredTable:
-    """What was measured, here or on a machine of the same kind, and holds."""
+    """Valid measurements of this machine or of a machine of the same kind."""
 
     def __init__(self, device: DeviceFacts, files: Sequence[str] = ()) -> None:
         self._device = device
@@ -48,10 +48,10 @@ class MeasuredTable:
         self._found: dict[tuple[str, Any], Tuned | None] = {}
 
     def find(self, op: str, problem: Any) -> Tuned | None:
-        """What was measured for a problem, if that holds."""
+        """The valid measurement of a problem, or None."""
         if not self._of_op(op):
             return None
-        where = op, problem  # to tell its facets takes a microsecond, and to look one up half of one
+        where = op, problem  # listing the facets takes a microsecond, a lookup half of one
         found: Tuned | None = self._found.get(where, _NOT_ASKED)
         if found is _NOT_ASKED:
             entry = self._entry(op, key_of(facets_of(problem)), [])
@@ -59,7 +59,7 @@ class MeasuredTable:
         return found
 
     def entries(self, misses: list[Miss] | None = None) -> Iterator[Entry]:
-        """Every entry that holds, for reports; why others do not is added to `misses`."""
+        """All valid entries, for reports; reasons of invalid ones are added to `misses`."""
         _ = HUB.settings
         told = [] if misses is None else misses
         of_files, broken = self._files_read()
@@ -73,7 +73,7 @@ class MeasuredTable:
                     yield entry
 
     def plain(self) -> dict[str, Any]:
-        """All that holds, as plain values."""
+        """All valid entries, as plain values."""
         entries = sorted((entry.to_dict() for entry in self.entries()), key=repr)
         return {"format": FORMAT, "device": list(device_key(self._device)), "entries": entries} if entries else {}
 
@@ -87,7 +87,7 @@ class MeasuredTable:
         return of_op
 
     def _read(self, op: str) -> dict[str, list[_Place]]:
-        """By problem class what stands on disk, the user's own first."""
+        """The stored entries by problem class, the user's own first."""
         where, own = tables.stored(self._device, op)
         found: dict[str, list[_Place]] = {key: [(where, plain)] for key, plain in own.items()}
         for key, places in self._files_read()[0].get(op, {}).items():
@@ -95,7 +95,7 @@ class MeasuredTable:
         return found
 
     def _files_read(self) -> tuple[dict[str, dict[str, list[_Place]]], list[Miss]]:
-        """Entries of all table files, by op and problem class, and the named files that say nothing here."""
+        """Entries of all table files, by op and problem class, and the named files that are not valid here."""
         if self._of_files is None:
             found: dict[str, dict[str, list[_Place]]] = {}
             misses: list[Miss] = []
@@ -103,7 +103,7 @@ class MeasuredTable:
             for path in (*named, *tables.shipped()):
                 entries = tables.read_table(path, self._device)
                 if isinstance(entries, Miss):
-                    if path in named:  # those that are shipped are for many devices
+                    if path in named:  # shipped tables are for many devices
                         say(entries)
                         misses.append(entries)
                     continue
@@ -116,7 +116,7 @@ class MeasuredTable:
         return self._of_files
 
     def _entry(self, op: str, key: str, misses: list[Miss]) -> Entry | None:
-        """The first that holds of those of a problem class."""
+        """The first valid entry of a problem class."""
         for where, plain in self._of_op(op).get(key, ()):
             entry = judged(plain, op, key)
             if isinstance(entry, Entry):
@@ -128,9 +128,9 @@ class MeasuredTable:
 
 
 class GivenTable:
-    """What the first rank of a group sent: it stands as it was sent, since every rank has to read the same of it.
+    """The table of a group's first rank, used unchanged, since every rank must read the same.
 
-    Configurations, such as tiles, are taken on the same kind of device only: another one may not be able to run them.
+    Configurations, such as tiles, apply only on the same kind of device: another kind may not support them.
     """
 
     def __init__(self, document: Mapping[str, Any], device: DeviceFacts) -> None:
@@ -143,27 +143,27 @@ class GivenTable:
             self._found[entry.op, entry.facets] = tuned if same else Tuned(tuned.kernels, tuned.because)
 
     def find(self, op: str, problem: Any) -> Tuned | None:
-        """What was measured for a problem."""
+        """The measurement of a problem, or None."""
         return self._found.get((op, facets_of(problem)))
 
     def plain(self) -> dict[str, Any]:
-        """The table as it was sent."""
+        """The table as received."""
         return self._document
 
 
 def judged(plain: Plain, op: str, key: str) -> Entry | str:
-    """The entry that plain values are, if it holds here, or why it does not."""
+    """The entry from plain values if it is valid here, or why it is not."""
     try:
         entry = Entry.from_dict(plain)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return f"holds an entry of {op} that is not as kernelhub writes it: {error}"
+        return f"contains an invalid entry of {op}: {error}"
     if (entry.op, entry.key) != (op, key):
-        return f"holds an entry of {op} in another's place"
+        return f"contains an entry of {op} under another key"
     contract = HUB.registry.contracts.get(op)
     if contract is None:
-        return f"is about {op}, which is no op of this version"
+        return f"is about {op}, which is not an op of this version"
     if {name for name, _ in entry.facets} != set(contract.schema.facets) - {"device"}:
-        return f"is about other facets of {op} than this version has"
+        return f"is about facets of {op} that differ from this version's"
     here = {kernel.name: kernel for kernel in HUB.registry.candidates(op).kernels}
     gone = set()
     for name in entry.ranking:
@@ -175,22 +175,22 @@ def judged(plain: Plain, op: str, key: str) -> Entry | str:
             return f"was measured with {name} of {_written(then.versions)}; it is of {_written(versions)} now"
         elif record_digest(kernel) != then.record:
             return f"was measured with another record of {name}"
-    return entry.without(gone) or f"is about {', '.join(entry.ranking)}, none of which is here"
+    return entry.without(gone) or f"is about {', '.join(entry.ranking)}, none of which is installed"
 
 
 def check_table(document: Any) -> None:
-    """Refuse a document that says it is a table and is not as kernelhub writes it.
+    """Refuse a document that has the format of a table and is not valid.
 
     Raises:
-        ConfigurationError: naming what is wrong.
+        ConfigurationError: names the fault.
     """
-    if document.get("format") != FORMAT:  # another's document, which is carried and not heeded
+    if document.get("format") != FORMAT:  # a document of another format, which is passed on and not used
         return
     try:
         for plain in document["entries"]:
             Entry.from_dict(plain)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"tuned: it is no table as kernelhub writes it: {error!r}") from None
+        raise ConfigurationError(f"tuned: it is not a valid table: {error!r}") from None
 
 
 def _written(versions: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""One call: every kernel that may run it is held against the reference, then all that are right are timed in turn."""
+"""Measurement of one call: check every kernel that supports it against the reference, then time the right ones."""
 
 from __future__ import annotations
 
@@ -11,42 +11,41 @@ from typing import Any
 from kernelhub.dispatch.configuration import Configurable, Configuration
 from kernelhub.dispatch.kernel import GraphLevel, Kernel
 from kernelhub.dispatch.op import OpFunction
-from kernelhub.errors import DeviceLost as Lost
-from kernelhub.errors import KernelhubError
+from kernelhub.errors import DeviceLost, KernelhubError
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.checks import DeviceLost, Subject
+from kernelhub.evidence.checks import DeviceUnusable, Subject
 from kernelhub.evidence.results import CODES
 from kernelhub.evidence.timing import Timing
 from kernelhub.evidence.tuning.decide import Time, beats
-from kernelhub.evidence.tuning.entry import WRONG, Measured, Size
+from kernelhub.evidence.tuning.entry import WRONG, Measured, MeasuredSize
 from kernelhub.evidence.tuning.operands import Operands, Room, bytes_of, out_of_memory, rotated
 from kernelhub.evidence.tuning.timers import Timer, race
 from kernelhub.ops.case import Arguments, Case, OpCases
 
-# A kernel that takes this many times as long as the fastest is not made the fastest by other tiles.
+# Other tiles do not make a kernel the fastest if it takes this many times as long as the fastest.
 _WORTH_CONFIGURING = 2.0
 _MOST_STAGES = 4
-_OF_A_CONFIGURATION = 5  # samples, before it is timed in turn with what the kernel takes by itself
+_OF_A_CONFIGURATION = 5  # samples, before interleaved timing with the kernel's default
 
 
-class Ended(Exception):
+class MeasurementAborted(Exception):
     """A kernel left the device unusable for this process."""
 
     def __init__(self, kernel: str, error: BaseException) -> None:
         first = str(error).partition("\n")[0][:300]
-        super().__init__(f"{kernel} left the device unusable for this process; start it anew ({first})")
+        super().__init__(f"{kernel} left the device unusable for this process; restart it ({first})")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is measured.
+    """Limits of a measurement.
 
     Attributes:
-        room: memory that may be taken.
-        samples: most of each kernel.
-        sampling_s: after so many seconds of a call's race only the fewest samples are taken.
-        configurations: whether kernels' other sizes are tried.
+        room: memory that may be used.
+        samples: most samples per kernel.
+        sampling_s: seconds per call after which only the fewest samples are taken.
+        configurations: whether other sizes of kernels are tried.
         until: `time.monotonic` after which no further configuration is tried.
     """
 
@@ -59,7 +58,7 @@ class Limits:
 
 @dataclass
 class _Runner:
-    """A kernel that was right, ready to be timed."""
+    """A right kernel, ready for timing."""
 
     kernel: Kernel
     subject: Subject
@@ -78,19 +77,19 @@ def measure(
     tokens: int,
     label: str,
     limits: Limits,
-) -> Size:
+) -> MeasuredSize:
     """Check and time kernels on one call.
 
     Args:
         function: the op.
-        kernels: those that may run it, the order's first one first.
-        arguments: of the call, without destinations; they are left as they are.
-        tokens, label: what is said of the call.
-        limits: how much is measured.
+        kernels: kernels that support it, in their order.
+        arguments: arguments of the call, without destinations; they are not changed.
+        tokens, label: description of the call.
+        limits: limits of the measurement.
 
     Raises:
         NoRoom: the operands do not fit.
-        Ended: a kernel left the device unusable.
+        MeasurementAborted: a kernel left the device unusable.
     """
     device = limits.room.device
     limits.room.check(bytes_of(arguments))
@@ -112,7 +111,7 @@ def measure(
         if made is not None:
             runners.append(made)
     if not runners:
-        return Size(tokens, label, {}, out)
+        return MeasuredSize(tokens, label, {}, out)
     timings = race([runner.timer for runner in runners], limits.samples, limits.sampling_s * len(runners))
     fastest_s = min(timing.median_s for timing in timings)
     times = {}
@@ -128,46 +127,46 @@ def measure(
             runner.configuration,
             None if runner.own is None else 1e6 * runner.own.median_s,
         )
-    return Size(tokens, label, times, out)
+    return MeasuredSize(tokens, label, times, out)
 
 
 def _wrong_with(subject: Subject, case: Case) -> str:
     """Why a kernel is not timed on a call; empty if its result is right.
 
     Raises:
-        Ended: nothing can be run after this.
+        MeasurementAborted: nothing can run after this.
     """
     try:
         found = subject.check(case)
     except Unavailable as error:
-        return f"cannot be asked: {error}"
+        return f"cannot run: {error}"
     except OutOfMemory as error:
         return f"out of memory: {str(error).partition(chr(10))[0]}"
-    except (DeviceLost, Lost) as error:
-        raise Ended(subject.kernel.name, error) from error
+    except (DeviceUnusable, DeviceLost) as error:
+        raise MeasurementAborted(subject.kernel.name, error) from error
     except Exception as error:
         if out_of_memory(error):
             return f"out of memory: {str(error).partition(chr(10))[0]}"
         raise
     if isinstance(found, str):
-        return f"does not take the call: {found}"
+        return f"does not support the call: {found}"
     return "" if found.ok else f"{WRONG} {CODES[found.code]}: {found.figures}"
 
 
 def _runner(subject: Subject, case: Case, sets: Sequence[Operands]) -> _Runner:
-    """The kernel's launches on every copy of the operands, warm, and captured where that is possible."""
+    """The kernel's launches on every copy of the operands, warmed up, and captured if possible."""
     kernel = subject.kernel
     made = [operands.call_of(subject.function, kernel.name) for operands in sets]
     adapter, calls = made[0][0].adapter, [call for _, call in made]
     before = None
     if kernel.configurable and isinstance(adapter, Configurable):
-        before = functools.partial(adapter.configure, {})  # what was measured before does not take part
+        before = functools.partial(adapter.configure, {})  # without earlier measurements
     capture = kernel.graph is not GraphLevel.NONE
     return _Runner(kernel, subject, case, calls, adapter, Timer(calls, subject.device, capture=capture, before=before))
 
 
 def _configured(runner: _Runner, tokens: int, own: Timing, limits: Limits) -> Timing:
-    """Try the kernel's other sizes; the timing of the best, noted in the runner, or that of its own."""
+    """Try the kernel's other sizes; returns the timing of the best, stored in the runner, or of the defaults."""
     adapter: Configurable = runner.adapter
     best: Configuration | None = None
     best_time, best_timer = _time(own), runner.timer
@@ -185,7 +184,7 @@ def _configured(runner: _Runner, tokens: int, own: Timing, limits: Limits) -> Ti
                 timer.sample()
             if beats(_time(timer.timing), best_time):
                 best, best_time, best_timer = configuration, _time(timer.timing), timer
-    if best is not None:  # the best of many is the luckiest of many: both are timed anew, in turn
+    if best is not None:  # the best of many samples is biased: both are timed again, interleaved
         runner.timer.samples.clear()
         best_timer.samples.clear()
         own, again = race([runner.timer, best_timer], limits.samples, limits.sampling_s)
@@ -197,7 +196,7 @@ def _configured(runner: _Runner, tokens: int, own: Timing, limits: Limits) -> Ti
 
 
 def _timer(runner: _Runner, tokens: int, configuration: Configuration) -> Timer | None:
-    """The kernel with other sizes, if it is right with them."""
+    """The kernel with other sizes, if its result is right."""
     before = functools.partial(runner.adapter.configure, {tokens: configuration})
     before()
     if _wrong_with(runner.subject, runner.case):
@@ -207,16 +206,16 @@ def _timer(runner: _Runner, tokens: int, configuration: Configuration) -> Timer 
 
 
 def _tried(make: Callable[[], Any], out: dict[str, str], name: str) -> Any:
-    """What `make` gives; None, with the reason, where the kernel cannot be run so.
+    """The result of `make`; None, with the reason, if the kernel cannot run this way.
 
     Raises:
-        Ended: nothing can be run after this.
+        MeasurementAborted: nothing can run after this.
     """
     try:
         return make()
-    except (DeviceLost, Lost) as error:
-        raise Ended(name, error) from error
-    except Ended:
+    except (DeviceUnusable, DeviceLost) as error:
+        raise MeasurementAborted(name, error) from error
+    except MeasurementAborted:
         raise
     except Exception as error:
         first = str(error).partition("\n")[0][:300]
@@ -230,7 +229,7 @@ def _tried(make: Callable[[], Any], out: dict[str, str], name: str) -> Any:
 
 
 def _remembering(cases: OpCases, arguments: Arguments) -> OpCases:
-    """The same cases, but that the reference of this very call is computed once: all kernels are held against it."""
+    """The op's cases with the reference of this call computed once, for the checks of all kernels."""
 
     class Remembering(type(cases)):  # type: ignore[misc]
         _answer: Any

@@ -1,4 +1,4 @@
-"""Operands of a call in several copies, so that no cache holds them; as many as there is room for."""
+"""Several copies of a call's operands, so that they are not in a cache; as many as memory allows."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from kernelhub.evidence.poison import copied
 from kernelhub.evidence.timing import Call
 from kernelhub.ops.case import Arguments, OpCases
 
-_MOST_COPIES = 16  # of what is smaller than a sixteenth of the cache little is gained: an engine's layers find it there
-# Of a CPU's last cache, where it cannot be asked: the largest of a server's core complexes.
+_MOST_COPIES = 16  # operands below a sixteenth of the cache need no more: an engine's layers find them in the cache
+# Size of a CPU's last cache, if it is unknown: the largest of a server's core complexes.
 _CPU_CACHE_BYTES = 32 << 20
-_BEYOND_CACHE = 2  # copies hold this many times what the cache does
-# A check needs the operands, a copy, results with their reference in wider numbers: so many times the operands.
+_BEYOND_CACHE = 2  # size of all copies relative to the cache
+# Memory of a check relative to the operands: operands, a copy, and results with their reference in wider numbers.
 _OF_A_CHECK = 3
-_SHARE = 0.5  # of what is free may be taken: the rest is the engine's
+_SHARE = 0.5  # of free memory may be used: the rest is the engine's
 
 
 class NoRoom(Exception):
-    """A call that does not fit into the memory that may be taken."""
+    """A call does not fit into the memory that may be used."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory that may be taken on a device.
+    """Memory that may be used on a device.
 
     Attributes:
-        device: where.
-        limit: bytes; None for half of what is free.
+        device: the device.
+        limit: bytes; None for half of the free memory.
     """
 
     device: torch.device
     limit: int | None = None
 
     def bytes_free(self) -> int:
-        """What may be taken now."""
+        """Bytes that may be used now."""
         free = _free_bytes(self.device)
         return int(free * _SHARE) if self.limit is None else min(self.limit, free)
 
@@ -51,31 +51,31 @@ class Room:
         """Refuse operands that leave no room to check their call.
 
         Raises:
-            NoRoom: saying what they take.
+            NoRoom: states their size.
         """
         room = self.bytes_free()
         if num_bytes * _OF_A_CHECK > room:
             raise NoRoom(
                 f"its operands take {num_bytes >> 20} MiB, checking it {_OF_A_CHECK} times that, and "
-                f"{room >> 20} MiB may be taken on {self.device}; give memory_bytes, or free some"
+                f"{room >> 20} MiB may be used on {self.device}; give memory_bytes, or free memory"
             )
 
     def copies(self, num_bytes: int) -> int:
-        """How many copies of operands there may be, at least one."""
+        """The number of copies of operands, at least one."""
         wanted = -(-_BEYOND_CACHE * _cache_bytes(self.device) // max(num_bytes, 1)) + 1
         return max(1, min(_MOST_COPIES, wanted, self.bytes_free() // max(_OF_A_CHECK * num_bytes, 1)))
 
 
 @dataclass(frozen=True)
 class Operands:
-    """One copy of a call's arguments, its destinations, and the cases of its op, by which weights are packed."""
+    """One copy of a call's arguments, its destinations, and the cases of its op, which pack weights."""
 
     arguments: Arguments
     destinations: Mapping[str, Tensor]
     cases: OpCases
 
     def call_of(self, function: OpFunction[Any, Any, Any], kernel: str) -> tuple[Any, Call]:
-        """A plan of a kernel for these, and its launch as an engine repeats it: steps begun, weights arranged."""
+        """A plan of a kernel for these, and its launch as an engine repeats it: begun, with arranged weights."""
         plan: Any = function.prepare(**self.arguments, backend=kernel)
         arguments = self.arguments
         if plan.selection.kernel.needs_packing and (made := self.cases.pack(plan, arguments)) is not None:
@@ -87,7 +87,7 @@ class Operands:
 
 
 def rotated(cases: OpCases, arguments: Arguments, count: int, device: torch.device) -> list[Operands]:
-    """Copies of a call's operands, each with destinations of its own."""
+    """Copies of a call's operands, each with its own destinations."""
     places = cases.destinations(arguments)
     made = []
     for _ in range(count):
@@ -110,7 +110,7 @@ def bytes_of(arguments: Mapping[str, Any]) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Does an exception say that there is no memory? torch's allocator of the CPU raises a RuntimeError."""
+    """Whether an exception reports exhausted memory; torch's CPU allocator raises a RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(
@@ -128,7 +128,7 @@ def _tensors(arguments: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 def _taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some arguments that a function has parameters for."""
+    """The arguments for which a function has parameters."""
     return {name: given[name] for name in inspect.signature(function).parameters if name in given}
 
 

@@ -1,4 +1,4 @@
-"""What one run of `kernelhub.tune` measured: for people, for machines, and as a table to carry elsewhere."""
+"""Results of one run of `kernelhub.tune`: as text, as plain values, and as a table for other machines."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from kernelhub.evidence.tuning.decide import FASTER, WORDS, Regret
-from kernelhub.evidence.tuning.entry import Entry, Size
+from kernelhub.evidence.tuning.entry import Entry, MeasuredSize
 from kernelhub.evidence.tuning.tables import export
 from kernelhub.probes.device import DeviceFacts
 
 
 @dataclass(frozen=True)
 class RegretRow:
-    """What choices cost at one size of a problem class, beside the fastest kernel that was right.
+    """Regret at one size of a problem class, relative to the fastest right kernel.
 
     Attributes:
         op: name of the op.
-        facets: of the problem, without the device.
+        facets: facets of the problem, without the device.
         regime: the op's name for the phase.
-        tokens: of the call.
-        label: what else is said of it.
+        tokens: tokens of the call.
+        label: further properties of the call.
         best: the fastest kernel; best_us: its time in microseconds.
-        chosen: the kernel that is chosen from now on, and its regret; None if it was not measured at this size.
-        order: the kernel that is chosen without measurements, and its regret with its own sizes; None if it was not
-            measured.
+        chosen: the selected kernel, and its regret; None if it was not measured at this size.
+        order: the kernel selected without measurements, and its regret with default sizes; None if it was not measured.
     """
 
     op: str
@@ -51,7 +50,7 @@ class RegretRow:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something that was not measured, and why."""
+    """A problem class, size or kernel that was not measured, and why."""
 
     what: str
     why: str
@@ -59,16 +58,16 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured; `str` for people, `to_dict` for machines, `export` for other machines of this kind.
+    """The measurements; `str` for people, `to_dict` for programs, `export` for other machines of this kind.
 
     Attributes:
         device: facts of the device that kernels ran on.
-        entries: one for each problem class that was measured.
-        left_out: problem classes, sizes and kernels that were not, each with why.
-        wrong: (op, kernel) that gave a wrong result, each with what was wrong; they are never chosen by times.
-        unwritten: why results could not be kept on disk; empty if they were.
+        entries: one for each measured problem class.
+        left_out: problem classes, sizes and kernels that were not measured, each with the reason.
+        wrong: (op, kernel) with a wrong result, each with its fault; their times do not count.
+        unwritten: why results could not be stored on disk; empty if they were.
         unheeded: why selection does not read them; empty if it does.
-        seconds: what the run took.
+        seconds: time of the run.
     """
 
     device: DeviceFacts
@@ -81,7 +80,7 @@ class Tuning:
 
     @property
     def ok(self) -> bool:
-        """Whether something was measured and no kernel was wrong."""
+        """Whether there are measurements and no kernel was wrong."""
         return bool(self.entries) and not self.wrong
 
     @property
@@ -91,10 +90,10 @@ class Tuning:
         return tuple(sorted(rows, key=lambda row: -(row.order_regret.percent if row.order_regret else 0.0)))
 
     def export(self, path: str | Path) -> None:
-        """Write what was measured as a table file, which `KERNELHUB_TUNED` names on machines of this kind.
+        """Write the measurements as a table file, for `KERNELHUB_TUNED` on machines of this kind.
 
         Raises:
-            ConfigurationError: it cannot be written.
+            ConfigurationError: the file is not writable.
         """
         export(Path(path), self.device, self.entries)
 
@@ -116,12 +115,12 @@ class Tuning:
         """The figures in a sentence."""
         rows = self.regret
         changed = sum(entry.word == FASTER for entry in self.entries)
-        told = f"{len(self.entries)} problem classes, {len(rows)} sizes measured on {self.device}"
+        text = f"{len(self.entries)} problem classes, {len(rows)} sizes measured on {self.device}"
         if rows:
-            told += f"; another kernel than the order's is faster for {changed}"
-            told += f"; regret of the choices {_figures([row.chosen_regret for row in rows])}"
-            told += f", of the order {_figures([row.order_regret for row in rows])}"
-        return told + (f"; {len(self.left_out)} left out" if self.left_out else "")
+            text += f"; another kernel than the order's is faster for {changed}"
+            text += f"; regret of the selections {_figures([row.chosen_regret for row in rows])}"
+            text += f", of the order {_figures([row.order_regret for row in rows])}"
+        return text + (f"; {len(self.left_out)} left out" if self.left_out else "")
 
     def __str__(self) -> str:
         lines = []
@@ -137,7 +136,7 @@ class Tuning:
         return "\n".join([*lines, self.summary(), *filter(None, (self.unwritten, self.unheeded))])
 
 
-def _row(entry: Entry, size: Size) -> RegretRow:
+def _row(entry: Entry, size: MeasuredSize) -> RegretRow:
     best = min(size.times, key=lambda name: size.times[name].us)
     best_us, first = size.times[best].us, entry.order[0] if entry.order else ""
     usual = size.times.get(first)
@@ -165,5 +164,5 @@ def _regret(us: float, best_us: float) -> Regret:
 def _figures(regrets: list[Regret | None]) -> str:
     known = [item.percent for item in regrets if item is not None]
     if not known:
-        return "is not known"
+        return "is unknown"
     return f"{sum(known) / len(known):.1f} % on average and {max(known):.1f} % at most"

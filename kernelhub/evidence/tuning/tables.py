@@ -1,8 +1,8 @@
-"""Where measured entries are kept: documents in the cache folder, one for each op, and table files that are only read.
+"""Storage of measured entries: documents in the cache folder, one per op, and table files, which are only read.
 
-All of a document or file is about one kind of device between the same versions; `standing_of` names them. A document
-stands in the folder of its fingerprint (`kernelhub.runtime.caches`), so that those of other devices and versions lie
-beside it. A table file, made by `export`, can be carried to another machine of that kind.
+A document or file is for one kind of device and one set of versions; `standing_of` names them. A document is in the
+folder of its fingerprint (`kernelhub.runtime.caches`), beside those of other devices and versions. `export` makes a
+table file for other machines of that kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TABLE = {"for": {str: str}, "sha256": str, "entries": [{str: Any}]}
 
 
 def standing_of(device: DeviceFacts) -> Fingerprint:
-    """For what a measurement holds: the kind of device, and the versions that all kernels have in common."""
+    """The key of a measurement: the kind of device, and the versions that all kernels have in common."""
     build = torch_build()
     parts = {
         "device": device.name,
@@ -54,12 +54,12 @@ def standing_of(device: DeviceFacts) -> Fingerprint:
 
 
 def store_of(device: DeviceFacts) -> Store:
-    """Where documents of a device between these versions are kept."""
+    """The documents of a device with these versions."""
     return Store(KIND, standing_of(device))
 
 
 def stored(device: DeviceFacts, op: str) -> tuple[Path, dict[str, Plain]]:
-    """Where the entries of an op are kept, and those that are, by problem class, as they stand there."""
+    """The file of an op's entries, and the stored entries by problem class, not validated."""
     store = store_of(device)
     kept = store.read(op)
     found = kept.get("entries") if isinstance(kept, dict) else None
@@ -67,7 +67,7 @@ def stored(device: DeviceFacts, op: str) -> tuple[Path, dict[str, Plain]]:
 
 
 def keep(device: DeviceFacts, measured: Iterable[Entry]) -> None:
-    """Put entries beside those that are kept, in place of those of the same problem class."""
+    """Add entries to the stored ones, replacing those of the same problem class."""
     by_op: dict[str, dict[str, Plain]] = {}
     for entry in measured:
         by_op.setdefault(entry.op, {})[entry.key] = entry.to_dict()
@@ -76,7 +76,7 @@ def keep(device: DeviceFacts, measured: Iterable[Entry]) -> None:
 
 
 def ops_stored(device: DeviceFacts) -> tuple[list[str], list[Miss]]:
-    """Ops that have a document for this device between these versions, also in memory; and what does not hold."""
+    """Ops with a document for this device and these versions, also in memory; and invalid documents."""
     store, ops, misses = store_of(device), [], []
     for op, kept in store.every():
         if isinstance(kept, Flaw):
@@ -87,13 +87,13 @@ def ops_stored(device: DeviceFacts) -> tuple[list[str], list[Miss]]:
 
 
 def has_folder(device: DeviceFacts) -> bool:
-    """Whether anything was kept on disk for this device between these versions."""
+    """Whether the disk has any document for this device and these versions."""
     standing = standing_of(device)
     return any(is_folder(place.path / KIND / standing.sm / standing.digest) for place in readable())
 
 
 def other_standings(device: DeviceFacts) -> list[tuple[Path, str]]:
-    """Folders with documents of this device between other versions, each with what differs."""
+    """Folders with documents of this device for other versions, each with the difference."""
     standing, found = standing_of(device), []
     for place in readable():
         for folder in folders(place.path / KIND / standing.sm):
@@ -107,7 +107,7 @@ def other_standings(device: DeviceFacts) -> list[tuple[Path, str]]:
 
 
 def table_text(device: DeviceFacts, measured: Iterable[Entry]) -> str:
-    """A table file's text: an entry a line, in an order that depends on what is measured and on nothing else."""
+    """A table file's text: one entry per line, in an order that depends only on the problem classes."""
     standing = standing_of(device)
     lines = sorted(json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False) for entry in measured)
     head = {"format": FORMAT, "sm": standing.sm, "for": dict(standing.parts), "sha256": digest_of(FORMAT, *lines)}
@@ -117,10 +117,10 @@ def table_text(device: DeviceFacts, measured: Iterable[Entry]) -> str:
 
 
 def export(path: Path, device: DeviceFacts, measured: Iterable[Entry]) -> None:
-    """Write a table file, whole.
+    """Write a table file atomically.
 
     Raises:
-        ConfigurationError: it cannot be written.
+        ConfigurationError: the file is not writable.
     """
     try:
         replace(path, table_text(device, measured), mode=0o644)
@@ -129,7 +129,7 @@ def export(path: Path, device: DeviceFacts, measured: Iterable[Entry]) -> None:
 
 
 def read_table(path: Path, device: DeviceFacts) -> list[Plain] | Miss:
-    """The entries of a table file, as they stand there, or why none of them holds on a device."""
+    """The entries of a table file, not validated, or why none of them is valid on a device."""
     try:
         table = document.read(path)
     except OSError as error:
@@ -151,13 +151,13 @@ def read_table(path: Path, device: DeviceFacts) -> list[Plain] | Miss:
 
 
 def files_of(names: Iterable[str]) -> list[Path]:
-    """Table files: those that are named, and of folders all that end in ``.json``, in order."""
+    """Table files: the named ones, and all ``.json`` files of named folders, in order."""
     paths = [Path(os.path.expanduser(name)) for name in names]
     return [file for path in paths for file in (sorted(path.glob("*.json")) if os.path.isdir(path) else [path])]
 
 
 def shipped() -> list[Path]:
-    """The table files that come with kernelhub."""
+    """The table files that ship with kernelhub."""
     folder = resources.files("kernelhub.evidence.tuning.shipped")
     return files_of([str(folder)])
 

@@ -1,8 +1,8 @@
-"""One kernel, timed on operands that no cache holds: as a replayed CUDA graph, by events, or by the clock.
+"""Timing of one kernel on operands outside of caches: by a replayed CUDA graph, by events, or by the clock.
 
-On a GPU a kernel that can be captured is timed as engines run it: calls in a row in one CUDA graph, which leaves what
-the host does out. One that cannot be captured is timed by events around calls in a row, the host's work included. On a
-CPU the clock is read. Calls go round through several copies of their operands, so that weights come from memory.
+On a GPU a capture-safe kernel is timed as engines run it: consecutive calls in one CUDA graph, without host work. Other
+kernels are timed by events around consecutive calls, including host work. On a CPU the clock is read. Calls cycle
+through several copies of their operands, so that weights come from memory.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from kernelhub.evidence.timing import Call, Timing, timing_of
 
 GRAPH, EVENTS, CLOCK = "graph", "events", "clock"
 
-FEWEST_SAMPLES = 5  # for a median and its noise to mean anything
-# What one sample takes at least, so that the clock's steps (1 us of events, 0.1 us of perf_counter) are below 0.1 %.
+FEWEST_SAMPLES = 5  # for a meaningful median and noise
+# Least time of one sample, so that the clock's resolution (1 us of events, 0.1 us of perf_counter) is below 0.1 %.
 _SAMPLE_S = 0.002
 _MOST_IN_A_SAMPLE = 512
-# A call that takes this many times as long as the fastest so far is out of the race: its first samples are enough.
+# A call that takes this many times as long as the fastest so far gets no more than its first samples.
 MUCH_SLOWER = 5.0
 
 
 class Timer:
-    """Calls of one kernel, ready to be timed.
+    """Calls of one kernel, ready for timing.
 
     Attributes:
         how: ``"graph"``, ``"events"`` or ``"clock"``.
-        samples: seconds of one call, one of each sample.
+        samples: seconds of one call, per sample.
     """
 
     def __init__(
         self, calls: Sequence[Call], device: torch.device, *, capture: bool, before: Call | None = None
     ) -> None:
-        """Warm up, and capture where that is asked for and possible.
+        """Warm up, and capture if requested and possible.
 
         Args:
-            calls: the same call on one copy of its operands each.
-            device: where they run.
-            capture: whether the kernel can be captured, as its record says.
-            before: what makes the kernel take the sizes that are timed, before each sample.
+            calls: the same call on each copy of its operands.
+            device: device of the calls.
+            capture: whether the kernel's record declares it capture-safe.
+            before: called before each sample to set the kernel's sizes.
         """
         self.samples: list[float] = []
         self._before = before or _nothing
@@ -62,7 +62,7 @@ class Timer:
         self.samples.clear()
 
     def sample(self) -> float:
-        """Seconds of one call, noted among the samples."""
+        """Measure the seconds of one call, and add them to the samples."""
         if self._graph is None:
             self._before()
             seconds = self._of_calls(self._number)
@@ -77,14 +77,14 @@ class Timer:
         return timing_of(self.samples)
 
     def _capture(self) -> None:
-        """One graph of all calls of a sample; without one where the kernel cannot be captured after all."""
+        """One graph of all calls of a sample; None if the capture fails."""
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=pool):
                 self._in_turn(self._number)
         except KernelhubError:
             raise
-        except RuntimeError:  # whoever syncs or allocates by itself; the capture has ended, nothing ran
+        except RuntimeError:  # the kernel syncs or allocates; the capture has ended, nothing ran
             torch.cuda.synchronize(self._device)
             _end_failed_capture(self._device, pool)
             return
@@ -119,16 +119,16 @@ class Timer:
 
 
 def _end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
-    """Have torch forget a capture that CUDA ended with an error.
+    """Reset torch's state after a capture that CUDA ended with an error.
 
     torch 2.11 leaves such a capture half open: its random numbers raise from then on, and memory that another stream
-    has used is never given back. Ending the capture's pool mends the second, the next capture that succeeds the first.
+    has used is never released. Ending the capture's pool fixes the second, the next successful capture the first.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     try:
         torch._C._cuda_endAllocateToPool(index, pool)
     except RuntimeError:
-        return  # the pool is not being recorded to: the capture had ended as it should
+        return  # the pool is not recording: the capture ended normally
     torch._C._cuda_releasePool(index, pool)
     with torch.cuda.device(device):
         some = torch.zeros(1, device=device, dtype=torch.float32)
@@ -141,12 +141,12 @@ def _nothing() -> None:
 
 
 def race(timers: Sequence[Timer], samples: int, limit_s: float) -> list[Timing]:
-    """Samples of all timers in turn, so that what else the machine does slows all alike.
+    """Take interleaved samples of all timers, so that other load on the machine affects all alike.
 
     Args:
         timers: at least one.
-        samples: most of each.
-        limit_s: after so many seconds no more than `FEWEST_SAMPLES` are taken.
+        samples: most samples per timer.
+        limit_s: seconds after which no more than `FEWEST_SAMPLES` are taken.
     """
     begun = time.monotonic()
     for number in range(max(samples, FEWEST_SAMPLES)):

@@ -1,4 +1,4 @@
-"""`kernelhub.tune`: which kernel is the fastest right one for each problem class of a model, measured here."""
+"""`kernelhub.tune`: measure the fastest right kernel for each problem class of a model on this machine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.evidence.tuning import tables
 from kernelhub.evidence.tuning.counts import usual_counts
 from kernelhub.evidence.tuning.decide import decide_for_all
-from kernelhub.evidence.tuning.entry import Entry, Kind, Size
-from kernelhub.evidence.tuning.measure import Ended, Limits, measure
+from kernelhub.evidence.tuning.entry import Entry, Kind, MeasuredSize
+from kernelhub.evidence.tuning.measure import Limits, MeasurementAborted, measure
 from kernelhub.evidence.tuning.operands import NoRoom, Room, out_of_memory
 from kernelhub.evidence.tuning.report import LeftOut, Tuning
 from kernelhub.evidence.verify import device_here
@@ -65,40 +65,40 @@ def tune(
     packing: bool = False,
     progress: Progress | None = None,
 ) -> Tuning:
-    """Measure every kernel that could run each problem class, and have the fastest right one chosen from now on.
+    """Measure every kernel that supports each problem class; selection then uses the fastest right one.
 
     Kernels that are not verified on this family of devices are verified first, in a child process (docs/trust.md).
-    Each kernel that selection accepts is held against the reference on the very call before it is timed; one that is
-    wrong is reported and never chosen by its time. Kernels that can take other tiles are tried with those too. Times
-    are medians of samples taken in turn: on a GPU of replayed CUDA graphs, or by events where a kernel cannot be
-    captured, with operands that the L2 cache does not hold; on a CPU by the clock. A choice changes only where another
-    kernel is faster by more than the noise and by more than 3 %. Results are kept after each problem class, below
-    ``tuned`` in the cache folder, and are read at the first decision, never measured in a call.
+    Each kernel that selection accepts is checked against the reference on the same call before it is timed. A wrong
+    kernel is reported, and its time does not count. Kernels with other tiles are tried with those too. Times are
+    medians of interleaved samples: on a GPU by replayed CUDA graphs, or by events if a kernel is not capture-safe, with
+    operands outside of the L2 cache; on a CPU by the clock. The selection changes only if another kernel is faster by
+    more than the noise and by more than 3 %. Results are stored after each problem class, below ``tuned`` in the cache
+    folder. Selection reads them once; a call never measures.
 
     Args:
         what: a model, as of `problems_of`; or needs, plans or selections, one or several.
         token_counts: new tokens of a step; by default some of decode and some of prefill, fewer on a CPU.
         tp, ep, dtype, kv_dtype, page_size, quantization, phases: of a model, as of `problems_of`.
         ops: only these ops, by name.
-        backend: only kernels of these backends, or these kernels, or globs. Others are not measured, and rank behind.
-        device: ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; the first GPU unless given, else the CPU.
+        backend: only kernels of these backends, or these kernels, or globs. Others are not measured, and rank below.
+        device: ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; by default the first GPU, else the CPU.
         context_len: tokens of a sequence in a paged cache.
-        configurations: whether other sizes of kernels that have some, such as tiles, are tried.
-        samples: most samples of each kernel.
-        budget_s: start nothing new after so many seconds; what was measured by then is kept.
-        memory_bytes: most device memory for operands and checks; half of what is free unless given.
-        packing: as of ``prepare``: kernels that need their weights packed are verified and measured, too, with weights
-            that they packed. Others are measured with weights as in a checkpoint.
-        progress: called as each problem class begins, with what it is, its place and how many there are.
+        configurations: whether to try other sizes of kernels, such as tiles.
+        samples: most samples per kernel.
+        budget_s: seconds after which nothing new begins; measurements until then are stored.
+        memory_bytes: most device memory for operands and checks; by default half of the free memory.
+        packing: as of ``prepare``: kernels for packed weights are also verified and measured, with weights that they
+            packed. Others are measured with weights as in a checkpoint.
+        progress: called as each problem class begins, with its name, its position and the number of classes.
 
     Returns:
-        What was measured, with the regret of the choices and of the order without measurements. Whatever was left
-        out (no time, no memory, weights that only a plan packs) is listed with why.
+        The measurements, with the regret of the selections and of the order without measurements. Everything that was
+        left out (no time, no memory, weights that only a plan packs) is listed with the reason.
 
     Raises:
-        ConfigurationError: an unknown model, op, backend or device; kernelhub is sealed; kernels are forced by
-            ``KERNELHUB_FORCE``, or ranks agreed on some.
-        KeyboardInterrupt: as usual; what was measured before is kept.
+        ConfigurationError: an unknown model, op, backend or device; kernelhub is sealed; ``KERNELHUB_FORCE`` or an
+            agreement of ranks forces kernels.
+        KeyboardInterrupt: as usual; earlier measurements are stored.
 
     Example:
         >>> import kernelhub
@@ -129,18 +129,18 @@ def tune(
     finally:
         HUB.forget_evidence()
     heeded = HUB.settings["KERNELHUB_EVIDENCE"]
-    unheeded = "" if heeded else "KERNELHUB_EVIDENCE=0: selection ignores what was measured until it is unset"
+    unheeded = "" if heeded else "KERNELHUB_EVIDENCE=0: selection ignores measurements until it is unset"
     kept = root.best()
-    unwritten = "" if kept.ok else f"kept for this process only: {kept.reason}; {kept.remedy}"
+    unwritten = "" if kept.ok else f"valid in this process only: {kept.reason}; {kept.remedy}"
     elapsed_s = time.monotonic() - begun
     return Tuning(facts(where), tuple(run.entries), tuple(run.left_out), run.wrong, unwritten, unheeded, elapsed_s)
 
 
 def needs_of(what: Any, *, ops: Sequence[str] | None = None, **model: Any) -> list[Need]:
-    """The problem classes that `tune` would measure; arguments as of it.
+    """The problem classes that `tune` would measure, for the same arguments.
 
     Raises:
-        ConfigurationError: an unknown model or op, or something that is neither plan, selection nor need.
+        ConfigurationError: an unknown model or op, or an object that is not a plan, selection or need.
     """
     for name in ops or ():
         HUB.function(name)
@@ -154,7 +154,7 @@ def needs_of(what: Any, *, ops: Sequence[str] | None = None, **model: Any) -> li
 
 
 class _Run:
-    """What one run has measured so far."""
+    """The measurements of one run so far."""
 
     def __init__(
         self, device: torch.device, limits: Limits, words: tuple[str, ...], context_len: int, packing: bool
@@ -170,20 +170,20 @@ class _Run:
         self._ended = ""
 
     def measure(self, need: Need, token_counts: Sequence[int] | None) -> None:
-        """One problem class at every size; kept at once, also if somebody interrupts."""
+        """Measure one problem class at every size; stored immediately, also on an interrupt."""
         name = _name(need)
         if not self._ended:
             self._earn_trust(need, token_counts)
         kernels = self._kernels(need)
         if self._ended or not kernels:
-            self.left_out.append(LeftOut(name, self._ended or "no kernel that is asked for can run it here"))
+            self.left_out.append(LeftOut(name, self._ended or "no requested kernel can run it here"))
             return
         counts = token_counts if token_counts is not None else usual_counts(need, self._device)
-        sizes: list[Size] = []
+        sizes: list[MeasuredSize] = []
         try:
             for size in self._sizes(need, kernels, counts):
                 sizes.append(size)
-        except Ended as error:  # what the kernel did to earlier results nobody knows
+        except MeasurementAborted as error:  # the kernel may have corrupted earlier results
             self._ended = str(error)
             self.left_out.append(LeftOut(name, self._ended))
             return
@@ -193,7 +193,7 @@ class _Run:
         self._keep(need, kernels, sizes)
 
     def _earn_trust(self, need: Need, token_counts: Sequence[int] | None) -> None:
-        """Verify the kernels that only trust speaks against, each in a process that it may end."""
+        """Verify kernels whose only rejection is trust, each in a process that it may end."""
         counts = token_counts if token_counts is not None else usual_counts(need, self._device)
         untrusted = [item for item in self._decisions(need) if [said.code for said in item.rejections] == [UNTRUSTED]]
         records = {kernel.name: kernel for kernel in HUB.registry.candidates(need.op).kernels}
@@ -217,7 +217,7 @@ class _Run:
         HUB.forget_evidence()
 
     def _decisions(self, need: Need) -> Sequence[Decision]:
-        """What is decided about each kernel, whatever users ask for or prefer."""
+        """The decision about each kernel, without users' requests and preferences."""
         policy = dataclasses.replace(
             HUB.policy(need.op, None, HUB.contexts.get()),
             requests=(), prefers=(), pins=(), deterministic=False, batch_invariant=False, unsafe=False,
@@ -229,7 +229,7 @@ class _Run:
         return not self._words or any(map(kernel.matches, self._words))
 
     def _kernels(self, need: Need) -> list[Kernel]:
-        """Those that selection accepts, whatever users ask for or prefer, as they are ranked without measurements."""
+        """Kernels that selection accepts without users' requests and preferences, ranked without measurements."""
         problem = need.problem(self._device)
         accepted = {item.kernel for item in self._decisions(need) if item.accepted}
         candidates = HUB.registry.candidates(need.op)
@@ -240,8 +240,8 @@ class _Run:
             if kernel.name in accepted and self._is_asked_for(kernel)
         ]
 
-    def _sizes(self, need: Need, kernels: Sequence[Kernel], counts: Sequence[int]) -> Iterator[Size]:
-        """Measurements at each size; what cannot be measured is noted."""
+    def _sizes(self, need: Need, kernels: Sequence[Kernel], counts: Sequence[int]) -> Iterator[MeasuredSize]:
+        """Measurements at each size; sizes that cannot be measured are recorded."""
         name, function = _name(need), HUB.function(need.op)
         made = False
         try:
@@ -272,7 +272,7 @@ class _Run:
             self.left_out.append(LeftOut(name, f"no call of it has {' or '.join(map(str, counts))} tokens"))
 
     def _scale_bits(self, need: Need, kernels: Sequence[Kernel], counts: Sequence[int]) -> int | None:
-        """Most significant bits of scales that the layouts of all kernels hold that need their weights packed."""
+        """Most significant bits of scales that the layouts of all kernels for packed weights can represent."""
         most, packing = 0, [kernel for kernel in kernels if kernel.needs_packing]
         for kernel in packing:
             for place, bits in enumerate(SCALE_BITS):
@@ -282,7 +282,7 @@ class _Run:
                     break
         return SCALE_BITS[most]
 
-    def _keep(self, need: Need, kernels: Sequence[Kernel], sizes: Sequence[Size]) -> None:
+    def _keep(self, need: Need, kernels: Sequence[Kernel], sizes: Sequence[MeasuredSize]) -> None:
         wrong = {kernel: why for size in sizes for kernel, why in size.wrong.items()}
         self.wrong.update({(need.op, kernel): why for kernel, why in wrong.items()})
         right = [size.excluding(wrong) for size in sizes]
@@ -317,18 +317,18 @@ def _need(item: Any) -> Need:
     selection = item.selection if isinstance(item, Plan) else item
     if not isinstance(selection, Selection):
         raise ConfigurationError(
-            f"tune: {item!r} is no plan, no selection of explain and no need; problems_of(model) gives needs"
+            f"tune: {item!r} is not a plan, a selection of explain or a need; problems_of(model) returns needs"
         )
     return need_of(selection.op, selection.problem)
 
 
 def _refuse_where_times_would_lie() -> None:
-    """Refuse states in which another kernel runs than is asked for by name, or nothing may be compiled."""
+    """Refuse states in which a kernel requested by name does not run, or compilation is forbidden."""
     if GATE.sealed:
-        raise ConfigurationError("tune: kernelhub is sealed, and measuring compiles; tune before seal(), or unseal()")
+        raise ConfigurationError("tune: kernelhub is sealed, and measurements compile; tune before seal(), or unseal()")
     if HUB.settings.force.requests:
         origin = HUB.settings.force.requests[0].origin
-        raise ConfigurationError(f"tune: {origin} has one kernel run in place of all others; unset it to measure them")
+        raise ConfigurationError(f"tune: {origin} forces one kernel in place of all others; unset it to measure them")
     if HUB.agreed:
         raise ConfigurationError("tune: ranks agreed on kernels; call reload() on every rank, tune, and agree again")
 
@@ -336,13 +336,13 @@ def _refuse_where_times_would_lie() -> None:
 def _check_numbers(token_counts: Sequence[int] | None, samples: int, budget_s: float | None) -> None:
     for count in token_counts or ():
         if type(count) is not int or count < 1:
-            raise ConfigurationError(f"tune: token_counts holds {count!r}; they are numbers of tokens, 1 or more")
+            raise ConfigurationError(f"tune: token_counts contains {count!r}; give numbers of tokens, 1 or more")
     if token_counts is not None and not token_counts:
-        raise ConfigurationError("tune: token_counts is empty; leave it away for the usual ones")
+        raise ConfigurationError("tune: token_counts is empty; omit it for the default counts")
     if type(samples) is not int or samples < 1:
-        raise ConfigurationError(f"tune: samples is {samples!r}; it is a number, 1 or more")
+        raise ConfigurationError(f"tune: samples is {samples!r}; give a number, 1 or more")
     if budget_s is not None and not budget_s > 0:
-        raise ConfigurationError(f"tune: budget_s is {budget_s!r}; it is a positive number of seconds")
+        raise ConfigurationError(f"tune: budget_s is {budget_s!r}; give a positive number of seconds")
 
 
 def _name(need: Need) -> str:

@@ -1,4 +1,4 @@
-"""Tables that come with kernelhub: files that `kernelhub tune --export` wrote, read after the user's own.
+"""Tables that ship with kernelhub: files of `kernelhub tune --export`, read after the user's own.
 
-None has been measured yet on a machine that its maintainers vouch for.
+There are none yet.
 """
