@@ -127,6 +127,7 @@ def agree(
     items = _items(what, tp or size)
     where = device_facts(torch.device("cuda", torch.cuda.current_device()) if _on_gpu(device) else device)
     clock = Clock(timeout_s, time.monotonic())
+    _ = HUB.settings  # loads the store of evidence, which checks a table
     given = None if tuned is None else _plain_table(tuned)
 
     def meet() -> tuple[Stated, Outcome, Mapping[str, Any]]:
